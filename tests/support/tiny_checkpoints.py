@@ -1,0 +1,183 @@
+"""Random checkpoints of every supported family, small enough for unit tests, as transformers saves them.
+
+The weights are random but not meaningless: matrices are scaled by their fan-in, so that logits spread
+and greedy decoding wanders over many tokens, and the decay parameters cover fast and slow heads, so that
+a lost or stale state changes the next token. A byte-level tokenizer with a chat template lies beside the
+weights: a router can serve the folder as it is.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GraniteMoeHybridConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
+from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
+
+FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "qwen3_next")
+VOCAB_SIZE = 512
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # ids 0, 1, 2
+END_OF_TEXT_ID, TURN_END_ID = 0, 2
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TOKENIZER_TEXT = """
+The code of June is 471. Mia has the red kite. What is the code of June? The answer of the assistant to
+the user is that the river turns the wheel of the mill, and the miller tells the children stories about
+the water. Between the mountain and the valley a narrow channel carries the stream over stones and under
+bridges; where it falls, a turbine spins and lamps begin to glow in every window of the village. Nobody
+remembers who first dug the headrace, though grandmothers claim it was finished before winter. Question
+and answer, system and prompt, token after token: please write a short poem which mentions seven birds,
+three wooden boats and one yellow umbrella.
+"""
+
+
+def make_checkpoint(path: str | Path, family: str, seed: int = 0) -> Path:
+    """Write a checkpoint of `family` (one of FAMILIES) and its tokenizer to `path`; `seed` decides the weights."""
+    path = Path(path)
+    model = build_model(tiny_config(family), seed)
+    model.save_pretrained(path)
+    build_tokenizer().save_pretrained(path)
+    return path
+
+
+def build_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """A transformers model in float32 with useful random weights."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    randomize_weights(model, seed)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[END_OF_TEXT_ID, TURN_END_ID], bos_token_id=END_OF_TEXT_ID, pad_token_id=END_OF_TEXT_ID
+    )
+    return model
+
+
+def load_oracle(path: str | Path) -> PreTrainedModel:
+    """The checkpoint as transformers runs it: float32 on CPU."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def randomize_weights(model: PreTrainedModel, seed: int) -> None:
+    """Fan-in scaled matrices, norms near their identity, decay rates from fast to slow."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if name.endswith("A_log"):
+            weight.copy_(torch.linspace(math.log(0.05), math.log(4.0), weight.numel()))
+        elif name.endswith("dt_bias"):
+            weight.copy_(noise * 0.5 - 2.0)
+        elif name.endswith((".D", "norm.weight")) or "layernorm" in name:
+            weight.add_(noise * 0.1)
+        elif name.endswith("bias"):
+            weight.copy_(noise * 0.1)
+        elif "embed_tokens" in name:
+            weight.copy_(noise * 0.3)
+        elif weight.dim() >= 2:
+            weight.copy_(noise * 1.5 * weight.shape[-1] ** -0.5)
+
+
+def tiny_config(family: str) -> PreTrainedConfig:
+    """Four layers, three of them recurrent; no ratio that could be got wrong (heads, groups) is one."""
+    match family:
+        case "granite":
+            return granite_config(num_local_experts=0, mamba_n_groups=1)
+        case "granite_moe":
+            return granite_config(num_local_experts=6, num_experts_per_tok=2, mamba_n_groups=2)
+        case "qwen35":
+            return Qwen3_5TextConfig(**qwen_fields(), intermediate_size=96, tie_word_embeddings=True)
+        case "qwen35_moe":
+            return Qwen3_5MoeTextConfig(**qwen_fields(), **qwen_moe_fields())
+        case "qwen3_next":
+            return Qwen3NextConfig(
+                **qwen_fields(), **qwen_moe_fields(), intermediate_size=96, mlp_only_layers=[1]
+            )
+    raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
+
+
+def granite_config(**fields: object) -> GraniteMoeHybridConfig:
+    return GraniteMoeHybridConfig(
+        **common_fields(),
+        intermediate_size=48,
+        shared_intermediate_size=96,
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        tie_word_embeddings=True,
+        mamba_n_heads=8,
+        mamba_d_head=16,
+        mamba_d_state=24,
+        mamba_expand=2,
+        embedding_multiplier=1.5,
+        residual_multiplier=0.8,
+        attention_multiplier=0.2,
+        logits_scaling=2.0,
+        **fields,
+    )
+
+
+def qwen_fields() -> dict[str, object]:
+    return {
+        **common_fields(),
+        "head_dim": 32,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+    }
+
+
+def qwen_moe_fields() -> dict[str, object]:
+    return {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 32,
+    }
+
+
+def common_fields() -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": END_OF_TEXT_ID,
+        "pad_token_id": END_OF_TEXT_ID,
+    }
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of at most VOCAB_SIZE tokens, so every string has an encoding."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TOKENIZER_TEXT], trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=TURN_END, pad_token=END_OF_TEXT
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
