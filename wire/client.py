@@ -1,0 +1,183 @@
+"""Calls to nodes, as the router makes them: dataclasses in and out, `NodeError`s for failures.
+
+Every call carries a deadline in seconds from now. Leaving a call's `async with` block, or cancelling
+the task inside it, cancels the call, and the node gives back what it held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from wire import codecs
+from wire import messages as m
+from wire.errors import DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
+from wire.generated import headrace_pb2 as pb
+from wire.generated import headrace_pb2_grpc as rpc
+
+MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A node that is gone without a word (a pulled cable, SIGSTOP) is noticed within this time.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A restarted node is to be found at once, not after the default backoff of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+_ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: NodeBusy,
+    grpc.StatusCode.ABORTED: HandoverBroken,
+    grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
+    grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+def node_error(node: str, error: grpc.aio.AioRpcError) -> NodeError:
+    """The `NodeError` for a failed call; what is not known means that the node is lost."""
+    return _ERRORS.get(error.code(), NodeLost)(node, error.details() or error.code().name)
+
+
+class PrefillCall(Protocol):
+    """One prefill in progress, as an async context manager and an async iterator of its events."""
+
+    async def __aenter__(self) -> PrefillCall: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self) -> AsyncIterator[m.PrefillEvent]: ...
+
+
+class DecodeCall(Protocol):
+    """One request's life on a decode node: commands in, events out."""
+
+    async def __aenter__(self) -> DecodeCall: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    async def send(self, command: m.DecodeCommand) -> None: ...
+    def __aiter__(self) -> AsyncIterator[m.DecodeEvent]: ...
+
+
+class NodeClient(Protocol):
+    """What the router needs of a node; tests pass a fake."""
+
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> PrefillCall: ...
+    def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
+    async def close(self) -> None: ...
+
+
+class GrpcNodeClient:
+    """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self._name = name
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._prefill = rpc.PrefillStub(self._channel)
+        self._decode = rpc.DecodeStub(self._channel)
+
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> PrefillCall:
+        """Starts a prefill."""
+        call = self._prefill.Run(codecs.encode_prefill_request(request), timeout=timeout_s)
+        return _GrpcPrefillCall(self._name, call)
+
+    def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
+        """Opens a decode call; its `Start` goes out on entering."""
+        return _GrpcDecodeCall(self._name, self._decode.Run(timeout=timeout_s), start)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class _GrpcPrefillCall:
+    def __init__(
+        self, node: str, call: grpc.aio.UnaryStreamCall[pb.PrefillRequest, pb.PrefillEvent]
+    ) -> None:
+        self._node = node
+        self._call = call
+
+    async def __aenter__(self) -> PrefillCall:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._call.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[m.PrefillEvent]:
+        try:
+            async for message in self._call:
+                yield codecs.decode_prefill_event(message)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._node, error) from error
+
+
+class _GrpcDecodeCall:
+    def __init__(
+        self,
+        node: str,
+        call: grpc.aio.StreamStreamCall[pb.DecodeCommand, pb.DecodeEvent],
+        start: m.Start,
+    ) -> None:
+        self._node = node
+        self._call = call
+        self._start = start
+
+    async def __aenter__(self) -> DecodeCall:
+        await self.send(self._start)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._call.cancel()
+
+    async def send(self, command: m.DecodeCommand) -> None:
+        try:
+            await self._call.write(codecs.encode_decode_command(command))
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._node, error) from error
+
+    async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
+        try:
+            async for message in self._call:
+                yield codecs.decode_decode_event(message)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._node, error) from error
+
+
+class RegistryClient:
+    """A node's line to the router: registers it and keeps saying that it lives."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._registry = rpc.RegistryStub(self._channel)
+
+    async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> float:
+        """Registers or renews; returns within how many seconds to call again."""
+        message = pb.RegisterRequest()
+        codecs.encode(info, message.info)
+        codecs.encode(status, message.status)
+        try:
+            reply = await self._registry.Register(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(f"router {self._address}", error) from error
+        return float(reply.heartbeat_s)
+
+    async def leave(self, name: str, incarnation: int, *, timeout_s: float) -> None:
+        """Says that the node stops now."""
+        try:
+            await self._registry.Leave(
+                pb.LeaveRequest(name=name, incarnation=incarnation), timeout=timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            raise node_error(f"router {self._address}", error) from error
+
+    async def close(self) -> None:
+        await self._channel.close()
