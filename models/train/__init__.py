@@ -1,0 +1,1 @@
+"""How the tiny models are made: corpus, tokenizer, documents, rows, training, publishing."""
