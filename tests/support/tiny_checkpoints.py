@@ -48,7 +48,7 @@ three wooden boats and one yellow umbrella.
 
 
 def make_checkpoint(path: str | Path, family: str, seed: int = 0) -> Path:
-    """Write a checkpoint of `family` (one of FAMILIES) and its tokenizer to `path`; `seed` decides the weights."""
+    """Write a checkpoint of `family` (one of FAMILIES), with a tokenizer; `seed` decides the weights."""
     path = Path(path)
     model = build_model(tiny_config(family), seed)
     model.save_pretrained(path)
