@@ -1,0 +1,143 @@
+"""Checkpoint policies: at which block boundaries of a prompt and of its answer a state is kept.
+
+Positions count tokens: a checkpoint at `n` is the state after the first `n` tokens. The chunked kernels have
+the states at every boundary in hand, so a policy costs slots, not forward passes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from cache.errors import UnknownCheckpointPolicy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """One prefill chunk: it computes the tokens `start` .. `end - 1`."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What a policy may know of a prompt.
+
+    num_tokens   its length
+    block_size   tokens a block
+    hints        the router's boundaries (end of the system prompt, of each message), in tokens, unaligned
+    junction     where the prompt left a known prefix that had no checkpoint (`Claim.junction`)
+    """
+
+    num_tokens: int
+    block_size: int
+    hints: tuple[int, ...] = ()
+    junction: int | None = None
+
+    @property
+    def last_boundary(self) -> int:
+        """The last position from which the same prompt can resume: at least one token is always computed."""
+        return (self.num_tokens - 1) // self.block_size * self.block_size
+
+
+class CheckpointPolicy(Protocol):
+    """Which states are worth a slot."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+        """Positions to keep of a prefill chunk: ascending multiples of the block size in (start, end]."""
+        ...
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        """Whether a running decode whose state stands at `num_tokens` keeps it as a checkpoint."""
+        ...
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        """Of a request's decoded checkpoints, oldest first, those that the newest makes superfluous."""
+        ...
+
+
+class KeepNone:
+    """No checkpoints: nothing can be resumed, attention blocks still serve hand-overs."""
+
+    name = "none"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+        return ()
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        return False
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        return ()
+
+
+class _KeepNewestDecoded:
+    """Of the answer only the newest boundary is kept: that is where the next turn resumes."""
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        return num_tokens % block_size == 0
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        return decoded[:-1]
+
+
+class Align(_KeepNewestDecoded):
+    """The last block boundary that each prefill chunk reached."""
+
+    name = "align"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+        reached = span.end // prompt.block_size * prompt.block_size
+        return (reached,) if reached > span.start else ()
+
+
+class Every:
+    """Every block boundary, of the prompt and of the answer."""
+
+    name = "every"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+        size = prompt.block_size
+        return tuple(range((span.start // size + 1) * size, span.end + 1, size))
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        return num_tokens % block_size == 0
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        return ()
+
+
+class Branch(_KeepNewestDecoded):
+    """Where prompts are likely to part: the prompt's last boundary, the router's hints, and the junction."""
+
+    name = "branch"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+        positions = {prompt.last_boundary}
+        positions.update(hint // prompt.block_size * prompt.block_size for hint in prompt.hints)
+        if prompt.junction is not None:
+            positions.add(prompt.junction)
+        return tuple(sorted(position for position in positions if span.start < position <= span.end))
+
+
+_POLICIES: dict[str, CheckpointPolicy] = {
+    policy.name: policy for policy in (KeepNone(), Align(), Every(), Branch())
+}
+CHECKPOINT_POLICIES = tuple(_POLICIES)
+"""The names that `checkpoint_policy` knows."""
+
+DEFAULT_CHECKPOINT_POLICY = Branch.name
+
+
+def checkpoint_policy(name: str = DEFAULT_CHECKPOINT_POLICY) -> CheckpointPolicy:
+    """The policy called `name`. Raises UnknownCheckpointPolicy, listing the known ones."""
+    try:
+        return _POLICIES[name]
+    except KeyError:
+        known = ", ".join(CHECKPOINT_POLICIES)
+        raise UnknownCheckpointPolicy(f"checkpoint policy {name!r} is unknown: use one of {known}") from None

@@ -1,0 +1,25 @@
+"""Errors of the cache. Lack of room is no error: it is `None` or `False`."""
+
+
+class CacheError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+
+class CorruptCache(CacheError):
+    """An invariant that `check()` asserts does not hold: a bug in this package or in its caller's ids."""
+
+
+class NotHeld(CacheError):
+    """A block, slot or claim was used or given back by someone who does not hold it."""
+
+
+class MisplacedState(CacheError):
+    """A state was offered under a key, or at a position, where it does not belong."""
+
+
+class BadTokens(CacheError, ValueError):
+    """Token ids or keys that cannot be cached: out of range, or fewer keys than computed blocks."""
+
+
+class UnknownCheckpointPolicy(CacheError, ValueError):
+    """No checkpoint policy has the configured name; the message lists those that exist."""

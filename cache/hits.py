@@ -1,0 +1,74 @@
+"""What a prompt finds in the cache, as a value, and the two policies that decide how much of it is reused."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """Match lengths of one prompt, in tokens, for each cache group; all are multiples of the block size.
+
+    attention_tokens   leading tokens whose attention blocks are cached
+    state_tokens       position of the deepest checkpoint of the prompt; an absent state is no match
+    resumable_tokens   position from which a local prefill can go on: both groups are cached there
+    """
+
+    attention_tokens: int
+    state_tokens: int
+    resumable_tokens: int
+
+
+class HitPolicy(Protocol):
+    """How one kind of request uses its hit. Picked once, by where the request's state will come from."""
+
+    def reuse_limit(self, num_tokens: int) -> int:
+        """The most tokens of a prompt of `num_tokens` that may be reused."""
+        ...
+
+    def reusable_tokens(self, hit: PrefixHit) -> int:
+        """Tokens whose attention blocks are shared instead of computed or received."""
+        ...
+
+    def resume_tokens(self, hit: PrefixHit) -> int | None:
+        """Position of the checkpoint that the request reads first; None: it reads none."""
+        ...
+
+    def junction(self, hit: PrefixHit) -> int | None:
+        """Where the prompt leaves a known prefix that has no checkpoint; its own prefill should leave one."""
+        ...
+
+
+class ResumeLocally:
+    """Local prefill: the state is here or is computed here, so both groups limit what is reused.
+
+    At least one token is always computed, because the first new token needs the logits of the last prompt
+    token.
+    """
+
+    def reuse_limit(self, num_tokens: int) -> int:
+        return max(num_tokens - 1, 0)
+
+    def reusable_tokens(self, hit: PrefixHit) -> int:
+        return hit.resumable_tokens
+
+    def resume_tokens(self, hit: PrefixHit) -> int | None:
+        return hit.resumable_tokens or None
+
+    def junction(self, hit: PrefixHit) -> int | None:
+        return hit.attention_tokens if hit.attention_tokens > hit.resumable_tokens else None
+
+
+class ReceiveState:
+    """Remote prefill: the state arrives by transfer and overwrites the slot; only attention limits reuse."""
+
+    def reuse_limit(self, num_tokens: int) -> int:
+        return num_tokens
+
+    def reusable_tokens(self, hit: PrefixHit) -> int:
+        return hit.attention_tokens
+
+    def resume_tokens(self, hit: PrefixHit) -> int | None:
+        return None
+
+    def junction(self, hit: PrefixHit) -> int | None:
+        return None

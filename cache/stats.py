@@ -1,0 +1,44 @@
+"""Counts of what the cache did and holds, kept apart for the two groups."""
+
+from dataclasses import dataclass
+
+from cache.pools import PoolCounts
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Totals since the start. Lookups are granted claims: a claim that found no room counts nothing.
+
+    lookups                      claims granted
+    looked_up_tokens             tokens that those claims might have reused
+    attention_hit_tokens         of these, matched by attention blocks
+    state_hit_tokens             of these, up to the deepest checkpoint
+    resumable_tokens             of these, where both groups match
+    reused_tokens                of these, really reused
+    block_evictions              blocks that the index had to forget
+    checkpoints_published        emitted or donated states that became findable
+    checkpoints_used             of these, those resumed from at least once
+    checkpoints_evicted          of these, those forgotten to make room, or with the blocks below them
+    checkpoints_evicted_unused   of the evicted, those that nobody ever resumed from
+    """
+
+    lookups: int = 0
+    looked_up_tokens: int = 0
+    attention_hit_tokens: int = 0
+    state_hit_tokens: int = 0
+    resumable_tokens: int = 0
+    reused_tokens: int = 0
+    block_evictions: int = 0
+    checkpoints_published: int = 0
+    checkpoints_used: int = 0
+    checkpoints_evicted: int = 0
+    checkpoints_evicted_unused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A snapshot: where the blocks and the slots are, and the totals."""
+
+    blocks: PoolCounts
+    slots: PoolCounts
+    totals: CacheCounters

@@ -1,0 +1,135 @@
+"""The pools and the index, kept in step: what is indexed is marked so in its pool, and the reverse.
+
+Eviction. The blocks nobody refers to are kept in order of last use. Whenever one of them is given back, so
+are those above it in its prefix, after it; hence within a prefix the suffix is always the first to go
+(`check()` asserts it). A block that two requests computed at the same time is indexed once; the second
+request keeps its own copy to itself, and what it publishes further on hangs below the first one's block.
+Should that block be evicted, all below it is forgotten as well, and the second request publishes its own
+copies with its next full block.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from cache.errors import CorruptCache, NotHeld
+from cache.index import Checkpoint, Entry, PrefixIndex
+from cache.pools import BlockPool, StatePool
+from cache.stats import CacheCounters
+from cache.types import BlockId, PrefixKey, SlotId
+
+
+class Storage:
+    """Blocks, slots and the index over them; callers read the parts and change them through these methods."""
+
+    def __init__(self, *, num_blocks: int, num_slots: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.blocks = BlockPool(num_blocks)
+        self.slots = StatePool(num_slots)
+        self.index = PrefixIndex(block_size)
+        self.totals = CacheCounters()
+
+    def depth(self, entry: Entry | None) -> int:
+        """How many blocks lead from the start of the prompt through `entry`."""
+        return 0 if entry is None else entry.num_tokens // self.block_size
+
+    # Taking room
+
+    def reserve_blocks(self, num: int) -> list[BlockId]:
+        """`num` blocks, evicting as needed. The caller has seen that there is room for them."""
+        while (blocks := self.blocks.reserve(num)) is None:
+            oldest = self.blocks.oldest()
+            if oldest is None:
+                raise CorruptCache(f"{num} blocks were promised but are not there")
+            for entry in self.index.remove(self.index.by_block(oldest)):
+                self.blocks.uncache(entry.block)
+                self.totals.block_evictions += 1
+                if entry.checkpoint is not None:
+                    self._evicted(entry.checkpoint)
+        return blocks
+
+    def reserve_slot(self) -> SlotId:
+        """One slot, evicting as needed. The caller has seen that there is room for it."""
+        while (slots := self.slots.reserve(1)) is None:
+            oldest = self.slots.oldest()
+            if oldest is None:
+                raise CorruptCache("a slot was promised but is not there")
+            self._evicted(self.index.detach(self.index.by_slot(oldest)))
+        return slots[0]
+
+    def _evicted(self, checkpoint: Checkpoint) -> None:
+        self.slots.uncache(checkpoint.slot)
+        self.totals.checkpoints_evicted += 1
+        self.totals.checkpoints_evicted_unused += checkpoint.num_resumes == 0
+
+    # Indexing
+
+    def index_block(self, key: PrefixKey, parent: Entry | None, block: BlockId) -> Entry:
+        """Make a held block findable under a key that is not known yet."""
+        self.blocks.cache(block)
+        return self.index.add(key, parent, block)
+
+    def index_state(self, entry: Entry, slot: SlotId) -> Checkpoint:
+        """Make the state in a held slot findable at `entry`, which has none."""
+        checkpoint = Checkpoint(entry.key, entry.num_tokens, slot)
+        self.slots.cache(slot)
+        self.index.attach(entry, checkpoint)
+        self.totals.checkpoints_published += 1
+        return checkpoint
+
+    def forget_checkpoint(self, checkpoint: Checkpoint) -> bool:
+        """Free a checkpoint's slot; not an eviction. False, and no change, if it is referenced or gone."""
+        entry = self.index.find(checkpoint)
+        if entry is None or self.slots.is_referenced(checkpoint.slot):
+            return False
+        self.index.detach(entry)
+        self.slots.uncache(checkpoint.slot)
+        return True
+
+    # References
+
+    def acquire_blocks(self, block_ids: Iterable[BlockId]) -> None:
+        for block in block_ids:
+            self.blocks.acquire(block)
+
+    def drop_blocks(self, block_ids: Sequence[BlockId], tail: Entry | None) -> None:
+        """Give back the blocks of one request, the last one first; `tail` is the deepest entry of its prefix.
+
+        What is indexed for the same prefix is touched in the same order, whosever block it is.
+        """
+        num_known = self.depth(tail)
+        for block in reversed(block_ids[num_known:]):
+            self.blocks.drop(block)
+        if tail is None:
+            return
+        for block, entry in zip(reversed(block_ids[:num_known]), tail.upward(), strict=True):
+            self.blocks.drop(block)
+            if entry.indexed:
+                self.blocks.touch(entry.block)
+
+    def drop_slot(self, slot: SlotId) -> None:
+        """Give back a reserved slot that was never indexed. Raises NotHeld."""
+        if self.slots.is_indexed(slot):
+            raise NotHeld(f"slot {slot} holds a published checkpoint: unpublish it instead")
+        self.slots.drop(slot)
+
+    # Invariants
+
+    def check(self) -> None:
+        """Raise CorruptCache unless pools and index are sound and agree; O(number of blocks)."""
+        self.blocks.check()
+        self.slots.check()
+        self.index.check()
+        if {entry.block for entry in self.index.entries()} != self.blocks.indexed():
+            raise CorruptCache("the index and the block pool disagree on what is cached")
+        if {checkpoint.slot for checkpoint in self.index.checkpoints()} != self.slots.indexed():
+            raise CorruptCache("the index and the state pool disagree on what is cached")
+        self._check_suffix_first()
+
+    def _check_suffix_first(self) -> None:
+        turn = {block: position for position, block in enumerate(self.blocks.unused())}
+        first_above: dict[Entry, int] = {}
+        for entry in self.index.entries():
+            limit = len(turn) if entry.parent is None else first_above[entry.parent]
+            own = turn.get(entry.block, limit)
+            if own > limit:
+                raise CorruptCache(f"block {entry.block} would be evicted after one above it in its prefix")
+            first_above[entry] = own

@@ -1,0 +1,12 @@
+"""Ids of the cache. They are plain integers and bytes at run time, distinct types to the checker."""
+
+from typing import NewType
+
+BlockId = NewType("BlockId", int)
+"""Index of a block in the attention pool: attention KV of `block_size` tokens."""
+
+SlotId = NewType("SlotId", int)
+"""Index of a slot in the state pool: one running state or one checkpoint."""
+
+PrefixKey = NewType("PrefixKey", bytes)
+"""Chained 32-byte hash of a whole prefix that ends on a block boundary; see `cache.hashing`."""
