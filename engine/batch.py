@@ -1,0 +1,38 @@
+"""What one engine step does to each sequence: pure values between scheduler and runner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SequenceStep:
+    """One sequence's part of one engine step: tokens to process, and where its cache is read and written.
+
+    The state before tokens[0] is read from `src_slot` (None: a fresh zero state), the state after the last token goes to
+    `dst_slot`. They are the same only when the sequence owns the slot; otherwise the source's bytes stay as they are.
+    """
+
+    tokens: Sequence[int]  # at least one
+    start: int  # absolute position of tokens[0]; what lies before it is in blocks and state
+    block_ids: Sequence[int]  # in order, covering start + len(tokens) tokens or more
+    src_slot: int | None
+    dst_slot: int
+    emit: tuple[tuple[int, int], ...] = ()  # (num_tokens, slot): also write the state after num_tokens tokens
+    num_logits: int = 1  # 0, 1 (after the last token) or len(tokens)
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("a step needs at least one token")
+        if self.num_logits not in (0, 1, len(self.tokens)):
+            raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {len(self.tokens)}")
+        if self.start < 0 or (self.src_slot is None) != (self.start == 0):
+            raise ValueError(
+                f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0"
+            )
+        for num_tokens, _ in self.emit:
+            if not self.start < num_tokens < self.end:
+                raise ValueError(f"emit at {num_tokens} is not inside ({self.start}, {self.end})")
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)

@@ -1,0 +1,91 @@
+"""Grouped-query attention over the paged pool, with the options that hybrid models use.
+
+Legend    T rows, H query heads, J = H + KV heads that get norm and rotation, D head dim
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.checkpoint import Checkpoint
+from engine.layers.step import Step
+from engine.model_config import AttentionConfig
+from kernels.paged_attention import paged_decode, paged_prefill, store_kv
+from kernels.rms_norm import rms_norm
+from kernels.rotary import rotate_
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One projection gives queries, keys, values and, for models that have it, the output gate, in this order."""
+
+    config: AttentionConfig
+    index: int  # among the attention layers: the layer's place in a block
+    norm_eps: float
+    in_proj: Tensor  # [(H + 2 KV (+ H)) * D, hidden]
+    out_proj: Tensor  # [hidden, H * D]
+    qk_norm_JD: Tensor | None  # float32
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        config: AttentionConfig,
+        index: int,
+        hidden: int,
+        norm_eps: float,
+    ) -> "Attention":
+        """From q_proj, k_proj, v_proj, o_proj; norm weights are stored as offsets from one."""
+        H, KV, D = config.num_heads, config.num_kv_heads, config.head_dim
+        q_rows = 2 * H * D if config.has_output_gate else H * D
+        q = checkpoint.take(f"{prefix}.q_proj.weight", (q_rows, hidden))
+        k = checkpoint.take(f"{prefix}.k_proj.weight", (KV * D, hidden))
+        v = checkpoint.take(f"{prefix}.v_proj.weight", (KV * D, hidden))
+        gate = []
+        if config.has_output_gate:  # on disk each head's query rows are followed by its gate rows
+            q, gate_rows = q.view(H, 2, D, hidden).unbind(1)
+            q, gate = q.reshape(H * D, hidden), [gate_rows.reshape(H * D, hidden)]
+        qk_norm = None
+        if config.has_qk_norm:
+            q_norm = checkpoint.take(f"{prefix}.q_norm.weight", (D,), torch.float32)
+            k_norm = checkpoint.take(f"{prefix}.k_norm.weight", (D,), torch.float32)
+            qk_norm = 1.0 + torch.cat((q_norm.expand(H, D), k_norm.expand(KV, D)))
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=torch.cat((q, k, v, *gate)),
+            out_proj=checkpoint.take(f"{prefix}.o_proj.weight", (hidden, H * D)),
+            qk_norm_JD=qk_norm,
+        )
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        H, KV, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        T = len(x)
+        projected = F.linear(x, self.in_proj)
+        qk_TJD = projected[:, : (H + KV) * D].view(T, H + KV, D)
+        v = projected[:, (H + KV) * D : (H + 2 * KV) * D].view(T, KV, D)
+        if self.qk_norm_JD is not None:
+            qk_TJD = rms_norm(qk_TJD, self.qk_norm_JD, self.norm_eps)
+        if step.rotary is not None:
+            rotate_(qk_TJD, *step.rotary)
+        attended = self._attend(qk_TJD[:, :H], qk_TJD[:, H:], v, step).view(T, H * D)
+        if self.config.has_output_gate:
+            attended = attended * torch.sigmoid(projected[:, (H + 2 * KV) * D :])
+        return F.linear(attended, self.out_proj)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        plan, n = step.plan, step.plan.num_decodes
+        k_pool, v_pool = step.memory.kv_pools[self.index]
+        store_kv(k, v, k_pool, v_pool, plan.block_T, plan.offset_T)
+        decoded = prefilled = None
+        if plan.decode is not None:
+            decoded = paged_decode(q[:n], k_pool, v_pool, self.config.scale, plan.decode.attention)
+        if plan.prefill is not None:
+            prefilled = paged_prefill(
+                q[n:], k[n:], v[n:], k_pool, v_pool, self.config.scale, plan.prefill.attention
+            )
+        return plan.join(decoded, prefilled)

@@ -1,0 +1,58 @@
+"""SwiGLU feed-forwards: dense, and mixtures of experts beside a shared expert."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.checkpoint import Checkpoint
+from engine.model_config import MoeConfig
+from kernels.moe import moe_experts
+
+
+@dataclass(frozen=True)
+class SwiGlu:
+    gate_up: Tensor  # [2 I, hidden], gate rows first
+    down: Tensor  # [hidden, I]
+
+    @classmethod
+    def load(cls, checkpoint: Checkpoint, prefix: str, hidden: int, intermediate: int) -> "SwiGlu":
+        """From gate_proj, up_proj and down_proj."""
+        gate = checkpoint.take(f"{prefix}.gate_proj.weight", (intermediate, hidden))
+        up = checkpoint.take(f"{prefix}.up_proj.weight", (intermediate, hidden))
+        return cls(
+            torch.cat((gate, up)), checkpoint.take(f"{prefix}.down_proj.weight", (hidden, intermediate))
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
+        return F.linear(F.silu(gate).mul_(up), self.down)
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts:
+    config: MoeConfig
+    router: Tensor  # [E, hidden]
+    gate_up: Tensor  # [E, 2 I, hidden], gate rows first
+    down: Tensor  # [E, hidden, I]
+    shared: SwiGlu
+    shared_gate: Tensor | None  # [1, hidden]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, expert = self._route(F.linear(x, self.router).float())
+        routed = moe_experts(x, expert, weight.to(x.dtype), self.gate_up, self.down)
+        shared = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * torch.sigmoid(F.linear(x, self.shared_gate))
+        return routed + shared
+
+    def _route(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
+        k = self.config.experts_per_token
+        if self.config.router == "top_k_then_softmax":
+            chosen, expert = logits_TE.topk(k, dim=-1)
+            return chosen.softmax(-1), expert
+        weight, expert = logits_TE.softmax(-1).topk(k, dim=-1)
+        if self.config.renormalize:
+            weight = weight / weight.sum(-1, keepdim=True)
+        return weight, expert

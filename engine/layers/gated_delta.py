@@ -1,0 +1,94 @@
+"""The gated-delta-net mixer: convolution, gated delta rule, gated norm.
+
+Legend    T rows, Hk key heads, Hv value heads, Dk, Dv their dims
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.checkpoint import Checkpoint
+from engine.layers.step import Step
+from engine.model_config import GatedDeltaConfig
+from kernels.causal_conv1d import causal_conv1d
+from kernels.causal_conv1d_update import causal_conv1d_update
+from kernels.gated_rms_norm import norm_then_gate
+from kernels.gdn_prefill import gdn_prefill
+from kernels.gdn_update import gdn_update
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    config: GatedDeltaConfig
+    index: int  # among the state layers: the layer's place in a state
+    norm_eps: float
+    in_proj: Tensor  # [2 Hk Dk + Hv Dv (convolved) + Hv Dv (gate) + Hv (beta) + Hv (decay), hidden]
+    conv_weight: Tensor  # [2 Hk Dk + Hv Dv, taps]
+    dt_bias_H: Tensor  # float32, as the next two
+    A_H: Tensor
+    norm_D: Tensor
+    out_proj: Tensor  # [hidden, Hv Dv]
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        config: GatedDeltaConfig,
+        index: int,
+        in_proj: Tensor,
+        norm_eps: float,
+    ) -> "GatedDelta":
+        """`in_proj` comes from the family: the releases cut it differently."""
+        Hv = config.num_value_heads
+        conv = checkpoint.take(f"{prefix}.conv1d.weight", (config.conv_channels, 1, config.conv_taps))
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=in_proj,
+            conv_weight=conv.squeeze(1),
+            dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
+            A_H=-checkpoint.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
+            norm_D=checkpoint.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
+            out_proj=checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size)),
+        )
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        config, plan, n = self.config, step.plan, step.plan.num_decodes
+        T, Hv = len(x), config.num_value_heads
+        projected = F.linear(x, self.in_proj)
+        u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
+        beta_TH = torch.sigmoid(b.float())
+        g_TH = F.softplus(a.float() + self.dt_bias_H).mul_(self.A_H)
+        decoded = prefilled = None
+        if plan.decode is not None:
+            decoded = self._decode(u[:n], g_TH[:n], beta_TH[:n], step)
+        if plan.prefill is not None:
+            prefilled = self._prefill(u[n:], g_TH[n:], beta_TH[n:], step)
+        o_THD = plan.join(decoded, prefilled)
+        o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
+        return F.linear(o_THD.view(T, config.value_size), self.out_proj)
+
+    def _decode(self, u: Tensor, g: Tensor, beta: Tensor, step: Step) -> Tensor:
+        rows = step.plan.decode
+        conv_pool, rec_pool = step.memory.state_pools[self.index]
+        u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
+        return gdn_update(*self._split(u), g, beta, rec_pool, rows.source, rows.dst_slots)
+
+    def _prefill(self, u: Tensor, g: Tensor, beta: Tensor, step: Step) -> Tensor:
+        segments = step.plan.prefill.segments
+        conv_pool, rec_pool = step.memory.state_pools[self.index]
+        u = causal_conv1d(u, self.conv_weight, None, conv_pool, segments)
+        return gdn_prefill(*self._split(u), g, beta, rec_pool, segments)
+
+    def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c, T = self.config, len(u)
+        q, k, v = u.split((c.key_size, c.key_size, c.value_size), dim=-1)
+        return (
+            q.view(T, c.num_key_heads, c.key_dim),
+            k.view(T, c.num_key_heads, c.key_dim),
+            v.view(T, c.num_value_heads, c.value_dim),
+        )

@@ -1,0 +1,98 @@
+"""The Mamba2 mixer: convolution, state-space scan, gated norm.
+
+Legend    T rows, I = H * P inner size, H heads, P head dim, G groups, N state size
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.checkpoint import Checkpoint
+from engine.layers.step import Step
+from engine.model_config import Mamba2Config
+from kernels.causal_conv1d import causal_conv1d
+from kernels.causal_conv1d_update import causal_conv1d_update
+from kernels.gated_rms_norm import gate_then_norm
+from kernels.ssd_prefill import ssd_prefill
+from kernels.ssd_update import ssd_update
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    config: Mamba2Config
+    index: int  # among the state layers: the layer's place in a state
+    norm_eps: float
+    in_proj: Tensor  # [I (gate) + I + 2 G N (convolved) + H (dt), hidden]
+    conv_weight: Tensor  # [I + 2 G N, taps]
+    conv_bias: Tensor | None
+    dt_bias_H: Tensor  # float32, as the next three
+    A_H: Tensor
+    D_H: Tensor
+    norm_I: Tensor
+    out_proj: Tensor  # [hidden, I]
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        prefix: str,
+        config: Mamba2Config,
+        index: int,
+        hidden: int,
+        norm_eps: float,
+    ) -> "Mamba2":
+        I, H, channels = config.inner_size, config.num_heads, config.conv_channels  # noqa: E741
+        conv = checkpoint.take(f"{prefix}.conv1d.weight", (channels, 1, config.conv_taps))
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=checkpoint.take(f"{prefix}.in_proj.weight", (I + channels + H, hidden)),
+            conv_weight=conv.squeeze(1),
+            conv_bias=checkpoint.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
+            dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (H,), torch.float32),
+            A_H=-checkpoint.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
+            D_H=checkpoint.take(f"{prefix}.D", (H,), torch.float32),
+            norm_I=checkpoint.take(f"{prefix}.norm.weight", (I,), torch.float32),
+            out_proj=checkpoint.take(f"{prefix}.out_proj.weight", (hidden, I)),
+        )
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        config, plan, n = self.config, step.plan, step.plan.num_decodes
+        projected = F.linear(x, self.in_proj)
+        gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
+        dt_TH = F.softplus(dt.float() + self.dt_bias_H)
+        if (config.dt_min, config.dt_max) != (0.0, float("inf")):
+            dt_TH.clamp_(config.dt_min, config.dt_max)
+        decoded = prefilled = None
+        if plan.decode is not None:
+            decoded = self._decode(u[:n], dt_TH[:n], step)
+        if plan.prefill is not None:
+            prefilled = self._prefill(u[n:], dt_TH[n:], step)
+        y = plan.join(decoded, prefilled).reshape(len(x), config.inner_size)
+        return F.linear(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups), self.out_proj)
+
+    def _decode(self, u: Tensor, dt: Tensor, step: Step) -> Tensor:
+        rows = step.plan.decode
+        conv_pool, rec_pool = step.memory.state_pools[self.index]
+        u = causal_conv1d_update(u, self.conv_weight, self.conv_bias, conv_pool, rows.source, rows.dst_slots)
+        x, B, C = self._split(u)
+        return ssd_update(x, dt, self.A_H, B, C, self.D_H, rec_pool, rows.source, rows.dst_slots)
+
+    def _prefill(self, u: Tensor, dt: Tensor, step: Step) -> Tensor:
+        segments = step.plan.prefill.segments
+        conv_pool, rec_pool = step.memory.state_pools[self.index]
+        x, B, C = self._split(causal_conv1d(u, self.conv_weight, self.conv_bias, conv_pool, segments))
+        return ssd_prefill(x, dt, self.A_H, B, C, self.D_H, rec_pool, segments)
+
+    def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c, T = self.config, len(u)
+        shared = c.num_groups * c.state_size
+        x, B, C = u.split((c.inner_size, shared, shared), dim=-1)
+        return (
+            x.view(T, c.num_heads, c.head_dim),
+            B.view(T, c.num_groups, c.state_size),
+            C.view(T, c.num_groups, c.state_size),
+        )

@@ -1,0 +1,70 @@
+"""The tensors of both pools of one node, and the way in and out of them for transfers."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cache.layout import CacheLayout
+from kernels.gather_scatter import gather_rows, scatter_rows
+
+
+class CacheMemory:
+    """Blocks and states of all layers; who owns which block or slot is the pools' business, not this class's.
+
+    kv    [num_blocks, attention layers, 2, block_size, KV heads, head_dim] in the model's dtype
+    conv  [num_slots, state layers, channels, taps - 1] in the model's dtype
+    rec   [num_slots, state layers, heads, ...] in the state's dtype
+
+    Memory starts uninitialised: whoever takes a block or slot writes it before reading it.
+    """
+
+    def __init__(
+        self, layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device | str = "cpu"
+    ):
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.num_slots = num_slots
+        self.device = torch.device(device)
+        dtype, state_dtype = getattr(torch, layout.dtype), getattr(torch, layout.state_dtype)
+        kv_shape = (layout.num_attention_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
+        self.kv = torch.empty((num_blocks, *kv_shape), dtype=dtype, device=device)
+        self.conv = torch.empty((num_slots, *layout.conv_shape), dtype=dtype, device=device)
+        self.rec = torch.empty((num_slots, *layout.rec_shape), dtype=state_dtype, device=device)
+        # One entry a layer of the kind: (keys, values) and (conv windows, recurrent states), all layers' slots.
+        self.kv_pools = [(self.kv[:, i, 0], self.kv[:, i, 1]) for i in range(layout.num_attention_layers)]
+        self.state_pools = [(self.conv[:, i], self.rec[:, i]) for i in range(layout.conv_shape[0])]
+        self._block_bytes = _as_bytes(self.kv)
+        self._conv_bytes = _as_bytes(self.conv)
+        self._rec_bytes = _as_bytes(self.rec)
+
+    def gather_blocks(self, block_ids: Sequence[int], out: Tensor) -> None:
+        """Copy blocks, in order, to out: uint8 [len(block_ids) * block_bytes]."""
+        gather_rows(self._block_bytes, self._rows(block_ids, self.num_blocks, "block"), out)
+
+    def scatter_blocks(self, block_ids: Sequence[int], src: Tensor) -> None:
+        """Copy src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
+        scatter_rows(self._block_bytes, self._rows(block_ids, self.num_blocks, "block"), src)
+
+    def gather_state(self, slot: int, out: Tensor) -> None:
+        """Copy one state, conv windows first, to out: uint8 [state_bytes]."""
+        row = self._rows([slot], self.num_slots, "slot")
+        gather_rows(self._conv_bytes, row, out[: self.layout.conv_bytes])
+        gather_rows(self._rec_bytes, row, out[self.layout.conv_bytes :])
+
+    def scatter_state(self, slot: int, src: Tensor) -> None:
+        """Copy src, uint8 [state_bytes], to one slot."""
+        row = self._rows([slot], self.num_slots, "slot")
+        scatter_rows(self._conv_bytes, row, src[: self.layout.conv_bytes])
+        scatter_rows(self._rec_bytes, row, src[self.layout.conv_bytes :])
+
+    def _rows(self, ids: Sequence[int], limit: int, what: str) -> Tensor:
+        for i in ids:
+            if not 0 <= i < limit:
+                raise IndexError(f"{what} {i} is not in 0..{limit - 1}")
+        return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+
+def _as_bytes(pool: Tensor) -> Tensor:
+    """The pool as [rows, bytes a row], the same memory."""
+    return pool.view(pool.shape[0], -1).view(torch.uint8)

@@ -1,0 +1,80 @@
+"""A hybrid decoder: embedding, layers of mixer and feed-forward, norm, head. One class for all families."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cache.layout import CacheLayout
+from engine.layers.step import Step
+from engine.memory import CacheMemory
+from engine.model_config import ModelConfig
+from engine.step_plan import StepPlan
+from kernels.rms_norm import rms_norm
+from kernels.rotary import inverse_frequencies, rotary_angles
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """Two residual branches, each behind its own norm."""
+
+    mixer: Callable[[Tensor, Step], Tensor]
+    feed_forward: Callable[[Tensor], Tensor]
+    mixer_norm: Tensor  # float32, as all norm weights
+    feed_forward_norm: Tensor
+    norm_eps: float
+    residual_multiplier: float
+
+    def mix(self, x: Tensor, step: Step) -> Tensor:
+        mixed = self.mixer(rms_norm(x, self.mixer_norm, self.norm_eps), step)
+        return torch.add(x, mixed, alpha=self.residual_multiplier)
+
+    def feed(self, x: Tensor) -> Tensor:
+        fed = self.feed_forward(rms_norm(x, self.feed_forward_norm, self.norm_eps))
+        return torch.add(x, fed, alpha=self.residual_multiplier)
+
+
+@dataclass(frozen=True)
+class HybridModel:
+    config: ModelConfig
+    fingerprint: str
+    embedding: Tensor  # [V, hidden]
+    layers: tuple[DecoderLayer, ...]
+    norm: Tensor  # float32
+    head: Tensor  # [V, hidden]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def cache_layout(self, block_size: int) -> CacheLayout:
+        return self.config.cache_layout(self.fingerprint, str(self.dtype).removeprefix("torch."), block_size)
+
+    def forward(self, plan: StepPlan, memory: CacheMemory) -> Tensor:
+        """Run one step: caches in `memory` advance; float32 logits of the plan's logit rows come back."""
+        step = Step(plan, memory, self._rotary(plan.positions_T))
+        x = F.embedding(plan.tokens_T, self.embedding)
+        if self.config.embedding_multiplier != 1.0:
+            x = x * self.config.embedding_multiplier
+        for layer in self.layers[:-1]:
+            x = layer.feed(layer.mix(x, step))
+        last = self.layers[-1]
+        x = last.mix(x, step)
+        if plan.logit_rows is not None:
+            # Nothing after the last mixer looks at other rows: a prompt's chunk keeps only those it needs.
+            x = x.index_select(0, plan.logit_rows)
+        x = rms_norm(last.feed(x), self.norm, self.config.norm_eps)
+        return F.linear(x, self.head).float() / self.config.logits_divisor
+
+    def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
+        attention = self.config.attention
+        if attention.rotary_dim == 0:
+            return None
+        frequencies = inverse_frequencies(attention.rotary_dim, attention.rope_theta, positions_T.device)
+        return rotary_angles(positions_T, frequencies)

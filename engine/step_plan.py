@@ -1,0 +1,125 @@
+"""The index tensors of one engine step, made once on the host and shared by all layers.
+
+Rows are ordered decodes first (sequences with one new token), then prefills: linear layers run on all rows at once,
+mixers treat the two parts apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.batch import SequenceStep
+from kernels.paged_attention import PagedDecode, PagedPrefill
+from kernels.segments import PrefillSegments, StateSource, StateWrite
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """Sequences of one row each."""
+
+    source: StateSource
+    dst_slots: Tensor  # int64 [B]
+    attention: PagedDecode
+
+
+@dataclass(frozen=True)
+class PrefillRows:
+    """Sequences of several rows, packed."""
+
+    segments: PrefillSegments
+    attention: PagedPrefill
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    num_decodes: int  # rows before the first prefill row
+    decode: DecodeRows | None
+    prefill: PrefillRows | None
+    tokens_T: Tensor  # int64
+    positions_T: Tensor  # int64, absolute
+    block_T: Tensor  # int64, where each row's keys and values go
+    offset_T: Tensor  # int64, and the place inside that block
+    logit_rows: Tensor | None  # int64, in the order of the steps; None when it is every row in order
+
+    @classmethod
+    def build(cls, steps: Sequence[SequenceStep], block_size: int, device: torch.device) -> "StepPlan":
+        _check(steps, block_size)
+        decodes = [step for step in steps if len(step.tokens) == 1]
+        prefills = [step for step in steps if len(step.tokens) > 1]
+        ordered = decodes + prefills
+        positions = [position for step in ordered for position in range(step.start, step.end)]
+        blocks = [step.block_ids[p // block_size] for step in ordered for p in range(step.start, step.end)]
+        positions_T = torch.tensor(positions, dtype=torch.int64, device=device)
+        return cls(
+            num_decodes=len(decodes),
+            decode=_decode_rows(decodes, block_size, device) if decodes else None,
+            prefill=_prefill_rows(prefills, block_size, device) if prefills else None,
+            tokens_T=torch.tensor(
+                [t for step in ordered for t in step.tokens], dtype=torch.int64, device=device
+            ),
+            positions_T=positions_T,
+            block_T=torch.tensor(blocks, dtype=torch.int64, device=device),
+            offset_T=positions_T % block_size,
+            logit_rows=_logit_rows(steps, len(decodes), device),
+        )
+
+    def join(self, decoded: Tensor | None, prefilled: Tensor | None) -> Tensor:
+        """One tensor [T, ...] from what the two parts of the rows gave."""
+        parts = [part for part in (decoded, prefilled) if part is not None]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _decode_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> DecodeRows:
+    return DecodeRows(
+        source=StateSource.of([step.src_slot for step in steps], device),
+        dst_slots=torch.tensor([step.dst_slot for step in steps], dtype=torch.int64, device=device),
+        attention=PagedDecode.build(
+            [step.end for step in steps], [step.block_ids for step in steps], block_size, device
+        ),
+    )
+
+
+def _prefill_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> PrefillRows:
+    lengths = [len(step.tokens) for step in steps]
+    writes = [
+        StateWrite(sequence, num_tokens - step.start, slot)
+        for sequence, step in enumerate(steps)
+        for num_tokens, slot in (*step.emit, (step.end, step.dst_slot))
+    ]
+    return PrefillRows(
+        segments=PrefillSegments.build(lengths, [step.src_slot for step in steps], writes, device),
+        attention=PagedPrefill.build(
+            lengths, [step.start for step in steps], [step.block_ids for step in steps], block_size, device
+        ),
+    )
+
+
+def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.device) -> Tensor | None:
+    rows: list[int] = []
+    next_decode, next_prefill = 0, num_decodes
+    for step in steps:
+        if len(step.tokens) == 1:
+            end = next_decode = next_decode + 1
+        else:
+            end = next_prefill = next_prefill + len(step.tokens)
+        rows.extend(range(end - step.num_logits, end))
+    if rows == list(range(next_prefill)):
+        return None
+    return torch.tensor(rows, dtype=torch.int64, device=device)
+
+
+def _check(steps: Sequence[SequenceStep], block_size: int) -> None:
+    """Refuse what would let one sequence's state or tokens reach another."""
+    written: set[int] = set()
+    for step in steps:
+        if len(step.block_ids) * block_size < step.end:
+            raise ValueError(f"{len(step.block_ids)} blocks of {block_size} do not cover {step.end} tokens")
+        for slot in (step.dst_slot, *(slot for _, slot in step.emit)):
+            if slot in written:
+                raise ValueError(f"slot {slot} is written twice in one step")
+            written.add(slot)
+    for step in steps:
+        if step.src_slot in written and step.src_slot != step.dst_slot:
+            raise ValueError(f"slot {step.src_slot} is read by one sequence and written for another")

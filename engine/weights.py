@@ -1,0 +1,72 @@
+"""From a model folder to a model: pick the family by architecture, read the config, load the tensors."""
+
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint import Checkpoint, fingerprint
+from engine.families.family import Family
+from engine.families.granite import BAMBA, GRANITE
+from engine.families.qwen import QWEN
+from engine.model import HybridModel
+from engine.model_config import ModelConfig, RawConfig, UnsupportedModel
+
+FAMILIES: dict[str, Family] = {
+    "BambaForCausalLM": BAMBA,
+    "GraniteMoeHybridForCausalLM": GRANITE,
+    "Qwen3NextForCausalLM": QWEN,
+    "Qwen3_5ForCausalLM": QWEN,
+    "Qwen3_5ForConditionalGeneration": QWEN,  # its text model
+    "Qwen3_5MoeForCausalLM": QWEN,
+    "Qwen3_5MoeForConditionalGeneration": QWEN,
+}
+
+# Hub checkpoints of the multimodal wrappers keep the text model one level deeper.
+BASE_PREFIXES = ("model.language_model.", "model.")
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """The model's description alone, without reading weights. Raises UnsupportedModel, ModelError."""
+    _, config = _read(Path(path))
+    return config
+
+
+def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
+    """The model in `path` (config.json and safetensors), cast to `dtype`, on `device`.
+
+    Raises UnsupportedModel for an architecture or option that is not implemented, ModelError for missing, misshapen or
+    unexpected tensors, by name.
+    """
+    path = Path(path)
+    family, config = _read(path)
+    checkpoint = Checkpoint(path, dtype, torch.device(device))
+    checkpoint.skip(*family.skipped)
+    names = checkpoint.remaining
+    base = next((p for p in BASE_PREFIXES if f"{p}embed_tokens.weight" in names), BASE_PREFIXES[-1])
+    embedding = checkpoint.take(f"{base}embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    if config.tied_embeddings:
+        checkpoint.skip("lm_head.weight")  # some files repeat the embedding under this name
+        head = embedding
+    else:
+        head = checkpoint.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+    layers = tuple(
+        family.load_layer(checkpoint, f"{base}layers.{i}", config, i) for i in range(len(config.layers))
+    )
+    norm = checkpoint.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
+    checkpoint.assert_all_taken()
+    return HybridModel(
+        config=config,
+        fingerprint=fingerprint(path, config.canonical()),
+        embedding=embedding,
+        layers=layers,
+        norm=norm + family.norm_offset,
+        head=head,
+    )
+
+
+def _read(path: Path) -> tuple[Family, ModelConfig]:
+    raw = RawConfig.read(path)
+    if raw.architecture not in FAMILIES:
+        raise UnsupportedModel(f"{raw.architecture} is not supported; supported: {', '.join(FAMILIES)}")
+    family = FAMILIES[raw.architecture]
+    return family, family.read_config(raw)

@@ -1,0 +1,133 @@
+"""Gated delta rule over packed sequences, chunk by chunk, reading and writing state slots.
+
+    S_t = e^{g_t} S_{t-1};   S_t += k_t outer beta_t (v_t - S_t^T k_t);   o_t = S_t^T q_t
+
+with q and k L2-normalised and q divided by sqrt(Dk) here.
+
+Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; g, beta [T, Hv]; state_pool [S, Hv, Dk, Dv] float32, any stride over slots;
+          returns o [T, Hv, Dv] in v's dtype. Hk divides Hv; value head h reads key head h // (Hv / Hk)
+Contract  g <= 0 (log decay), beta in (0, 1); rows are packed as `segments` says; every source slot is read before any
+          slot is written, no other slot changes; T = 0 is a no-op
+Numerics  all arithmetic in float32; the unit lower triangular system of a chunk is solved, not inverted
+Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", section 3.3 (WY form). Row i of the solved values V'
+          depends on rows up to i only, so the state after any row of a chunk is a partial sum over V'
+
+Legend    C chunks, Q rows a chunk, H = Hv, R = Hv / Hk, K = Dk, V = Dv, W state writes
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.segments import PrefillSegments, rows_up_to
+
+L2_NORM_EPS = 1e-6
+
+
+def gdn_prefill(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state_pool: Tensor, segments: PrefillSegments
+) -> Tensor:
+    T, Hv, Dv = v.shape
+    Hk, Dk = k.shape[1:]
+    if q.shape != k.shape or Hv % Hk or g.shape != (T, Hv) or beta.shape != (T, Hv):
+        raise ValueError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, g {tuple(g.shape)} disagree"
+        )
+    if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype != torch.float32:
+        raise ValueError(
+            f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {Hv}, {Dk}, {Dv}] float32"
+        )
+    if sum(segments.lengths) != T:
+        raise ValueError(f"segments describe {sum(segments.lengths)} rows, v has {T}")
+    if T == 0:
+        return torch.empty_like(v)
+    return gdn_prefill_torch(q, k, v, g, beta, state_pool, segments)
+
+
+def gdn_prefill_torch(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state_pool: Tensor, segments: PrefillSegments
+) -> Tensor:
+    Hk, Dk = k.shape[1:]
+    Hv = v.shape[1]
+    q_CHQK = _heads_first(segments.to_chunks(l2_normalize(q.float()) * Dk**-0.5))
+    k_CHQK = _heads_first(segments.to_chunks(l2_normalize(k.float())))
+    v_CHQV = _heads_first(segments.to_chunks(v.float()))
+    beta_CHQ1 = _heads_first(segments.to_chunks(beta.float()[..., None]))
+    decay_CHQ1 = _heads_first(segments.to_chunks(g.float()[..., None])).cumsum(
+        2
+    )  # log decay since the chunk's start
+    decay_CHQQ = (
+        (decay_CHQ1 - decay_CHQ1.transpose(2, 3)).clamp_(max=0).exp_()
+    )  # lower triangle only is meant
+
+    key_score = torch.matmul(k_CHQK, k_CHQK.transpose(2, 3))  # per key head: value heads share it
+    query_score = torch.matmul(q_CHQK, k_CHQK.transpose(2, 3)).tril_()
+    if Hv != Hk:
+        q_CHQK, k_CHQK, key_score, query_score = (
+            x.repeat_interleave(Hv // Hk, dim=1) for x in (q_CHQK, k_CHQK, key_score, query_score)
+        )
+    from_start_CHQ1 = decay_CHQ1.exp()
+    rhs = torch.cat((v_CHQV, k_CHQK * from_start_CHQ1), dim=-1).mul_(beta_CHQ1)
+    system = key_score.mul_(decay_CHQQ).mul_(beta_CHQ1)
+    solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
+    u_CHQV, w_CHQK = solved.split((v.shape[2], Dk), dim=-1)
+
+    to_end_CHQ1 = (decay_CHQ1[:, :, -1:] - decay_CHQ1).exp()
+    values_CHQV, start_CHKV = _scan_chunks(
+        u_CHQV,
+        w_CHQK,
+        (k_CHQK * to_end_CHQ1).transpose(2, 3),
+        from_start_CHQ1[:, :, -1:],
+        state_pool,
+        segments,
+    )
+    o_CHQV = torch.matmul(query_score.mul_(decay_CHQQ), values_CHQV)
+    o_CHQV += torch.matmul(q_CHQK * from_start_CHQ1, start_CHKV)
+    if segments.writes:
+        states = _states_at_writes(k_CHQK, values_CHQV, decay_CHQ1, start_CHKV, segments)
+        state_pool.index_copy_(0, segments.write_slots_W, states)
+    return segments.from_chunks(o_CHQV.transpose(1, 2)).to(v.dtype)
+
+
+def l2_normalize(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_NORM_EPS)
+
+
+def _heads_first(x_CQH: Tensor) -> Tensor:
+    return x_CQH.transpose(1, 2).contiguous()
+
+
+def _scan_chunks(
+    u_CHQV: Tensor,
+    w_CHQK: Tensor,
+    k_CHKQ: Tensor,
+    decay_CH11: Tensor,
+    state_pool: Tensor,
+    segments: PrefillSegments,
+) -> tuple[Tensor, Tensor]:
+    """The delta-corrected values V' = U - W S of each chunk, and the state S before it: the only loop over time."""
+    initial_NHKV = segments.source.read(state_pool)
+    values_CHQV = torch.empty_like(u_CHQV, memory_format=torch.contiguous_format)
+    start_CHKV = initial_NHKV.new_empty(segments.num_chunks, *initial_NHKV.shape[1:])
+    first = 0
+    for initial, count in zip(initial_NHKV, segments.chunk_counts, strict=True):
+        start_CHKV[first] = initial
+        last = first + count - 1
+        for c in range(first, last + 1):
+            torch.baddbmm(u_CHQV[c], w_CHQK[c], start_CHKV[c], alpha=-1, out=values_CHQV[c])
+            if c < last:
+                torch.mul(start_CHKV[c], decay_CH11[c], out=start_CHKV[c + 1])
+                start_CHKV[c + 1].baddbmm_(k_CHKQ[c], values_CHQV[c])
+        first += count
+    return values_CHQV, start_CHKV
+
+
+def _states_at_writes(
+    k_CHQK: Tensor, values_CHQV: Tensor, decay_CHQ1: Tensor, start_CHKV: Tensor, segments: PrefillSegments
+) -> Tensor:
+    """[W, H, K, V]: each write's chunk start state, decayed to its row, plus the rows up to it."""
+    chunk_W, row_W = segments.write_chunk_W, segments.write_row_W
+    decay_WHQ1 = decay_CHQ1[chunk_W]
+    at_row_WH11 = decay_WHQ1[torch.arange(len(segments.writes), device=row_W.device), :, row_W][:, :, None]
+    weight_WHQ1 = (at_row_WH11 - decay_WHQ1).clamp_(max=0).exp_() * rows_up_to(row_W)[:, None, :, None]
+    states = torch.matmul((k_CHQK[chunk_W] * weight_WHQ1).transpose(2, 3), values_CHQV[chunk_W])
+    return states.addcmul_(start_CHKV[chunk_W], at_row_WH11.exp())
