@@ -8,8 +8,9 @@ from dataclasses import dataclass
 class SequenceStep:
     """One sequence's part of one engine step: tokens to process, and where its cache is read and written.
 
-    The state before tokens[0] is read from `src_slot` (None: a fresh zero state), the state after the last token goes to
-    `dst_slot`. They are the same only when the sequence owns the slot; otherwise the source's bytes stay as they are.
+    The state before tokens[0] is read from `src_slot` (None: a fresh zero state), the state after the last
+    token goes to `dst_slot`. They are the same only when the sequence owns the slot; otherwise the source's
+    bytes stay as they are.
     """
 
     tokens: Sequence[int]  # at least one

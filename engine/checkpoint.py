@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import torch
 from blake3 import blake3
@@ -21,8 +22,10 @@ class Checkpoint:
         self.path = path
         self._dtype = dtype
         self._device = device
-        self._files = {file: safe_open(file, framework="pt", device="cpu") for file in weight_files(path)}
-        self._remaining = {name: handle for handle in self._files.values() for name in handle.keys()}
+        self._remaining: dict[str, Any] = {}  # name -> the open file that has it
+        for file in weight_files(path):
+            handle = safe_open(file, framework="pt", device="cpu")
+            self._remaining.update(dict.fromkeys(handle.keys(), handle))
 
     @property
     def remaining(self) -> set[str]:
@@ -82,7 +85,7 @@ def fingerprint(path: Path, config: str) -> str:
     return digest.hexdigest()
 
 
-def _some(names: dict[str, object], limit: int = 8) -> str:
+def _some(names: dict[str, Any], limit: int = 8) -> str:
     listed = sorted(names)
     rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + rest

@@ -31,7 +31,7 @@ class CacheMemory:
         self.kv = torch.empty((num_blocks, *kv_shape), dtype=dtype, device=device)
         self.conv = torch.empty((num_slots, *layout.conv_shape), dtype=dtype, device=device)
         self.rec = torch.empty((num_slots, *layout.rec_shape), dtype=state_dtype, device=device)
-        # One entry a layer of the kind: (keys, values) and (conv windows, recurrent states), all layers' slots.
+        # One entry a layer of its kind: (keys, values), and (conv windows, recurrent states).
         self.kv_pools = [(self.kv[:, i, 0], self.kv[:, i, 1]) for i in range(layout.num_attention_layers)]
         self.state_pools = [(self.conv[:, i], self.rec[:, i]) for i in range(layout.conv_shape[0])]
         self._block_bytes = _as_bytes(self.kv)

@@ -1,6 +1,7 @@
 """One description of a hybrid decoder for all families: pure values, read from a checkpoint's config.json.
 
-A family's reader (engine/families/) turns its own field names into these; the layers are built from them alone.
+A family's reader (engine/families/) turns its own field names into these; the layers are built from them
+alone.
 """
 
 import json
@@ -190,7 +191,7 @@ class RawConfig:
             )
 
     def layer_mixers(self) -> list[Literal["attention", "state"]] | None:
-        """One mixer a layer, or None when the file does not list them. Local and hub files use different words."""
+        """One mixer a layer, None when not listed. Local and hub files use different words."""
         words: dict[str, Literal["attention", "state"]] = {
             "attention": "attention",
             "full_attention": "attention",

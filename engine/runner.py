@@ -21,7 +21,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[SequenceStep]) -> Tensor:
-        """Float32 logits [sum of num_logits, V], in the order of `steps`; blocks and slots advance in place."""
+        """Float32 logits [sum of num_logits, V], in the order of `steps`; blocks and slots advance."""
         if not steps:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
         plan = StepPlan.build(steps, self.memory.layout.block_size, self.model.device)

@@ -1,7 +1,7 @@
 """The index tensors of one engine step, made once on the host and shared by all layers.
 
-Rows are ordered decodes first (sequences with one new token), then prefills: linear layers run on all rows at once,
-mixers treat the two parts apart.
+Rows are ordered decodes first (sequences with one new token), then prefills: linear layers run on all rows
+at once, mixers treat the two parts apart.
 """
 
 from collections.abc import Sequence

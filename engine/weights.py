@@ -34,8 +34,8 @@ def load_config(path: str | Path) -> ModelConfig:
 def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
     """The model in `path` (config.json and safetensors), cast to `dtype`, on `device`.
 
-    Raises UnsupportedModel for an architecture or option that is not implemented, ModelError for missing, misshapen or
-    unexpected tensors, by name.
+    Raises UnsupportedModel for an architecture or option that is not implemented, ModelError for missing,
+    misshapen or unexpected tensors, by name.
     """
     path = Path(path)
     family, config = _read(path)

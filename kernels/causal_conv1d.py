@@ -2,10 +2,10 @@
 
     y_t = silu(sum_j w_j * u_{t-K+1+j} + b)          window after row t = inputs u_{t-K+2} .. u_t
 
-Shapes    u [T, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1], any stride over slots;
-          returns y [T, C] in u's dtype. T packed rows, C channels, K taps
-Contract  rows are packed as `segments` says; windows hold inputs from before the convolution, zeros before a sequence's
-          first token; every source slot is read before any slot is written; T = 0 is a no-op
+Shapes    u [T, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1], any stride
+          over slots; returns y [T, C] in u's dtype. T packed rows, C channels, K taps
+Contract  rows are packed as `segments` says; windows hold inputs from before the convolution, zeros before
+          a sequence's first token; every source slot is read before any slot is written; T = 0 is a no-op
 Numerics  in u's dtype times weight's; windows are bit-exact copies of inputs
 """
 

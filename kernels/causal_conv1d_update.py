@@ -1,11 +1,12 @@
 """One step of the depthwise causal convolution with SiLU for each sequence of a decode batch.
 
-    y = silu(sum_j w_j * window_j + b) over the K inputs ending with u; the last K-1 of them are the new window
+    y = silu(sum_j w_j * window_j + b) over the K inputs ending with u; the last K-1 of them are the new
+    window
 
-Shapes    u [B, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1], any stride over slots;
-          dst_slots [B] int64; returns y [B, C] in u's dtype
-Contract  dst_slots unique; a destination may be its own sequence's source and no other's; every source is read before
-          any slot is written; B = 0 is a no-op
+Shapes    u [B, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1], any stride
+          over slots; dst_slots [B] int64; returns y [B, C] in u's dtype
+Contract  dst_slots unique; a destination may be its own sequence's source and no other's; every source is
+          read before any slot is written; B = 0 is a no-op
 Numerics  in u's dtype times weight's; windows are bit-exact copies of inputs
 """
 

@@ -4,13 +4,15 @@
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; g, beta [T, Hv]; state_pool [S, Hv, Dk, Dv] float32, any stride over slots;
-          returns o [T, Hv, Dv] in v's dtype. Hk divides Hv; value head h reads key head h // (Hv / Hk)
-Contract  g <= 0 (log decay), beta in (0, 1); rows are packed as `segments` says; every source slot is read before any
-          slot is written, no other slot changes; T = 0 is a no-op
+Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; g, beta [T, Hv]; state_pool [S, Hv, Dk, Dv] float32, any stride
+          over slots; returns o [T, Hv, Dv] in v's dtype. Hk divides Hv; value head h reads key head h //
+          (Hv / Hk)
+Contract  g <= 0 (log decay), beta in (0, 1); rows are packed as `segments` says; every source slot is read
+          before any slot is written, no other slot changes; T = 0 is a no-op
 Numerics  all arithmetic in float32; the unit lower triangular system of a chunk is solved, not inverted
-Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", section 3.3 (WY form). Row i of the solved values V'
-          depends on rows up to i only, so the state after any row of a chunk is a partial sum over V'
+Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", section 3.3 (WY form). Row i of the solved
+          values V' depends on rows up to i only, so the state after any row of a chunk is a partial sum
+          over V'
 
 Legend    C chunks, Q rows a chunk, H = Hv, R = Hv / Hk, K = Dk, V = Dv, W state writes
 """
@@ -104,7 +106,7 @@ def _scan_chunks(
     state_pool: Tensor,
     segments: PrefillSegments,
 ) -> tuple[Tensor, Tensor]:
-    """The delta-corrected values V' = U - W S of each chunk, and the state S before it: the only loop over time."""
+    """The corrected values V' = U - W S of each chunk, and the state S before it: the only loop over time."""
     initial_NHKV = segments.source.read(state_pool)
     values_CHQV = torch.empty_like(u_CHQV, memory_format=torch.contiguous_format)
     start_CHKV = initial_NHKV.new_empty(segments.num_chunks, *initial_NHKV.shape[1:])

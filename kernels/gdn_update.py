@@ -1,13 +1,15 @@
-"""One step of the gated delta rule for each sequence of a decode batch, from source slots to destination slots.
+"""One step of the gated delta rule for each sequence of a decode batch, from source slots to destination
+slots.
 
     S = e^g S;   S += k outer beta (v - S^T k);   o = S^T q
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [B, Hk, Dk]; v [B, Hv, Dv]; g, beta [B, Hv]; state_pool [S, Hv, Dk, Dv] float32, any stride over slots;
-          dst_slots [B] int64; returns o [B, Hv, Dv] in v's dtype. Value head h reads key head h // (Hv / Hk)
-Contract  dst_slots unique; a destination may be its own sequence's source and no other's; every source is read before
-          any slot is written; B = 0 is a no-op
+Shapes    q, k [B, Hk, Dk]; v [B, Hv, Dv]; g, beta [B, Hv]; state_pool [S, Hv, Dk, Dv] float32, any stride
+          over slots; dst_slots [B] int64; returns o [B, Hv, Dv] in v's dtype. Value head h reads key head h
+          // (Hv / Hk)
+Contract  dst_slots unique; a destination may be its own sequence's source and no other's; every source is
+          read before any slot is written; B = 0 is a no-op
 Numerics  all arithmetic in float32
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", equation 10
 """

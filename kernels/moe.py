@@ -1,8 +1,10 @@
-"""Experts of a mixture: each token's rows through its chosen SwiGLU experts, summed with the router's weights.
+"""Experts of a mixture: each token's rows through its chosen SwiGLU experts, summed with the router's
+weights.
 
     y_t = sum_j weight[t, j] * down_e(silu(gate_e x_t) * up_e x_t)          e = expert[t, j]
 
-Shapes    x [T, D]; expert, weight [T, k]; gate_up [E, 2I, D] (gate rows first); down [E, D, I]; returns y [T, D]
+Shapes    x [T, D]; expert, weight [T, k]; gate_up [E, 2I, D] (gate rows first); down [E, D, I]; returns y
+          [T, D]
 Contract  the experts of one token differ; an expert that no token chose is not read
 Numerics  in x's dtype, the sum over experts too
 Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks

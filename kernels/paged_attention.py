@@ -1,9 +1,10 @@
 """Causal attention over a paged KV pool: chunks of prompts behind a cached prefix, and one-token decodes.
 
-Shapes    q [T, H, D]; k, v [T, Hkv, D]; k_pool, v_pool [P, bs, Hkv, D], any stride over blocks; returns [T, H, D].
-          T packed rows, H query heads, Hkv KV heads (divides H), P blocks of bs tokens
-Contract  `store_kv` has put this step's keys and values into the pool before; a row sees the pool's tokens up to its
-          own position and nothing behind it: memory past a sequence's end may hold anything, NaN included
+Shapes    q [T, H, D]; k, v [T, Hkv, D]; k_pool, v_pool [P, bs, Hkv, D], any stride over blocks; returns [T,
+          H, D]. T packed rows, H query heads, Hkv KV heads (divides H), P blocks of bs tokens
+Contract  `store_kv` has put this step's keys and values into the pool before; a row sees the pool's tokens
+          up to its own position and nothing behind it: memory past a sequence's end may hold anything, NaN
+          included
 Numerics  softmax in float32 (torch's fused attention), the result in q's dtype
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv

@@ -1,6 +1,7 @@
 """Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight.
 
-Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D] for one weight a head)
+Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D] for one weight a
+          head)
 Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time
 Numerics  float32 inside, the result in x's dtype
 Source    Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"

@@ -1,6 +1,7 @@
 """Rotary position embedding, in place, on the leading part of each head (rotate-half pairing).
 
-    (a, b) -> (a cos - b sin, b cos + a sin)    with a = x[..., :R], b = x[..., R:2R]; the rest of the head stays
+    (a, b) -> (a cos - b sin, b cos + a sin)    with a = x[..., :R], b = x[..., R:2R]; the rest of the head
+    stays
 
 Shapes    x [T, H, D]; cos, sin [T, 1, R], 2R <= D; `rotary_angles` makes them from positions [T]
 Contract  x is overwritten; one call serves queries and keys that lie side by side
@@ -25,7 +26,7 @@ def inverse_frequencies(rotary_dim: int, theta: float, device: torch.device) -> 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     R = cos.shape[-1]
-    if cos.shape != sin.shape or len(cos) != len(x) or 2 * R > x.shape[-1]:
+    if cos.shape != sin.shape or len(cos) != len(x) or x.shape[-1] < 2 * R:
         raise ValueError(f"x {tuple(x.shape)}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)} disagree")
     a, b = x[..., :R], x[..., R : 2 * R]
     rotated_a = a * cos - b * sin

@@ -1,7 +1,8 @@
 """What the state kernels must know of a batch besides its numbers: sequences, chunks and slots.
 
-These values are built once a step on the host and shared by all layers. Rows of the sequences of a prefill are packed
-one after the other; the chunked kernels cut each sequence into chunks of CHUNK_SIZE rows, the last one zero-padded.
+These values are built once a step on the host and shared by all layers. Rows of the sequences of a prefill
+are packed one after the other; the chunked kernels cut each sequence into chunks of CHUNK_SIZE rows, the
+last one zero-padded.
 
 Legend: N sequences, T packed rows, C chunks, Q = CHUNK_SIZE rows a chunk, W state writes, S slots of a pool
 """
@@ -26,7 +27,7 @@ class StateWrite(NamedTuple):
 
 @dataclass(frozen=True)
 class StateSource:
-    """Where N sequences find their state. Rows of `fresh` start from zeros and never see the slot's memory."""
+    """Where N sequences find their state. Rows of `fresh` start from zeros whatever the slot holds."""
 
     slots_N: Tensor  # int64, 0 where fresh
     fresh_N: Tensor | None  # bool; None when no sequence is fresh
@@ -40,7 +41,7 @@ class StateSource:
         )
 
     def read(self, pool: Tensor) -> Tensor:
-        """A copy [N, ...] of the sequences' states from pool [S, ...]; bytes of a fresh row's slot are dropped."""
+        """A copy [N, ...] of the sequences' states from pool [S, ...]."""
         states = pool.index_select(0, self.slots_N)
         if self.fresh_N is not None:
             # Not a multiplication by zero: the slot may hold NaN.
@@ -50,7 +51,7 @@ class StateSource:
 
 @dataclass(frozen=True)
 class PrefillSegments:
-    """Packed sequences of at least one row each, with the state each one starts from and the states to write."""
+    """Packed sequences of at least one row each, the states they start from and the states to write."""
 
     lengths: tuple[int, ...]
     source: StateSource

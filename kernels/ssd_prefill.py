@@ -2,11 +2,13 @@
 
     S_t = exp(dt_t * A) * S_{t-1} + (dt_t * x_t) outer B_t          y_t = S_t C_t + D * x_t
 
-Shapes    x [T, H, P]; dt [T, H]; A, D [H]; B, C [T, G, N]; state_pool [S, H, P, N] float32, any stride over slots;
-          returns y [T, H, P] in x's dtype. T packed rows, H heads, P head dim, N state size, G groups (G divides H)
-Contract  dt is already softplus(dt + bias), A is negative; rows are packed as `segments` says; every source slot is
-          read before any slot is written, no other slot changes; a state at a row inside a chunk is the chunk's start
-          state plus a partial sum, so writes at many rows cost no second pass; T = 0 is a no-op
+Shapes    x [T, H, P]; dt [T, H]; A, D [H]; B, C [T, G, N]; state_pool [S, H, P, N] float32, any stride over
+          slots; returns y [T, H, P] in x's dtype. T packed rows, H heads, P head dim, N state size, G
+          groups (G divides H)
+Contract  dt is already softplus(dt + bias), A is negative; rows are packed as `segments` says; every source
+          slot is read before any slot is written, no other slot changes; a state at a row inside a chunk is
+          the chunk's start state plus a partial sum, so writes at many rows cost no second pass; T = 0 is a
+          no-op
 Numerics  all arithmetic in float32
 Source    Dao & Gu 2024, "Transformers are SSMs", section 6 (chunked form)
 

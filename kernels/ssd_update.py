@@ -2,10 +2,11 @@
 
     S = exp(dt * A) * S + (dt * x) outer B          y = S C + D * x
 
-Shapes    x [B, H, P]; dt [B, H]; A, D [H]; B, C [B, G, N]; state_pool [S, H, P, N] float32, any stride over slots;
-          dst_slots [B] int64; returns y [B, H, P] in x's dtype
-Contract  dt is already softplus(dt + bias), A is negative; dst_slots unique; a destination may be its own sequence's
-          source and no other's; every source is read before any slot is written; B = 0 is a no-op
+Shapes    x [B, H, P]; dt [B, H]; A, D [H]; B, C [B, G, N]; state_pool [S, H, P, N] float32, any stride over
+          slots; dst_slots [B] int64; returns y [B, H, P] in x's dtype
+Contract  dt is already softplus(dt + bias), A is negative; dst_slots unique; a destination may be its own
+          sequence's source and no other's; every source is read before any slot is written; B = 0 is a
+          no-op
 Numerics  all arithmetic in float32
 Source    Dao & Gu 2024, "Transformers are SSMs" (recurrent form)
 """

@@ -115,15 +115,7 @@ def load_granite_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig,
     )
     feed_forward: SwiGlu | MixtureOfExperts = shared
     if config.moe is not None:
-        E, I, moe = config.moe.num_experts, config.moe.intermediate_size, f"{prefix}.block_sparse_moe"  # noqa: E741
-        feed_forward = MixtureOfExperts(
-            config=config.moe,
-            router=checkpoint.take(f"{moe}.router.layer.weight", (E, hidden)),
-            gate_up=checkpoint.take(f"{moe}.input_linear.weight", (E, 2 * I, hidden)),
-            down=checkpoint.take(f"{moe}.output_linear.weight", (E, hidden, I)),
-            shared=shared,
-            shared_gate=None,
-        )
+        feed_forward = _load_moe(checkpoint, f"{prefix}.block_sparse_moe", config.moe, shared)
     return DecoderLayer(
         mixer=_load_mixer(checkpoint, prefix, config, layer),
         feed_forward=feed_forward,
@@ -133,6 +125,18 @@ def load_granite_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig,
         ),
         norm_eps=config.norm_eps,
         residual_multiplier=config.residual_multiplier,
+    )
+
+
+def _load_moe(checkpoint: Checkpoint, prefix: str, moe: MoeConfig, shared: SwiGlu) -> MixtureOfExperts:
+    num, inner, hidden = moe.num_experts, moe.intermediate_size, len(shared.down)
+    return MixtureOfExperts(
+        config=moe,
+        router=checkpoint.take(f"{prefix}.router.layer.weight", (num, hidden)),
+        gate_up=checkpoint.take(f"{prefix}.input_linear.weight", (num, 2 * inner, hidden)),
+        down=checkpoint.take(f"{prefix}.output_linear.weight", (num, hidden, inner)),
+        shared=shared,
+        shared_gate=None,
     )
 
 

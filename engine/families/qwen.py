@@ -3,6 +3,8 @@
 Norm weights are stored as offsets from one, except the gated norm of the delta net.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -27,11 +29,10 @@ NORM_OFFSET = 1.0
 def read_qwen(raw: RawConfig) -> ModelConfig:
     raw.require("hidden_act", "silu")
     raw.require("attention_bias", False)
-    num_layers = raw["num_hidden_layers"]
-    mixers = raw.layer_mixers()
-    if mixers is None:
-        interval = raw.get("full_attention_interval", 4)
-        mixers = ["state" if (i + 1) % interval else "attention" for i in range(num_layers)]
+    interval = raw.get("full_attention_interval", 4)
+    mixers = raw.layer_mixers() or [
+        "state" if (i + 1) % interval else "attention" for i in range(raw["num_hidden_layers"])
+    ]
     moe = _read_moe(raw) if raw.get("num_experts", 0) else None
     return ModelConfig(
         architecture=raw.architecture,
@@ -81,7 +82,7 @@ def _read_moe(raw: RawConfig) -> MoeConfig:
     )
 
 
-def _feed_forward(raw: RawConfig, moe: MoeConfig | None, layer: int) -> str:
+def _feed_forward(raw: RawConfig, moe: MoeConfig | None, layer: int) -> Literal["dense", "moe"]:
     dense = layer in raw.get("mlp_only_layers", []) or (layer + 1) % raw.get("decoder_sparse_step", 1)
     return "dense" if moe is None or dense else "moe"
 
@@ -127,7 +128,7 @@ def _load_split_in_proj(checkpoint: Checkpoint, prefix: str, c: GatedDeltaConfig
 
 
 def _load_fused_in_proj(checkpoint: Checkpoint, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
-    """Qwen3-Next: two matrices, each key head's rows together (q, k, its value heads' v and z; their b and a)."""
+    """Qwen3-Next: two matrices, a key head's rows together: q, k, its value heads' v and z; their b and a."""
     Hk, value_rows = c.num_key_heads, c.value_size // c.num_key_heads
     qkvz = checkpoint.take(f"{prefix}.in_proj_qkvz.weight", (2 * c.key_size + 2 * c.value_size, hidden))
     ba = checkpoint.take(f"{prefix}.in_proj_ba.weight", (2 * c.num_value_heads, hidden))
@@ -152,13 +153,13 @@ def _load_moe(checkpoint: Checkpoint, prefix: str, config: ModelConfig) -> Mixtu
 
 def _load_experts(checkpoint: Checkpoint, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
     """gate_up [E, 2 I, hidden] and down [E, hidden, I], from one matrix an expert or from stacked tensors."""
-    E, I = moe.num_experts, moe.intermediate_size  # noqa: E741
+    num, inner = moe.num_experts, moe.intermediate_size
     if f"{prefix}.gate_up_proj" in checkpoint.remaining:
         return (
-            checkpoint.take(f"{prefix}.gate_up_proj", (E, 2 * I, hidden)),
-            checkpoint.take(f"{prefix}.down_proj", (E, hidden, I)),
+            checkpoint.take(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
+            checkpoint.take(f"{prefix}.down_proj", (num, hidden, inner)),
         )
-    experts = [SwiGlu.load(checkpoint, f"{prefix}.{e}", hidden, I) for e in range(E)]
+    experts = [SwiGlu.load(checkpoint, f"{prefix}.{e}", hidden, inner) for e in range(num)]
     return torch.stack([e.gate_up for e in experts]), torch.stack([e.down for e in experts])
 
 

@@ -19,7 +19,7 @@ from kernels.rotary import rotate_
 
 @dataclass(frozen=True)
 class Attention:
-    """One projection gives queries, keys, values and, for models that have it, the output gate, in this order."""
+    """One projection gives queries, keys, values and, where there is one, the output gate, in this order."""
 
     config: AttentionConfig
     index: int  # among the attention layers: the layer's place in a block

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from engine.checkpoint import Checkpoint
 from engine.layers.step import Step
+from engine.memory import CacheMemory
 from engine.model_config import GatedDeltaConfig
+from engine.step_plan import DecodeRows
 from kernels.causal_conv1d import causal_conv1d
 from kernels.causal_conv1d_update import causal_conv1d_update
 from kernels.gated_rms_norm import norm_then_gate
 from kernels.gdn_prefill import gdn_prefill
 from kernels.gdn_update import gdn_update
+from kernels.segments import PrefillSegments
 
 
 @dataclass(frozen=True)
@@ -65,22 +68,23 @@ class GatedDelta:
         g_TH = F.softplus(a.float() + self.dt_bias_H).mul_(self.A_H)
         decoded = prefilled = None
         if plan.decode is not None:
-            decoded = self._decode(u[:n], g_TH[:n], beta_TH[:n], step)
+            decoded = self._decode(u[:n], g_TH[:n], beta_TH[:n], plan.decode, step.memory)
         if plan.prefill is not None:
-            prefilled = self._prefill(u[n:], g_TH[n:], beta_TH[n:], step)
+            segments = plan.prefill.segments
+            prefilled = self._prefill(u[n:], g_TH[n:], beta_TH[n:], segments, step.memory)
         o_THD = plan.join(decoded, prefilled)
         o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
         return F.linear(o_THD.view(T, config.value_size), self.out_proj)
 
-    def _decode(self, u: Tensor, g: Tensor, beta: Tensor, step: Step) -> Tensor:
-        rows = step.plan.decode
-        conv_pool, rec_pool = step.memory.state_pools[self.index]
+    def _decode(self, u: Tensor, g: Tensor, beta: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
         u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
         return gdn_update(*self._split(u), g, beta, rec_pool, rows.source, rows.dst_slots)
 
-    def _prefill(self, u: Tensor, g: Tensor, beta: Tensor, step: Step) -> Tensor:
-        segments = step.plan.prefill.segments
-        conv_pool, rec_pool = step.memory.state_pools[self.index]
+    def _prefill(
+        self, u: Tensor, g: Tensor, beta: Tensor, segments: PrefillSegments, memory: CacheMemory
+    ) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
         u = causal_conv1d(u, self.conv_weight, None, conv_pool, segments)
         return gdn_prefill(*self._split(u), g, beta, rec_pool, segments)
 

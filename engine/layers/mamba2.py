@@ -11,10 +11,13 @@ from torch import Tensor
 
 from engine.checkpoint import Checkpoint
 from engine.layers.step import Step
+from engine.memory import CacheMemory
 from engine.model_config import Mamba2Config
+from engine.step_plan import DecodeRows
 from kernels.causal_conv1d import causal_conv1d
 from kernels.causal_conv1d_update import causal_conv1d_update
 from kernels.gated_rms_norm import gate_then_norm
+from kernels.segments import PrefillSegments
 from kernels.ssd_prefill import ssd_prefill
 from kernels.ssd_update import ssd_update
 
@@ -43,20 +46,20 @@ class Mamba2:
         hidden: int,
         norm_eps: float,
     ) -> "Mamba2":
-        I, H, channels = config.inner_size, config.num_heads, config.conv_channels  # noqa: E741
+        inner, H, channels = config.inner_size, config.num_heads, config.conv_channels
         conv = checkpoint.take(f"{prefix}.conv1d.weight", (channels, 1, config.conv_taps))
         return cls(
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=checkpoint.take(f"{prefix}.in_proj.weight", (I + channels + H, hidden)),
+            in_proj=checkpoint.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden)),
             conv_weight=conv.squeeze(1),
             conv_bias=checkpoint.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
             dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (H,), torch.float32),
             A_H=-checkpoint.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
             D_H=checkpoint.take(f"{prefix}.D", (H,), torch.float32),
-            norm_I=checkpoint.take(f"{prefix}.norm.weight", (I,), torch.float32),
-            out_proj=checkpoint.take(f"{prefix}.out_proj.weight", (hidden, I)),
+            norm_I=checkpoint.take(f"{prefix}.norm.weight", (inner,), torch.float32),
+            out_proj=checkpoint.take(f"{prefix}.out_proj.weight", (hidden, inner)),
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -68,22 +71,20 @@ class Mamba2:
             dt_TH.clamp_(config.dt_min, config.dt_max)
         decoded = prefilled = None
         if plan.decode is not None:
-            decoded = self._decode(u[:n], dt_TH[:n], step)
+            decoded = self._decode(u[:n], dt_TH[:n], plan.decode, step.memory)
         if plan.prefill is not None:
-            prefilled = self._prefill(u[n:], dt_TH[n:], step)
+            prefilled = self._prefill(u[n:], dt_TH[n:], plan.prefill.segments, step.memory)
         y = plan.join(decoded, prefilled).reshape(len(x), config.inner_size)
         return F.linear(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups), self.out_proj)
 
-    def _decode(self, u: Tensor, dt: Tensor, step: Step) -> Tensor:
-        rows = step.plan.decode
-        conv_pool, rec_pool = step.memory.state_pools[self.index]
+    def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
         u = causal_conv1d_update(u, self.conv_weight, self.conv_bias, conv_pool, rows.source, rows.dst_slots)
         x, B, C = self._split(u)
         return ssd_update(x, dt, self.A_H, B, C, self.D_H, rec_pool, rows.source, rows.dst_slots)
 
-    def _prefill(self, u: Tensor, dt: Tensor, step: Step) -> Tensor:
-        segments = step.plan.prefill.segments
-        conv_pool, rec_pool = step.memory.state_pools[self.index]
+    def _prefill(self, u: Tensor, dt: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
         x, B, C = self._split(causal_conv1d(u, self.conv_weight, self.conv_bias, conv_pool, segments))
         return ssd_prefill(x, dt, self.A_H, B, C, self.D_H, rec_pool, segments)
 
