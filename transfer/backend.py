@@ -1,0 +1,101 @@
+"""The small interface that a transport implements: tagged parts over connections, announced before received.
+
+    prefill node                                    decode node
+    connection = await transport.connect(peer)      transport.expect(nonce, inbox)
+    connection.send(tag, part, deadline_s)   --->   inbox.announced(arrival)
+                                                    arrival.receive(buffer, ...)  or  arrival.drop()
+
+Contract
+- All calls are made on the event loop's thread, and callbacks come on it.
+- Parts sent over one connection are announced in the order in which they were sent.
+- A part is announced only to the inbox that expects its nonce; parts of other nonces are dropped and counted.
+- An operation owns its buffer until its future is done, whatever its caller does meanwhile: cancelling the
+  future is not possible (await it through `asyncio.shield`, or do not cancel). Every future is done soon after
+  its deadline at the latest: a transport closes the connection to get there.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from transfer.buffers import Buffer
+from transfer.envelope import Tag
+from transfer.stats import TransportStats
+
+
+class Arrival(Protocol):
+    """A part that a peer sent and that waits to be received."""
+
+    @property
+    def tag(self) -> Tag: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
+        """Into `buffer`, of at least `num_bytes`. Once. Fails with `PeerLost`, `DeadlinePassed` or `Truncated`.
+
+        connection_id   what the envelope named, if known: the connection to break if the deadline passes first
+        """
+        ...
+
+    def drop(self) -> None:
+        """Let go of it; the sender is told that it was taken. Does nothing once received or dropped."""
+        ...
+
+
+class Inbox(Protocol):
+    def announced(self, arrival: Arrival) -> None: ...
+
+
+class Connection(Protocol):
+    """A way to one peer. Once lost it stays lost; `Transport.connect` makes another."""
+
+    @property
+    def id(self) -> int:
+        """64 random bits: the name by which the receiver can watch this connection."""
+        ...
+
+    def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
+        """Done when the transport needs `part` no longer. Fails with `PeerLost` or `DeadlinePassed`."""
+        ...
+
+    def watch(self, on_lost: Callable[[str], None]) -> Callable[[], None]:
+        """Call `on_lost(reason)` when the connection is lost, soon if it is already. Returns: stop watching."""
+        ...
+
+
+class Transport(Protocol):
+    """One per process. Times are absolute, on the event loop's clock."""
+
+    @property
+    def address(self) -> str:
+        """What a peer passes to `connect`."""
+        ...
+
+    @property
+    def stats(self) -> TransportStats: ...
+
+    async def connect(self, peer: str, deadline_s: float) -> Connection:
+        """The live connection to this peer, made when there is none. Raises `PeerUnreachable`, `DeadlinePassed`."""
+        ...
+
+    def expect(self, nonce: int, inbox: Inbox) -> None:
+        """Announce this nonce's parts to `inbox` from now on."""
+        ...
+
+    def forget(self, nonce: int) -> None:
+        """Drop this nonce's parts from now on."""
+        ...
+
+    def watch(self, connection_id: int, on_lost: Callable[[str], None]) -> Callable[[], None]:
+        """The receiving end's `Connection.watch`, by the id that an envelope names."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """What is in use: for logs, and for the operator's page."""
+        ...
+
+    async def close(self) -> None:
+        """Lose all connections and fail all operations."""
+        ...

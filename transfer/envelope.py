@@ -1,0 +1,135 @@
+"""What travels before each payload, and the tag that routes both.
+
+An envelope says what the payload is; the receiver compares it with its own plan and believes nothing else.
+
+    magic 4s | version u8 | kind u8 | note length u8 | pad | nonce u64 | connection u64 | index u32
+    | first_block u32 | num_blocks u32 | pad 4 | num_bytes u64 | note 64s | digest 16s     (little endian)
+"""
+
+import secrets
+import struct
+from dataclasses import dataclass, replace
+
+from transfer.digest import DIGEST_BYTES
+from transfer.errors import LayoutMismatch, MalformedEnvelope
+from transfer.plan import MAX_MESSAGES, NONCE_BITS, Kind, PlannedMessage
+
+MAGIC = b"HRHO"
+VERSION = 1
+MAX_NOTE_BYTES = 64
+
+_FIELDS = struct.Struct(f"<4sBBBxQQIII4xQ{MAX_NOTE_BYTES}s")
+ENVELOPE_BYTES = _FIELDS.size + DIGEST_BYTES
+
+
+def new_nonce() -> int:
+    """A nonce that no peer can guess and none has seen: 48 random bits, never 0."""
+    return secrets.randbelow((1 << NONCE_BITS) - 1) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Routes one part of one message: nonce << 16 | index << 1 | part, 64 bits."""
+
+    nonce: int
+    index: int
+    is_payload: bool
+
+    def __int__(self) -> int:
+        return self.nonce << 16 | self.index << 1 | self.is_payload
+
+    @classmethod
+    def of(cls, value: int) -> "Tag":
+        return cls(value >> 16, value >> 1 & MAX_MESSAGES - 1, bool(value & 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One message's description.
+
+    connection   the sender's name for the connection that carries it: lets the receiver notice its loss
+    note         up to 64 bytes of the nodes' own; rides on the state message, empty elsewhere
+    digest       of this message and all before it; empty until sealed
+    """
+
+    nonce: int
+    connection: int
+    index: int
+    kind: int
+    first_block: int
+    num_blocks: int
+    num_bytes: int
+    note: bytes = b""
+    digest: bytes = b""
+
+    def __post_init__(self) -> None:
+        if len(self.note) > MAX_NOTE_BYTES:
+            raise LayoutMismatch(f"note of {len(self.note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead")
+
+    @classmethod
+    def of(cls, nonce: int, connection: int, message: PlannedMessage, note: bytes) -> "Envelope":
+        return cls(
+            nonce=nonce,
+            connection=connection,
+            index=message.index,
+            kind=message.kind,
+            first_block=message.first_block,
+            num_blocks=message.num_blocks,
+            num_bytes=message.num_bytes,
+            note=note,
+        )
+
+    def describes(self, nonce: int, message: PlannedMessage) -> bool:
+        """Is this exactly the planned message of exactly that session?"""
+        return (self.nonce, self.index, self.kind, self.first_block, self.num_blocks, self.num_bytes) == (
+            nonce,
+            message.index,
+            message.kind,
+            message.first_block,
+            message.num_blocks,
+            message.num_bytes,
+        )
+
+    def fields(self) -> bytes:
+        """Everything but the digest: what the digest covers."""
+        return _FIELDS.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            len(self.note),
+            self.nonce,
+            self.connection,
+            self.index,
+            self.first_block,
+            self.num_blocks,
+            self.num_bytes,
+            self.note,
+        )
+
+    def sealed(self, digest: bytes) -> "Envelope":
+        return replace(self, digest=digest)
+
+    def encode(self) -> bytes:
+        """`ENVELOPE_BYTES` bytes; the envelope must be sealed."""
+        if len(self.digest) != DIGEST_BYTES:
+            raise MalformedEnvelope(f"digest of {len(self.digest)} bytes, not {DIGEST_BYTES}: seal it first")
+        return self.fields() + self.digest
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Envelope":
+        """Raises `MalformedEnvelope`; whether the fields fit a plan is the session's question."""
+        if len(data) != ENVELOPE_BYTES:
+            raise MalformedEnvelope(f"{len(data)} bytes, not {ENVELOPE_BYTES}")
+        magic, version, kind, note_bytes, nonce, connection, index, first, num_blocks, num_bytes, note = (
+            _FIELDS.unpack_from(data)
+        )
+        if magic != MAGIC or version != VERSION:
+            raise MalformedEnvelope(
+                f"magic {magic!r} version {version}, not {MAGIC!r} {VERSION}: run one release on all nodes"
+            )
+        if kind not in (Kind.ATTENTION, Kind.STATE) or note_bytes > MAX_NOTE_BYTES:
+            raise MalformedEnvelope(f"kind {kind}, note of {note_bytes} bytes: not of this protocol")
+        return cls(
+            nonce, connection, index, kind, first, num_blocks, num_bytes,
+            note[:note_bytes], data[_FIELDS.size :],
+        )  # fmt: skip

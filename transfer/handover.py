@@ -1,0 +1,124 @@
+"""What driving a session has in common on both sides: its deadline, how it ends, and who is told.
+
+A session's tasks are never cancelled: a transport may still be reading or writing their buffers. They are
+told that the session has ended and wind down by themselves, at the latest when the deadline has passed.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from transfer import session
+from transfer.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
+from transfer.stats import TransportStats
+
+Event = TypeVar("Event")
+Instruction = TypeVar("Instruction")
+
+PIPELINE_DEPTH = 2
+"""Messages of one session in staging at a time: one moves while its neighbour is packed or landed."""
+
+
+class Handover(Generic[Event, Instruction]):
+    """One session under way. Subclasses do the moving; `cancel` may be called at any time, on the loop's thread.
+
+    on          the session's transition function
+    outcome     what `_wait` returns once the session is complete
+    """
+
+    def __init__(
+        self,
+        transition: Callable[[Event | session.Interruption], list[Instruction]],
+        stats: TransportStats,
+        deadline_s: float,
+    ) -> None:
+        self._transition = transition
+        self._stats = stats
+        self._deadline_s = deadline_s
+        self._failure: HandoverFailed | None = None
+        self._complete = False
+        self._at_work = 0
+        self._settled = asyncio.Event()
+        self._pipeline = asyncio.Semaphore(PIPELINE_DEPTH)
+        self._in_order = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(deadline_s, lambda: self._on(session.DeadlinePassed()))
+
+    def cancel(self) -> None:
+        """Fail the session, unless it has ended. Await its end to know that nothing touches your blocks."""
+        self._on(session.Cancelled())
+
+    def _on(self, event: Event | session.Interruption) -> list[Instruction]:
+        """Take the event, obey what ends the session, and return all instructions."""
+        instructions = self._transition(event)
+        for instruction in instructions:
+            match instruction:
+                case session.Complete():
+                    self._complete = True
+                    self._stats.sessions_completed += 1
+                    self._end()
+                case session.Fail(cause, reason):
+                    self._failure = HandoverFailed(cause, reason)
+                    self._stats.failures[cause] += 1
+                    self._end()
+        return instructions
+
+    @property
+    def _ended(self) -> bool:
+        return self._complete or self._failure is not None
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        self._ending()
+        self._settle()
+
+    def _ending(self) -> None:
+        """The session has just ended: stop taking in work."""
+        raise NotImplementedError
+
+    async def _at_callers_blocks(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the caller's pack or land; the session's end is not told while one runs."""
+        self._at_work += 1
+        try:
+            await work
+        finally:
+            self._at_work -= 1
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._ended and not self._at_work:
+            self._settled.set()
+
+    async def _wait(self) -> None:
+        """Until the session has ended and the caller's blocks are no longer touched; raises its failure."""
+        await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run on its own; an error is the session's."""
+        task = asyncio.get_running_loop().create_task(self._guard(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._on(interruption(error))
+            if self._failure is not None and self._failure.__cause__ is None:
+                self._failure.__cause__ = error
+
+
+def interruption(error: Exception) -> session.Interruption:
+    """The event that an error amounts to."""
+    match error:
+        case PeerLost() | PeerUnreachable():
+            return session.PeerLost(str(error))
+        case DeadlinePassed():
+            return session.DeadlinePassed()
+        case LayoutMismatch():
+            return session.Broken(session.Cause.WRONG_MESSAGE, str(error))
+        case _:
+            return session.Broken(session.Cause.LOCAL_ERROR, f"{type(error).__name__}: {error}")

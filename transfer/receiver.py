@@ -1,0 +1,198 @@
+"""The decode side of a hand-over: receives what one session's plan promises, verifies it, and lands it.
+
+    handover = receiver.expect(plan, land=scatter_blocks, deadline_s=loop.time() + 30)
+    landed = await handover.landed()
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from transfer import digest
+from transfer.backend import Arrival, Transport
+from transfer.buffers import Buffer
+from transfer.envelope import ENVELOPE_BYTES, Envelope
+from transfer.errors import MalformedEnvelope
+from transfer.handover import Handover
+from transfer.plan import PlannedMessage, TransferPlan
+from transfer.session import (
+    Broken,
+    Cause,
+    EnvelopeArrived,
+    Land,
+    MessageLanded,
+    PayloadAnnounced,
+    PayloadArrived,
+    PeerLost,
+    ReceivePayload,
+    ReceiverEvent,
+    ReceiverInstruction,
+    ReceiverSession,
+)
+from transfer.staging import Staging
+from transfer.stats import HandoverStats
+
+LandMessage: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
+"""Scatter the buffer, of exactly `message.num_bytes`, into the message's blocks or the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A session that landed whole. note: what the sender gave to `finish`."""
+
+    note: bytes
+    stats: HandoverStats
+
+
+class HandoverReceiver:
+    """Expects hand-overs over one transport and one staging pool. A sender needs a pool of its own."""
+
+    def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
+        self._transport = transport
+        self._staging = staging
+        self._clock = clock
+
+    def expect(self, plan: TransferPlan, *, land: LandMessage, deadline_s: float) -> "IncomingHandover":
+        """Take the messages of this plan's nonce from now on; call before the sender learns of it.
+
+        deadline_s   absolute, on the event loop's clock: the whole session, prefill included, must fit
+        Raises `LayoutMismatch` when a message cannot fit the staging buffers.
+        """
+        self._staging.require(plan.largest_message_bytes)
+        return IncomingHandover(plan, self._transport, self._staging, land, deadline_s, self._clock)
+
+
+class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
+    """One session's receiving end, and the inbox of its nonce. For the event loop's thread."""
+
+    def __init__(
+        self,
+        plan: TransferPlan,
+        transport: Transport,
+        staging: Staging,
+        land: LandMessage,
+        deadline_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(ReceiverSession(plan).on, transport.stats, deadline_s)
+        self.plan = plan
+        self._transport = transport
+        self._staging = staging
+        self._land = land
+        self._clock = clock
+        self._began_s = self._ended_s = clock()
+        self._digest = digest.FIRST
+        self._envelope: Envelope | None = None
+        self._stop_watching: Callable[[], None] = lambda: None
+        self._queue: asyncio.Queue[Arrival | None] = asyncio.Queue()
+        transport.expect(plan.nonce, self)
+        self._spawn(self._run())
+
+    async def landed(self) -> Landed:
+        """Until every message has landed.
+
+        Raises `HandoverFailed`. Either way `land` is not running any more and will not be called again: the
+        blocks and the slot are the caller's to use or to give back.
+        """
+        await self._wait()
+        assert self._envelope is not None
+        stats = HandoverStats(
+            attention_tokens=self.plan.attention_tokens,
+            attention_bytes=self.plan.attention_bytes,
+            state_bytes=self.plan.state_bytes,
+            messages=len(self.plan.messages),
+            seconds=self._ended_s - self._began_s,
+        )
+        return Landed(self._envelope.note, stats)
+
+    def announced(self, arrival: Arrival) -> None:
+        """The transport has a part for us."""
+        self._queue.put_nowait(arrival)
+
+    def _ending(self) -> None:
+        self._ended_s = self._clock()
+        self._transport.forget(self.plan.nonce)
+        self._stop_watching()
+        while not self._queue.empty():
+            self._drop(self._queue.get_nowait())
+        self._queue.put_nowait(None)
+
+    @staticmethod
+    def _drop(arrival: Arrival | None) -> None:
+        if arrival is not None:
+            arrival.drop()
+
+    async def _run(self) -> None:
+        """One part at a time, in order of arrival; `None` follows the session's end."""
+        while (arrival := await self._queue.get()) is not None:
+            if arrival.tag.is_payload:
+                await self._take_payload(arrival)
+            else:
+                await self._take_envelope(arrival)
+
+    async def _take_envelope(self, arrival: Arrival) -> None:
+        if arrival.num_bytes != ENVELOPE_BYTES:
+            arrival.drop()
+            self._on(Broken(Cause.MALFORMED, f"envelope of {arrival.num_bytes} bytes, not {ENVELOPE_BYTES}"))
+            return
+        data = np.empty(ENVELOPE_BYTES, np.uint8)
+        await arrival.receive(data, self._deadline_s, None)
+        try:
+            envelope = Envelope.decode(data.tobytes())
+        except MalformedEnvelope as error:
+            self._on(Broken(Cause.MALFORMED, str(error)))
+            return
+        first = self._envelope is None
+        self._envelope = envelope
+        self._on(EnvelopeArrived(arrival.tag.index, envelope))
+        if first and not self._ended:
+            self._began_s = self._clock()
+            self._stop_watching = self._transport.watch(envelope.connection, self._peer_lost)
+
+    def _peer_lost(self, reason: str) -> None:
+        self._on(PeerLost(reason))
+
+    async def _take_payload(self, arrival: Arrival) -> None:
+        """Return when the payload lies in staging; landing it overlaps with receiving the next."""
+        match self._on(PayloadAnnounced(arrival.tag.index, arrival.num_bytes)):
+            case [ReceivePayload(message)]:
+                await self._pipeline.acquire()
+                received = asyncio.Event()
+                self._spawn(self._receive_and_land(arrival, message, received))
+                await received.wait()
+            case _:
+                arrival.drop()
+
+    async def _receive_and_land(
+        self, arrival: Arrival, message: PlannedMessage, received: asyncio.Event
+    ) -> None:
+        try:
+            async with self._staging.hold(message.num_bytes, self._deadline_s) as payload:
+                if self._ended or not await self._receive(arrival, message, payload):
+                    return
+                received.set()
+                async with self._in_order:
+                    if self._ended:
+                        return
+                    await self._at_callers_blocks(self._scatter(message, payload))
+            self._on(MessageLanded(message.index))
+        finally:
+            arrival.drop()
+            received.set()
+            self._pipeline.release()
+
+    async def _receive(self, arrival: Arrival, message: PlannedMessage, payload: Buffer) -> bool:
+        """Is the payload now in staging, verified, and to be landed?"""
+        envelope = self._envelope
+        assert envelope is not None
+        await arrival.receive(payload, self._deadline_s, envelope.connection)
+        self._digest = digest.message_digest(self._digest, envelope.fields(), payload)
+        event = PayloadArrived(message.index, digest_ok=self._digest == envelope.digest)
+        return self._on(event) == [Land(message)]
+
+    async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:
+        await self._land(message, payload)

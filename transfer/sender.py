@@ -1,0 +1,160 @@
+"""The prefill side of a hand-over: packs messages as their tokens are computed, and sends them in order.
+
+    handover = sender.open(plan, peer, pack=gather_blocks, deadline_s=loop.time() + 30)
+    handover.tokens_computed(2048)          # after each chunk
+    handover.finish(note=b"...")            # after the first token is sampled
+    stats = await handover.done()
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from transfer import digest
+from transfer.backend import Connection, Transport
+from transfer.buffers import Buffer
+from transfer.envelope import MAX_NOTE_BYTES, Envelope, Tag
+from transfer.errors import LayoutMismatch
+from transfer.handover import Handover
+from transfer.plan import Kind, PlannedMessage, TransferPlan
+from transfer.session import (
+    Finished,
+    MessageSent,
+    PeerLost,
+    SenderEvent,
+    SenderInstruction,
+    SenderSession,
+    SendMessage,
+    TokensComputed,
+)
+from transfer.staging import Staging
+from transfer.stats import HandoverStats
+
+Pack: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
+"""Fill the buffer, of exactly `message.num_bytes`, with the message's blocks or the state."""
+
+
+class HandoverSender:
+    """Opens hand-overs over one transport and one staging pool. A receiver needs a pool of its own."""
+
+    def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
+        self._transport = transport
+        self._staging = staging
+        self._clock = clock
+
+    def open(self, plan: TransferPlan, peer: str, *, pack: Pack, deadline_s: float) -> "OutgoingHandover":
+        """Start a session with the receiver at `peer`; connects at once.
+
+        deadline_s   absolute, on the event loop's clock: the whole session, prefill included, must fit
+        Raises `LayoutMismatch` when a message cannot fit the staging buffers.
+        """
+        self._staging.require(plan.largest_message_bytes)
+        return OutgoingHandover(plan, peer, self._transport, self._staging, pack, deadline_s, self._clock)
+
+
+class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
+    """One session's sending end. All methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        plan: TransferPlan,
+        peer: str,
+        transport: Transport,
+        staging: Staging,
+        pack: Pack,
+        deadline_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(SenderSession(plan).on, transport.stats, deadline_s)
+        self.plan = plan
+        self._transport = transport
+        self._staging = staging
+        self._pack = pack
+        self._clock = clock
+        self._opened_s = self._ended_s = clock()
+        self._note = b""
+        self._digest = digest.FIRST
+        self._queue: asyncio.Queue[PlannedMessage | None] = asyncio.Queue()
+        self._spawn(self._run(peer))
+
+    def tokens_computed(self, num_tokens: int) -> None:
+        """The first `num_tokens` of the prompt are computed and in their blocks; never fewer than before."""
+        self._advance(TokensComputed(num_tokens))
+
+    def finish(self, note: bytes = b"") -> None:
+        """The last token is computed and the state final: send it, and the note with it."""
+        if len(note) > MAX_NOTE_BYTES:
+            raise LayoutMismatch(f"note of {len(note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead")
+        self._note = note
+        self._advance(Finished())
+
+    async def done(self) -> HandoverStats:
+        """Until every message was taken over by the transport; that it landed is the receiver's to say.
+
+        Raises `HandoverFailed`. Either way `pack` is not running any more and will not be called again.
+        """
+        await self._wait()
+        return HandoverStats(
+            attention_tokens=self.plan.attention_tokens,
+            attention_bytes=self.plan.attention_bytes,
+            state_bytes=self.plan.state_bytes,
+            messages=len(self.plan.messages),
+            seconds=self._ended_s - self._opened_s,
+        )
+
+    def _advance(self, event: SenderEvent) -> None:
+        for instruction in self._on(event):
+            if isinstance(instruction, SendMessage):
+                self._queue.put_nowait(instruction.message)
+
+    def _ending(self) -> None:
+        self._ended_s = self._clock()
+        self._queue.put_nowait(None)
+
+    async def _run(self, peer: str) -> None:
+        connection = await self._transport.connect(peer, self._deadline_s)
+        stop_watching = connection.watch(lambda reason: self._advance(PeerLost(reason)))
+        try:
+            while (message := await self._queue.get()) is not None and not self._ended:
+                await self._pipeline.acquire()
+                self._spawn(self._move(connection, message))
+        finally:
+            stop_watching()
+
+    async def _move(self, connection: Connection, message: PlannedMessage) -> None:
+        """Pack and send one message. Packing is in order; sending overlaps with packing the next."""
+        try:
+            async with self._staging.hold(message.num_bytes, self._deadline_s) as payload:
+                async with self._in_order:
+                    if self._ended:
+                        return
+                    await self._at_callers_blocks(self._fill(message, payload))
+                    if self._ended:
+                        return
+                    parts = self._post(connection, message, payload)
+                results = await asyncio.gather(*parts, return_exceptions=True)
+        finally:
+            self._pipeline.release()
+        for error in results:
+            if error is not None:
+                raise error
+        self._advance(MessageSent(message.index))
+
+    async def _fill(self, message: PlannedMessage, payload: Buffer) -> None:
+        await self._pack(message, payload)
+
+    def _post(
+        self, connection: Connection, message: PlannedMessage, payload: Buffer
+    ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
+        nonce = self.plan.nonce
+        note = self._note if message.kind is Kind.STATE else b""
+        envelope = Envelope.of(nonce, connection.id, message, note)
+        self._digest = digest.message_digest(self._digest, envelope.fields(), payload)
+        head = np.frombuffer(envelope.sealed(self._digest).encode(), np.uint8)
+        return (
+            connection.send(Tag(nonce, message.index, False), head, self._deadline_s),
+            connection.send(Tag(nonce, message.index, True), payload, self._deadline_s),
+        )

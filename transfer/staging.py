@@ -1,0 +1,108 @@
+"""A bounded pool of equal buffers that payloads pass through on their way between blocks and the wire.
+
+The bound is the back-pressure: a sender that finds no buffer packs later, a receiver that finds none leaves
+the payload with its sender.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from transfer.buffers import Allocator, Buffer, allocate_host
+from transfer.errors import DeadlinePassed, LayoutMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class StagingConfig:
+    """Sizes of the pool; its memory, `num_buffers * buffer_bytes`, is allocated at start.
+
+    num_buffers    how many messages may be in staging at once; two for each session that should move at once
+    buffer_bytes   holds the largest message: the state, or `max_message_bytes` of attention blocks
+    """
+
+    num_buffers: int = 4
+    buffer_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.num_buffers < 1:
+            raise LayoutMismatch(f"staging num_buffers {self.num_buffers} < 1: give it at least one buffer")
+        if self.buffer_bytes < 1:
+            raise LayoutMismatch(f"staging buffer_bytes {self.buffer_bytes} < 1: it must hold the whole state")
+
+
+class Staging:
+    """Belongs to one event loop. Waiters are served in order of arrival."""
+
+    def __init__(self, config: StagingConfig, allocate: Allocator = allocate_host) -> None:
+        self._config = config
+        self._free = [allocate(config.buffer_bytes) for _ in range(config.num_buffers)]
+        self._num_held = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def buffer_bytes(self) -> int:
+        return self._config.buffer_bytes
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @asynccontextmanager
+    async def hold(self, num_bytes: int, deadline_s: float) -> AsyncIterator[Buffer]:
+        """A buffer's first `num_bytes`, given back at the end of the block.
+
+        Raises `DeadlinePassed` when none was free in time. Leave the block only when nothing reads or writes
+        the buffer any more: await the transport's operations inside it.
+        """
+        self.require(num_bytes)
+        buffer = await self._take(deadline_s)
+        self._num_held += 1
+        try:
+            yield buffer[:num_bytes]
+        finally:
+            self._num_held -= 1
+            self._give(buffer)
+
+    def require(self, num_bytes: int) -> None:
+        """Raise `LayoutMismatch` if no buffer can ever hold this much."""
+        if num_bytes > self.buffer_bytes:
+            raise LayoutMismatch(
+                f"a message of {num_bytes} bytes > staging buffer_bytes {self.buffer_bytes}: raise buffer_bytes, "
+                "or lower max_message_bytes if it is not the state"
+            )
+
+    def check(self) -> None:
+        """Every buffer is free or held, none is free twice, and nobody waits while one is free."""
+        granted = sum(waiter.done() and not waiter.cancelled() for waiter in self._waiters)
+        assert len(self._free) + self._num_held + granted == self._config.num_buffers
+        assert len({id(buffer) for buffer in self._free}) == len(self._free)
+        assert not self._free or not self._waiters
+
+    async def _take(self, deadline_s: float) -> Buffer:
+        if self._free:
+            return self._free.pop()
+        waiter: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await waiter
+        except BaseException as error:
+            if waiter.done() and not waiter.cancelled():  # granted in the very turn that gave up
+                self._give(waiter.result())
+            if isinstance(error, TimeoutError):
+                raise DeadlinePassed(
+                    f"none of {self._config.num_buffers} staging buffers came free in time: raise num_buffers"
+                ) from None
+            raise
+        finally:
+            self._waiters.remove(waiter)
+
+    def _give(self, buffer: Buffer) -> None:
+        """To the first who still waits; there is a free buffer only while nobody does."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(buffer)
+                return
+        self._free.append(buffer)

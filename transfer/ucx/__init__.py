@@ -1,0 +1,5 @@
+"""UCX through ucxx: the only package that imports it. `open_transport` applies the settings before it does."""
+
+from transfer.ucx.opening import open_transport
+
+__all__ = ["open_transport"]

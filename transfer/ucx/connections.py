@@ -1,0 +1,93 @@
+"""The two ends of a UCX connection. Peer error handling is on at both, or a dead peer would hang for ever."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ucxx._lib.libucxx as ucx
+
+from transfer.buffers import Buffer
+from transfer.envelope import Tag
+from transfer.errors import PeerLost
+from transfer.stats import TransportStats
+from transfer.ucx.progress import ProgressLoop
+
+Watcher = Callable[[str], None]
+
+
+class Link:
+    """An endpoint and who wants to know of its end. Once lost it stays lost."""
+
+    def __init__(
+        self, progress: ProgressLoop, endpoint: Any, stats: TransportStats, on_lost: Callable[["Link"], None]
+    ) -> None:
+        self.endpoint = endpoint
+        self._stats = stats
+        self.lost: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._progress = progress
+        self._on_lost = on_lost
+        self._watchers: dict[object, Watcher] = {}
+        # The callback comes from inside UCX's progress, where an endpoint must not be closed.
+        endpoint.set_close_callback(self._closed_by_ucx)
+
+    def watch(self, on_lost: Watcher) -> Callable[[], None]:
+        if self.lost is not None:
+            self._loop.call_soon(on_lost, self.lost)
+            return lambda: None
+        key = object()
+        self._watchers[key] = on_lost
+
+        def stop_watching() -> None:
+            self._watchers.pop(key, None)
+
+        return stop_watching
+
+    def lose(self, reason: str, *, forced: bool = False) -> None:
+        """Force-close: operations in flight complete with an error in a coming turn; watchers are told now.
+
+        forced   it worked, but an operation on it outlived its deadline
+        """
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._stats.connections_lost += 1
+        self._stats.forced_closes += forced
+        self.endpoint.close_blocking()
+        self._progress.wake()
+        self._on_lost(self)
+        for watcher in tuple(self._watchers.values()):
+            watcher(reason)
+        self._watchers.clear()
+
+    def _closed_by_ucx(self, *_: object) -> None:
+        self._loop.call_soon(self.lose, "the connection broke or its peer died")
+
+
+class UcxConnection(Link):
+    """The sending end. `id` was said to the peer when the connection was made, and every envelope says it again."""
+
+    def __init__(
+        self,
+        progress: ProgressLoop,
+        endpoint: Any,
+        stats: TransportStats,
+        on_lost: Callable[[Link], None],
+        connection_id: int,
+    ) -> None:
+        super().__init__(progress, endpoint, stats, on_lost)
+        self.id = connection_id
+
+    def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
+        if self.lost is not None:
+            failed: asyncio.Future[None] = self._loop.create_future()
+            failed.set_exception(PeerLost(self.lost))
+            return failed
+        self._stats.sent_parts += 1
+        self._stats.sent_bytes += len(part)
+        return self._progress.start(
+            lambda array: self.endpoint.tag_send(array, ucx.UCXXTag(int(tag))),
+            part,
+            deadline_s,
+            lambda: self.lose(f"{tag} was not taken by its deadline", forced=True),
+        )

@@ -1,0 +1,149 @@
+"""Drives a UCX worker from the event loop: no thread, no spinning, and nothing to do while nothing happens.
+
+UCX has an epoll descriptor that becomes readable once the worker is armed and something happens. So a turn is
+drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the event loop's other work gets
+its share; finish completed operations; let the transport look for announced messages; then arm. When the worker
+refuses to be armed, or work may be left, the next turn is scheduled at once. An idle process sleeps in epoll.
+
+ucxx's own awaitables are not used: they spin until the message is there, in every progress mode (0.52).
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ucxx._lib.libucxx as ucx
+from ucxx._lib.arr import Array
+
+from transfer.buffers import Buffer
+from transfer.errors import DeadlinePassed, PeerLost, Truncated
+
+DRAIN_STEPS = 64
+TICK_S = 1.0
+"""A turn at least this often, should an event ever be missed; it also gives UCX's keepalive its turns."""
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """A send or receive in flight. Holds its buffer until UCX has let go of it, whoever else forgets it.
+
+    expire      called at the deadline; must make the request complete, by closing the connection it waits for
+    done        its owner's future; fails with `PeerLost`, `DeadlinePassed` or `Truncated`
+    """
+
+    request: Any
+    buffer: Buffer
+    done: asyncio.Future[None]
+    timer: asyncio.TimerHandle | None = None
+    expired: bool = False
+
+    def finish(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        error = self._error()
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+    def _error(self) -> Exception | None:
+        try:
+            self.request.check_error()
+        except ucx.UCXMessageTruncatedError as error:
+            return Truncated(f"the message is longer than its buffer of {len(self.buffer)} bytes: {error}")
+        except ucx.UCXError as error:
+            if self.expired:
+                return DeadlinePassed(f"{len(self.buffer)} bytes did not move by their deadline: {error}")
+            return PeerLost(f"{error} ({type(error).__name__})")
+        return None
+
+
+class ProgressLoop:
+    """Owns the UCX context and worker of a process, for the running event loop.
+
+    route   called after each drain: take announced messages; True when it left some for the next turn
+    """
+
+    def __init__(self, route: Callable[[], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._route = route
+        feature = ucx.Feature
+        self.context = ucx.UCXContext({}, feature_flags=(feature.TAG, feature.STREAM, feature.WAKEUP))
+        self.worker = ucx.UCXWorker(self.context, enable_delayed_submission=False, enable_python_future=False)
+        self.worker.init_blocking_progress_mode()
+        self._fd = self.worker.epoll_file_descriptor
+        self._loop.add_reader(self._fd, self._turn)
+        self._operations: set[Operation] = set()
+        self._scheduled: asyncio.Handle | None = None
+        self._tick()
+
+    @property
+    def num_operations(self) -> int:
+        return len(self._operations)
+
+    def start(
+        self,
+        post: Callable[[Array], Any],
+        buffer: Buffer,
+        deadline_s: float,
+        expire: Callable[[], None],
+    ) -> asyncio.Future[None]:
+        """Post a request on `buffer` and see it through; the future is done once UCX lets go of the buffer."""
+        operation = Operation(post(Array(buffer)), buffer, self._loop.create_future())
+        if operation.request.completed:  # a short one, which UCX copied
+            operation.finish()
+        else:
+            operation.timer = self._loop.call_at(deadline_s, self._expire, operation, expire)
+            self._operations.add(operation)
+        self.wake()
+        return operation.done
+
+    def wake(self) -> None:
+        """Take a turn soon: something was posted or closed, which UCX must progress before it may be armed."""
+        if self._scheduled is None:
+            self._scheduled = self._loop.call_soon(self._turn)
+
+    async def close(self, grace_s: float) -> None:
+        """Stop, after the operations that remain have had `grace_s` to complete; connections must be closed."""
+        give_up_s = self._loop.time() + grace_s
+        while self._operations and self._loop.time() < give_up_s:
+            self.wake()
+            await asyncio.sleep(0.001)
+        self._ticker.cancel()
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        self._loop.remove_reader(self._fd)
+
+    def _turn(self) -> None:
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        more = self._drain()
+        self._finish_operations()
+        more = self._route() or more
+        if more:
+            self.wake()
+        if self._scheduled is None and not self.worker.arm():
+            self.wake()
+
+    def _drain(self) -> bool:
+        """True when UCX may have more to do at once."""
+        return all(self.worker.progress_once() for _ in range(DRAIN_STEPS))
+
+    def _finish_operations(self) -> None:
+        completed = [operation for operation in self._operations if operation.request.completed]
+        for operation in completed:
+            self._operations.discard(operation)
+            operation.finish()
+
+    def _expire(self, operation: Operation, expire: Callable[[], None]) -> None:
+        operation.expired = True
+        expire()
+        self.wake()
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        self.wake()

@@ -1,0 +1,217 @@
+"""The UCX transport: one worker, one listener, and parts that are probed for before they are received.
+
+Every message is matched by a probe with an empty mask and removed from UCX's unexpected queue, whoever sent it.
+If a session expects its nonce, the session decides when and where to receive it; otherwise it is dropped, so
+nothing of a cancelled session stays behind. What UCX 1.21 does with a message held by its probe's handle:
+
+- a long message (rendezvous, above 8 KiB) stays with its sender until `receive`: that is the back-pressure;
+- received into a buffer that is too short it moves no byte and tells its sender "done": that is how to drop it;
+- if its sender dies, or the connection is force-closed, the receive completes with an error, never silently.
+
+The receiver learns which connection carries a session from the envelopes: a sender says a random id over the
+connection's stream when it is made, before any message, and again in every envelope.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ucxx._lib.libucxx as ucx
+
+from transfer.backend import Inbox
+from transfer.buffers import Buffer
+from transfer.envelope import Tag
+from transfer.errors import DeadlinePassed, PeerLost, PeerUnreachable, TransportUnavailable
+from transfer.stats import TransportStats
+from transfer.ucx.connections import Link, UcxConnection, Watcher
+from transfer.ucx.progress import ProgressLoop
+from transfer.ucx_config import UcxConfig
+
+logger = logging.getLogger(__name__)
+
+PROBES_A_TURN = 64
+HELLO_BYTES = 8
+HELLO_DEADLINE_S = 5.0
+CLOSE_GRACE_S = 2.0
+ANY_TAG = ucx.UCXXTag(0)
+ANY_MASK = ucx.UCXXTagMask(0)
+
+
+class UcxArrival:
+    """A message that UCX holds for us under its probe's handle."""
+
+    def __init__(self, transport: "UcxTransport", probe: Any) -> None:
+        self.tag = Tag.of(probe.sender_tag.value)
+        self.num_bytes: int = probe.length
+        self._transport = transport
+        self._probe = probe
+
+    def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
+        self._transport.stats.received_parts += 1
+        self._transport.stats.received_bytes += self.num_bytes
+        return self._post(buffer, deadline_s, connection_id)
+
+    def drop(self) -> None:
+        if self._probe is None:
+            return
+        self._transport.stats.dropped_parts += 1
+        self._transport.stats.dropped_bytes += self.num_bytes
+        dropped = self._post(np.empty(1, np.uint8), asyncio.get_running_loop().time() + HELLO_DEADLINE_S, None)
+        dropped.add_done_callback(lambda done: done.exception())
+
+    def _post(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
+        probe, self._probe = self._probe, None
+        return self._transport.progress.start(
+            lambda array: self._transport.progress.worker.tag_recv_with_handle(array, probe),
+            buffer,
+            deadline_s,
+            lambda: self._transport.break_incoming(connection_id, f"{self.tag} did not arrive by its deadline"),
+        )
+
+
+class UcxTransport:
+    """See `transfer.backend.Transport`. Made by `transfer.ucx.open_transport`, inside the event loop it uses."""
+
+    def __init__(self, config: UcxConfig) -> None:
+        self.stats = TransportStats()
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._inboxes: dict[int, Inbox] = {}
+        self._connecting: dict[str, asyncio.Task[UcxConnection]] = {}
+        self._outgoing: dict[str, UcxConnection] = {}
+        self._incoming: dict[int, Link] = {}
+        self._greeting: set[Link] = set()
+        """Accepted connections that have not said their id yet."""
+        try:
+            self.progress = ProgressLoop(self._route)
+            self._listener = ucx.UCXListener.create(self.progress.worker, config.port, self._connected, (), {})
+        except ucx.UCXError as error:
+            raise TransportUnavailable(
+                f"UCX cannot start with {config}: {error}; check the names in transports and net_devices "
+                "(`ucx_info -d` lists them), and whether the port is free"
+            ) from error
+        self.address = f"{config.host}:{self._listener.port}"
+
+    # ------------------------------------------------------------ sending
+
+    async def connect(self, peer: str, deadline_s: float) -> UcxConnection:
+        if peer in self._outgoing:
+            return self._outgoing[peer]
+        if peer not in self._connecting:
+            self._connecting[peer] = self._loop.create_task(self._connect(peer))
+            self._connecting[peer].add_done_callback(lambda task: self._tried(peer, task))
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await asyncio.shield(self._connecting[peer])
+        except TimeoutError:
+            raise DeadlinePassed(f"{peer} did not answer a connection request in time") from None
+
+    async def _connect(self, peer: str) -> UcxConnection:
+        """Done once the peer has our hello, so the path works in this direction."""
+        host, _, port = peer.rpartition(":")
+        try:
+            address = (await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM))[0][4][0]
+            endpoint = self.progress.worker.create_endpoint_from_hostname(str(address), int(port), True)
+        except (OSError, ValueError, ucx.UCXError) as error:
+            raise PeerUnreachable(f"no connection to {peer!r}: {error}; it must be the host:port of a node") from error
+        connection = UcxConnection(
+            self.progress, endpoint, self.stats, lambda _: self._outgoing.pop(peer, None), secrets.randbits(64)
+        )
+        hello = np.frombuffer(connection.id.to_bytes(HELLO_BYTES), np.uint8)
+        try:
+            await self._greet(connection, endpoint.stream_send, hello)
+        except (PeerLost, DeadlinePassed) as error:
+            connection.lose("it was never made")
+            raise PeerUnreachable(f"no connection to {peer!r}: {error}; is the node up, and the port open?") from error
+        self.stats.connections_opened += 1
+        self._outgoing[peer] = connection
+        return connection
+
+    def _tried(self, peer: str, task: asyncio.Task[UcxConnection]) -> None:
+        del self._connecting[peer]
+        if not task.cancelled():
+            task.exception()  # whoever still waits has it; nobody need
+
+    def _greet(self, link: Link, post: Callable[[Any], Any], hello: Buffer) -> asyncio.Future[None]:
+        deadline_s = self._loop.time() + HELLO_DEADLINE_S
+        return self.progress.start(post, hello, deadline_s, lambda: link.lose("no hello in time", forced=True))
+
+    # ------------------------------------------------------------ receiving
+
+    def expect(self, nonce: int, inbox: Inbox) -> None:
+        self._inboxes[nonce] = inbox
+
+    def forget(self, nonce: int) -> None:
+        self._inboxes.pop(nonce, None)
+
+    def watch(self, connection_id: int, on_lost: Watcher) -> Callable[[], None]:
+        link = self._incoming.get(connection_id)
+        if link is None:
+            self._loop.call_soon(on_lost, f"connection {connection_id:#x} is not, or no longer, known here")
+            return lambda: None
+        return link.watch(on_lost)
+
+    def break_incoming(self, connection_id: int | None, reason: str) -> None:
+        """At a deadline: end what a receive waits for. With no good id, every incoming connection might be it."""
+        known = self._incoming.get(connection_id) if connection_id is not None else None
+        for link in [known] if known is not None else tuple(self._incoming.values()):
+            link.lose(reason, forced=True)
+
+    def _route(self) -> bool:
+        for _ in range(PROBES_A_TURN):
+            probe = self.progress.worker.tag_probe(ANY_TAG, ANY_MASK, remove=True)
+            if not probe.matched:
+                return False
+            arrival = UcxArrival(self, probe)
+            inbox = self._inboxes.get(arrival.tag.nonce)
+            if inbox is None:
+                arrival.drop()
+            else:
+                inbox.announced(arrival)
+        return True
+
+    def _connected(self, connection_request: int) -> None:
+        """Called by UCX's listener from inside its progress: nothing may be raised here."""
+        try:
+            endpoint = self._listener.create_endpoint_from_conn_request(connection_request, True)
+            link = Link(self.progress, endpoint, self.stats, self._disconnected)
+            hello = np.zeros(HELLO_BYTES, np.uint8)
+            greeted = self._greet(link, endpoint.stream_recv, hello)
+        except ucx.UCXError as error:
+            logger.warning("a connection request could not be accepted: %s", error)
+            return
+        self._greeting.add(link)
+        greeted.add_done_callback(lambda done: self._greeted(link, hello, done))
+
+    def _greeted(self, link: Link, hello: Buffer, done: asyncio.Future[None]) -> None:
+        self._greeting.discard(link)
+        error = done.exception()
+        if error is not None:
+            link.lose(f"no hello: {error}")
+        elif link.lost is None:
+            self._incoming[int.from_bytes(hello.tobytes())] = link
+
+    def _disconnected(self, link: Link) -> None:
+        self._incoming = {name: other for name, other in self._incoming.items() if other is not link}
+
+    # ------------------------------------------------------------ the rest
+
+    def describe(self) -> dict[str, str]:
+        return {
+            "transport": "ucx",
+            "address": self.address,
+            "version": ".".join(str(part) for part in ucx.get_ucx_version()),
+            "allowed": self._config.transports,
+            "net_devices": self._config.net_devices,
+        }
+
+    async def close(self) -> None:
+        for task in tuple(self._connecting.values()):
+            task.cancel()
+        for link in [*self._outgoing.values(), *self._incoming.values(), *self._greeting]:
+            link.lose("this node closed its transport")
+        await self.progress.close(CLOSE_GRACE_S)

@@ -1,0 +1,65 @@
+"""UCX's settings, in one place. Free of UCX, so that a node's config can hold it before anything is imported."""
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+
+from transfer.errors import TransportUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class UcxConfig:
+    """One process's UCX. UCX reads its environment once, at its first import: `apply` must come before.
+
+    host                  the address at which peers reach this process; the listener binds all interfaces
+    port                  of the listener; 0 takes a free one
+    transports            UCX_TLS. `posix,cma,tcp` on one host; `tcp` between hosts without RDMA; add
+                          `cuda_copy,cuda_ipc` for GPU memory. Named, not left to UCX: with peer error handling
+                          its own choice is TCP even on one host
+    net_devices           UCX_NET_DEVICES, such as `eth0`; `all` lets UCX choose
+    tcp_segment           UCX_TCP_{TX,RX}_SEG_SIZE: 256K doubled the speed of TCP against the default
+    keepalive_interval_s  how often UCX asks an idle peer; with the next, a silent network is noticed in 3.7 s
+    tcp_user_timeout_s    how long sent TCP data may stay unacknowledged
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    transports: str = "posix,cma,tcp"
+    net_devices: str = "all"
+    tcp_segment: str = "256K"
+    keepalive_interval_s: int = 1
+    tcp_user_timeout_s: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.transports:
+            raise TransportUnavailable("ucx transports is empty: name some, such as `posix,cma,tcp`")
+        if not 0 <= self.port < 65536:
+            raise TransportUnavailable(f"ucx port {self.port} is not in 0..65535: 0 takes a free one")
+        for name in ("keepalive_interval_s", "tcp_user_timeout_s"):
+            if getattr(self, name) < 1:
+                raise TransportUnavailable(f"ucx {name} {getattr(self, name)} < 1: a dead peer would go unnoticed")
+
+    def environment(self) -> dict[str, str]:
+        """The variables that UCX is to find."""
+        return {
+            "UCX_TLS": self.transports,
+            "UCX_NET_DEVICES": self.net_devices,
+            "UCX_TCP_TX_SEG_SIZE": self.tcp_segment,
+            "UCX_TCP_RX_SEG_SIZE": self.tcp_segment,
+            "UCX_KEEPALIVE_INTERVAL": f"{self.keepalive_interval_s}s",
+            "UCX_TCP_USER_TIMEOUT": f"{self.tcp_user_timeout_s}s",
+            "UCX_WARN_UNUSED_ENV_VARS": "n",
+        }
+
+    def apply(self, environ: MutableMapping[str, str], loaded_modules: Mapping[str, object]) -> None:
+        """Write the variables to `environ` (`os.environ`); they replace what was there.
+
+        Raises `TransportUnavailable` when UCX is loaded already (`sys.modules`) with other settings.
+        """
+        wanted = self.environment()
+        differing = {name: environ.get(name) for name, value in wanted.items() if environ.get(name) != value}
+        if differing and "ucxx" in loaded_modules:
+            raise TransportUnavailable(
+                f"ucxx was imported before its settings were: {differing} should be {wanted}; "
+                "one process has one UcxConfig, applied first"
+            )
+        environ.update(wanted)
