@@ -87,9 +87,9 @@ def randomize_weights(model: PreTrainedModel, seed: int) -> None:
         elif name.endswith("bias"):
             weight.copy_(noise * 0.1)
         elif "embed_tokens" in name:
-            weight.copy_(noise * 0.3)
+            weight.copy_(noise * 0.2)
         elif weight.dim() >= 2:
-            weight.copy_(noise * 1.5 * weight.shape[-1] ** -0.5)
+            weight.copy_(noise * weight.shape[-1] ** -0.5)
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
@@ -121,7 +121,7 @@ def granite_config(**fields: object) -> GraniteMoeHybridConfig:
         mamba_d_head=16,
         mamba_d_state=24,
         mamba_expand=2,
-        embedding_multiplier=1.5,
+        embedding_multiplier=0.5,
         residual_multiplier=0.8,
         attention_multiplier=0.2,
         logits_scaling=2.0,
