@@ -8,7 +8,7 @@
 Contract
 - All calls are made on the event loop's thread, and callbacks come on it.
 - Parts sent over one connection are announced in the order in which they were sent.
-- A part is announced only to the inbox that expects its nonce; parts of other nonces are dropped and counted.
+- A part is announced only to the inbox that expects its nonce; all others are dropped and counted.
 - An operation owns its buffer until its future is done, whatever its caller does meanwhile: cancelling the
   future is not possible (await it through `asyncio.shield`, or do not cancel). Every future is done soon after
   its deadline at the latest: a transport closes the connection to get there.
@@ -33,9 +33,9 @@ class Arrival(Protocol):
     def num_bytes(self) -> int: ...
 
     def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
-        """Into `buffer`, of at least `num_bytes`. Once. Fails with `PeerLost`, `DeadlinePassed` or `Truncated`.
+        """Into `buffer`, of at least `num_bytes`; once. Fails: `PeerLost`, `DeadlinePassed` or `Truncated`.
 
-        connection_id   what the envelope named, if known: the connection to break if the deadline passes first
+        connection_id   what the envelope named, if known: the connection to break at the deadline
         """
         ...
 
@@ -61,7 +61,7 @@ class Connection(Protocol):
         ...
 
     def watch(self, on_lost: Callable[[str], None]) -> Callable[[], None]:
-        """Call `on_lost(reason)` when the connection is lost, soon if it is already. Returns: stop watching."""
+        """Call `on_lost(reason)` when it is lost, soon if it is already. Returns how to stop watching."""
         ...
 
 
@@ -77,11 +77,14 @@ class Transport(Protocol):
     def stats(self) -> TransportStats: ...
 
     async def connect(self, peer: str, deadline_s: float) -> Connection:
-        """The live connection to this peer, made when there is none. Raises `PeerUnreachable`, `DeadlinePassed`."""
+        """The live connection to this peer, made when there is none.
+
+        Raises `PeerUnreachable` or `DeadlinePassed`.
+        """
         ...
 
     def expect(self, nonce: int, inbox: Inbox) -> None:
-        """Announce this nonce's parts to `inbox` from now on."""
+        """Announce this nonce's parts to `inbox` from now on. Raises `IllegalTransition` if one has them."""
         ...
 
     def forget(self, nonce: int) -> None:

@@ -19,5 +19,5 @@ def message_digest(previous: bytes, envelope: bytes, payload: Buffer) -> bytes:
     """16 bytes. `previous`: the digest of the message before, `FIRST` for index 0; `envelope`: its fields."""
     state = xxhash.xxh3_128(previous)
     state.update(envelope)
-    state.update(payload)
+    state.update(payload.data)
     return state.digest()

@@ -40,7 +40,7 @@ class MalformedEnvelope(TransferError):
 class HandoverFailed(TransferError):
     """A session failed on this side. Nothing of it lands, or is sent, from here on.
 
-    cause   one short word for metrics: see `transfer.session.Cause`
+    cause   one short word for metrics: see `transfer.events.Cause`
     """
 
     def __init__(self, cause: str, message: str) -> None:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from transfer import session
+from transfer import events
 from transfer.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
 from transfer.stats import TransportStats
 
@@ -20,15 +20,14 @@ PIPELINE_DEPTH = 2
 
 
 class Handover(Generic[Event, Instruction]):
-    """One session under way. Subclasses do the moving; `cancel` may be called at any time, on the loop's thread.
+    """One session under way. Subclasses do the moving; `cancel` may be called at any time.
 
-    on          the session's transition function
-    outcome     what `_wait` returns once the session is complete
+    transition   the session's `on`
     """
 
     def __init__(
         self,
-        transition: Callable[[Event | session.Interruption], list[Instruction]],
+        transition: Callable[[Event | events.Interruption], list[Instruction]],
         stats: TransportStats,
         deadline_s: float,
     ) -> None:
@@ -43,22 +42,22 @@ class Handover(Generic[Event, Instruction]):
         self._in_order = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(deadline_s, lambda: self._on(session.DeadlinePassed()))
+        self._timer = loop.call_at(deadline_s, lambda: self._on(events.DeadlinePassed()))
 
     def cancel(self) -> None:
         """Fail the session, unless it has ended. Await its end to know that nothing touches your blocks."""
-        self._on(session.Cancelled())
+        self._on(events.Cancelled())
 
-    def _on(self, event: Event | session.Interruption) -> list[Instruction]:
+    def _on(self, event: Event | events.Interruption) -> list[Instruction]:
         """Take the event, obey what ends the session, and return all instructions."""
         instructions = self._transition(event)
         for instruction in instructions:
             match instruction:
-                case session.Complete():
+                case events.Complete():
                     self._complete = True
                     self._stats.sessions_completed += 1
                     self._end()
-                case session.Fail(cause, reason):
+                case events.Fail(cause, reason):
                     self._failure = HandoverFailed(cause, reason)
                     self._stats.failures[cause] += 1
                     self._end()
@@ -111,14 +110,14 @@ class Handover(Generic[Event, Instruction]):
                 self._failure.__cause__ = error
 
 
-def interruption(error: Exception) -> session.Interruption:
+def interruption(error: Exception) -> events.Interruption:
     """The event that an error amounts to."""
     match error:
         case PeerLost() | PeerUnreachable():
-            return session.PeerLost(str(error))
+            return events.PeerLost(str(error))
         case DeadlinePassed():
-            return session.DeadlinePassed()
+            return events.DeadlinePassed()
         case LayoutMismatch():
-            return session.Broken(session.Cause.WRONG_MESSAGE, str(error))
+            return events.Broken(events.Cause.WRONG_MESSAGE, str(error))
         case _:
-            return session.Broken(session.Cause.LOCAL_ERROR, f"{type(error).__name__}: {error}")
+            return events.Broken(events.Cause.LOCAL_ERROR, f"{type(error).__name__}: {error}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from transfer.backend import Inbox
 from transfer.buffers import Buffer
 from transfer.envelope import Tag
-from transfer.errors import DeadlinePassed, PeerLost, PeerUnreachable, Truncated
+from transfer.errors import DeadlinePassed, IllegalTransition, PeerLost, PeerUnreachable, Truncated
 from transfer.stats import TransportStats
 
 Watcher = Callable[[str], None]
@@ -127,13 +127,19 @@ class InProcessTransport:
             return self._outgoing[peer]
         receiver = self._network.transports.get(peer)
         if receiver is None:
-            raise PeerUnreachable(f"nobody is at {peer!r} in this process: {sorted(self._network.transports)}")
+            raise PeerUnreachable(
+                f"nobody is at {peer!r} in this process: {sorted(self._network.transports)}"
+            )
         connection = self._outgoing[peer] = InProcessConnection(self, receiver)
         receiver._incoming[connection.id] = connection
         self.stats.connections_opened += 1
         return connection
 
     def expect(self, nonce: int, inbox: Inbox) -> None:
+        if nonce in self._inboxes:
+            raise IllegalTransition(
+                f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt"
+            )
         self._inboxes[nonce] = inbox
 
     def forget(self, nonce: int) -> None:

@@ -42,9 +42,9 @@ class PlannedMessage:
 
 @dataclass(frozen=True)
 class TransferPlan:
-    """The ordered messages of a session: attention blocks the receiver lacks, then the state, always.
+    """The ordered messages of a session: the attention blocks that the receiver lacks, then the state.
 
-    nonce               the receiver's Reservation: 48 random bits, never 0; a session is known by nothing else
+    nonce               of the Reservation: 48 random bits, never 0; a session is known by nothing else
     num_tokens          the whole prompt; its last block may be partial and moves as a whole block
     first_block         the receiver's attention hit in blocks: what is below it does not move
     block_size          tokens a block; block_bytes its bytes, all attention layers

@@ -1,5 +1,7 @@
 """The decode side of a hand-over: receives what one session's plan promises, verifies it, and lands it.
 
+The whole of its use:
+
     handover = receiver.expect(plan, land=scatter_blocks, deadline_s=loop.time() + 30)
     landed = await handover.landed()
 """
@@ -17,9 +19,7 @@ from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
 from transfer.envelope import ENVELOPE_BYTES, Envelope
 from transfer.errors import MalformedEnvelope
-from transfer.handover import Handover
-from transfer.plan import PlannedMessage, TransferPlan
-from transfer.session import (
+from transfer.events import (
     Broken,
     Cause,
     EnvelopeArrived,
@@ -31,8 +31,10 @@ from transfer.session import (
     ReceivePayload,
     ReceiverEvent,
     ReceiverInstruction,
-    ReceiverSession,
 )
+from transfer.handover import Handover
+from transfer.plan import PlannedMessage, TransferPlan
+from transfer.session import ReceiverSession
 from transfer.staging import Staging
 from transfer.stats import HandoverStats
 
@@ -51,7 +53,9 @@ class Landed:
 class HandoverReceiver:
     """Expects hand-overs over one transport and one staging pool. A sender needs a pool of its own."""
 
-    def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._transport = transport
         self._staging = staging
         self._clock = clock

@@ -1,5 +1,7 @@
 """The prefill side of a hand-over: packs messages as their tokens are computed, and sends them in order.
 
+The whole of its use:
+
     handover = sender.open(plan, peer, pack=gather_blocks, deadline_s=loop.time() + 30)
     handover.tokens_computed(2048)          # after each chunk
     handover.finish(note=b"...")            # after the first token is sampled
@@ -18,18 +20,18 @@ from transfer.backend import Connection, Transport
 from transfer.buffers import Buffer
 from transfer.envelope import MAX_NOTE_BYTES, Envelope, Tag
 from transfer.errors import LayoutMismatch
-from transfer.handover import Handover
-from transfer.plan import Kind, PlannedMessage, TransferPlan
-from transfer.session import (
+from transfer.events import (
     Finished,
     MessageSent,
     PeerLost,
     SenderEvent,
     SenderInstruction,
-    SenderSession,
     SendMessage,
     TokensComputed,
 )
+from transfer.handover import Handover
+from transfer.plan import Kind, PlannedMessage, TransferPlan
+from transfer.session import SenderSession
 from transfer.staging import Staging
 from transfer.stats import HandoverStats
 
@@ -40,7 +42,9 @@ Pack: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
 class HandoverSender:
     """Opens hand-overs over one transport and one staging pool. A receiver needs a pool of its own."""
 
-    def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._transport = transport
         self._staging = staging
         self._clock = clock

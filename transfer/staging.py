@@ -29,7 +29,9 @@ class StagingConfig:
         if self.num_buffers < 1:
             raise LayoutMismatch(f"staging num_buffers {self.num_buffers} < 1: give it at least one buffer")
         if self.buffer_bytes < 1:
-            raise LayoutMismatch(f"staging buffer_bytes {self.buffer_bytes} < 1: it must hold the whole state")
+            raise LayoutMismatch(
+                f"staging buffer_bytes {self.buffer_bytes} < 1: it must hold the whole state"
+            )
 
 
 class Staging:
@@ -39,7 +41,7 @@ class Staging:
         self._config = config
         self._free = [allocate(config.buffer_bytes) for _ in range(config.num_buffers)]
         self._num_held = 0
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[Buffer]] = deque()
 
     @property
     def buffer_bytes(self) -> int:
@@ -69,8 +71,8 @@ class Staging:
         """Raise `LayoutMismatch` if no buffer can ever hold this much."""
         if num_bytes > self.buffer_bytes:
             raise LayoutMismatch(
-                f"a message of {num_bytes} bytes > staging buffer_bytes {self.buffer_bytes}: raise buffer_bytes, "
-                "or lower max_message_bytes if it is not the state"
+                f"a message of {num_bytes} bytes > staging buffer_bytes {self.buffer_bytes}: raise "
+                "buffer_bytes, or lower max_message_bytes if it is not the state"
             )
 
     def check(self) -> None:

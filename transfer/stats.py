@@ -9,7 +9,7 @@ class TransportStats:
     """Totals since start; parts are envelopes and payloads alike.
 
     dropped_parts, dropped_bytes   of sessions this side does not expect (cancelled, failed, or never known)
-    connections_lost               by their peer's death, a broken network, or our own deadline
+    connections_lost               however: a dead peer, a broken network, our own deadline, our own close
     forced_closes                  connections closed because an operation outlived its deadline
     failures                       failed sessions of either side, by cause
     """

@@ -1,4 +1,4 @@
-"""UCX's settings, in one place. Free of UCX, so that a node's config can hold it before anything is imported."""
+"""UCX's settings, in one place. Free of UCX itself: a node's config holds it before UCX is imported."""
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class UcxConfig:
     host                  the address at which peers reach this process; the listener binds all interfaces
     port                  of the listener; 0 takes a free one
     transports            UCX_TLS. `posix,cma,tcp` on one host; `tcp` between hosts without RDMA; add
-                          `cuda_copy,cuda_ipc` for GPU memory. Named, not left to UCX: with peer error handling
-                          its own choice is TCP even on one host
+                          `cuda_copy,cuda_ipc` for GPU memory. Not left to UCX: with peer error handling
+                          it takes TCP even on one host
     net_devices           UCX_NET_DEVICES, such as `eth0`; `all` lets UCX choose
     tcp_segment           UCX_TCP_{TX,RX}_SEG_SIZE: 256K doubled the speed of TCP against the default
     keepalive_interval_s  how often UCX asks an idle peer; with the next, a silent network is noticed in 3.7 s
@@ -36,7 +36,9 @@ class UcxConfig:
             raise TransportUnavailable(f"ucx port {self.port} is not in 0..65535: 0 takes a free one")
         for name in ("keepalive_interval_s", "tcp_user_timeout_s"):
             if getattr(self, name) < 1:
-                raise TransportUnavailable(f"ucx {name} {getattr(self, name)} < 1: a dead peer would go unnoticed")
+                raise TransportUnavailable(
+                    f"ucx {name} {getattr(self, name)} < 1: dead peers would go unnoticed"
+                )
 
     def environment(self) -> dict[str, str]:
         """The variables that UCX is to find."""

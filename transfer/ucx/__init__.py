@@ -1,4 +1,4 @@
-"""UCX through ucxx: the only package that imports it. `open_transport` applies the settings before it does."""
+"""UCX through ucxx, which nothing else imports. `open_transport` applies the settings before it does."""
 
 from transfer.ucx.opening import open_transport
 

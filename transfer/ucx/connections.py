@@ -54,6 +54,7 @@ class Link:
         self._stats.connections_lost += 1
         self._stats.forced_closes += forced
         self.endpoint.close_blocking()
+        self.endpoint.remove_close_callback()
         self._progress.wake()
         self._on_lost(self)
         for watcher in tuple(self._watchers.values()):
@@ -65,7 +66,7 @@ class Link:
 
 
 class UcxConnection(Link):
-    """The sending end. `id` was said to the peer when the connection was made, and every envelope says it again."""
+    """The sending end. The peer was told `id` when it was made, and is again in every envelope."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Drives a UCX worker from the event loop: no thread, no spinning, and nothing to do while nothing happens.
 
-UCX has an epoll descriptor that becomes readable once the worker is armed and something happens. So a turn is
-drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the event loop's other work gets
+UCX has an epoll descriptor that becomes readable when the worker is armed and something happens. So a turn
+is drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the event loop's other work gets
 its share; finish completed operations; let the transport look for announced messages; then arm. When the worker
 refuses to be armed, or work may be left, the next turn is scheduled at once. An idle process sleeps in epoll.
 
@@ -91,7 +91,7 @@ class ProgressLoop:
         deadline_s: float,
         expire: Callable[[], None],
     ) -> asyncio.Future[None]:
-        """Post a request on `buffer` and see it through; the future is done once UCX lets go of the buffer."""
+        """Post a request on `buffer` and see it through: the future is done once UCX has let go of it."""
         operation = Operation(post(Array(buffer)), buffer, self._loop.create_future())
         if operation.request.completed:  # a short one, which UCX copied
             operation.finish()
@@ -102,12 +102,12 @@ class ProgressLoop:
         return operation.done
 
     def wake(self) -> None:
-        """Take a turn soon: something was posted or closed, which UCX must progress before it may be armed."""
+        """Take a turn soon: what was posted or closed must be progressed before UCX may be armed."""
         if self._scheduled is None:
             self._scheduled = self._loop.call_soon(self._turn)
 
     async def close(self, grace_s: float) -> None:
-        """Stop, after the operations that remain have had `grace_s` to complete; connections must be closed."""
+        """Stop, once what is in flight has completed or `grace_s` has passed; close connections before."""
         give_up_s = self._loop.time() + grace_s
         while self._operations and self._loop.time() < give_up_s:
             self.wake()

@@ -1,10 +1,10 @@
 """The UCX transport: one worker, one listener, and parts that are probed for before they are received.
 
-Every message is matched by a probe with an empty mask and removed from UCX's unexpected queue, whoever sent it.
+Every message is matched by a probe with an empty mask and taken out of UCX's unexpected queue, whoever sent it.
 If a session expects its nonce, the session decides when and where to receive it; otherwise it is dropped, so
 nothing of a cancelled session stays behind. What UCX 1.21 does with a message held by its probe's handle:
 
-- a long message (rendezvous, above 8 KiB) stays with its sender until `receive`: that is the back-pressure;
+- a long message (rendezvous, from 8 KiB) stays with its sender until `receive`: that is the back-pressure;
 - received into a buffer that is too short it moves no byte and tells its sender "done": that is how to drop it;
 - if its sender dies, or the connection is force-closed, the receive completes with an error, never silently.
 
@@ -25,7 +25,7 @@ import ucxx._lib.libucxx as ucx
 from transfer.backend import Inbox
 from transfer.buffers import Buffer
 from transfer.envelope import Tag
-from transfer.errors import DeadlinePassed, PeerLost, PeerUnreachable, TransportUnavailable
+from transfer.errors import DeadlinePassed, IllegalTransition, PeerLost, PeerUnreachable, TransportUnavailable
 from transfer.stats import TransportStats
 from transfer.ucx.connections import Link, UcxConnection, Watcher
 from transfer.ucx.progress import ProgressLoop
@@ -60,7 +60,9 @@ class UcxArrival:
             return
         self._transport.stats.dropped_parts += 1
         self._transport.stats.dropped_bytes += self.num_bytes
-        dropped = self._post(np.empty(1, np.uint8), asyncio.get_running_loop().time() + HELLO_DEADLINE_S, None)
+        dropped = self._post(
+            np.empty(1, np.uint8), asyncio.get_running_loop().time() + HELLO_DEADLINE_S, None
+        )
         dropped.add_done_callback(lambda done: done.exception())
 
     def _post(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
@@ -69,12 +71,14 @@ class UcxArrival:
             lambda array: self._transport.progress.worker.tag_recv_with_handle(array, probe),
             buffer,
             deadline_s,
-            lambda: self._transport.break_incoming(connection_id, f"{self.tag} did not arrive by its deadline"),
+            lambda: self._transport.break_incoming(
+                connection_id, f"{self.tag} did not arrive by its deadline"
+            ),
         )
 
 
 class UcxTransport:
-    """See `transfer.backend.Transport`. Made by `transfer.ucx.open_transport`, inside the event loop it uses."""
+    """See `transfer.backend.Transport`. Made by `transfer.ucx.open_transport`, inside its event loop."""
 
     def __init__(self, config: UcxConfig) -> None:
         self.stats = TransportStats()
@@ -88,7 +92,9 @@ class UcxTransport:
         """Accepted connections that have not said their id yet."""
         try:
             self.progress = ProgressLoop(self._route)
-            self._listener = ucx.UCXListener.create(self.progress.worker, config.port, self._connected, (), {})
+            self._listener = ucx.UCXListener.create(
+                self.progress.worker, config.port, self._connected, (), {}
+            )
         except ucx.UCXError as error:
             raise TransportUnavailable(
                 f"UCX cannot start with {config}: {error}; check the names in transports and net_devices "
@@ -117,16 +123,16 @@ class UcxTransport:
             address = (await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM))[0][4][0]
             endpoint = self.progress.worker.create_endpoint_from_hostname(str(address), int(port), True)
         except (OSError, ValueError, ucx.UCXError) as error:
-            raise PeerUnreachable(f"no connection to {peer!r}: {error}; it must be the host:port of a node") from error
+            raise PeerUnreachable(f"no connection to {peer!r}, which must be host:port: {error}") from error
         connection = UcxConnection(
-            self.progress, endpoint, self.stats, lambda _: self._outgoing.pop(peer, None), secrets.randbits(64)
+            self.progress, endpoint, self.stats, self._disconnected, secrets.randbits(64)
         )
         hello = np.frombuffer(connection.id.to_bytes(HELLO_BYTES), np.uint8)
         try:
             await self._greet(connection, endpoint.stream_send, hello)
         except (PeerLost, DeadlinePassed) as error:
             connection.lose("it was never made")
-            raise PeerUnreachable(f"no connection to {peer!r}: {error}; is the node up, and the port open?") from error
+            raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {error}") from error
         self.stats.connections_opened += 1
         self._outgoing[peer] = connection
         return connection
@@ -138,11 +144,17 @@ class UcxTransport:
 
     def _greet(self, link: Link, post: Callable[[Any], Any], hello: Buffer) -> asyncio.Future[None]:
         deadline_s = self._loop.time() + HELLO_DEADLINE_S
-        return self.progress.start(post, hello, deadline_s, lambda: link.lose("no hello in time", forced=True))
+        return self.progress.start(
+            post, hello, deadline_s, lambda: link.lose("no hello in time", forced=True)
+        )
 
     # ------------------------------------------------------------ receiving
 
     def expect(self, nonce: int, inbox: Inbox) -> None:
+        if nonce in self._inboxes:
+            raise IllegalTransition(
+                f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt"
+            )
         self._inboxes[nonce] = inbox
 
     def forget(self, nonce: int) -> None:
@@ -156,7 +168,7 @@ class UcxTransport:
         return link.watch(on_lost)
 
     def break_incoming(self, connection_id: int | None, reason: str) -> None:
-        """At a deadline: end what a receive waits for. With no good id, every incoming connection might be it."""
+        """At a deadline: end what a receive waits for. Without its id, it may be any of them."""
         known = self._incoming.get(connection_id) if connection_id is not None else None
         for link in [known] if known is not None else tuple(self._incoming.values()):
             link.lose(reason, forced=True)
@@ -197,6 +209,7 @@ class UcxTransport:
 
     def _disconnected(self, link: Link) -> None:
         self._incoming = {name: other for name, other in self._incoming.items() if other is not link}
+        self._outgoing = {peer: other for peer, other in self._outgoing.items() if other is not link}
 
     # ------------------------------------------------------------ the rest
 
