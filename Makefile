@@ -1,0 +1,62 @@
+# Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
+SHELL := /bin/bash -o pipefail
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check proto bench-cpu clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.headrace-installed
+TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
+
+# Nodes and tests run one compute thread each: the machine's cores are shared by several processes.
+export OMP_NUM_THREADS ?= 1
+export RAY_USAGE_STATS_ENABLED := 0
+export TOKENIZERS_PARALLELISM := false
+
+help:
+	@echo 'make demo       start a small cluster, ask it two questions, stop it'
+	@echo 'make test       every test (PYTEST_ARGS="-m not\ slow" leaves the slow ones out)'
+	@echo 'make check      ruff, mypy, import-linter'
+	@echo 'make bench-cpu  the benchmark that needs no GPU'
+	@echo 'make proto      generate wire/ from proto/ again'
+	@echo 'make clean      remove the virtual environment and caches'
+
+venv: $(STAMP)
+
+# torch goes first and alone: pip then takes a CPU wheel where one is offered, and the long download shows.
+$(STAMP): pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+	  python=$$(for p in $(PYTHON) python3.11 python3.12 python3 /usr/bin/python3.11 /usr/bin/python3.12; do \
+	    "$$p" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+	      2>/dev/null && echo "$$p" && break; done); \
+	  if [ -z "$$python" ]; then \
+	    echo 'Headrace needs Python 3.11 or 3.12 with its venv module (Debian: apt-get install python3-venv);' \
+	      'none was found. Name one: make PYTHON=/path/to/python3.11' >&2; exit 1; fi; \
+	  echo "==> virtual environment with $$python"; "$$python" -m venv $(VENV); fi
+	@echo '==> installing $(TORCH)'
+	$(BIN)/pip install --progress-bar on '$(TORCH)'
+	@echo '==> installing Headrace and its other dependencies'
+	$(BIN)/pip install --progress-bar on -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: venv
+	$(BIN)/headrace demo
+
+test: venv
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: venv
+	$(BIN)/python -m grpc_tools.protoc -I proto --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --python_out=wire/generated --mypy_out=wire/generated --grpc_python_out=wire/generated \
+	  $$(find proto -name '*.proto')
+
+bench-cpu: venv
+	$(BIN)/headrace bench --cpu
+
+clean:
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .run

@@ -1,0 +1,1 @@
+"""The `headrace` command, cluster files and Ray bring-up."""

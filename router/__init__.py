@@ -1,0 +1,1 @@
+"""The router: HTTP front, request table, routing policy."""
