@@ -131,7 +131,10 @@ class Envelope:
             )
         if kind not in (Kind.ATTENTION, Kind.STATE) or note_bytes > MAX_NOTE_BYTES:
             raise MalformedEnvelope(f"kind {kind}, note of {note_bytes} bytes: not of this protocol")
-        return cls(
+        envelope = cls(
             nonce, connection, index, kind, first, num_blocks, num_bytes,
             note[:note_bytes], data[_FIELDS.size :],
         )  # fmt: skip
+        if envelope.encode() != data:  # the digest covers the fields, not what pads them
+            raise MalformedEnvelope("bytes that must be zero are not")
+        return envelope

@@ -158,7 +158,7 @@ def swap_with_next(at: Tag) -> Fault:
 
 
 class Hold:
-    """One part, and all behind it, arrive when the test says so: `release()`. `holding` is set at the first."""
+    """One part, and its session's later ones, arrive when the test calls `release`. `holding` is set at the first."""
 
     def __init__(self, at: Tag) -> None:
         self.holding = asyncio.Event()
@@ -167,7 +167,8 @@ class Hold:
         self._released = False
 
     def __call__(self, part: Arrival, deliver: Deliver) -> None:
-        if not self._released and (part.tag == self._at or self._held):
+        behind = bool(self._held) and part.tag.nonce == self._at.nonce
+        if not self._released and (part.tag == self._at or behind):
             self._held.append((part, deliver))
             self.holding.set()
         else:

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from transfer import digest
 from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
+from transfer.digest import message_digest, plan_digest
 from transfer.envelope import ENVELOPE_BYTES, Envelope
 from transfer.errors import MalformedEnvelope
 from transfer.events import (
@@ -89,7 +89,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         self._land = land
         self._clock = clock
         self._began_s = self._ended_s = clock()
-        self._digest = digest.FIRST
+        self._digest = plan_digest(plan)
         self._envelope: Envelope | None = None
         self._stop_watching: Callable[[], None] = lambda: None
         self._queue: asyncio.Queue[Arrival | None] = asyncio.Queue()
@@ -115,7 +115,10 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
 
     def announced(self, arrival: Arrival) -> None:
         """The transport has a part for us."""
-        self._queue.put_nowait(arrival)
+        if self._ended:
+            arrival.drop()
+        else:
+            self._queue.put_nowait(arrival)
 
     def _ending(self) -> None:
         self._ended_s = self._clock()
@@ -194,7 +197,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         envelope = self._envelope
         assert envelope is not None
         await arrival.receive(payload, self._deadline_s, envelope.connection)
-        self._digest = digest.message_digest(self._digest, envelope.fields(), payload)
+        self._digest = message_digest(self._digest, envelope.fields(), payload)
         event = PayloadArrived(message.index, digest_ok=self._digest == envelope.digest)
         return self._on(event) == [Land(message)]
 

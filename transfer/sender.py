@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from transfer import digest
 from transfer.backend import Connection, Transport
 from transfer.buffers import Buffer
+from transfer.digest import message_digest, plan_digest
 from transfer.envelope import MAX_NOTE_BYTES, Envelope, Tag
 from transfer.errors import LayoutMismatch
 from transfer.events import (
@@ -80,7 +80,7 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         self._clock = clock
         self._opened_s = self._ended_s = clock()
         self._note = b""
-        self._digest = digest.FIRST
+        self._digest = plan_digest(plan)
         self._queue: asyncio.Queue[PlannedMessage | None] = asyncio.Queue()
         self._spawn(self._run(peer))
 
@@ -156,7 +156,7 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         nonce = self.plan.nonce
         note = self._note if message.kind is Kind.STATE else b""
         envelope = Envelope.of(nonce, connection.id, message, note)
-        self._digest = digest.message_digest(self._digest, envelope.fields(), payload)
+        self._digest = message_digest(self._digest, envelope.fields(), payload)
         head = np.frombuffer(envelope.sealed(self._digest).encode(), np.uint8)
         return (
             connection.send(Tag(nonce, message.index, False), head, self._deadline_s),

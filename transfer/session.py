@@ -185,7 +185,8 @@ class ReceiverSession(_Session):
     def _envelope_arrived(self, index: int, envelope: Envelope) -> list[Fail]:
         if self.ended:
             return []
-        if index != self._arrived or self._envelope is not None:
+        whole = self._arrived == len(self.plan.messages)
+        if whole or index != self._arrived or self._envelope is not None:
             return self._fail(Cause.WRONG_ORDER, f"envelope {index} arrived, {self._expected()}")
         planned = self.plan.messages[index]
         if not envelope.describes(self.plan.nonce, planned):
@@ -219,7 +220,9 @@ class ReceiverSession(_Session):
             raise self._illegal(event)
         if not digest_ok:
             return [
-                *self._fail(Cause.WRONG_DIGEST, f"the digest of message {index} does not match its bytes")
+                *self._fail(
+                    Cause.WRONG_DIGEST, f"the digest of message {index} fits neither its bytes nor the plan"
+                )
             ]
         self._arrived += 1
         self._envelope = None

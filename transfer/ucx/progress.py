@@ -1,9 +1,9 @@
 """Drives a UCX worker from the event loop: no thread, no spinning, and nothing to do while nothing happens.
 
 UCX has an epoll descriptor that becomes readable when the worker is armed and something happens. So a turn
-is drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the event loop's other work gets
-its share; finish completed operations; let the transport look for announced messages; then arm. When the worker
-refuses to be armed, or work may be left, the next turn is scheduled at once. An idle process sleeps in epoll.
+is drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the loop's other work gets its
+share; finish completed operations; let the transport look for announced messages; then arm. When the worker
+refuses to be armed, or work may be left, the next turn comes at once. An idle process sleeps in epoll.
 
 ucxx's own awaitables are not used: they spin until the message is there, in every progress mode (0.52).
 """

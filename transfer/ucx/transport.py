@@ -1,10 +1,10 @@
 """The UCX transport: one worker, one listener, and parts that are probed for before they are received.
 
-Every message is matched by a probe with an empty mask and taken out of UCX's unexpected queue, whoever sent it.
-If a session expects its nonce, the session decides when and where to receive it; otherwise it is dropped, so
-nothing of a cancelled session stays behind. What UCX 1.21 does with a message held by its probe's handle:
+Every message is matched by a probe with an empty mask and taken out of UCX's unexpected queue, whoever sent
+it. If a session expects its nonce, the session decides when and where to receive it; otherwise it is dropped,
+so nothing of a cancelled session stays behind. What UCX 1.21 does with a message held by its probe's handle:
 
-- a long message (rendezvous, from 8 KiB) stays with its sender until `receive`: that is the back-pressure;
+- a long message (rendezvous, from 8 KiB) stays with its sender until `receive`: the back-pressure;
 - received into a buffer that is too short it moves no byte and tells its sender "done": that is how to drop it;
 - if its sender dies, or the connection is force-closed, the receive completes with an error, never silently.
 

@@ -1,0 +1,265 @@
+"""Every transition of both session machines, by literals."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.transfer_plans import small_plan
+from transfer.envelope import Envelope
+from transfer.errors import IllegalTransition
+from transfer.events import (
+    Broken,
+    Cancelled,
+    Cause,
+    Complete,
+    DeadlinePassed,
+    EnvelopeArrived,
+    Fail,
+    Finished,
+    Land,
+    MessageLanded,
+    MessageSent,
+    PayloadAnnounced,
+    PayloadArrived,
+    PeerLost,
+    ReceivePayload,
+    SendMessage,
+    TokensComputed,
+)
+from transfer.session import Phase, ReceiverSession, SenderSession
+
+PLAN = small_plan()
+FIRST, SECOND, STATE = PLAN.messages
+ENVELOPES = [Envelope.of(PLAN.nonce, 5, message, b"") for message in PLAN.messages]
+
+INTERRUPTIONS = [
+    (PeerLost("eof"), Cause.PEER_LOST),
+    (DeadlinePassed(), Cause.DEADLINE),
+    (Cancelled(), Cause.CANCELLED),
+    (Broken(Cause.MALFORMED, "magic"), Cause.MALFORMED),
+]
+
+
+def causes(instructions):
+    return [instruction.cause for instruction in instructions if isinstance(instruction, Fail)]
+
+
+# ---------------------------------------------------------------- sender
+
+
+def test_messages_are_released_as_their_tokens_are_computed():
+    session = SenderSession(PLAN)
+    assert session.phase is Phase.PLANNED
+    assert session.on(TokensComputed(15)) == []
+    assert session.phase is Phase.PLANNED
+    assert session.on(TokensComputed(16)) == [SendMessage(FIRST)]
+    assert session.phase is Phase.MOVING
+    assert session.on(TokensComputed(16)) == []
+    assert session.on(TokensComputed(17)) == []
+    assert session.on(TokensComputed(18)) == [SendMessage(SECOND)]
+    assert session.on(Finished()) == [SendMessage(STATE)]
+    assert session.on(MessageSent(0)) == []
+    assert session.on(MessageSent(1)) == []
+    assert session.on(MessageSent(2)) == [Complete()]
+    assert session.phase is Phase.COMPLETE
+
+
+def test_one_chunk_releases_all_attention_but_never_the_state():
+    session = SenderSession(PLAN)
+    assert session.on(TokensComputed(18)) == [SendMessage(FIRST), SendMessage(SECOND)]
+    assert session.on(MessageSent(0)) == []
+    assert session.on(MessageSent(1)) == []
+    assert session.phase is Phase.MOVING
+
+
+def test_a_short_message_may_be_sent_before_a_long_one():
+    session = SenderSession(PLAN)
+    session.on(TokensComputed(18))
+    session.on(Finished())
+    assert session.on(MessageSent(2)) == []
+    assert session.on(MessageSent(0)) == []
+    assert session.on(MessageSent(1)) == [Complete()]
+
+
+def test_a_state_only_plan_waits_for_the_finish():
+    plan = small_plan(num_tokens=16, first_block=4)
+    session = SenderSession(plan)
+    assert session.on(TokensComputed(16)) == []
+    assert session.on(Finished()) == [SendMessage(plan.messages[0])]
+    assert session.on(MessageSent(0)) == [Complete()]
+
+
+@pytest.mark.parametrize(
+    ("before", "illegal"),
+    [
+        ([TokensComputed(8)], TokensComputed(7)),
+        ([], TokensComputed(19)),
+        ([], Finished()),
+        ([TokensComputed(17)], Finished()),
+        ([TokensComputed(18), Finished()], Finished()),
+        ([TokensComputed(18), Finished()], TokensComputed(18)),
+        ([], MessageSent(0)),
+        ([TokensComputed(16)], MessageSent(1)),
+        ([TokensComputed(18), MessageSent(0)], MessageSent(0)),
+        ([TokensComputed(18), Finished(), *map(MessageSent, range(3))], MessageSent(2)),
+        ([TokensComputed(18), Finished(), *map(MessageSent, range(3))], TokensComputed(18)),
+    ],
+)
+def test_what_a_sender_cannot_do_raises(before, illegal):
+    session = SenderSession(PLAN)
+    for event in before:
+        session.on(event)
+    with pytest.raises(IllegalTransition):
+        session.on(illegal)
+
+
+@pytest.mark.parametrize(("event", "cause"), INTERRUPTIONS)
+@pytest.mark.parametrize("before", [[], [TokensComputed(16)], [TokensComputed(18), Finished()]])
+def test_an_interrupted_sender_fails_once_and_then_ignores_everything(before, event, cause):
+    session = SenderSession(PLAN)
+    for earlier in before:
+        session.on(earlier)
+    assert causes(session.on(event)) == [cause]
+    assert session.phase is Phase.FAILED
+    late = [TokensComputed(18), Finished(), MessageSent(0), *(event for event, _ in INTERRUPTIONS)]
+    assert [session.on(event) for event in late] == [[]] * len(late)
+
+
+@pytest.mark.parametrize(("event", "_"), INTERRUPTIONS)
+def test_a_complete_sender_cannot_be_interrupted(event, _):
+    session = SenderSession(PLAN)
+    for earlier in (TokensComputed(18), Finished(), *map(MessageSent, range(3))):
+        session.on(earlier)
+    assert session.on(event) == []
+    assert session.phase is Phase.COMPLETE
+
+
+# ---------------------------------------------------------------- receiver
+
+
+def arrival(index):
+    """The events of one message that arrives as planned."""
+    return [
+        EnvelopeArrived(index, ENVELOPES[index]),
+        PayloadAnnounced(index, PLAN.messages[index].num_bytes),
+        PayloadArrived(index, digest_ok=True),
+    ]
+
+
+def receiver(*events):
+    session = ReceiverSession(PLAN)
+    for event in events:
+        session.on(event)
+    return session
+
+
+WHOLE = [event for index in range(3) for event in (*arrival(index), MessageLanded(index))]
+
+
+def test_messages_land_in_order_and_the_state_completes():
+    session = ReceiverSession(PLAN)
+    assert session.phase is Phase.PLANNED
+    assert [session.on(event) for event in WHOLE] == [
+        [], [ReceivePayload(FIRST)], [Land(FIRST)], [],
+        [], [ReceivePayload(SECOND)], [Land(SECOND)], [],
+        [], [ReceivePayload(STATE)], [Land(STATE)], [Complete()],
+    ]  # fmt: skip
+    assert session.phase is Phase.COMPLETE
+
+
+def test_landing_may_lag_behind_arriving():
+    session = receiver(*arrival(0), *arrival(1), *arrival(2))
+    assert session.phase is Phase.MOVING
+    assert session.on(MessageLanded(0)) == []
+    assert session.on(MessageLanded(1)) == []
+    assert session.on(MessageLanded(2)) == [Complete()]
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "cause"),
+    [
+        # out of order, duplicated, or without an envelope
+        ([], EnvelopeArrived(1, ENVELOPES[1]), Cause.WRONG_ORDER),
+        ([], PayloadAnnounced(0, 200), Cause.WRONG_ORDER),
+        (arrival(0), EnvelopeArrived(0, ENVELOPES[0]), Cause.WRONG_ORDER),
+        (arrival(0), PayloadAnnounced(0, 200), Cause.WRONG_ORDER),
+        (arrival(0)[:1], EnvelopeArrived(0, ENVELOPES[0]), Cause.WRONG_ORDER),
+        (arrival(0)[:1], PayloadAnnounced(1, 100), Cause.WRONG_ORDER),
+        (arrival(0)[:2], PayloadAnnounced(0, 200), Cause.WRONG_ORDER),
+        (arrival(0)[:2], EnvelopeArrived(1, ENVELOPES[1]), Cause.WRONG_ORDER),
+        ([*arrival(0), *arrival(1), *arrival(2)], EnvelopeArrived(2, ENVELOPES[2]), Cause.WRONG_ORDER),
+        ([*arrival(0), *arrival(1), *arrival(2)], EnvelopeArrived(3, ENVELOPES[2]), Cause.WRONG_ORDER),
+        # an envelope that is not the planned one, field by field
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], nonce=8)), Cause.WRONG_MESSAGE),
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], index=1)), Cause.WRONG_MESSAGE),
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], kind=2)), Cause.WRONG_MESSAGE),
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], first_block=1)), Cause.WRONG_MESSAGE),
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], num_blocks=1)), Cause.WRONG_MESSAGE),
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], num_bytes=199)), Cause.WRONG_MESSAGE),
+        # truncated, too long, or damaged
+        (arrival(0)[:1], PayloadAnnounced(0, 199), Cause.WRONG_SIZE),
+        (arrival(0)[:1], PayloadAnnounced(0, 201), Cause.WRONG_SIZE),
+        (arrival(0)[:2], PayloadArrived(0, digest_ok=False), Cause.WRONG_DIGEST),
+    ],
+)
+def test_anything_but_the_planned_message_fails_the_session(before, event, cause):
+    session = receiver(*before)
+    assert causes(session.on(event)) == [cause]
+    assert session.phase is Phase.FAILED
+
+
+@pytest.mark.parametrize("events", [arrival(0)[:done] for done in range(4)])
+@pytest.mark.parametrize(("interruption", "cause"), INTERRUPTIONS)
+def test_after_a_failure_nothing_lands(events, interruption, cause):
+    session = receiver(*events)
+    assert causes(session.on(interruption)) == [cause]
+    late = [*WHOLE, *(event for event, _ in INTERRUPTIONS)]
+    assert [session.on(event) for event in late] == [[]] * len(late)
+    assert session.phase is Phase.FAILED
+
+
+def test_losing_the_peer_after_the_last_byte_is_no_loss():
+    session = receiver(*arrival(0), *arrival(1), *arrival(2), MessageLanded(0))
+    assert session.on(PeerLost("eof")) == []
+    assert session.on(MessageLanded(1)) == []
+    assert session.on(MessageLanded(2)) == [Complete()]
+
+
+@pytest.mark.parametrize("event", [Cancelled(), DeadlinePassed()])
+def test_a_session_may_still_be_ended_while_its_last_message_lands(event):
+    session = receiver(*WHOLE[:-1])
+    assert len(causes(session.on(event))) == 1
+    assert session.on(MessageLanded(2)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "illegal"),
+    [
+        ([], PayloadArrived(0, digest_ok=True)),
+        (arrival(0)[:1], PayloadArrived(0, digest_ok=True)),
+        (arrival(0)[:2], PayloadArrived(1, digest_ok=True)),
+        ([], MessageLanded(0)),
+        (arrival(0)[:2], MessageLanded(0)),
+        ([*arrival(0), *arrival(1)], MessageLanded(1)),
+        ([*arrival(0), MessageLanded(0)], MessageLanded(0)),
+        (WHOLE, MessageLanded(2)),
+    ],
+)
+def test_what_a_receivers_driver_cannot_do_raises(before, illegal):
+    session = receiver(*before)
+    with pytest.raises(IllegalTransition):
+        session.on(illegal)
+
+
+@pytest.mark.parametrize("late", [*arrival(2), *(event for event, _ in INTERRUPTIONS)])
+def test_a_complete_session_ignores_what_comes_late(late):
+    session = receiver(*WHOLE)
+    assert session.on(late) == []
+    assert session.phase is Phase.COMPLETE
+
+
+def test_reasons_say_how_far_it_had_come():
+    session = receiver(*arrival(0), MessageLanded(0))
+    assert session.on(DeadlinePassed()) == [
+        Fail(Cause.DEADLINE, "1 arrived and 1 landed of 3 messages at the session's deadline")
+    ]

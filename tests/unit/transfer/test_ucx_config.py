@@ -1,0 +1,42 @@
+"""UCX's settings are one value, written before UCX is imported."""
+
+import pytest
+
+from transfer.errors import TransportUnavailable
+from transfer.ucx_config import UcxConfig
+
+
+def test_the_measured_settings_are_the_defaults():
+    environ = {"UCX_TLS": "all", "HOME": "/root"}
+    UcxConfig().apply(environ, loaded_modules={})
+    assert environ == {
+        "HOME": "/root",
+        "UCX_TLS": "posix,cma,tcp",
+        "UCX_NET_DEVICES": "all",
+        "UCX_TCP_TX_SEG_SIZE": "256K",
+        "UCX_TCP_RX_SEG_SIZE": "256K",
+        "UCX_KEEPALIVE_INTERVAL": "1s",
+        "UCX_TCP_USER_TIMEOUT": "3s",
+        "UCX_WARN_UNUSED_ENV_VARS": "n",
+    }
+
+
+def test_settings_that_come_after_the_import_are_refused():
+    environ = UcxConfig().environment()
+    UcxConfig().apply(environ, loaded_modules={"ucxx": object()})
+    with pytest.raises(TransportUnavailable, match=r"'UCX_TLS': 'posix,cma,tcp'"):
+        UcxConfig(transports="tcp").apply(environ, loaded_modules={"ucxx": object()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"transports": ""}, "transports is empty"),
+        ({"port": 65536}, "port 65536"),
+        ({"keepalive_interval_s": 0}, "keepalive_interval_s 0"),
+        ({"tcp_user_timeout_s": 0}, "tcp_user_timeout_s 0"),
+    ],
+)
+def test_a_bad_field_is_named(changes, said):
+    with pytest.raises(TransportUnavailable, match=said):
+        UcxConfig(**changes)
