@@ -12,6 +12,7 @@ from engine.layers.step import Step
 from engine.memory import CacheMemory
 from engine.model_config import ModelConfig
 from engine.step_plan import StepPlan
+from kernels.linear import LinearWeight
 from kernels.rms_norm import rms_norm
 from kernels.rotary import inverse_frequencies, rotary_angles
 
@@ -43,7 +44,7 @@ class HybridModel:
     embedding: Tensor  # [V, hidden]
     layers: tuple[DecoderLayer, ...]
     norm: Tensor  # float32
-    head: Tensor  # [V, hidden]
+    head: LinearWeight  # [V, hidden]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -70,7 +71,7 @@ class HybridModel:
             # Nothing after the last mixer looks at other rows: a prompt's chunk keeps only those it needs.
             x = x.index_select(0, plan.logit_rows)
         x = rms_norm(last.feed(x), self.norm, self.config.norm_eps)
-        return F.linear(x, self.head).float() / self.config.logits_divisor
+        return self.head(x).float() / self.config.logits_divisor
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         attention = self.config.attention

@@ -10,6 +10,7 @@ from engine.families.granite import BAMBA, GRANITE
 from engine.families.qwen import QWEN
 from engine.model import HybridModel
 from engine.model_config import ModelConfig, RawConfig, UnsupportedModel
+from kernels.linear import LinearWeight
 
 FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": BAMBA,
@@ -60,7 +61,7 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
         embedding=embedding,
         layers=layers,
         norm=norm + family.norm_offset,
-        head=head,
+        head=LinearWeight(head),
     )
 
 

@@ -12,6 +12,7 @@ from engine.layers.feed_forward import MixtureOfExperts, SwiGlu
 from engine.layers.mamba2 import Mamba2
 from engine.model import DecoderLayer
 from engine.model_config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, MoeConfig, RawConfig
+from kernels.linear import LinearWeight
 
 
 def read_granite(raw: RawConfig) -> ModelConfig:
@@ -107,11 +108,11 @@ def _number(value: float | dict) -> float:
 
 
 def load_granite_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
-    hidden = config.hidden_size
+    hidden, inner = config.hidden_size, config.intermediate_size
     mlp = f"{prefix}.shared_mlp"
     shared = SwiGlu(
-        gate_up=checkpoint.take(f"{mlp}.input_linear.weight", (2 * config.intermediate_size, hidden)),
-        down=checkpoint.take(f"{mlp}.output_linear.weight", (hidden, config.intermediate_size)),
+        gate_up=LinearWeight(checkpoint.take(f"{mlp}.input_linear.weight", (2 * inner, hidden))),
+        down=LinearWeight(checkpoint.take(f"{mlp}.output_linear.weight", (hidden, inner))),
     )
     feed_forward: SwiGlu | MixtureOfExperts = shared
     if config.moe is not None:
@@ -129,7 +130,7 @@ def load_granite_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig,
 
 
 def _load_moe(checkpoint: Checkpoint, prefix: str, moe: MoeConfig, shared: SwiGlu) -> MixtureOfExperts:
-    num, inner, hidden = moe.num_experts, moe.intermediate_size, len(shared.down)
+    num, inner, hidden = moe.num_experts, moe.intermediate_size, shared.down.out_features
     return MixtureOfExperts(
         config=moe,
         router=checkpoint.take(f"{prefix}.router.layer.weight", (num, hidden)),

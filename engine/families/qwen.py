@@ -159,8 +159,11 @@ def _load_experts(checkpoint: Checkpoint, prefix: str, moe: MoeConfig, hidden: i
             checkpoint.take(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
             checkpoint.take(f"{prefix}.down_proj", (num, hidden, inner)),
         )
-    experts = [SwiGlu.load(checkpoint, f"{prefix}.{e}", hidden, inner) for e in range(num)]
-    return torch.stack([e.gate_up for e in experts]), torch.stack([e.down for e in experts])
+    take, each = checkpoint.take, range(num)
+    gates = [take(f"{prefix}.{e}.gate_proj.weight", (inner, hidden)) for e in each]
+    ups = [take(f"{prefix}.{e}.up_proj.weight", (inner, hidden)) for e in each]
+    downs = [take(f"{prefix}.{e}.down_proj.weight", (hidden, inner)) for e in each]
+    return torch.cat((torch.stack(gates), torch.stack(ups)), dim=1), torch.stack(downs)
 
 
 QWEN = Family(read_qwen, load_layer, norm_offset=NORM_OFFSET, skipped=("mtp.", "model.visual.", "visual."))

@@ -6,12 +6,12 @@ Legend    T rows, H query heads, J = H + KV heads that get norm and rotation, D 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.checkpoint import Checkpoint
 from engine.layers.step import Step
 from engine.model_config import AttentionConfig
+from kernels.linear import LinearWeight
 from kernels.paged_attention import paged_decode, paged_prefill, store_kv
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotate_
@@ -24,8 +24,8 @@ class Attention:
     config: AttentionConfig
     index: int  # among the attention layers: the layer's place in a block
     norm_eps: float
-    in_proj: Tensor  # [(H + 2 KV (+ H)) * D, hidden]
-    out_proj: Tensor  # [hidden, H * D]
+    in_proj: LinearWeight  # [(H + 2 KV (+ H)) * D, hidden]
+    out_proj: LinearWeight  # [hidden, H * D]
     qk_norm_JD: Tensor | None  # float32
 
     @classmethod
@@ -57,15 +57,15 @@ class Attention:
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=torch.cat((q, k, v, *gate)),
-            out_proj=checkpoint.take(f"{prefix}.o_proj.weight", (hidden, H * D)),
+            in_proj=LinearWeight(torch.cat((q, k, v, *gate))),
+            out_proj=LinearWeight(checkpoint.take(f"{prefix}.o_proj.weight", (hidden, H * D))),
             qk_norm_JD=qk_norm,
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         H, KV, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         T = len(x)
-        projected = F.linear(x, self.in_proj)
+        projected = self.in_proj(x)
         qk_TJD = projected[:, : (H + KV) * D].view(T, H + KV, D)
         v = projected[:, (H + KV) * D : (H + 2 * KV) * D].view(T, KV, D)
         if self.qk_norm_JD is not None:
@@ -75,7 +75,7 @@ class Attention:
         attended = self._attend(qk_TJD[:, :H], qk_TJD[:, H:], v, step).view(T, H * D)
         if self.config.has_output_gate:
             attended = attended * torch.sigmoid(projected[:, (H + 2 * KV) * D :])
-        return F.linear(attended, self.out_proj)
+        return self.out_proj(attended)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         plan, n = step.plan, step.plan.num_decodes

@@ -8,26 +8,26 @@ from torch import Tensor
 
 from engine.checkpoint import Checkpoint
 from engine.model_config import MoeConfig
+from kernels.linear import LinearWeight
 from kernels.moe import moe_experts
 
 
 @dataclass(frozen=True)
 class SwiGlu:
-    gate_up: Tensor  # [2 I, hidden], gate rows first
-    down: Tensor  # [hidden, I]
+    gate_up: LinearWeight  # [2 I, hidden], gate rows first
+    down: LinearWeight  # [hidden, I]
 
     @classmethod
     def load(cls, checkpoint: Checkpoint, prefix: str, hidden: int, intermediate: int) -> "SwiGlu":
         """From gate_proj, up_proj and down_proj."""
         gate = checkpoint.take(f"{prefix}.gate_proj.weight", (intermediate, hidden))
         up = checkpoint.take(f"{prefix}.up_proj.weight", (intermediate, hidden))
-        return cls(
-            torch.cat((gate, up)), checkpoint.take(f"{prefix}.down_proj.weight", (hidden, intermediate))
-        )
+        down = checkpoint.take(f"{prefix}.down_proj.weight", (hidden, intermediate))
+        return cls(LinearWeight(torch.cat((gate, up))), LinearWeight(down))
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate).mul_(up), self.down)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate).mul_(up))
 
 
 @dataclass(frozen=True)

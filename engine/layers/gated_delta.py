@@ -19,6 +19,7 @@ from kernels.causal_conv1d_update import causal_conv1d_update
 from kernels.gated_rms_norm import norm_then_gate
 from kernels.gdn_prefill import gdn_prefill
 from kernels.gdn_update import gdn_update
+from kernels.linear import LinearWeight
 from kernels.segments import PrefillSegments
 
 
@@ -27,12 +28,12 @@ class GatedDelta:
     config: GatedDeltaConfig
     index: int  # among the state layers: the layer's place in a state
     norm_eps: float
-    in_proj: Tensor  # [2 Hk Dk + Hv Dv (convolved) + Hv Dv (gate) + Hv (beta) + Hv (decay), hidden]
+    in_proj: LinearWeight  # [2 Hk Dk + Hv Dv (convolved) + Hv Dv (gate) + Hv (beta) + Hv (decay), hidden]
     conv_weight: Tensor  # [2 Hk Dk + Hv Dv, taps]
     dt_bias_H: Tensor  # float32, as the next two
     A_H: Tensor
     norm_D: Tensor
-    out_proj: Tensor  # [hidden, Hv Dv]
+    out_proj: LinearWeight  # [hidden, Hv Dv]
 
     @classmethod
     def load(
@@ -51,18 +52,20 @@ class GatedDelta:
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=in_proj,
+            in_proj=LinearWeight(in_proj),
             conv_weight=conv.squeeze(1),
             dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
             A_H=-checkpoint.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
             norm_D=checkpoint.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
-            out_proj=checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size)),
+            out_proj=LinearWeight(
+                checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))
+            ),
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         config, plan, n = self.config, step.plan, step.plan.num_decodes
         T, Hv = len(x), config.num_value_heads
-        projected = F.linear(x, self.in_proj)
+        projected = self.in_proj(x)
         u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
         beta_TH = torch.sigmoid(b.float())
         g_TH = F.softplus(a.float() + self.dt_bias_H).mul_(self.A_H)
@@ -74,7 +77,7 @@ class GatedDelta:
             prefilled = self._prefill(u[n:], g_TH[n:], beta_TH[n:], segments, step.memory)
         o_THD = plan.join(decoded, prefilled)
         o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
-        return F.linear(o_THD.view(T, config.value_size), self.out_proj)
+        return self.out_proj(o_THD.view(T, config.value_size))
 
     def _decode(self, u: Tensor, g: Tensor, beta: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

@@ -17,6 +17,7 @@ from engine.step_plan import DecodeRows
 from kernels.causal_conv1d import causal_conv1d
 from kernels.causal_conv1d_update import causal_conv1d_update
 from kernels.gated_rms_norm import gate_then_norm
+from kernels.linear import LinearWeight
 from kernels.segments import PrefillSegments
 from kernels.ssd_prefill import ssd_prefill
 from kernels.ssd_update import ssd_update
@@ -27,14 +28,14 @@ class Mamba2:
     config: Mamba2Config
     index: int  # among the state layers: the layer's place in a state
     norm_eps: float
-    in_proj: Tensor  # [I (gate) + I + 2 G N (convolved) + H (dt), hidden]
+    in_proj: LinearWeight  # [I (gate) + I + 2 G N (convolved) + H (dt), hidden]
     conv_weight: Tensor  # [I + 2 G N, taps]
     conv_bias: Tensor | None
     dt_bias_H: Tensor  # float32, as the next three
     A_H: Tensor
     D_H: Tensor
     norm_I: Tensor
-    out_proj: Tensor  # [hidden, I]
+    out_proj: LinearWeight  # [hidden, I]
 
     @classmethod
     def load(
@@ -52,19 +53,19 @@ class Mamba2:
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=checkpoint.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden)),
+            in_proj=LinearWeight(checkpoint.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden))),
             conv_weight=conv.squeeze(1),
             conv_bias=checkpoint.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
             dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (H,), torch.float32),
             A_H=-checkpoint.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
             D_H=checkpoint.take(f"{prefix}.D", (H,), torch.float32),
             norm_I=checkpoint.take(f"{prefix}.norm.weight", (inner,), torch.float32),
-            out_proj=checkpoint.take(f"{prefix}.out_proj.weight", (hidden, inner)),
+            out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         config, plan, n = self.config, step.plan, step.plan.num_decodes
-        projected = F.linear(x, self.in_proj)
+        projected = self.in_proj(x)
         gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
         dt_TH = F.softplus(dt.float() + self.dt_bias_H)
         if (config.dt_min, config.dt_max) != (0.0, float("inf")):
@@ -75,7 +76,7 @@ class Mamba2:
         if plan.prefill is not None:
             prefilled = self._prefill(u[n:], dt_TH[n:], plan.prefill.segments, step.memory)
         y = plan.join(decoded, prefilled).reshape(len(x), config.inner_size)
-        return F.linear(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups), self.out_proj)
+        return self.out_proj(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups))
 
     def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
