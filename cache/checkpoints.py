@@ -4,7 +4,7 @@ Positions count tokens: a checkpoint at `n` is the state after the first `n` tok
 the states at every boundary in hand, so a policy costs slots, not forward passes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -57,7 +57,7 @@ class CheckpointPolicy(Protocol):
         ...
 
     def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
-        """Of a request's decoded checkpoints, oldest first, those that the newest makes superfluous."""
+        """Of the checkpoints that a request's decode left so far, those that one more makes superfluous."""
         ...
 
 
@@ -83,17 +83,23 @@ class _KeepNewestDecoded:
         return num_tokens % block_size == 0
 
     def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
-        return decoded[:-1]
+        return decoded
 
 
 class Align(_KeepNewestDecoded):
-    """The last block boundary that each prefill chunk reached."""
+    """The last block boundary that each prefill chunk reached, and the junction.
+
+    Without the junction, prompts that share less than a whole chunk would never resume, however often they
+    came.
+    """
 
     name = "align"
 
     def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
-        reached = span.end // prompt.block_size * prompt.block_size
-        return (reached,) if reached > span.start else ()
+        positions = {span.end // prompt.block_size * prompt.block_size}
+        if prompt.junction is not None:
+            positions.add(prompt.junction)
+        return _within(span, positions)
 
 
 class Every:
@@ -122,7 +128,11 @@ class Branch(_KeepNewestDecoded):
         positions.update(hint // prompt.block_size * prompt.block_size for hint in prompt.hints)
         if prompt.junction is not None:
             positions.add(prompt.junction)
-        return tuple(sorted(position for position in positions if span.start < position <= span.end))
+        return _within(span, positions)
+
+
+def _within(span: ChunkSpan, positions: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(position for position in positions if span.start < position <= span.end))
 
 
 _POLICIES: dict[str, CheckpointPolicy] = {

@@ -65,15 +65,19 @@ class Leases:
         """Give back every lease whose deadline is at or before `now_s` (default: the clock's time)."""
         now_s = self._clock() if now_s is None else now_s
         expired = []
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, lease = heapq.heappop(self._deadlines)
-            current = self._leases.get(lease)
-            # A renewed or released lease leaves its old deadline behind in the heap.
-            if current is not None and current.deadline_s <= now_s:
-                self.release(lease)
-                expired.append(lease)
+        while (next_s := self.next_deadline_s()) is not None and next_s <= now_s:
+            _, lease = self._deadlines[0]
+            self.release(lease)
+            expired.append(lease)
         return expired
 
     def next_deadline_s(self) -> float | None:
         """When `expire` should be called next; None if there is no lease."""
-        return min((lease.deadline_s for lease in self._leases.values()), default=None)
+        # A renewed or released lease leaves its old deadline behind in the heap.
+        while self._deadlines and not self._is_current(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _is_current(self, deadline_s: float, lease: LeaseId) -> bool:
+        current = self._leases.get(lease)
+        return current is not None and current.deadline_s == deadline_s

@@ -1,0 +1,81 @@
+import time
+from collections.abc import Callable
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.errors import BadTokens, CacheError
+from cache.hashing import PrefixHasher, prefix_keys
+
+tokens_lists = st.lists(st.integers(0, 2**32 - 1), max_size=70)
+
+
+def test_the_documented_bytes_are_hashed() -> None:
+    root = blake3(b"headrace prefix 1" + b"\x02\0\0\0" + b"\x03\0\0\0" + b"abc").digest()
+    first = blake3(root + b"\x01\0\0\0" + b"\xff\xff\xff\xff").digest()
+    second = blake3(first + b"\x00\x01\0\0" + b"\x07\0\0\0").digest()
+    assert prefix_keys([1, 2**32 - 1, 256, 7, 9], 2, b"abc") == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_keys"), [(0, 0), (1, 0), (15, 0), (16, 1), (17, 1), (32, 2), (33, 2)]
+)
+def test_only_full_blocks_have_a_key(num_tokens: int, num_keys: int) -> None:
+    assert len(prefix_keys(range(num_tokens), 16)) == num_keys
+
+
+def test_a_key_names_everything_before_it() -> None:
+    first, second = prefix_keys([1, 2, 3, 4], 2), prefix_keys([9, 2, 3, 4], 2)
+    assert first[0] != second[0] and first[1] != second[1]
+    assert prefix_keys([1, 2, 3, 4, 5, 6], 2)[:2] == first
+
+
+@given(tokens_lists, st.integers(1, 5), st.lists(st.integers(0, 9), max_size=30))
+def test_keys_do_not_depend_on_how_the_tokens_arrive(tokens: list[int], size: int, cuts: list[int]) -> None:
+    hasher = PrefixHasher(size, b"salt")
+    start = 0
+    for cut in cuts:
+        hasher.extend(tokens[start : start + cut])
+        start += cut
+    hasher.extend(tokens[start:])
+    assert hasher.keys == prefix_keys(tokens, size, b"salt")
+
+
+def test_salts_and_block_sizes_share_no_key() -> None:
+    tokens = [7] * 12
+    variants = [(1, b""), (2, b""), (2, b"\0"), (2, b"\0\0"), (3, b""), (2, b"a"), (2, b"b"), (4, b"")]
+    keys = [key for size, salt in variants for key in prefix_keys(tokens, size, salt)]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32, "x", 1.5, None])
+def test_a_bad_token_is_refused_and_appends_nothing(bad: object) -> None:
+    hasher = PrefixHasher(2)
+    hasher.extend([1])
+    with pytest.raises(BadTokens, match="unsigned 32-bit"):
+        hasher.extend([2, 3, bad])  # type: ignore[list-item]
+    hasher.extend([2])
+    assert hasher.keys == prefix_keys([1, 2], 2)
+    assert issubclass(BadTokens, CacheError)
+
+
+def test_a_block_size_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="block_size must be at least 1, not 0"):
+        PrefixHasher(0)
+
+
+def test_a_long_prompt_is_hashed_at_five_million_tokens_a_second() -> None:
+    tokens = list(range(131_072))
+    assert _best_s(lambda: prefix_keys(tokens, 16)) < len(tokens) / 5e6
+
+
+def _best_s(call: Callable[[], object]) -> float:
+    """The shortest of several runs: others use this machine, too."""
+    times = []
+    for _ in range(15):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)

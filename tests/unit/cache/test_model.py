@@ -1,0 +1,232 @@
+"""Random requests against the cache, next to a plain model of what they hold and of what may be found.
+
+The model knows nothing of trees, order or eviction. It knows who holds which block and slot, what bytes
+were written to each, and which prefixes were published. From that follow the exact counts in use and the
+exact answer to "is there room"; what can be found must hold the right bytes, must have been published, and
+may disappear only by an eviction and only if no request reuses it.
+"""
+
+from functools import partial
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cache.claims import Hold
+from cache.hashing import prefix_keys
+from cache.hits import ReceiveState, ResumeLocally
+from cache.leases import LeaseId, Leases
+from cache.types import BlockId, PrefixKey, SlotId
+from tests.support.cache_node import FakeNode, Request, Tokens
+
+SIZE = 4
+# Few different blocks, so that prompts share starts and part at every boundary.
+full_blocks = st.sampled_from([(0,) * SIZE, (1,) * SIZE, (0, 0, 1, 1)])
+prompts = st.builds(
+    lambda full, rest: [token for block in full for token in block] + [2] * rest,
+    st.lists(full_blocks, min_size=1, max_size=5),
+    st.integers(0, SIZE - 1),
+)
+picks = st.integers(0, 10**6)
+WAITING, IN_STEP, PREFILLING, DECODING = "waiting for its state", "in a step", "prefilling", "decoding"
+
+
+class CacheMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(4, 24),
+        num_slots=st.integers(1, 10),
+        policy=st.sampled_from(["none", "align", "every", "branch"]),
+    )
+    def start(self, num_blocks: int, num_slots: int, policy: str) -> None:
+        self.num_blocks, self.num_slots = num_blocks, num_slots
+        self.node = FakeNode(policy=policy, num_blocks=num_blocks, num_slots=num_slots, block_size=SIZE)
+        self.index = self.node.cache._storage.index
+        self.phases: dict[Request, str] = {}
+        self.leased: dict[LeaseId, Hold] = {}
+        self.now_s = 0.0
+        self.leases = Leases(lambda: self.now_s)
+        self.findable: set[PrefixKey] = set()
+        self.num_evictions = 0
+
+    # What requests do
+
+    @rule(tokens=prompts, remote=st.booleans(), hints=st.lists(st.integers(0, 24), max_size=2))
+    def admit(self, tokens: list[int], remote: bool, hints: list[int]) -> None:
+        policy = ReceiveState() if remote else ResumeLocally()
+        hit = self.node.match(tokens, max_tokens=policy.reuse_limit(len(tokens)))
+        shared, source = self.reused(tokens, policy.reusable_tokens(hit), policy.resume_tokens(hit))
+        num_new = -(-len(tokens) // SIZE) - len(shared)
+        block_room = self.num_blocks - len(self.held_blocks() | set(shared))
+        slot_room = self.num_slots - len(self.held_slots() | source)
+        before = self.node.cache.stats()
+
+        request = self.node.admit(tokens, hit_policy=policy, hints=tuple(hints))
+
+        assert (request is not None) == (block_room >= num_new and slot_room >= 1)
+        if request is None:
+            assert self.node.cache.stats() == before
+            return
+        claim = request.claim
+        assert (claim.hit, claim.reused_tokens) == (hit, policy.reusable_tokens(hit))
+        assert claim.block_ids[: len(shared)] == shared
+        assert ({claim.source_slot} - {None}) == source
+        new = claim.block_ids[len(shared) :]
+        assert len(set(new)) == num_new and not set(new) & (self.held_blocks() | set(shared))
+        assert claim.slot not in self.held_slots() | source
+        self.phases[request] = WAITING if remote else PREFILLING
+
+    def reused(
+        self, tokens: list[int], reused: int, resumed: int | None
+    ) -> tuple[list[BlockId], set[SlotId]]:
+        """The blocks and the checkpoint slot that a prompt would share, by looking into the index."""
+        entries = [self.index.get(key) for key in prefix_keys(tokens[:reused], SIZE)]
+        shared = [entry.block for entry in entries if entry is not None]
+        assert len(shared) == reused // SIZE
+        if resumed is None:
+            return shared, set()
+        entry = self.index.get(prefix_keys(tokens[:resumed], SIZE)[-1])
+        assert entry is not None and entry.checkpoint is not None
+        return shared, {entry.checkpoint.slot}
+
+    def having(self, phase: str) -> list[Request]:
+        return [request for request, current in self.phases.items() if current == phase]
+
+    @precondition(lambda self: self.having(PREFILLING))
+    @rule(pick=picks, num_tokens=st.integers(1, 16))
+    def start_chunk(self, pick: int, num_tokens: int) -> None:
+        request = self.choose(PREFILLING, pick)
+        self.node.start_chunk(request, min(request.num_computed + num_tokens, request.facts.num_tokens))
+        self.phases[request] = IN_STEP
+
+    @precondition(lambda self: self.having(IN_STEP))
+    @rule(pick=picks)
+    def finish_chunk(self, pick: int) -> None:
+        request = self.choose(IN_STEP, pick)
+        self.node.finish_chunk(request)
+        self.published(request)
+        done = request.num_computed == request.facts.num_tokens
+        self.phases[request] = DECODING if done else PREFILLING
+
+    @precondition(lambda self: self.having(WAITING))
+    @rule(pick=picks)
+    def land(self, pick: int) -> None:
+        request = self.choose(WAITING, pick)
+        self.node.receive(request)
+        self.published(request)
+        self.phases[request] = DECODING
+
+    @precondition(lambda self: self.having(DECODING))
+    @rule(pick=picks, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
+    def decode(self, pick: int, tokens: list[int]) -> None:
+        request = self.choose(DECODING, pick)
+        for token in tokens:
+            extended = self.node.decode_token(request, token)
+            self.published(request)
+            if not extended:
+                assert len(self.held_blocks()) == self.num_blocks
+                self.finish(request)
+                return
+
+    @precondition(lambda self: self.phases)
+    @rule(pick=picks)
+    def finish_or_abort(self, pick: int) -> None:
+        requests = list(self.phases)
+        self.finish(requests[pick % len(requests)])
+
+    def finish(self, request: Request) -> None:
+        self.node.finish(request)
+        del self.phases[request]
+
+    # Leases
+
+    @precondition(lambda self: self.phases)
+    @rule(pick=picks, ttl_s=st.integers(1, 5))
+    def lease_blocks(self, pick: int, ttl_s: int) -> None:
+        requests = list(self.phases)
+        self.lease(self.node.cache.hold_blocks(requests[pick % len(requests)].claim), ttl_s)
+
+    @precondition(lambda self: list(self.index.checkpoints()))
+    @rule(pick=picks, ttl_s=st.integers(1, 5))
+    def lease_checkpoint(self, pick: int, ttl_s: int) -> None:
+        checkpoints = list(self.index.checkpoints())
+        hold = self.node.cache.hold_checkpoint(checkpoints[pick % len(checkpoints)])
+        assert hold is not None
+        self.lease(hold, ttl_s)
+
+    def lease(self, hold: Hold, ttl_s: int) -> None:
+        lease = self.leases.grant(partial(self.node.cache.drop, hold), deadline_s=self.now_s + ttl_s)
+        self.leased[lease] = hold
+
+    @precondition(lambda self: self.leased)
+    @rule(pick=picks)
+    def release_lease(self, pick: int) -> None:
+        lease = list(self.leased)[pick % len(self.leased)]
+        assert self.leases.release(lease)
+        del self.leased[lease]
+
+    @rule(num_s=st.integers(0, 4))
+    def time_passes(self, num_s: int) -> None:
+        self.now_s += num_s
+        for lease in self.leases.expire():
+            del self.leased[lease]
+
+    # The model
+
+    def choose(self, phase: str, pick: int) -> Request:
+        requests = self.having(phase)
+        return requests[pick % len(requests)]
+
+    def held_blocks(self) -> set[BlockId]:
+        owners = [request.claim.block_ids for request in self.phases]
+        owners += [hold.block_ids for hold in self.leased.values()]
+        return {block for block_ids in owners for block in block_ids}
+
+    def held_slots(self) -> set[SlotId]:
+        held = {request.claim.slot for request in self.phases}
+        held |= {request.claim.source.slot for request in self.phases if request.claim.source is not None}
+        held |= {slot for request in self.phases for slot in request.emitting.values()}
+        return held | {hold.checkpoint.slot for hold in self.leased.values() if hold.checkpoint is not None}
+
+    def published(self, request: Request) -> None:
+        self.findable.update(request.keys[: request.num_computed // SIZE])
+
+    @staticmethod
+    def key_of(contents: Tokens) -> PrefixKey:
+        return prefix_keys(contents, SIZE)[-1]
+
+    @invariant()
+    def pools_and_index_are_sound(self) -> None:
+        self.node.cache.check()
+
+    @invariant()
+    def in_use_is_exactly_what_is_held(self) -> None:
+        stats = self.node.cache.stats()
+        assert stats.blocks.in_use == len(self.held_blocks())
+        assert stats.slots.in_use == len(self.held_slots())
+
+    @invariant()
+    def whatever_can_be_found_has_the_right_bytes(self) -> None:
+        for entry in self.index.entries():
+            assert self.key_of(self.node.block_bytes[entry.block]) == entry.key
+        for checkpoint in self.index.checkpoints():
+            contents = self.node.slot_bytes[checkpoint.slot]
+            assert len(contents) == checkpoint.num_tokens
+            assert self.key_of(contents) == checkpoint.key
+
+    @invariant()
+    def blocks_disappear_only_by_eviction(self) -> None:
+        found = {entry.key for entry in self.index.entries()}
+        num_evictions = self.node.cache.stats().totals.block_evictions
+        assert found <= self.findable
+        assert found == self.findable or num_evictions > self.num_evictions
+        self.findable, self.num_evictions = found, num_evictions
+
+    @invariant()
+    def what_a_request_reuses_stays_findable(self) -> None:
+        for request in self.phases:
+            reused = request.claim.reused_tokens
+            assert self.node.match(request.tokens, max_tokens=reused).attention_tokens == reused
+
+
+CacheMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestCacheAgainstModel = CacheMachine.TestCase
