@@ -21,6 +21,11 @@ class PrefixHit:
 class HitPolicy(Protocol):
     """How one kind of request uses its hit. Picked once, by where the request's state will come from."""
 
+    @property
+    def state_arrives(self) -> bool:
+        """Whether a transfer will write the state, so that this node computes nothing of the prompt."""
+        ...
+
     def reuse_limit(self, num_tokens: int) -> int:
         """The most tokens of a prompt of `num_tokens` that may be reused."""
         ...
@@ -45,6 +50,8 @@ class ResumeLocally:
     token.
     """
 
+    state_arrives = False
+
     def reuse_limit(self, num_tokens: int) -> int:
         return max(num_tokens - 1, 0)
 
@@ -60,6 +67,8 @@ class ResumeLocally:
 
 class ReceiveState:
     """Remote prefill: the state arrives by transfer and overwrites the slot; only attention limits reuse."""
+
+    state_arrives = True
 
     def reuse_limit(self, num_tokens: int) -> int:
         return num_tokens

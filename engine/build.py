@@ -1,0 +1,52 @@
+"""From a model folder and a config to an engine ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from cache.checkpoints import checkpoint_policy
+from cache.layout import CacheLayout
+from cache.prefix_cache import PrefixCache
+from engine.config import EngineConfig, PoolSizes, measure_free_bytes
+from engine.engine import Engine
+from engine.memory import CacheMemory
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.weights import load_model
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine with what a node has to know about it."""
+
+    engine: Engine
+    memory: CacheMemory
+    layout: CacheLayout
+    sizes: PoolSizes
+    max_model_tokens: int
+
+
+def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
+    """Loads the weights, measures what memory is left, sizes the pools. Raises ModelError, ConfigError."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    model = load_model(model_path, getattr(torch, config.model_dtype), config.device)
+    layout = model.cache_layout(config.block_size)
+    sizes = PoolSizes.fit(layout, config, free_bytes=measure_free_bytes(torch.device(config.device)))
+    memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots, config.device)
+    longest = sizes.num_blocks * config.block_size
+    max_model_tokens = min(config.max_model_tokens or model.config.max_position, longest)
+    engine = Engine(
+        ModelRunner(model, memory),
+        PrefixCache(num_blocks=sizes.num_blocks, num_slots=sizes.num_slots, block_size=config.block_size),
+        checkpoint_policy(config.checkpoint_policy),
+        Scheduler(config.max_step_tokens, config.max_running, config.block_size),
+        eos_token_ids=model.config.eos_token_ids,
+        max_model_tokens=max_model_tokens,
+        num_blocks=sizes.num_blocks,
+        clock=clock,
+    )
+    return BuiltEngine(engine, memory, layout, sizes, max_model_tokens)

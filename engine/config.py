@@ -1,0 +1,110 @@
+"""How one node's engine is set up, and how large its two pools come out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cache.checkpoints import DEFAULT_CHECKPOINT_POLICY, checkpoint_policy
+from cache.layout import DTYPE_BYTES, CacheLayout
+
+
+class ConfigError(ValueError):
+    """A setting cannot work; the message names the field, its value and the remedy."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine of one node.
+
+    device             torch device: cpu, cuda, cuda:1
+    dtype              of weights and attention blocks; None: float32 on a CPU (bf16 is slower there), else bfloat16
+    threads            torch's CPU threads; None: torch's own choice
+    block_size         tokens a block; all nodes of a cluster must agree
+    cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded
+    state_share        of that budget, for states and checkpoints; the rest is for blocks
+    checkpoint_policy  none, align, every or branch (docs/architecture.md)
+    max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it
+    max_running        requests in one step
+    max_model_tokens   longest prompt + answer; None: what the checkpoint's config says
+    """
+
+    device: str = "cpu"
+    dtype: str | None = None
+    threads: int | None = None
+    block_size: int = 16
+    cache_bytes: int | None = None
+    state_share: float = 0.5
+    checkpoint_policy: str = DEFAULT_CHECKPOINT_POLICY
+    max_step_tokens: int = 1024
+    max_running: int = 64
+    max_model_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        checkpoint_policy(self.checkpoint_policy)
+        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
+            raise ConfigError(f"dtype {self.dtype!r}: use one of {', '.join(DTYPE_BYTES)}")
+        if not 0 < self.state_share < 1:
+            raise ConfigError(
+                f"state_share {self.state_share}: must lie between 0 and 1, both pools need some"
+            )
+        for name in ("block_size", "max_step_tokens", "max_running"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
+        for name in ("threads", "cache_bytes", "max_model_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} {value}: must be at least 1, or left out")
+        if self.max_step_tokens < self.max_running:
+            raise ConfigError(
+                f"max_step_tokens {self.max_step_tokens} < max_running {self.max_running}: "
+                "every running request needs a token of the step's budget"
+            )
+
+    @property
+    def model_dtype(self) -> str:
+        if self.dtype is not None:
+            return self.dtype
+        return "float32" if self.device == "cpu" else "bfloat16"
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """How many blocks and slots fit the budget; measured once, after the weights are loaded."""
+
+    num_blocks: int
+    num_slots: int
+
+    @classmethod
+    def fit(cls, layout: CacheLayout, config: EngineConfig, *, free_bytes: int) -> PoolSizes:
+        """Raises ConfigError when the budget cannot hold a single request."""
+        budget = config.cache_bytes or free_bytes
+        num_slots = int(budget * config.state_share) // layout.state_bytes
+        num_blocks = int(budget * (1 - config.state_share)) // layout.block_bytes
+        # One running state, one checkpoint, one to write next; blocks for one step at least.
+        if num_slots < 3 or num_blocks < 2:
+            raise ConfigError(
+                f"cache_bytes {budget} holds {num_blocks} blocks of {layout.block_bytes} bytes and {num_slots} "
+                f"states of {layout.state_bytes}: raise cache_bytes or move state_share {config.state_share}"
+            )
+        return cls(num_blocks, num_slots)
+
+
+CPU_SHARE = 0.1  # of the memory that is available: nodes of a test cluster share one machine
+CUDA_SHARE = 0.85  # of what the weights left; the rest is for activations
+
+
+def measure_free_bytes(device: torch.device) -> int:
+    """What the pools of a node on `device` may take, now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)
+
+
+def model_name(path: Path) -> str:
+    """The name that a model folder is served under."""
+    return path.resolve().name

@@ -1,0 +1,54 @@
+"""Which sequences run in the next step, and how many tokens of each: pure, no tensors, no clock.
+
+Decoding sequences go first (one token each), then prefills share what is left of the token budget, in order
+of arrival: a long prompt delays nobody's next token by more than one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cache.checkpoints import ChunkSpan
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One sequence's share of a step: the tokens `span.start` .. `span.end - 1`."""
+
+    sequence: Sequence
+    span: ChunkSpan
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """max_step_tokens is the budget of a step, max_running bounds its sequences, in tokens and sequences."""
+
+    max_step_tokens: int
+    max_running: int
+    block_size: int
+
+    def plan(self, running: Iterable[Sequence]) -> list[Planned]:
+        """`running` in order of arrival. Never empty unless `running` is."""
+        ready = list(running)
+        decoding = [s for s in ready if not s.is_prefilling][: self.max_running]
+        planned = [Planned(s, ChunkSpan(s.num_computed, s.num_computed + 1)) for s in decoding]
+        budget = self.max_step_tokens - len(planned)
+        for sequence in (s for s in ready if s.is_prefilling):
+            if len(planned) == self.max_running:
+                break
+            span = self._chunk(sequence, budget)
+            if span is None:
+                break
+            planned.append(Planned(sequence, span))
+            budget -= span.end - span.start
+        return planned
+
+    def _chunk(self, sequence: Sequence, budget: int) -> ChunkSpan | None:
+        """The next chunk, ending on a block boundary unless it ends the prompt or fills no block."""
+        start, last = sequence.num_computed, sequence.prompt_length
+        end = min(last, start + budget)
+        if end < last and end // self.block_size * self.block_size > start:
+            end = end // self.block_size * self.block_size
+        return ChunkSpan(start, end) if end > start else None

@@ -1,0 +1,138 @@
+"""A request inside one engine: what it asks, what it holds, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cache.claims import Claim
+from cache.hashing import PrefixHasher
+from cache.hits import HitPolicy, PrefixHit
+from cache.index import Checkpoint
+from wire.messages import FinishReason, Request, Token
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The cache has made room; `reused_tokens` need neither computing nor receiving.
+
+    `state_arrives`: the engine computes nothing of the prompt, it waits for `run_decode`.
+    """
+
+    hit: PrefixHit
+    reused_tokens: int
+    state_arrives: bool
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The prompt's first `num_tokens` tokens are in the blocks (and the state stands there)."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A new token; with `finish` it is the last one."""
+
+    token: Token
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The prompt's own tokens with logprobs; comes before the first `Sampled`."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """No more tokens: `Sampled.finish` said so, `Engine.finish` was called, or none was asked for."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No room came free before the deadline; the request holds nothing."""
+
+    message: str
+
+
+Event = Admitted | Computed | Sampled | Scored | Finished | Refused
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a node asks of its engine for one request.
+
+    hit_policy   chooses what it reuses, by what it could resume from locally: `ResumeLocally` and this engine
+                 prefills, `ReceiveState` and it waits for the state
+    max_new      how many tokens may follow the prompt in this engine: 1 at the most on a prefill node
+    admit_by_s   deadline for admission, on the engine's clock
+    on_event     called in the engine's thread
+    prompt_logprobs   alternatives to report for each token of the prompt, None: the prompt is not scored
+    """
+
+    request: Request
+    hit_policy: Callable[[PrefixHit], HitPolicy]
+    max_new: int
+    admit_by_s: float
+    on_event: Callable[[Event], None]
+    prompt_logprobs: int | None = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read `claim` in it.
+
+    tokens         prompt and answer so far
+    num_computed   leading tokens whose blocks and state are written
+    checkpoints    positions published for it, in the prompt; `decoded` are those in its answer, still kept
+    """
+
+    job: Job
+    hasher: PrefixHasher
+    tokens: list[int]
+    claim: Claim | None = None
+    num_computed: int = 0
+    num_prefilled: int = 0
+    num_sampled: int = 0
+    checkpoints: list[int] = field(default_factory=list)
+    decoded: list[Checkpoint] = field(default_factory=list)
+    scored: list[Token] = field(default_factory=list)
+
+    @property
+    def request(self) -> Request:
+        return self.job.request
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens to prefill: the prompt and what was generated elsewhere before."""
+        return len(self.job.request.tokens)
+
+    @property
+    def num_output(self) -> int:
+        """Generated tokens since the prompt, by any node."""
+        return len(self.tokens) - self.job.request.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.prompt_length
+
+    @property
+    def held(self) -> Claim:
+        if self.claim is None:
+            raise RuntimeError(f"request {self.request.request_id} holds nothing: not admitted, or released")
+        return self.claim
+
+    @property
+    def state_slot(self) -> int:
+        """Where its state stands now."""
+        claim = self.held
+        return claim.slot if claim.source_slot is None else claim.source_slot
+
+    @property
+    def all_checkpoints(self) -> tuple[int, ...]:
+        return (*self.checkpoints, *(checkpoint.num_tokens for checkpoint in self.decoded))
