@@ -1,8 +1,9 @@
 """The digest of a message: XXH3-128 over its predecessor's digest, its envelope and its payload.
 
 Chained from the plan's own digest, so that two sides whose plans differ in any number never agree, and the
-state's digest, the last, speaks for everything sent in the session, in order. It guards against accidents (a flipped bit, a wrong buffer, a mixed-up message), not against an adversary: the
-nodes of a cluster trust each other, and a keyed hash would cost ten times as much per byte.
+state's digest, the last, speaks for everything sent in the session, in order. It guards against accidents (a
+flipped bit, a wrong buffer, a mixed-up message), not against an adversary: the nodes of a cluster trust each
+other, and a keyed hash would cost several times as much per byte.
 Source: https://github.com/Cyan4973/xxHash, XXH3 128 bits.
 """
 

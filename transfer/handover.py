@@ -59,7 +59,7 @@ class Handover(Generic[Event, Instruction]):
                     self._end()
                 case events.Fail(cause, reason):
                     self._failure = HandoverFailed(cause, reason)
-                    self._stats.failures[cause] += 1
+                    self._stats.session_failed(cause)
                     self._end()
         return instructions
 

@@ -1,6 +1,5 @@
 """What a transport and the sessions over it counted: plain numbers, for metrics to read."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 
@@ -24,7 +23,10 @@ class TransportStats:
     connections_lost: int = 0
     forced_closes: int = 0
     sessions_completed: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, int] = field(default_factory=dict)
+
+    def session_failed(self, cause: str) -> None:
+        self.failures[cause] = self.failures.get(cause, 0) + 1
 
 
 @dataclass(frozen=True, slots=True)

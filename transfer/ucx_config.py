@@ -50,6 +50,7 @@ class UcxConfig:
             "UCX_KEEPALIVE_INTERVAL": f"{self.keepalive_interval_s}s",
             "UCX_TCP_USER_TIMEOUT": f"{self.tcp_user_timeout_s}s",
             "UCX_WARN_UNUSED_ENV_VARS": "n",
+            "UCX_LOG_FILE": "stderr",  # its default is stdout, where a node's answers may go
         }
 
     def apply(self, environ: MutableMapping[str, str], loaded_modules: Mapping[str, object]) -> None:

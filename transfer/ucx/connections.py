@@ -44,7 +44,9 @@ class Link:
         return stop_watching
 
     def lose(self, reason: str, *, forced: bool = False) -> None:
-        """Force-close: operations in flight complete with an error in a coming turn; watchers are told now.
+        """Force-close. Operations in flight complete with an error in a coming turn; watchers are told then.
+
+        Not now: a session whose own deadline closed this has a timer due as well, and that is its cause.
 
         forced   it worked, but an operation on it outlived its deadline
         """
@@ -57,6 +59,9 @@ class Link:
         self.endpoint.remove_close_callback()
         self._progress.wake()
         self._on_lost(self)
+        self._loop.call_soon(self._tell, reason)
+
+    def _tell(self, reason: str) -> None:
         for watcher in tuple(self._watchers.values()):
             watcher(reason)
         self._watchers.clear()

@@ -18,6 +18,7 @@ def test_the_measured_settings_are_the_defaults():
         "UCX_KEEPALIVE_INTERVAL": "1s",
         "UCX_TCP_USER_TIMEOUT": "3s",
         "UCX_WARN_UNUSED_ENV_VARS": "n",
+        "UCX_LOG_FILE": "stderr",
     }
 
 

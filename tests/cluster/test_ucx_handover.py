@@ -1,0 +1,235 @@
+"""Hand-overs between real processes over UCX, and what happens when one of them dies, stops, or says nothing."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.handover_child import STAGING
+from tests.support.handover_peer import Peer
+from tests.support.netns import NamespacesUnavailable, two_namespaces
+from transfer.plan import TransferPlan
+
+MIB = 1 << 20
+
+
+def plan(nonce: int, mib: int = 64, message_mib: int = 8) -> TransferPlan:
+    """`mib` of attention in blocks of 1 MiB and 16 tokens, and a state of 8 MiB."""
+    return TransferPlan(
+        nonce=nonce,
+        num_tokens=16 * mib,
+        first_block=0,
+        block_size=16,
+        block_bytes=MIB,
+        state_bytes=8 * MIB,
+        max_message_bytes=message_mib * MIB,
+    )
+
+
+def tiny_plan(nonce: int) -> TransferPlan:
+    return TransferPlan(
+        nonce=nonce,
+        num_tokens=50,
+        first_block=1,
+        block_size=16,
+        block_bytes=4096,
+        state_bytes=30_000,
+        max_message_bytes=8192,
+    )
+
+
+@pytest.fixture(params=["posix,cma,tcp", "tcp"])
+async def pair(request):
+    async with (
+        Peer.start(transports=request.param) as prefill,
+        Peer.start(transports=request.param) as decode,
+    ):
+        yield prefill, decode
+
+
+@pytest.fixture
+async def tcp_pair():
+    async with Peer.start(transports="tcp") as prefill, Peer.start(transports="tcp") as decode:
+        yield prefill, decode
+
+
+@pytest.fixture
+def two_hosts():
+    try:
+        with two_namespaces() as namespaces:
+            yield namespaces
+    except NamespacesUnavailable as why:
+        pytest.skip(str(why))
+
+
+async def staging_is_whole(peer: Peer, within_s: float) -> dict:
+    """The first report in which nothing is held any more."""
+    async with asyncio.timeout(within_s):
+        while True:
+            report = await peer.report()
+            if report["free"] == STAGING.num_buffers and report["operations"] == 0:
+                return report
+            await asyncio.sleep(0.02)
+
+
+async def test_64_mib_and_a_state_arrive_byte_for_byte(pair):
+    prefill, decode = pair
+    landed = await decode.expect(plan(1))
+    sent = prefill.send(plan(1), decode)
+    received, stats = await landed, await sent
+    assert received["wrong"] == 0
+    assert (received["note"], received["messages"]) == ("note", 9)
+    assert (received["attention_bytes"], received["state_bytes"]) == (64 * MIB, 8 * MIB)
+    assert stats["messages"] == 9
+    for peer in pair:
+        await staging_is_whole(peer, within_s=1)
+
+
+async def test_a_killed_sender_fails_the_receiver_at_once_and_its_staging_comes_back(pair):
+    prefill, decode = pair
+    landed = await decode.expect(plan(1, mib=1024), within_s=60)
+    prefill.send(plan(1, mib=1024), decode, within_s=60)
+    await decode.heard("landed", 3)
+    prefill.process.kill()
+    killed_s = time.monotonic()
+    assert (await landed)["failed"] == "peer_lost"
+    assert time.monotonic() - killed_s < 2
+    report = await staging_is_whole(decode, within_s=2)
+    assert report["connections_lost"] == 1
+    assert report["failures"] == {"peer_lost": 1}
+
+
+async def test_a_sender_killed_while_it_computes_fails_the_receiver_at_once(pair):
+    prefill, decode = pair
+    landed = await decode.expect(plan(1), within_s=60)
+    prefill.send(plan(1), decode, within_s=60, tokens=16 * 32)
+    await decode.heard("landed", 3)
+    prefill.process.kill()
+    killed_s = time.monotonic()
+    assert (await landed)["failed"] == "peer_lost"
+    assert time.monotonic() - killed_s < 2
+    await staging_is_whole(decode, within_s=2)
+
+
+async def test_a_killed_receiver_fails_the_sender(pair):
+    prefill, decode = pair
+    await decode.expect(plan(1, mib=1024), within_s=60)
+    sent = prefill.send(plan(1, mib=1024), decode, within_s=60)
+    await decode.heard("landed", 3)
+    decode.process.kill()
+    killed_s = time.monotonic()
+    assert (await sent)["failed"] == "peer_lost"
+    assert time.monotonic() - killed_s < 2
+    await staging_is_whole(prefill, within_s=2)
+
+
+async def test_a_stopped_sender_fails_the_receiver_at_its_deadline_and_its_late_bytes_are_dropped(tcp_pair):
+    """UCX notices nothing of a stopped peer: only our deadline does."""
+    prefill, decode = tcp_pair
+    landed = await decode.expect(plan(1, mib=1024), within_s=2)
+    sent = prefill.send(plan(1, mib=1024), decode, within_s=60)
+    await decode.heard("landed", 3)
+    os.kill(prefill.process.pid, signal.SIGSTOP)
+    assert (await landed)["failed"] == "deadline"
+    await staging_is_whole(decode, within_s=1)
+    os.kill(prefill.process.pid, signal.SIGCONT)
+    assert (await sent)["failed"] == "peer_lost"
+    # The nodes go on with a new session over a new connection.
+    landed = await decode.expect(plan(2))
+    prefill.send(plan(2), decode)
+    assert (await landed)["wrong"] == 0
+    await staging_is_whole(decode, within_s=1)
+    await staging_is_whole(prefill, within_s=1)
+
+
+async def test_a_stopped_receiver_fails_the_sender_at_its_deadline(tcp_pair):
+    prefill, decode = tcp_pair
+    await decode.expect(plan(1, mib=1024), within_s=60)
+    sent = prefill.send(plan(1, mib=1024), decode, within_s=2)
+    await decode.heard("landed", 3)
+    os.kill(decode.process.pid, signal.SIGSTOP)
+    assert (await sent)["failed"] == "deadline"
+    report = await staging_is_whole(prefill, within_s=1)
+    assert report["forced_closes"] == 1
+
+
+async def test_late_messages_of_a_cancelled_session_are_dropped_and_a_neighbour_is_untouched(pair):
+    prefill, decode = pair
+    cancelled = await decode.expect(plan(1))
+    sent = prefill.send(plan(1), decode, tokens=16 * 32)
+    await decode.heard("landed", 3)
+    await decode.call("cancel", nonce=1)
+    assert (await cancelled)["failed"] == "cancelled"
+    neighbour = await decode.expect(plan(2))
+    stale = prefill.send(plan(1), decode)  # the whole of it, as a sender that has not heard yet
+    whole = prefill.send(plan(2), decode)
+    assert (await neighbour)["wrong"] == 0
+    assert (await stale)["messages"] == (await whole)["messages"] == 9
+    report = await staging_is_whole(decode, within_s=1)
+    assert report["dropped_parts"] == 18
+    assert not sent.done()
+
+
+async def test_300_sessions_in_a_row_leave_nothing_behind(pair):
+    prefill, decode = pair
+
+    async def one(nonce):
+        landed = await decode.expect(tiny_plan(nonce))
+        prefill.send(tiny_plan(nonce), decode)
+        assert (await landed)["wrong"] == 0
+
+    for nonce in range(1, 51):
+        await one(nonce)
+    before = [await staging_is_whole(peer, within_s=1) for peer in pair]
+    for nonce in range(51, 351):
+        await one(nonce)
+    after = [await staging_is_whole(peer, within_s=1) for peer in pair]
+    for early, late in zip(before, after, strict=True):
+        assert late["open_files"] == early["open_files"]
+        assert late["max_rss_kib"] - early["max_rss_kib"] < 4096
+        assert late["sessions_completed"] == 350
+        assert (late["connections_lost"], late["dropped_parts"]) == (0, 0)
+    assert after[0]["connections_opened"] == 1
+
+
+async def test_waiting_costs_no_cpu(pair):
+    prefill, decode = pair
+    await decode.expect(plan(1), within_s=60)
+    prefill.send(plan(1), decode, within_s=60, tokens=16 * 8)
+    await decode.heard("landed", 0)
+    before = [await peer.report() for peer in pair]
+    await asyncio.sleep(3)  # what is measured is what this costs
+    after = [await peer.report() for peer in pair]
+    for early, late in zip(before, after, strict=True):
+        assert late["cpu_s"] - early["cpu_s"] < 0.03
+
+
+async def test_nobody_at_the_address_fails_the_sender_with_its_name(tcp_pair):
+    prefill, decode = tcp_pair
+    decode.address = "127.0.0.1:1"
+    failed = await prefill.send(plan(1), decode, within_s=10)
+    assert failed["failed"] == "peer_lost"
+    assert "127.0.0.1:1" in failed["reason"]
+
+
+async def test_two_hosts_hand_over_by_tcp(two_hosts):
+    left, right = two_hosts
+    async with (
+        Peer.start(*left.enter, transports="tcp", host=left.address, net_devices=left.device) as prefill,
+        Peer.start(*right.enter, transports="tcp", host=right.address, net_devices=right.device) as decode,
+    ):
+        assert decode.address.startswith(right.address)
+        landed = await decode.expect(plan(1))
+        sent = prefill.send(plan(1), decode)
+        assert (await landed)["wrong"] == 0
+        assert (await sent)["messages"] == 9
+        landed = await decode.expect(plan(2, mib=1024), within_s=60)
+        prefill.send(plan(2, mib=1024), decode, within_s=60)
+        await decode.heard("landed", 15)
+        prefill.process.kill()
+        killed_s = time.monotonic()
+        assert (await landed)["failed"] == "peer_lost"
+        assert time.monotonic() - killed_s < 2
+        await staging_is_whole(decode, within_s=2)

@@ -1,0 +1,123 @@
+"""One end of real hand-overs, in a process of its own: obeys JSON lines on stdin, reports on stdout.
+
+    python -m tests.support.handover_child '{"transports": "tcp"}'
+
+Every message's bytes are `contents(message, nonce)`, so the receiving process can check them by itself.
+See `tests.support.handover_peer` for the other end of the pipes.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from tests.support.transfer_plans import contents
+from transfer.buffers import Buffer
+from transfer.errors import HandoverFailed
+from transfer.plan import PlannedMessage, TransferPlan
+from transfer.receiver import HandoverReceiver
+from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+from transfer.ucx_config import UcxConfig
+
+STAGING = StagingConfig(num_buffers=3, buffer_bytes=16 << 20)
+
+
+def say(**report: object) -> None:
+    print(json.dumps(report), flush=True)
+
+
+class Child:
+    """Commands are methods; each takes the command's fields and answers under the command's `id`."""
+
+    def __init__(self, config: UcxConfig) -> None:
+        self.transport = open_transport(config)
+        self.staging = Staging(STAGING)
+        self.sender = HandoverSender(self.transport, self.staging)
+        self.receiver = HandoverReceiver(self.transport, self.staging)
+        self.outgoing: dict[int, OutgoingHandover] = {}
+        self.incoming: dict[int, Any] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.expected: dict[int, Buffer] = {}
+
+    def obey(self, line: bytes) -> None:
+        fields = json.loads(line)
+        task = asyncio.create_task(self._answer(fields.pop("id"), fields.pop("do"), fields))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, call: int, do: str, fields: dict[str, Any]) -> None:
+        try:
+            say(id=call, result=await getattr(self, do)(**fields))
+        except HandoverFailed as failed:
+            say(id=call, result={"failed": failed.cause, "reason": str(failed)})
+        except Exception as error:  # the test must see it, whatever it is
+            say(id=call, result={"error": repr(error)})
+
+    async def expect(self, plan: dict[str, int], within_s: float) -> dict[str, Any]:
+        planned = TransferPlan(**plan)
+        wrong = 0
+
+        async def land(message: PlannedMessage, buffer: Buffer) -> None:
+            nonlocal wrong
+            wrong += not np.array_equal(buffer, contents(message, planned.nonce))
+            say(landed=message.index)
+
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        handover = self.receiver.expect(planned, land=land, deadline_s=deadline_s)
+        self.incoming[planned.nonce] = handover
+        say(expecting=planned.nonce)
+        landed = await handover.landed()
+        return {"note": landed.note.decode(), "wrong": wrong, **asdict(landed.stats)}
+
+    async def send(
+        self, plan: dict[str, int], peer: str, within_s: float, tokens: int, finish: bool
+    ) -> dict[str, Any]:
+        planned = TransferPlan(**plan)
+
+        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+            buffer[:] = contents(message, planned.nonce)
+
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        handover = self.sender.open(planned, peer, pack=pack, deadline_s=deadline_s)
+        handover.tokens_computed(tokens)
+        if finish:
+            handover.finish(b"note")
+        return asdict(await handover.done())
+
+    async def cancel(self, nonce: int) -> None:
+        self.incoming[nonce].cancel()
+
+    async def report(self) -> dict[str, Any]:
+        self.staging.check()
+        return {
+            "free": self.staging.num_free,
+            "operations": self.transport.progress.num_operations,
+            "cpu_s": time.process_time(),
+            "open_files": len(os.listdir("/proc/self/fd")),
+            "max_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            **asdict(self.transport.stats),
+        }
+
+
+async def main(config: UcxConfig) -> None:
+    child = Child(config)
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer
+    )
+    say(address=child.transport.address)
+    while line := await lines.readline():
+        child.obey(line)
+    await child.transport.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(UcxConfig(**json.loads(sys.argv[1]))))
