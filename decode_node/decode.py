@@ -1,0 +1,250 @@
+"""The decode role: reserve, receive what a prefill node hands over, decode from the second token on.
+
+One `_Decode` is one request's life here: everything that can happen to it arrives in one inbox, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+
+from decode_node.accounting import HitAccounting
+from decode_node.config import DecodeNodeConfig
+from decode_node.inbox import Inbox
+from decode_node.policy import PrefillPlace
+from engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
+from node.chassis import Chassis
+from node.errors import NoRoom
+from node.notes import decode_note
+from node.plans import plan_of
+from transfer.buffers import Buffer
+from transfer.errors import HandoverFailed as TransferFailed
+from transfer.envelope import new_nonce
+from transfer.plan import Kind, PlannedMessage
+from transfer.receiver import HandoverReceiver, IncomingHandover, Landed
+from wire.messages import (
+    DecodeCommand,
+    DecodeDone,
+    DecodeEvent,
+    DecodeReport,
+    FinishReason,
+    HandoverFailed,
+    LocalPrefill,
+    PromptLogprobs,
+    Renew,
+    Reservation,
+    Start,
+    Stop,
+    Token,
+    Tokens,
+    TransferReport,
+)
+
+
+@dataclass(frozen=True)
+class _SessionEnded:
+    """A session's outcome; `nonce` says which, since a renewed request has had several."""
+
+    nonce: int
+    outcome: Landed | TransferFailed
+
+
+_Item = Event | DecodeCommand | _SessionEnded
+
+
+class Decode:
+    """Serves requests on one chassis; any number at a time."""
+
+    def __init__(self, chassis: Chassis, config: DecodeNodeConfig) -> None:
+        self._chassis = chassis
+        self._config = config
+        self._receiver = HandoverReceiver(chassis.transport, chassis.staging)
+        self._accounting = HitAccounting()
+
+    def counters(self) -> dict[str, float]:
+        return {name: float(value) for name, value in asdict(self._accounting).items()}
+
+    async def run(
+        self, start: Start, commands: AsyncIterator[DecodeCommand], timeout_s: float
+    ) -> AsyncIterator[DecodeEvent]:
+        """The request's events. Closing the iterator aborts it; either way all it held comes back.
+
+        Raises RequestTooLarge, NoRoom.
+        """
+        request = _Decode(self._chassis, self._config, self._receiver, self._accounting)
+        reading = asyncio.create_task(request.read(commands))
+        try:
+            async for event in request.run(start, timeout_s):
+                yield event
+        finally:
+            reading.cancel()
+            self._chassis.spawn(request.give_back())
+
+
+class _Decode:
+    def __init__(
+        self,
+        chassis: Chassis,
+        config: DecodeNodeConfig,
+        receiver: HandoverReceiver,
+        accounting: HitAccounting,
+    ) -> None:
+        self._chassis = chassis
+        self._engine = chassis.built.engine
+        self._loop = chassis.loop
+        self._config = config
+        self._receiver = receiver
+        self._accounting = accounting
+        self._inbox: Inbox[_Item] = Inbox()
+        self._sequence: Sequence | None = None
+        self._admitted: Admitted | None = None
+        self._handover: IncomingHandover | None = None
+        self._is_landed = False
+
+    async def read(self, commands: AsyncIterator[DecodeCommand]) -> None:
+        """Puts the router's commands into the inbox."""
+        async for command in commands:
+            self._inbox.put(command)
+
+    async def run(self, start: Start, timeout_s: float) -> AsyncIterator[DecodeEvent]:
+        self._deadline_s = asyncio.get_running_loop().time() + timeout_s
+        sequence = self._sequence = await self._submit(start)
+        while True:
+            match await self._inbox.get():
+                case Admitted() as admitted:
+                    self._admitted = admitted
+                    self._accounting.admitted(admitted)
+                    yield self._reserve() if admitted.state_arrives else LocalPrefill(admitted.reused_tokens)
+                case Renew(nonce):
+                    if await self._may_renew(nonce):
+                        yield self._reserve()
+                case _SessionEnded(nonce, outcome):
+                    if self._handover is not None and nonce == self._handover.plan.nonce:
+                        yield self._session_ended(nonce, outcome)
+                case Sampled(token):
+                    yield Tokens((token, *self._more_tokens()))
+                case Scored(tokens):
+                    yield PromptLogprobs(tokens)
+                case Stop():
+                    self._loop.post(lambda: self._engine.finish(sequence, FinishReason.STOP))
+                case Finished(reason):
+                    yield DecodeDone(reason, self._report(sequence))
+                    return
+                case Refused(message):
+                    raise NoRoom(message)
+                case Computed():
+                    pass  # a local prefill's progress is nobody else's business
+
+    async def give_back(self) -> None:
+        """Ends its session, then releases blocks and slot: nothing lands in them any more."""
+        if self._handover is not None:
+            await self._end_session(self._handover)
+        if (sequence := self._sequence) is not None:
+            self._loop.post(lambda: self._engine.release(sequence))
+
+    async def _submit(self, start: Start) -> Sequence:
+        request, sampling = start.request, start.request.sampling
+        place = PrefillPlace(self._config.local_prefill, len(request.tokens), start.may_prefill_remotely)
+        job = Job(
+            request=request,
+            hit_policy=place.hit_policy,
+            max_new=sampling.max_tokens - (len(request.tokens) - request.num_prompt_tokens),
+            admit_by_s=self._deadline_s,
+            on_event=partial(self._loop.deliver, self._inbox.put),
+            prompt_logprobs=None if start.may_prefill_remotely else sampling.prompt_logprobs,
+        )
+        return await self._loop.call(lambda: self._engine.submit(job))
+
+    # ------------------------------------------------------------ the session
+
+    def _reserve(self) -> Reservation:
+        """A fresh session for the blocks beyond the attention hit and for the state."""
+        assert self._admitted is not None and self._sequence is not None
+        now_s = asyncio.get_running_loop().time()
+        timeout_s = min(self._config.reservation_timeout_s, self._deadline_s - now_s)
+        reservation = Reservation(
+            nonce=new_nonce(),
+            attention_hit_tokens=self._admitted.reused_tokens,
+            num_tokens=self._sequence.prompt_length,
+            transfer_address=self._chassis.transport.address,
+            layout=self._chassis.built.layout,
+            max_message_bytes=self._config.max_message_bytes,
+            deadline_s=timeout_s,
+        )
+        self._handover = self._receiver.expect(
+            plan_of(reservation), land=partial(self._land, self._sequence), deadline_s=now_s + timeout_s
+        )
+        self._chassis.spawn(self._watch(self._handover))
+        return reservation
+
+    async def _watch(self, handover: IncomingHandover) -> None:
+        outcome: Landed | TransferFailed
+        try:
+            outcome = await handover.landed()
+        except TransferFailed as failure:
+            outcome = failure
+        self._inbox.put(_SessionEnded(handover.plan.nonce, outcome))
+
+    async def _land(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
+        await self._loop.call(lambda: self._scatter(sequence, message, buffer))
+
+    def _scatter(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
+        """In the engine's thread: one verified message into the request's own blocks or slot."""
+        memory, data = self._chassis.built.memory, torch.from_numpy(buffer)
+        if message.kind is Kind.STATE:
+            memory.scatter_state(sequence.held.slot, data)
+        else:
+            blocks = sequence.held.block_ids[message.first_block : message.first_block + message.num_blocks]
+            memory.scatter_blocks(blocks, data)
+
+    def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
+        if isinstance(outcome, TransferFailed):
+            return HandoverFailed(nonce, str(outcome))
+        self._is_landed = True
+        sequence, first_token = self._sequence, decode_note(outcome.note)
+        assert sequence is not None
+        self._loop.post(lambda: self._engine.run_decode(sequence, first_token))
+        stats = outcome.stats
+        return TransferReport(stats.attention_tokens, stats.attention_bytes, stats.state_bytes, stats.seconds)
+
+    async def _may_renew(self, failed_nonce: int) -> bool:
+        """Ends the failed session. False when there is nothing to renew: it has landed, or is another by now."""
+        if self._is_landed or self._handover is None or self._handover.plan.nonce != failed_nonce:
+            return False
+        # It may land after all while it is being ended: its _SessionEnded is in the inbox then.
+        return not await self._end_session(self._handover)
+
+    async def _end_session(self, handover: IncomingHandover) -> bool:
+        """Cancels it unless it has landed, which it returns. Nothing lands any more when this returns."""
+        handover.cancel()
+        try:
+            await handover.landed()
+        except TransferFailed:
+            return False
+        return True
+
+    # ------------------------------------------------------------ what it says
+
+    def _more_tokens(self) -> tuple[Token, ...]:
+        """Tokens that came meanwhile: they travel in one message."""
+        tokens = []
+        while (item := self._inbox.take_if(Sampled)) is not None:
+            tokens.append(item.token)
+        return tuple(tokens)
+
+    def _report(self, sequence: Sequence) -> DecodeReport:
+        assert self._admitted is not None
+        admitted = self._admitted
+        here = "resumed" if admitted.reused_tokens else "computed"
+        return DecodeReport(
+            node=self._config.name,
+            attention_hit_tokens=admitted.hit.attention_tokens,
+            state_hit_tokens=0 if admitted.state_arrives else admitted.hit.state_tokens,
+            state="received" if admitted.state_arrives else here,
+            computed_tokens=sequence.num_prefilled,
+            checkpoints=sequence.all_checkpoints,
+        )

@@ -1,0 +1,158 @@
+"""What every node runs: an engine in its thread, a transport, a gRPC server, a line to the router."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from engine.build import BuiltEngine, build_engine
+from engine.loop import EngineLoop
+from node.config import NodeConfig
+from node.registration import Registration
+from node.status import node_status
+from transfer.backend import Transport
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+from wire.messages import NodeInfo, NodeStatus, Role
+from wire.server import ControlServer
+
+log = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 1.0  # a heartbeat goes out even while a long step keeps the engine
+
+
+@dataclass(frozen=True)
+class Chassis:
+    """A started node without its role: what the role's service works with."""
+
+    config: NodeConfig
+    built: BuiltEngine
+    loop: EngineLoop
+    transport: Transport
+    staging: Staging
+    tasks: set[asyncio.Task[None]]
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs clean-up work that must go on when the request that began it is gone."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+class RoleService(Protocol):
+    """What a role adds to the chassis: its gRPC service, and its own counters."""
+
+    def counters(self) -> dict[str, float]: ...
+
+
+class Node:
+    """Starts and stops a node of one role.
+
+    `services` names the role's gRPC services; `serve(chassis, server, describe)` adds them to a server and
+    returns the role. `closed` is set when the node has ended, by `stop` or by a crash of its engine.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        role: Role,
+        service: str,
+        serve: Callable[..., RoleService],
+    ) -> None:
+        self.config = config
+        self._role = role
+        self._service = service
+        self._serve = serve
+        self._incarnation = secrets.randbits(63) | 1
+        self._closed = asyncio.Event()
+        self._crash: BaseException | None = None
+        self._status: NodeStatus | None = None
+
+    async def start(self) -> None:
+        """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
+        loop = asyncio.get_running_loop()
+        built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, loop.time)
+        self._engine = EngineLoop(built.engine, loop.time, self._crashed)
+        self._transport: Transport = open_transport(replace(self.config.ucx, host=self.config.host))
+        buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
+        staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes))
+        self.chassis = Chassis(self.config, built, self._engine, self._transport, staging, set())
+        self._server = ControlServer(
+            [self._service, "Node"], lambda server: self._add_services(server)
+        )
+        self._engine.start()
+        port = await self._server.start(self.config.host, self.config.port)
+        self.info = self._describe(f"{self.config.host}:{port}")
+        self._registration: Registration | None = None
+        if self.config.router_address is not None:
+            self._registration = Registration(self.config.router_address, self.info, self.status)
+            self._registration.start()
+        log.info("%s node %s serves at %s", self._role.value, self.config.name, self.info.address)
+
+    async def status(self) -> NodeStatus:
+        """Fresh between two steps; the last known one while a step takes long."""
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                self._status = await self._engine.call(lambda: node_status(self.chassis.built.engine))
+        except TimeoutError:
+            if self._status is None:
+                raise
+        counters = {**self._status.counters, **self._transfer_counters(), **self._role_service.counters()}
+        return replace(self._status, counters=counters)
+
+    async def stop(self) -> None:
+        """Leaves the router, ends requests in flight after the grace period, and gives everything back."""
+        if self._closed.is_set():
+            return
+        if self._registration is not None:
+            await self._registration.stop()
+        await self._server.stop(self.config.shutdown_grace_s)
+        for task in list(self.chassis.tasks):
+            await asyncio.wait([task], timeout=self.config.shutdown_grace_s)
+        await self._transport.close()
+        if self._crash is None:
+            await self._engine.stop(timeout_s=60.0)
+        self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Until the node has ended. Raises what its engine crashed of."""
+        await self._closed.wait()
+        if self._crash is not None:
+            raise self._crash
+
+    def _crashed(self, error: BaseException) -> None:
+        self._crash = error
+        self._stopping = asyncio.create_task(self.stop())
+
+    def _add_services(self, server: Any) -> None:
+        self._role_service = self._serve(self.chassis, server, self)
+
+    def _describe(self, address: str) -> NodeInfo:
+        built = self.chassis.built
+        return NodeInfo(
+            name=self.config.name,
+            role=self._role,
+            incarnation=self._incarnation,
+            address=address,
+            transfer_address=self._transport.address,
+            layout=built.layout,
+            max_model_tokens=built.max_model_tokens,
+            num_blocks=built.sizes.num_blocks,
+            num_slots=built.sizes.num_slots,
+            pid=os.getpid(),
+        )
+
+    def _transfer_counters(self) -> dict[str, float]:
+        stats = self._transport.stats
+        return {
+            "transfer_sent_bytes": stats.sent_bytes,
+            "transfer_received_bytes": stats.received_bytes,
+            "transfer_dropped_parts": stats.dropped_parts,
+            "transfer_sessions_completed": stats.sessions_completed,
+            "transfer_failures": sum(stats.failures.values()),
+        }

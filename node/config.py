@@ -1,0 +1,45 @@
+"""What both kinds of node are told at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.config import ConfigError, EngineConfig
+from transfer.ucx_config import UcxConfig
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """One node. A role's own config adds to it.
+
+    name                unique in the cluster; a restarted node takes its name over
+    model_path          folder with config.json, safetensors and tokenizer
+    router_address      host:port of the router's registry; None: the node registers nowhere
+    host                the address at which router and nodes reach this one (gRPC and transfer)
+    port                of its gRPC service; 0 takes a free one
+    staging_buffers     messages that may be on their way at once, in each direction
+    max_message_bytes   attention blocks are packed up to this
+    shutdown_grace_s    how long requests in flight may go on after a stop
+    """
+
+    name: str
+    model_path: str
+    router_address: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    staging_buffers: int = 4
+    max_message_bytes: int = 4 << 20
+    shutdown_grace_s: float = 2.0
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    ucx: UcxConfig = field(default_factory=UcxConfig)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("name is empty: give each node one of its own, such as p0")
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"port {self.port}: must lie in 0..65535, 0 takes a free one")
+        for name in ("staging_buffers", "max_message_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.shutdown_grace_s < 0:
+            raise ConfigError(f"shutdown_grace_s {self.shutdown_grace_s}: must not be negative")

@@ -1,0 +1,20 @@
+"""The transfer plan of a reservation: the same on the node that made it and the node that serves it."""
+
+from __future__ import annotations
+
+from transfer.plan import TransferPlan
+from wire.messages import Reservation
+
+
+def plan_of(reservation: Reservation) -> TransferPlan:
+    """Raises LayoutMismatch when the reservation's numbers do not make a plan."""
+    layout = reservation.layout
+    return TransferPlan(
+        nonce=reservation.nonce,
+        num_tokens=reservation.num_tokens,
+        first_block=reservation.attention_hit_tokens // layout.block_size,
+        block_size=layout.block_size,
+        block_bytes=layout.block_bytes,
+        state_bytes=layout.state_bytes,
+        max_message_bytes=reservation.max_message_bytes,
+    )

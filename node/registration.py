@@ -1,0 +1,56 @@
+"""A node's heartbeat: registers with the router, and again whenever the router asks for or forgets it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from wire.client import RegistryClient
+from wire.errors import NodeError, RequestRefused
+from wire.messages import NodeInfo, NodeStatus
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 2.0
+RETRY_S = 0.25
+
+
+class Registration:
+    """Keeps one node registered until stopped; an unreachable router is tried again for ever."""
+
+    def __init__(self, router: str, info: NodeInfo, status: Callable[[], Awaitable[NodeStatus]]) -> None:
+        self._client = RegistryClient(router)
+        self._router = router
+        self._info = info
+        self._status = status
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._beat())
+
+    async def stop(self) -> None:
+        """Says good-bye, so that the router does not have to notice."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        with suppress(NodeError):
+            await self._client.leave(self._info.name, self._info.incarnation, timeout_s=CALL_TIMEOUT_S)
+        await self._client.close()
+
+    async def _beat(self) -> None:
+        reported = ""
+        while True:
+            delay_s = RETRY_S
+            try:
+                delay_s = await self._client.register(
+                    self._info, await self._status(), timeout_s=CALL_TIMEOUT_S
+                )
+                reported = ""
+            except (NodeError, TimeoutError) as error:
+                # Said once, not four times a second: a router that starts later is normal.
+                if str(error) != reported:
+                    reported = str(error)
+                    level = logging.ERROR if isinstance(error, RequestRefused) else logging.WARNING
+                    log.log(level, "%s is not registered with %s: %s", self._info.name, self._router, error)
+            await asyncio.sleep(delay_s)

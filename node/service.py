@@ -1,0 +1,59 @@
+"""What the gRPC services of both roles share: errors to status codes, and the Node service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from engine.engine import RequestTooLarge
+from node.errors import NoRoom
+from transfer.errors import HandoverFailed, LayoutMismatch, TransferError
+from wire import codecs
+from wire.generated import headrace_pb2 as pb
+from wire.generated import headrace_pb2_grpc as rpc
+from wire.messages import NodeInfo, NodeStatus
+
+T = TypeVar("T")
+
+_CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
+    (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (HandoverFailed, grpc.StatusCode.ABORTED),
+    (TransferError, grpc.StatusCode.ABORTED),
+    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+)
+
+DEFAULT_TIMEOUT_S = 600.0  # for a caller that set no deadline: nothing is held for ever
+
+
+async def answers(events: AsyncIterator[T], context: grpc.aio.ServicerContext) -> AsyncIterator[T]:
+    """The events, with a known error turned into the call's status."""
+    try:
+        async for event in events:
+            yield event
+    except tuple(kind for kind, _ in _CODES) as error:
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        await context.abort(code, str(error))
+
+
+def timeout_s(context: grpc.aio.ServicerContext) -> float:
+    """Seconds until the call's deadline."""
+    remaining = context.time_remaining()
+    return DEFAULT_TIMEOUT_S if remaining is None else min(remaining, DEFAULT_TIMEOUT_S)
+
+
+class NodeService(rpc.NodeServicer):
+    """Who the node is and how it stands, for operators with a gRPC client."""
+
+    def __init__(self, info: Callable[[], NodeInfo], status: Callable[[], Awaitable[NodeStatus]]) -> None:
+        self._info = info
+        self._status = status
+
+    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeReply:
+        reply = pb.DescribeReply()
+        codecs.encode(self._info(), reply.info)
+        codecs.encode(await self._status(), reply.status)
+        return reply

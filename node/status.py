@@ -1,0 +1,30 @@
+"""A node's pools and counters as it reports them with every heartbeat."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from cache.pools import PoolCounts
+from engine.engine import Engine
+from wire.messages import NodeStatus, PoolStatus
+
+
+def node_status(engine: Engine) -> NodeStatus:
+    """In the engine's thread only."""
+    stats = engine.cache.stats()
+    return NodeStatus(
+        running=engine.num_running,
+        waiting=engine.num_waiting,
+        blocks=_pool(stats.blocks),
+        slots=_pool(stats.slots),
+        counters={
+            **{name: float(value) for name, value in asdict(stats.totals).items()},
+            "computed_tokens": engine.computed_tokens,
+            "sampled_tokens": engine.sampled_tokens,
+        },
+    )
+
+
+def _pool(counts: PoolCounts) -> PoolStatus:
+    total = counts.free + counts.cached + counts.in_use
+    return PoolStatus(total=total, free=counts.free, cached=counts.cached, in_use=counts.in_use)

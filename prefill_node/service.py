@@ -1,0 +1,40 @@
+"""The prefill role's gRPC service: messages in, messages out, errors as status codes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from node.chassis import Chassis, Node
+from node.service import NodeService, answers, timeout_s
+from prefill_node.config import PrefillNodeConfig
+from prefill_node.prefill import Prefill
+from wire import codecs
+from wire.generated import headrace_pb2 as pb
+from wire.generated import headrace_pb2_grpc as rpc
+from wire.messages import Role
+
+
+class PrefillService(rpc.PrefillServicer):
+    def __init__(self, prefill: Prefill) -> None:
+        self._prefill = prefill
+
+    async def Run(
+        self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.PrefillEvent]:
+        events = self._prefill.run(codecs.decode_prefill_request(request), timeout_s(context))
+        async for event in answers(events, context):
+            yield codecs.encode_prefill_event(event)
+
+
+def prefill_node(config: PrefillNodeConfig) -> Node:
+    """A prefill node, not yet started."""
+
+    def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Prefill:
+        prefill = Prefill(chassis)
+        rpc.add_PrefillServicer_to_server(PrefillService(prefill), server)
+        rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status), server)
+        return prefill
+
+    return Node(config, Role.PREFILL, "Prefill", serve)
