@@ -246,14 +246,14 @@ class Engine:
         num_tokens, size = sequence.num_computed, self.cache.block_size
         if num_tokens % size or not self._policy.decoded_boundary(num_tokens, size):
             return
-        if not self.cache.donate_running(sequence.held, sequence.hasher.keys[num_tokens // size - 1], num_tokens):
-            return
-        checkpoint = sequence.held.source
-        assert checkpoint is not None, "donate_running makes the checkpoint the claim's source"
-        sequence.decoded.append(checkpoint)
+        # First, so that the newer one finds room.
         for old in list(self._policy.superseded(sequence.decoded)):
             self.cache.unpublish(old)
             sequence.decoded.remove(old)
+        claim, key = sequence.held, sequence.hasher.keys[num_tokens // size - 1]
+        if self.cache.donate_running(claim, key, num_tokens):
+            assert claim.source is not None, "a donated state is what the claim reads next"
+            sequence.decoded.append(claim.source)
 
     def _score(self, sequence: Sequence, logits: Tensor, start: int) -> None:
         """Row i of logits predicts the prompt's token start + i + 1; nothing predicts its first."""
