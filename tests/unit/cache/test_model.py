@@ -6,6 +6,7 @@ exact answer to "is there room"; what can be found must hold the right bytes, mu
 may disappear only by an eviction and only if no request reuses it.
 """
 
+from enum import Enum
 from functools import partial
 
 from hypothesis import settings
@@ -28,7 +29,13 @@ prompts = st.builds(
     st.integers(0, SIZE - 1),
 )
 picks = st.integers(0, 10**6)
-WAITING, IN_STEP, PREFILLING, DECODING = "waiting for its state", "in a step", "prefilling", "decoding"
+
+
+class Phase(Enum):
+    WAITING = "for its state to arrive"
+    PREFILLING = "between two chunks"
+    IN_STEP = "a chunk is computed but not published"
+    DECODING = "between two tokens"
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -41,7 +48,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.num_blocks, self.num_slots = num_blocks, num_slots
         self.node = FakeNode(policy=policy, num_blocks=num_blocks, num_slots=num_slots, block_size=SIZE)
         self.index = self.node.cache._storage.index
-        self.phases: dict[Request, str] = {}
+        self.phases: dict[Request, Phase] = {}
         self.leased: dict[LeaseId, Hold] = {}
         self.now_s = 0.0
         self.leases = Leases(lambda: self.now_s)
@@ -73,7 +80,7 @@ class CacheMachine(RuleBasedStateMachine):
         new = claim.block_ids[len(shared) :]
         assert len(set(new)) == num_new and not set(new) & (self.held_blocks() | set(shared))
         assert claim.slot not in self.held_slots() | source
-        self.phases[request] = WAITING if remote else PREFILLING
+        self.phases[request] = Phase.WAITING if remote else Phase.PREFILLING
 
     def reused(
         self, tokens: list[int], reused: int, resumed: int | None
@@ -88,38 +95,31 @@ class CacheMachine(RuleBasedStateMachine):
         assert entry is not None and entry.checkpoint is not None
         return shared, {entry.checkpoint.slot}
 
-    def having(self, phase: str) -> list[Request]:
-        return [request for request, current in self.phases.items() if current == phase]
+    @precondition(lambda self: self.phases)
+    @rule(
+        pick=picks, num_tokens=st.integers(1, 16), answer=st.lists(st.integers(0, 1), min_size=1, max_size=6)
+    )
+    def advance(self, pick: int, num_tokens: int, answer: list[int]) -> None:
+        request = self.choose(pick)
+        match self.phases[request]:
+            case Phase.PREFILLING:
+                end = min(request.num_computed + num_tokens, request.facts.num_tokens)
+                self.node.start_chunk(request, end)
+                self.phases[request] = Phase.IN_STEP
+            case Phase.IN_STEP:
+                self.node.finish_chunk(request)
+                self.published(request)
+                done = request.num_computed == request.facts.num_tokens
+                self.phases[request] = Phase.DECODING if done else Phase.PREFILLING
+            case Phase.WAITING:
+                self.node.receive(request)
+                self.published(request)
+                self.phases[request] = Phase.DECODING
+            case Phase.DECODING:
+                self.decode(request, answer)
 
-    @precondition(lambda self: self.having(PREFILLING))
-    @rule(pick=picks, num_tokens=st.integers(1, 16))
-    def start_chunk(self, pick: int, num_tokens: int) -> None:
-        request = self.choose(PREFILLING, pick)
-        self.node.start_chunk(request, min(request.num_computed + num_tokens, request.facts.num_tokens))
-        self.phases[request] = IN_STEP
-
-    @precondition(lambda self: self.having(IN_STEP))
-    @rule(pick=picks)
-    def finish_chunk(self, pick: int) -> None:
-        request = self.choose(IN_STEP, pick)
-        self.node.finish_chunk(request)
-        self.published(request)
-        done = request.num_computed == request.facts.num_tokens
-        self.phases[request] = DECODING if done else PREFILLING
-
-    @precondition(lambda self: self.having(WAITING))
-    @rule(pick=picks)
-    def land(self, pick: int) -> None:
-        request = self.choose(WAITING, pick)
-        self.node.receive(request)
-        self.published(request)
-        self.phases[request] = DECODING
-
-    @precondition(lambda self: self.having(DECODING))
-    @rule(pick=picks, tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
-    def decode(self, pick: int, tokens: list[int]) -> None:
-        request = self.choose(DECODING, pick)
-        for token in tokens:
+    def decode(self, request: Request, answer: list[int]) -> None:
+        for token in answer:
             extended = self.node.decode_token(request, token)
             self.published(request)
             if not extended:
@@ -130,8 +130,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.phases)
     @rule(pick=picks)
     def finish_or_abort(self, pick: int) -> None:
-        requests = list(self.phases)
-        self.finish(requests[pick % len(requests)])
+        self.finish(self.choose(pick))
 
     def finish(self, request: Request) -> None:
         self.node.finish(request)
@@ -142,8 +141,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.phases)
     @rule(pick=picks, ttl_s=st.integers(1, 5))
     def lease_blocks(self, pick: int, ttl_s: int) -> None:
-        requests = list(self.phases)
-        self.lease(self.node.cache.hold_blocks(requests[pick % len(requests)].claim), ttl_s)
+        self.lease(self.node.cache.hold_blocks(self.choose(pick).claim), ttl_s)
 
     @precondition(lambda self: list(self.index.checkpoints()))
     @rule(pick=picks, ttl_s=st.integers(1, 5))
@@ -172,9 +170,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     # The model
 
-    def choose(self, phase: str, pick: int) -> Request:
-        requests = self.having(phase)
-        return requests[pick % len(requests)]
+    def choose(self, pick: int) -> Request:
+        return list(self.phases)[pick % len(self.phases)]
 
     def held_blocks(self) -> set[BlockId]:
         owners = [request.claim.block_ids for request in self.phases]
@@ -228,5 +225,5 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.node.match(request.tokens, max_tokens=reused).attention_tokens == reused
 
 
-CacheMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
 TestCacheAgainstModel = CacheMachine.TestCase
