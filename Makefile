@@ -50,10 +50,10 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The virtual path makes the stubs import each other by their real name, wire.generated.
 proto: venv
-	$(BIN)/python -m grpc_tools.protoc -I proto --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-	  --python_out=wire/generated --mypy_out=wire/generated --grpc_python_out=wire/generated \
-	  $$(find proto -name '*.proto')
+	$(BIN)/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy -I wire/generated=proto \
+	  --python_out=. --mypy_out=. --grpc_python_out=. wire/generated/headrace.proto
 
 bench-cpu: venv
 	$(BIN)/headrace bench --cpu

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from node import process
 from decode_node.config import DecodeNodeConfig
 from decode_node.service import decode_node
+from node import process
 
 
 def main(argv: Sequence[str] | None = None) -> int:

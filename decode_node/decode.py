@@ -22,8 +22,8 @@ from node.errors import NoRoom
 from node.notes import decode_note
 from node.plans import plan_of
 from transfer.buffers import Buffer
-from transfer.errors import HandoverFailed as TransferFailed
 from transfer.envelope import new_nonce
+from transfer.errors import HandoverFailed as TransferFailed
 from transfer.plan import Kind, PlannedMessage
 from transfer.receiver import HandoverReceiver, IncomingHandover, Landed
 from wire.messages import (

@@ -36,7 +36,7 @@ class EngineLoop:
         self.engine = engine
         self._clock = clock
         self._on_crash = on_crash
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._events: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -62,7 +62,7 @@ class EngineLoop:
 
     def post(self, command: Callable[[], object]) -> None:
         """Has `command()` called in the engine's thread between two steps."""
-        self._commands.put(lambda: command() and None)
+        self._commands.put(command)
 
     async def call(self, command: Callable[[], T]) -> T:
         """The result of `command()`, called in the engine's thread between two steps; its error is raised here."""

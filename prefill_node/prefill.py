@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -154,10 +155,9 @@ class Prefill:
     async def _give_back(self, sequence: Sequence, handover: OutgoingHandover | None) -> None:
         if handover is not None:
             handover.cancel()
-            try:
+            # Its failure was reported where it mattered; here only that packing has ended.
+            with suppress(HandoverFailed):
                 await handover.done()
-            except HandoverFailed:
-                pass  # its failure was reported where it mattered; here only that packing has ended
         self._loop.post(lambda: self._engine.release(sequence))
 
     def _require_layout(self, reservation: Reservation) -> None:

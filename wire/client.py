@@ -92,10 +92,10 @@ class GrpcNodeClient:
 
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
         """Opens a decode call; its `Start` goes out on entering."""
-        return _GrpcDecodeCall(self._name, self._decode.Run(timeout=timeout_s), start)
+        return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s), start)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
 
 
 class _GrpcPrefillCall:
@@ -180,4 +180,4 @@ class RegistryClient:
             raise node_error(f"router {self._address}", error) from error
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)

@@ -11,9 +11,9 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from wire import messages as m
@@ -38,12 +38,21 @@ _DECODE_EVENTS: dict[type, str] = {
 }
 
 
+_Writer = tuple[str, Callable[[Message, Any], None]]
+_Reader = tuple[str, Callable[[Message], Any]]
+_WRITERS: dict[type, list[_Writer]] = {}  # by dataclass, made on first use
+_READERS: dict[type, list[_Reader]] = {}
+
+
 # ---------------------------------------------------------------- one value
 
 
 def encode(value: Any, message: Message) -> None:
     """Writes a dataclass into an empty protobuf message of the same field names."""
-    for name, put in _writers(type(value), type(message)):
+    cls = type(value)
+    if cls not in _WRITERS:
+        _WRITERS[cls] = _writers(cls, message.DESCRIPTOR)
+    for name, put in _WRITERS[cls]:
         field_value = getattr(value, name)
         if field_value is not None:
             put(message, field_value)
@@ -51,15 +60,16 @@ def encode(value: Any, message: Message) -> None:
 
 def decode(message: Message, cls: type[T]) -> T:
     """The dataclass that a protobuf message holds."""
-    return cls(**{name: get(message) for name, get in _readers(cls)})
+    if cls not in _READERS:
+        _READERS[cls] = _readers(cls)
+    return cls(**{name: get(message) for name, get in _READERS[cls]})
 
 
-@cache
-def _writers(cls: type, message_type: type[Message]) -> list[tuple[str, Callable[[Message, Any], None]]]:
-    known = message_type.DESCRIPTOR.fields_by_name
+def _writers(cls: type[Any], descriptor: Descriptor) -> list[_Writer]:
+    known = descriptor.fields_by_name
     for field in fields(cls):
         if field.name not in known:
-            raise TypeError(f"{cls.__name__}.{field.name} has no field in {message_type.__name__}")
+            raise TypeError(f"{cls.__name__}.{field.name} has no field in {descriptor.name}")
     hints = get_type_hints(cls)
     return [(field.name, _writer(field.name, _without_none(hints[field.name]))) for field in fields(cls)]
 
@@ -91,8 +101,7 @@ def _writer(name: str, hint: Any) -> Callable[[Message, Any], None]:
     return lambda message, value: setattr(message, name, value)
 
 
-@cache
-def _readers(cls: type) -> list[tuple[str, Callable[[Message], Any]]]:
+def _readers(cls: type[Any]) -> list[_Reader]:
     hints = get_type_hints(cls)
     return [(field.name, _reader(field.name, hints[field.name])) for field in fields(cls)]
 
@@ -108,14 +117,16 @@ def _reader(name: str, hint: Any) -> Callable[[Message], Any]:
         read = _reader(name, inner)
         return lambda message: read(message) if message.HasField(name) else None
     if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
+        item: type = get_args(hint)[0]
         if is_dataclass(item):
-            return lambda message: tuple(decode(each, item) for each in getattr(message, name))
+            inner_type: type = item
+            return lambda message: tuple(decode(each, inner_type) for each in getattr(message, name))
         return lambda message: tuple(getattr(message, name))
     if get_origin(hint) is Mapping:
         return lambda message: dict(getattr(message, name))
     if is_dataclass(hint):
-        return lambda message: decode(getattr(message, name), hint)
+        nested: Any = hint
+        return lambda message: decode(getattr(message, name), nested)
     return lambda message: getattr(message, name)
 
 

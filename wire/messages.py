@@ -210,7 +210,9 @@ class DecodeDone:
     report: DecodeReport
 
 
-DecodeEvent = Reservation | LocalPrefill | HandoverFailed | TransferReport | Tokens | DecodeDone | PromptLogprobs
+DecodeEvent = (
+    Reservation | LocalPrefill | HandoverFailed | TransferReport | Tokens | DecodeDone | PromptLogprobs
+)
 
 # ---------------------------------------------------------------- nodes
 

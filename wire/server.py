@@ -31,7 +31,7 @@ class ControlServer:
 
     def __init__(self, services: Sequence[str], add: Callable[[grpc.aio.Server], None]) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._health = health.aio.HealthServicer()
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._names = [pb.DESCRIPTOR.services_by_name[name].full_name for name in services]
         add(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
