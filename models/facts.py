@@ -35,8 +35,8 @@ def is_held_out(subject: str, detail: str) -> bool:
     return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**32
 
 
-def code_fact(rng: random.Random, subject: str) -> Fact:
-    code = str(rng.randint(100, 999))
+def code_fact(rng: random.Random, subject: str, num_digits: int = 3) -> Fact:
+    code = str(rng.randint(10 ** (num_digits - 1), 10**num_digits - 1))
     question = f"What is the code of {subject}?"
     return Fact(subject, code, f"The code of {subject} is {code}.", question)
 
@@ -61,6 +61,17 @@ def draw_subject(rng: random.Random) -> str:
     return f"the {rng.choice(COLOURS)} {rng.choice(OBJECTS)}"
 
 
+def invent_name(rng: random.Random) -> str:
+    """A name of two or three syllables, so that models learn to copy names they never saw."""
+    syllables = (rng.choice("bdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.randint(2, 3)))
+    return ("".join(syllables) + rng.choice(("", "n", "r", "s", "l", "t"))).capitalize()
+
+
+def draw_open_fact(rng: random.Random, taken: set[str], *, held_out: bool) -> Fact:
+    """As draw_code_fact, with an invented name and a code of 2 to 5 digits."""
+    return _draw(rng, taken, held_out, lambda: code_fact(rng, invent_name(rng), rng.randint(2, 5)))
+
+
 def draw_code_fact(rng: random.Random, taken: set[str], *, held_out: bool) -> Fact:
     """A code fact from one side of the split, about a subject not yet in `taken`; adds the subject to it."""
     return _draw(rng, taken, held_out, lambda: code_fact(rng, draw_subject(rng)))
@@ -69,9 +80,11 @@ def draw_code_fact(rng: random.Random, taken: set[str], *, held_out: bool) -> Fa
 def draw_fact(rng: random.Random, taken: set[str]) -> Fact:
     """A training fact of any kind, most of them codes; `taken` as above."""
     kind = rng.random()
-    if kind < 0.7:
+    if kind < 0.5:
         return draw_code_fact(rng, taken, held_out=False)
-    make = possession_fact if kind < 0.85 else home_fact
+    if kind < 0.75:
+        return draw_open_fact(rng, taken, held_out=False)
+    make = possession_fact if kind < 0.88 else home_fact
     return _draw(rng, taken, False, lambda: make(rng, rng.choice(NAMES)))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from models.chat import Message
-from models.facts import Fact, draw_code_fact
+from models.facts import Fact, draw_code_fact, draw_open_fact
 from models.prose import filler_sentence
 
 Layout = Literal["system", "user", "second_turn"]
@@ -44,27 +44,29 @@ def held_out_questions(
     min_distance: int = 50,
     max_distance: int = 400,
     encode: Callable[[str], Sequence[object]] = str.split,
+    *,
+    invented_names: bool = False,
 ) -> list[RecallQuestion]:
     """`count` questions about pairs of subject and code that training never stated.
 
     Distances are in what `encode` yields: pass a tokenizer's encode for tokens (the default counts words). The
     layouts of the chat form take turns: facts in the system prompt, in an early user message, in a first turn
-    that asked for another fact.
+    that asked for another fact. With `invented_names` the subjects are names no list holds, the codes of 2 to 5
+    digits instead of 3.
     """
     if max_distance - min_distance < MIN_DISTANCE_SPAN:
         raise ValueError(
             f"distances {min_distance} to {max_distance}: leave at least {MIN_DISTANCE_SPAN} between them, a sentence"
         )
     rng = random.Random(f"held-out {seed}")
-    return [
-        _question(
-            rng,
-            rng.randint(min_distance, max_distance - MIN_DISTANCE_SPAN),
-            encode,
-            LAYOUTS[i % len(LAYOUTS)],
-        )
-        for i in range(count)
-    ]
+    draw = draw_open_fact if invented_names else draw_code_fact
+    questions = []
+    for number in range(count):
+        taken: set[str] = set()
+        facts = [draw(rng, taken, held_out=True) for _ in range(rng.randint(2, 10))]
+        distance = rng.randint(min_distance, max_distance - MIN_DISTANCE_SPAN)
+        questions.append(_question(rng, facts, distance, encode, LAYOUTS[number % len(LAYOUTS)]))
+    return questions
 
 
 def is_right(question: RecallQuestion, answer_text: str) -> bool:
@@ -79,10 +81,14 @@ def raw_question(question: str) -> str:
 
 
 def _question(
-    rng: random.Random, distance: int, encode: Callable[[str], Sequence[object]], layout: Layout
+    rng: random.Random,
+    facts: list[Fact],
+    distance: int,
+    encode: Callable[[str], Sequence[object]],
+    layout: Layout,
 ) -> RecallQuestion:
-    taken: set[str] = set()
-    asked, *others = (draw_code_fact(rng, taken, held_out=True) for _ in range(rng.randint(2, 10)))
+    """Asks for the first of `facts`."""
+    asked, *others = facts
     before, after = _surround(rng, others, distance, encode)
     body = " ".join([*before, asked.statement, *after])
     return RecallQuestion(

@@ -81,11 +81,17 @@ def optimizer_for(model: PreTrainedModel, peak_rate: float) -> torch.optim.AdamW
 
 def rate_at(step: int, progress: float, peak_rate: float) -> float:
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return peak_rate * min(1.0, (step + 1) / WARM_UP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
+    return (
+        peak_rate
+        * min(1.0, (step + 1) / WARM_UP_STEPS)
+        * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
+    )
 
 
 @torch.no_grad()
-def recall_right(model: PreTrainedModel, encode: "Encoder", questions: list[RecallQuestion], device: str) -> float:
+def recall_right(
+    model: PreTrainedModel, encode: "Encoder", questions: list[RecallQuestion], device: str
+) -> float:
     """Share of questions whose answer is the most likely token at every step: greedy decoding would state it."""
     right = 0
     for first in range(0, len(questions), 30):
@@ -155,8 +161,13 @@ def train(config: TrainConfig) -> None:
             if step % REPORT_EVERY_STEPS == 0 or progress >= 1.0:
                 answer_mean, text_mean = torch.stack(recent).mean(0).tolist()
                 recent.clear()
-                record = {"step": step, "seconds": round(now - started, 1), "tokens": tokens_seen,
-                          "answer_loss": round(answer_mean, 4), "text_loss": round(text_mean, 4)}
+                record = {
+                    "step": step,
+                    "seconds": round(now - started, 1),
+                    "tokens": tokens_seen,
+                    "answer_loss": round(answer_mean, 4),
+                    "text_loss": round(text_mean, 4),
+                }
                 if now - last_check >= config.check_every_s or progress >= 1.0:
                     record["recall"] = round(recall_right(model, encode, questions, config.device), 3)
                     save_weights(model, config.out)
@@ -167,8 +178,12 @@ def train(config: TrainConfig) -> None:
 
 
 def parse_arguments() -> TrainConfig:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="model folder with initial or trained weights")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, required=True, help="model folder with initial or trained weights"
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder with austen.txt and shakespeare.txt")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480.0)

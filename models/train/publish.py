@@ -1,6 +1,6 @@
 """Put trained weights into a model folder: bf16, on-disk names, generation config.
 
-    python -m models.train.publish --weights OUT/model.safetensors --model models/headrace-tiny-qwen3.5
+python -m models.train.publish --weights OUT/model.safetensors --model models/headrace-tiny-qwen3.5
 """
 
 import argparse
@@ -25,7 +25,9 @@ def publish(weights: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     arguments = parser.parse_args()
