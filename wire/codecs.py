@@ -13,7 +13,6 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from wire import messages as m
@@ -65,7 +64,7 @@ def decode(message: Message, cls: type[T]) -> T:
     return cls(**{name: get(message) for name, get in _READERS[cls]})
 
 
-def _writers(cls: type[Any], descriptor: Descriptor) -> list[_Writer]:
+def _writers(cls: type[Any], descriptor: Any) -> list[_Writer]:
     known = descriptor.fields_by_name
     for field in fields(cls):
         if field.name not in known:
