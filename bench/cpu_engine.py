@@ -2,9 +2,9 @@
 
     python -m bench.cpu_engine [--threads 2] [--rounds 5] [--family granite ...]
 
-Models of 7-9 M parameters (vocabulary 4096, hidden 256, 8 layers), random weights. Both sides run the same work in
-alternating rounds, so that a busy machine slows both; a row shows the best round of each and the median of the rounds'
-ratios.
+Models of 7-9 M parameters (vocabulary 4096, hidden 256, 8 layers), random weights. Both sides run the same work
+in alternating rounds, so that a busy machine slows both; a row shows the best round of each and the median of
+the rounds' ratios.
 """
 
 import argparse

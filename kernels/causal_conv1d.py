@@ -39,9 +39,7 @@ def causal_conv1d_torch(
     K = weight.shape[1]
     tap_KC = weight.t().contiguous()
     histories = segments.source.read(window_pool).transpose(1, 2)
-    extended = [
-        torch.cat((history, rows)) for history, rows in zip(histories, u.split(segments.lengths), strict=True)
-    ]
+    extended = [torch.cat((history, rows)) for history, rows in zip(histories, u.split(segments.lengths), strict=True)]
     for write in segments.writes:
         window = extended[write.sequence][write.num_rows : write.num_rows + K - 1]
         window_pool[write.slot] = window.t()

@@ -12,30 +12,26 @@ Source    Dao & Gu 2024 (Mamba2's grouped norm); Yang et al. 2024, "Gated Delta 
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.rms_norm import inverse_rms, rms_norm
+
 
 def gate_then_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
     if x.shape != gate.shape or x.shape[-1] != weight.shape[0] or x.shape[-1] % num_groups:
-        raise ValueError(
-            f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree"
-        )
+        raise ValueError(f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree")
     return gate_then_norm_torch(x, gate, weight, eps, num_groups)
 
 
 def gate_then_norm_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
     T, D = x.shape
-    gated = F.silu(gate.float()).mul_(x)
-    normed = F.rms_norm(gated.view(T, num_groups, D // num_groups), (D // num_groups,), eps=eps)
-    return normed.view(T, D).mul_(weight).to(x.dtype)
+    gated = F.silu(gate.float()).mul_(x).view(T, num_groups, D // num_groups)
+    return gated.mul_(inverse_rms(gated, eps)).view(T, D).mul_(weight).to(x.dtype)
 
 
 def norm_then_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.shape != gate.shape or x.shape[-1] != weight.shape[0]:
-        raise ValueError(
-            f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree"
-        )
+        raise ValueError(f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree")
     return norm_then_gate_torch(x, gate, weight, eps)
 
 
 def norm_then_gate_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    normed = F.rms_norm(x.float(), x.shape[-1:], eps=eps)
-    return normed.mul_(weight).mul_(F.silu(gate.float())).to(x.dtype)
+    return rms_norm(x.float(), weight, eps).mul_(F.silu(gate.float())).to(x.dtype)

@@ -20,6 +20,7 @@ Legend    C chunks, Q rows a chunk, H = Hv, R = Hv / Hk, K = Dk, V = Dv, W state
 import torch
 from torch import Tensor
 
+from kernels.rms_norm import l2_normalize
 from kernels.segments import PrefillSegments, rows_up_to
 
 L2_NORM_EPS = 1e-6
@@ -31,13 +32,9 @@ def gdn_prefill(
     T, Hv, Dv = v.shape
     Hk, Dk = k.shape[1:]
     if q.shape != k.shape or Hv % Hk or g.shape != (T, Hv) or beta.shape != (T, Hv):
-        raise ValueError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, g {tuple(g.shape)} disagree"
-        )
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, g {tuple(g.shape)} disagree")
     if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype != torch.float32:
-        raise ValueError(
-            f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {Hv}, {Dk}, {Dv}] float32"
-        )
+        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {Hv}, {Dk}, {Dv}] float32")
     if sum(segments.lengths) != T:
         raise ValueError(f"segments describe {sum(segments.lengths)} rows, v has {T}")
     if T == 0:
@@ -50,16 +47,12 @@ def gdn_prefill_torch(
 ) -> Tensor:
     Hk, Dk = k.shape[1:]
     Hv = v.shape[1]
-    q_CHQK = _heads_first(segments.to_chunks(l2_normalize(q.float()) * Dk**-0.5))
-    k_CHQK = _heads_first(segments.to_chunks(l2_normalize(k.float())))
+    q_CHQK = _heads_first(segments.to_chunks(l2_normalize(q.float(), L2_NORM_EPS) * Dk**-0.5))
+    k_CHQK = _heads_first(segments.to_chunks(l2_normalize(k.float(), L2_NORM_EPS)))
     v_CHQV = _heads_first(segments.to_chunks(v.float()))
     beta_CHQ1 = _heads_first(segments.to_chunks(beta.float()[..., None]))
-    decay_CHQ1 = _heads_first(segments.to_chunks(g.float()[..., None])).cumsum(
-        2
-    )  # log decay since the chunk's start
-    decay_CHQQ = (
-        (decay_CHQ1 - decay_CHQ1.transpose(2, 3)).clamp_(max=0).exp_()
-    )  # lower triangle only is meant
+    decay_CHQ1 = _heads_first(segments.to_chunks(g.float()[..., None])).cumsum(2)  # log decay since the chunk's start
+    decay_CHQQ = (decay_CHQ1 - decay_CHQ1.transpose(2, 3)).clamp_(max=0).exp_()  # lower triangle only is meant
 
     key_score = torch.matmul(k_CHQK, k_CHQK.transpose(2, 3))  # per key head: value heads share it
     query_score = torch.matmul(q_CHQK, k_CHQK.transpose(2, 3)).tril_()
@@ -88,10 +81,6 @@ def gdn_prefill_torch(
         states = _states_at_writes(k_CHQK, values_CHQV, decay_CHQ1, start_CHKV, segments)
         state_pool.index_copy_(0, segments.write_slots_W, states)
     return segments.from_chunks(o_CHQV.transpose(1, 2)).to(v.dtype)
-
-
-def l2_normalize(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_NORM_EPS)
 
 
 def _heads_first(x_CQH: Tensor) -> Tensor:

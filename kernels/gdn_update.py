@@ -17,7 +17,8 @@ Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", equation 10
 import torch
 from torch import Tensor
 
-from kernels.gdn_prefill import l2_normalize
+from kernels.gdn_prefill import L2_NORM_EPS
+from kernels.rms_norm import l2_normalize
 from kernels.segments import StateSource
 
 
@@ -36,9 +37,7 @@ def gdn_update(
     if q.shape != k.shape or Hv % Hk:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} disagree")
     if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype != torch.float32:
-        raise ValueError(
-            f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold float32 states"
-        )
+        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold float32 states")
     return gdn_update_torch(q, k, v, g, beta, state_pool, source, dst_slots)
 
 
@@ -54,7 +53,8 @@ def gdn_update_torch(
 ) -> Tensor:
     batch, Hv, Dv = v.shape
     Hk, Dk = k.shape[1:]
-    k_BHK, q_BHK = l2_normalize(k.float()), l2_normalize(q.float()) * Dk**-0.5
+    k_BHK = l2_normalize(k.float(), L2_NORM_EPS)
+    q_BHK = l2_normalize(q.float(), L2_NORM_EPS) * Dk**-0.5
     if Hv != Hk:
         k_BHK, q_BHK = k_BHK.repeat_interleave(Hv // Hk, dim=1), q_BHK.repeat_interleave(Hv // Hk, dim=1)
     key_row, query_row = k_BHK.reshape(-1, 1, Dk), q_BHK.reshape(-1, 1, Dk)

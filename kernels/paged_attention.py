@@ -83,9 +83,7 @@ class PagedDecode:
 def store_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, block_T: Tensor, offset_T: Tensor) -> None:
     """Write row t to place offset_T[t] of block block_T[t]."""
     if k.shape != v.shape or k.shape[1:] != k_pool.shape[2:] or k.dtype != k_pool.dtype:
-        raise ValueError(
-            f"k {tuple(k.shape)} {k.dtype} does not fit the pool {tuple(k_pool.shape)} {k_pool.dtype}"
-        )
+        raise ValueError(f"k {tuple(k.shape)} {k.dtype} does not fit the pool {tuple(k_pool.shape)} {k_pool.dtype}")
     k_pool[block_T, offset_T] = k
     v_pool[block_T, offset_T] = v
 
@@ -105,9 +103,7 @@ def paged_prefill_torch(
     num_kv = k.shape[1]
     out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
     first = 0
-    for length, start, blocks, visible in zip(
-        batch.lengths, batch.starts, batch.blocks, batch.visible, strict=True
-    ):
+    for length, start, blocks, visible in zip(batch.lengths, batch.starts, batch.blocks, batch.visible, strict=True):
         rows = slice(first, first + length)
         keys, values = k[rows], v[rows]
         if blocks is not None:
@@ -132,9 +128,7 @@ def paged_prefill_torch(
 
 def paged_decode(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedDecode) -> Tensor:
     if q.shape[0] != batch.num_sequences or q.shape[1] % k_pool.shape[2]:
-        raise ValueError(
-            f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences, {k_pool.shape[2]} KV heads"
-        )
+        raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences, {k_pool.shape[2]} KV heads")
     return paged_decode_torch(q, k_pool, v_pool, scale, batch)
 
 

@@ -34,13 +34,9 @@ def ssd_prefill(
     T, H, P = x.shape
     G, N = B.shape[1:]
     if H % G or C.shape != B.shape or dt.shape != (T, H):
-        raise ValueError(
-            f"x {tuple(x.shape)}, dt {tuple(dt.shape)}, B {tuple(B.shape)}, C {tuple(C.shape)} disagree"
-        )
+        raise ValueError(f"x {tuple(x.shape)}, dt {tuple(dt.shape)}, B {tuple(B.shape)}, C {tuple(C.shape)} disagree")
     if state_pool.shape[1:] != (H, P, N) or state_pool.dtype != torch.float32:
-        raise ValueError(
-            f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {H}, {P}, {N}] float32"
-        )
+        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {H}, {P}, {N}] float32")
     if sum(segments.lengths) != T:
         raise ValueError(f"segments describe {sum(segments.lengths)} rows, x has {T}")
     if T == 0:
@@ -83,9 +79,7 @@ def ssd_prefill_torch(
     return segments.from_chunks(y_CQHP).addcmul_(x_THP, D.float()[:, None]).to(x.dtype)
 
 
-def _chunk_start_states(
-    gain_CHPN: Tensor, decay_CH: Tensor, state_pool: Tensor, segments: PrefillSegments
-) -> Tensor:
+def _chunk_start_states(gain_CHPN: Tensor, decay_CH: Tensor, state_pool: Tensor, segments: PrefillSegments) -> Tensor:
     """The state before each chunk: the only loop over time."""
     initial_NHPN = segments.source.read(state_pool)
     start_CHPN = torch.empty_like(gain_CHPN)
@@ -120,8 +114,6 @@ def _states_at_writes(
     decay_WQH = decay_CQH[chunk_W]
     at_row_WH = decay_WQH[torch.arange(num_writes, device=row_W.device), row_W]
     weight_WQH = (at_row_WH[:, None] - decay_WQH).clamp_(max=0).exp_() * rows_up_to(row_W)[..., None]
-    v_WGKPQ = (
-        (v_CQHP[chunk_W] * weight_WQH[..., None]).view(num_writes, -1, G, H // G * P).permute(0, 2, 3, 1)
-    )
+    v_WGKPQ = (v_CQHP[chunk_W] * weight_WQH[..., None]).view(num_writes, -1, G, H // G * P).permute(0, 2, 3, 1)
     gain_WHPN = torch.matmul(v_WGKPQ, b_CGQN[chunk_W]).view(num_writes, *start_CHPN.shape[1:])
     return gain_WHPN.addcmul_(start_CHPN[chunk_W], at_row_WH.exp()[..., None, None])

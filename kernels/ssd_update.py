@@ -32,9 +32,7 @@ def ssd_update(
     if H % B.shape[1] or B.shape != C.shape:
         raise ValueError(f"x {tuple(x.shape)}, B {tuple(B.shape)}, C {tuple(C.shape)} disagree")
     if state_pool.shape[1:] != (H, P, B.shape[2]) or state_pool.dtype != torch.float32:
-        raise ValueError(
-            f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold float32 states"
-        )
+        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold float32 states")
     return ssd_update_torch(x, dt, A, B, C, D, state_pool, source, dst_slots)
 
 
@@ -56,7 +54,7 @@ def ssd_update_torch(
     state.mul_(torch.exp(dt_BH * A)[..., None, None])
     # Heads of a group share B and C: one rank-1 update and one product a group instead of a head.
     grouped = state.view(batch * G, H // G * P, N)
-    grouped.baddbmm_((x_BHP * dt_BH[..., None]).view(batch * G, -1, 1), B.float().reshape(batch * G, 1, N))
+    grouped.baddbmm_((x_BHP * dt_BH[..., None]).view(batch * G, H // G * P, 1), B.float().reshape(batch * G, 1, N))
     y = torch.bmm(grouped, C.float().reshape(batch * G, N, 1)).view(batch, H, P)
     state_pool.index_copy_(0, dst_slots, state)
     return y.addcmul_(x_BHP, D[:, None]).to(x.dtype)

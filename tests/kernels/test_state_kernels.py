@@ -1,0 +1,208 @@
+"""SSD, gated delta rule and convolution against token-by-token float64, in awkward shapes over poisoned pools."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.causal_conv1d import causal_conv1d
+from kernels.causal_conv1d_update import causal_conv1d_update
+from kernels.gdn_prefill import gdn_prefill
+from kernels.gdn_update import gdn_update
+from kernels.segments import PrefillSegments, StateSource, StateWrite
+from kernels.ssd_prefill import ssd_prefill
+from kernels.ssd_update import ssd_update
+from tests.kernels.naive import NAN, naive_conv, naive_gdn, naive_ssd
+
+CPU = torch.device("cpu")
+NUM_SLOTS = 24
+LENGTHS = [[1], [31], [32], [33], [63], [64], [65], [130], [1, 64, 65], [65, 3, 1, 128, 17]]
+
+
+@dataclass
+class Case:
+    """One recurrence: its inputs for T rows, and the three ways to run it."""
+
+    name: str
+    state_shape: tuple[int, ...]
+    tolerance: float
+
+    def inputs(self, T: int) -> tuple[Tensor, ...]:
+        match self.name:
+            case "ssd" | "ssd_groups":
+                G = 1 if self.name == "ssd" else 2
+                dt = torch.nn.functional.softplus(torch.randn(T, 4) - 1)
+                return torch.randn(T, 4, 8), dt, torch.randn(T, G, 6), torch.randn(T, G, 6)
+            case "gdn" | "gdn_repeat":
+                Hk = 4 if self.name == "gdn" else 2
+                g = -torch.rand(T, 4) * 2
+                beta = torch.rand(T, 4)
+                return torch.randn(T, Hk, 8), torch.randn(T, Hk, 8), torch.randn(T, 4, 6), g, beta
+        return (torch.randn(T, 20)[:, 3:13],)  # conv: a slice of a wider projection
+
+    def constants(self) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(1)
+        if self.name.startswith("ssd"):
+            return -torch.rand(4, generator=generator) * 4, torch.randn(4, generator=generator)
+        if self.name.startswith("conv"):
+            weight, bias = torch.randn(10, 4, generator=generator), torch.randn(10, generator=generator)
+            return weight, bias if self.name == "conv_bias" else None
+        return ()
+
+    def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if self.name.startswith("ssd"):
+            x, dt, B, C = inputs
+            A, D = self.constants()
+            return naive_ssd(x, dt, A, B, C, D, state)
+        if self.name.startswith("gdn"):
+            return naive_gdn(*inputs, state)
+        return naive_conv(*inputs, *self.constants(), state)
+
+    def prefill(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
+        if self.name.startswith("ssd"):
+            x, dt, B, C = inputs
+            A, D = self.constants()
+            return ssd_prefill(x, dt, A, B, C, D, pool, segments)
+        if self.name.startswith("gdn"):
+            return gdn_prefill(*inputs, pool, segments)
+        return causal_conv1d(*inputs, *self.constants(), pool, segments)
+
+    def update(self, inputs: tuple[Tensor, ...], pool: Tensor, source: StateSource, dst: Tensor) -> Tensor:
+        if self.name.startswith("ssd"):
+            x, dt, B, C = inputs
+            A, D = self.constants()
+            return ssd_update(x, dt, A, B, C, D, pool, source, dst)
+        if self.name.startswith("gdn"):
+            return gdn_update(*inputs, pool, source, dst)
+        return causal_conv1d_update(*inputs, *self.constants(), pool, source, dst)
+
+
+CASES = [
+    Case("ssd", (4, 8, 6), 5e-5),
+    Case("ssd_groups", (4, 8, 6), 5e-5),
+    Case("gdn", (4, 8, 6), 5e-5),
+    Case("gdn_repeat", (4, 8, 6), 5e-5),
+    Case("conv", (10, 3), 1e-5),
+    Case("conv_bias", (10, 3), 1e-5),
+]
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def poisoned_pool(case: Case, live_slots: list[int]) -> Tensor:
+    """A layer's view of a pool of three layers: NaN but for the live slots."""
+    pool = torch.full((NUM_SLOTS, 3, *case.state_shape), NAN)[:, 1]
+    for slot in live_slots:
+        pool[slot] = torch.randn(case.state_shape)
+    return pool
+
+
+def split_rows(inputs: tuple[Tensor, ...], lengths: list[int]) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(tensor.split(lengths) for tensor in inputs), strict=True))
+
+
+def assert_only_changed(before: Tensor, after: Tensor, slots: list[int]) -> None:
+    kept = [slot for slot in range(NUM_SLOTS) if slot not in slots]
+    assert torch.equal(before[kept].view(torch.int32), after[kept].view(torch.int32))
+
+
+@every_case
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_prefill_equals_the_recurrence_from_any_slots_to_any_slots(case: Case, lengths: list[int]):
+    src: list[int | None] = [None if i % 2 else 11 - i for i in range(len(lengths))]  # out of order, some fresh
+    live = [slot for slot in src if slot is not None]
+    pool = poisoned_pool(case, live)
+    # The first sequence overwrites its own source; the others leave theirs alone.
+    dst = [live[0], *(23 - i for i in range(1, len(lengths)))]
+    before, inputs = pool.clone(), case.inputs(sum(lengths))
+    writes = [StateWrite(i, length, slot) for i, (length, slot) in enumerate(zip(lengths, dst, strict=True))]
+
+    y = case.prefill(inputs, pool, PrefillSegments.build(lengths, src, writes, CPU))
+
+    for i, rows in enumerate(split_rows(inputs, lengths)):
+        start = torch.zeros(case.state_shape) if src[i] is None else before[src[i]]
+        expected, states = case.naive(rows, start)
+        torch.testing.assert_close(y.split(lengths)[i].double(), expected, atol=case.tolerance, rtol=0)
+        torch.testing.assert_close(pool[dst[i]].double(), states[-1], atol=case.tolerance, rtol=0)
+    assert_only_changed(before, pool, dst)
+
+
+@every_case
+def test_states_at_many_rows_come_with_the_same_pass(case: Case):
+    lengths, boundaries = [130, 40], [(0, 1), (0, 16), (0, 32), (0, 48), (0, 64), (0, 127), (1, 16), (1, 39)]
+    pool = poisoned_pool(case, [3])
+    before, inputs = pool.clone(), case.inputs(sum(lengths))
+    slots = [20 - i for i in range(len(boundaries))]
+    writes = [StateWrite(s, rows, slot) for (s, rows), slot in zip(boundaries, slots, strict=True)]
+
+    case.prefill(inputs, pool, PrefillSegments.build(lengths, [3, None], writes, CPU))
+
+    starts = [before[3], torch.zeros(case.state_shape)]
+    rows_of = split_rows(inputs, lengths)
+    states = [case.naive(rows, start)[1] for rows, start in zip(rows_of, starts, strict=True)]
+    for (sequence, rows), slot in zip(boundaries, slots, strict=True):
+        torch.testing.assert_close(pool[slot].double(), states[sequence][rows - 1], atol=case.tolerance, rtol=0)
+    assert_only_changed(before, pool, slots)
+
+
+@every_case
+@pytest.mark.parametrize("cut", [1, 16, 31, 32, 50])
+def test_prefill_in_two_parts_equals_one(case: Case, cut: int):
+    pool = poisoned_pool(case, [])
+    inputs = case.inputs(70)
+    whole = case.prefill(inputs, pool, PrefillSegments.build([70], [None], [StateWrite(0, 70, 0)], CPU))
+    first, rest = split_rows(inputs, [cut, 70 - cut])
+    parts = [
+        case.prefill(first, pool, PrefillSegments.build([cut], [None], [StateWrite(0, cut, 5)], CPU)),
+        case.prefill(rest, pool, PrefillSegments.build([70 - cut], [5], [StateWrite(0, 70 - cut, 1)], CPU)),
+    ]
+    torch.testing.assert_close(torch.cat(parts), whole, atol=case.tolerance, rtol=0)
+    torch.testing.assert_close(pool[1], pool[0], atol=case.tolerance, rtol=0)
+
+
+@every_case
+@pytest.mark.parametrize("src", [[4], [None], [7, None, 2, 9, None]], ids=str)
+def test_update_equals_one_step_of_the_recurrence(case: Case, src: list[int | None]):
+    pool = poisoned_pool(case, [slot for slot in src if slot is not None])
+    before, inputs = pool.clone(), case.inputs(len(src))
+    dst = [src[0] or 21, *(20 - i for i in range(1, len(src)))]
+
+    y = case.update(inputs, pool, StateSource.of(src, CPU), torch.tensor(dst))
+
+    for i, rows in enumerate(split_rows(inputs, [1] * len(src))):
+        start = torch.zeros(case.state_shape) if src[i] is None else before[src[i]]
+        expected, states = case.naive(rows, start)
+        torch.testing.assert_close(y[i].double(), expected[0], atol=case.tolerance, rtol=0)
+        torch.testing.assert_close(pool[dst[i]].double(), states[0], atol=case.tolerance, rtol=0)
+    assert_only_changed(before, pool, dst)
+
+
+@every_case
+def test_an_empty_batch_changes_nothing(case: Case):
+    pool = poisoned_pool(case, [2])
+    before = pool.clone()
+    assert len(case.prefill(case.inputs(0), pool, PrefillSegments.build([], [], [], CPU))) == 0
+    empty = torch.empty(0, dtype=torch.int64)
+    assert len(case.update(case.inputs(0), pool, StateSource.of([], CPU), empty)) == 0
+    assert_only_changed(before, pool, [])
+
+
+@every_case
+def test_rows_that_the_segments_do_not_describe_are_refused(case: Case):
+    pool = poisoned_pool(case, [])
+    with pytest.raises(ValueError, match="segments describe 3 rows"):
+        case.prefill(case.inputs(4), pool, PrefillSegments.build([3], [None], [], CPU))
+
+
+@every_case
+def test_a_pool_of_another_shape_is_refused(case: Case):
+    pool = torch.zeros(NUM_SLOTS, *case.state_shape[:-1], case.state_shape[-1] + 1)
+    with pytest.raises(ValueError):
+        case.prefill(case.inputs(3), pool, PrefillSegments.build([3], [None], [], CPU))
+    with pytest.raises(ValueError):
+        case.update(case.inputs(1), pool, StateSource.of([None], CPU), torch.tensor([0]))
