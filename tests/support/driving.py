@@ -1,0 +1,63 @@
+"""Drives an engine without threads: jobs in, events out."""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from cache.hits import HitPolicy, PrefixHit, ResumeLocally
+from engine.build import BuiltEngine, build_engine
+from engine.config import EngineConfig
+from engine.sequence import Event, Job, Sampled, Sequence
+from wire.messages import Request, Sampling
+
+SMALL = EngineConfig(cache_bytes=32 << 20, max_step_tokens=256, max_running=16, threads=1)
+GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)
+
+
+def small_engine(path: Path, **changes: object) -> BuiltEngine:
+    return build_engine(str(path), replace(SMALL, **changes), time.monotonic)
+
+
+def request(prompt: list[int], sampling: Sampling = GREEDY, **more: object) -> Request:
+    return Request("r", tuple(prompt), len(prompt), sampling, **more)
+
+
+def resume_locally(hit: PrefixHit) -> HitPolicy:
+    return ResumeLocally()
+
+
+@dataclass
+class Run:
+    """One submitted job and what it said so far."""
+
+    sequence: Sequence
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token.id for event in self.events if isinstance(event, Sampled)]
+
+
+def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
+    """Queues a request that the engine serves alone, from prompt to last token."""
+    events: list[Event] = []
+    job = Job(asked, resume_locally, asked.sampling.max_tokens, time.monotonic() + 60, events.append)
+    return Run(built.engine.submit(replace(job, **changes)), events)
+
+
+def run_all(built: BuiltEngine) -> None:
+    """Steps until nothing is left to do; the pools' invariants hold after each."""
+    for _ in range(10_000):
+        built.engine.admit()
+        if not built.engine.step():
+            return
+        built.engine.cache.check()
+    raise AssertionError("the engine is still busy after 10,000 steps")
+
+
+def generate(built: BuiltEngine, asked: Request, **changes: object) -> Run:
+    """One request from start to end, given back."""
+    run = submit(built, asked, **changes)
+    run_all(built)
+    built.engine.release(run.sequence)
+    return run

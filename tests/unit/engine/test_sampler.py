@@ -1,0 +1,144 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from engine.randomness import uniform
+from engine.sampler import Draw, sample, score
+from wire.messages import Sampling
+
+RANDOM = Sampling(max_tokens=1, seed=0)
+VOCAB = 50
+
+
+def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def draws(sampling: Sampling, count: int) -> list[Draw]:
+    """The same request at `count` seeds."""
+    return [Draw(replace(sampling, seed=seed), [1, 2, 3], 3) for seed in range(count)]
+
+
+def frequencies(line: torch.Tensor, sampling: Sampling, count: int = 4000) -> torch.Tensor:
+    tokens = sample(line.expand(count, -1), draws(sampling, count))
+    counts = Counter(token.id for token in tokens)
+    return torch.tensor([counts[i] / count for i in range(VOCAB)])
+
+
+def test_zero_temperature_takes_the_largest_logit() -> None:
+    lines = logits(5)
+    tokens = sample(lines, draws(replace(RANDOM, temperature=0.0), 5))
+    assert [token.id for token in tokens] == lines.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "warper"),
+    [
+        (replace(RANDOM, temperature=0.7), TemperatureLogitsWarper(0.7)),
+        (replace(RANDOM, top_k=5), TopKLogitsWarper(5)),
+        (replace(RANDOM, top_p=0.6), TopPLogitsWarper(0.6)),
+        (replace(RANDOM, min_p=0.1), MinPLogitsWarper(0.1)),
+    ],
+)
+def test_draws_follow_the_distribution_that_transformers_samples_from(sampling, warper) -> None:
+    line = logits()
+    expected = torch.softmax(warper(torch.tensor([[1, 2, 3]]), line.clone()), -1)[0]
+    seen = frequencies(line, sampling)
+    assert (seen[expected == 0] == 0).all()
+    # Four standard deviations of 4,000 draws for the most uncertain token.
+    assert (seen - expected).abs().max() < 4 * 0.5 / 4000**0.5
+
+
+def test_top_p_keeps_the_first_token_even_when_it_alone_exceeds_it() -> None:
+    line = torch.zeros(1, VOCAB)
+    line[0, 7] = 10.0
+    assert {t.id for t in sample(line.expand(50, -1), draws(replace(RANDOM, top_p=0.01), 50))} == {7}
+
+
+def test_a_draw_does_not_depend_on_its_neighbours_in_the_batch() -> None:
+    lines, mixed = logits(6), []
+    for row in range(6):
+        sampling = replace(RANDOM, seed=row, temperature=0.5 + row / 5, top_k=row * 7, top_p=1 - row / 20)
+        mixed.append(Draw(sampling, [4] * (row + 1), row + 1))
+    together = [token.id for token in sample(lines, mixed)]
+    alone = [sample(lines[row : row + 1], [draw])[0].id for row, draw in enumerate(mixed)]
+    assert together == alone
+
+
+def test_the_random_number_depends_on_seed_and_position_only_and_is_uniform() -> None:
+    rows = [[uniform(seed, position) for position in range(300)] for seed in range(40)]
+    numbers = torch.tensor(rows, dtype=torch.float64)
+    assert uniform(5, 7) == uniform(5, 7)
+    assert numbers.unique().numel() == numbers.numel()
+    counts = torch.histc(numbers, 20, 0, 1)
+    assert (counts - 600).abs().max() < 5 * 600**0.5
+    assert abs(torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))[0, 1]) < 0.05
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    line, seen = logits(), [3, 3, 9, 20]
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([seen]), line.clone()).argmax()
+    best = int(line.argmax())
+    draw = Draw(replace(RANDOM, temperature=0.0, repetition_penalty=1.7), seen, 2)
+    assert sample(line, [draw])[0].id == int(expected)
+    assert sample(line, [replace(draw, tokens=[*seen, best], sampling=replace(draw.sampling, repetition_penalty=9.0))])[
+        0
+    ].id != best
+
+
+def test_presence_and_frequency_penalties_count_the_answer_only() -> None:
+    line = torch.zeros(1, VOCAB)
+    line[0, 5], line[0, 6] = 2.0, 1.0
+    greedy = replace(RANDOM, temperature=0.0)
+    in_prompt = Draw(replace(greedy, presence_penalty=1.5), [5, 5], 2)
+    assert sample(line, [in_prompt])[0].id == 5
+    once = Draw(replace(greedy, presence_penalty=1.5), [1, 5], 1)
+    assert sample(line, [once])[0].id == 6
+    assert sample(line, [replace(once, sampling=replace(greedy, frequency_penalty=0.6))])[0].id == 5
+    twice = Draw(replace(greedy, frequency_penalty=0.6), [1, 5, 5], 1)
+    assert sample(line, [twice])[0].id == 6
+
+
+def test_banned_tokens_never_come() -> None:
+    line = logits()
+    best = int(line.argmax())
+    draw = Draw(replace(RANDOM, temperature=0.0), [1], 1, banned=(best,))
+    assert sample(line, [draw])[0].id == int(line[0].topk(2).indices[1])
+    assert frequencies(line, RANDOM)[best] > 0
+    drawn = sample(line.expand(200, -1), [replace(d, banned=(best,)) for d in draws(RANDOM, 200)])
+    assert best not in {token.id for token in drawn}
+
+
+def test_logprobs_are_the_models_own_before_temperature_and_penalties() -> None:
+    line = logits()
+    expected = torch.log_softmax(line[0].double(), -1)
+    sampling = replace(RANDOM, temperature=0.0, logprobs=3, repetition_penalty=2.0)
+    (token,) = sample(line, [Draw(sampling, [1, 2], 2)])
+    assert token.logprobs is not None
+    assert token.logprobs.logprob == pytest.approx(float(expected[token.id]))
+    assert [a.id for a in token.logprobs.top] == expected.topk(3).indices.tolist()
+    assert sample(line, [Draw(replace(RANDOM, logprobs=0), [1], 1)])[0].logprobs.top == ()
+    assert sample(line, [Draw(RANDOM, [1], 1)])[0].logprobs is None
+
+
+def test_scoring_gives_each_given_token_its_logprob() -> None:
+    lines = logits(3)
+    scored = score(lines, [4, 5, 6], 1)
+    expected = torch.log_softmax(lines.double(), -1)
+    assert [t.logprobs.logprob for t in scored] == pytest.approx([float(expected[i, 4 + i]) for i in range(3)])
+
+
+def test_sampling_leaves_the_logits_as_they_were() -> None:
+    line = logits()
+    before = line.clone()
+    sample(line, [Draw(replace(RANDOM, repetition_penalty=2.0, presence_penalty=1.0), [1, 2, 3], 1, (4,))])
+    assert torch.equal(line, before)
