@@ -64,9 +64,7 @@ class Envelope:
 
     def __post_init__(self) -> None:
         if len(self.note) > MAX_NOTE_BYTES:
-            raise LayoutMismatch(
-                f"note of {len(self.note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead"
-            )
+            raise LayoutMismatch(f"note of {len(self.note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead")
 
     @classmethod
     def of(cls, nonce: int, connection: int, message: PlannedMessage, note: bytes) -> "Envelope":

@@ -75,9 +75,7 @@ class InProcessConnection:
 class InProcessArrival:
     """One part under way. `sent` is the sender's future."""
 
-    def __init__(
-        self, connection: InProcessConnection, tag: Tag, part: Buffer, sent: asyncio.Future[None]
-    ) -> None:
+    def __init__(self, connection: InProcessConnection, tag: Tag, part: Buffer, sent: asyncio.Future[None]) -> None:
         self.tag = tag
         self.num_bytes = len(part)
         self._connection = connection
@@ -127,9 +125,7 @@ class InProcessTransport:
             return self._outgoing[peer]
         receiver = self._network.transports.get(peer)
         if receiver is None:
-            raise PeerUnreachable(
-                f"nobody is at {peer!r} in this process: {sorted(self._network.transports)}"
-            )
+            raise PeerUnreachable(f"nobody is at {peer!r} in this process: {sorted(self._network.transports)}")
         connection = self._outgoing[peer] = InProcessConnection(self, receiver)
         receiver._incoming[connection.id] = connection
         self.stats.connections_opened += 1
@@ -137,9 +133,7 @@ class InProcessTransport:
 
     def expect(self, nonce: int, inbox: Inbox) -> None:
         if nonce in self._inboxes:
-            raise IllegalTransition(
-                f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt"
-            )
+            raise IllegalTransition(f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt")
         self._inboxes[nonce] = inbox
 
     def forget(self, nonce: int) -> None:

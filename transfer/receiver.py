@@ -53,9 +53,7 @@ class Landed:
 class HandoverReceiver:
     """Expects hand-overs over one transport and one staging pool. A sender needs a pool of its own."""
 
-    def __init__(
-        self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
         self._staging = staging
         self._clock = clock
@@ -174,9 +172,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
             case _:
                 arrival.drop()
 
-    async def _receive_and_land(
-        self, arrival: Arrival, message: PlannedMessage, received: asyncio.Event
-    ) -> None:
+    async def _receive_and_land(self, arrival: Arrival, message: PlannedMessage, received: asyncio.Event) -> None:
         try:
             async with self._staging.hold(message.num_bytes, self._deadline_s) as payload:
                 if self._ended or not await self._receive(arrival, message, payload):

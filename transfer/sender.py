@@ -42,9 +42,7 @@ Pack: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
 class HandoverSender:
     """Opens hand-overs over one transport and one staging pool. A receiver needs a pool of its own."""
 
-    def __init__(
-        self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
         self._staging = staging
         self._clock = clock

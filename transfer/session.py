@@ -211,18 +211,14 @@ class ReceiverSession(_Session):
         self._receiving = True
         return [ReceivePayload(planned)]
 
-    def _payload_arrived(
-        self, event: PayloadArrived, index: int, digest_ok: bool
-    ) -> list[ReceiverInstruction]:
+    def _payload_arrived(self, event: PayloadArrived, index: int, digest_ok: bool) -> list[ReceiverInstruction]:
         if self.ended:
             return []
         if not self._receiving or index != self._arrived:
             raise self._illegal(event)
         if not digest_ok:
             return [
-                *self._fail(
-                    Cause.WRONG_DIGEST, f"the digest of message {index} fits neither its bytes nor the plan"
-                )
+                *self._fail(Cause.WRONG_DIGEST, f"the digest of message {index} fits neither its bytes nor the plan")
             ]
         self._arrived += 1
         self._envelope = None

@@ -29,9 +29,7 @@ class StagingConfig:
         if self.num_buffers < 1:
             raise LayoutMismatch(f"staging num_buffers {self.num_buffers} < 1: give it at least one buffer")
         if self.buffer_bytes < 1:
-            raise LayoutMismatch(
-                f"staging buffer_bytes {self.buffer_bytes} < 1: it must hold the whole state"
-            )
+            raise LayoutMismatch(f"staging buffer_bytes {self.buffer_bytes} < 1: it must hold the whole state")
 
 
 class Staging:

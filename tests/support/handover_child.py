@@ -77,9 +77,7 @@ class Child:
         landed = await handover.landed()
         return {"note": landed.note.decode(), "wrong": wrong, **asdict(landed.stats)}
 
-    async def send(
-        self, plan: dict[str, int], peer: str, within_s: float, tokens: int, finish: bool
-    ) -> dict[str, Any]:
+    async def send(self, plan: dict[str, int], peer: str, within_s: float, tokens: int, finish: bool) -> dict[str, Any]:
         planned = TransferPlan(**plan)
 
         async def pack(message: PlannedMessage, buffer: Buffer) -> None:
@@ -110,9 +108,7 @@ class Child:
 async def main(config: UcxConfig) -> None:
     child = Child(config)
     lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer
-    )
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer)
     say(address=child.transport.address)
     while line := await lines.readline():
         child.obey(line)

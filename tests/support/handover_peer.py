@@ -78,9 +78,7 @@ class Peer:
     async def report(self) -> dict[str, Any]:
         return await self.call("report")
 
-    async def heard(
-        self, key: str, value: object = None, timeout_s: float = CALL_TIMEOUT_S
-    ) -> dict[str, Any]:
+    async def heard(self, key: str, value: object = None, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
         """The first report under this key (and with this value)."""
         async with asyncio.timeout(timeout_s), self._news:
             while True:

@@ -60,9 +60,7 @@ class UcxArrival:
             return
         self._transport.stats.dropped_parts += 1
         self._transport.stats.dropped_bytes += self.num_bytes
-        dropped = self._post(
-            np.empty(1, np.uint8), asyncio.get_running_loop().time() + HELLO_DEADLINE_S, None
-        )
+        dropped = self._post(np.empty(1, np.uint8), asyncio.get_running_loop().time() + HELLO_DEADLINE_S, None)
         dropped.add_done_callback(lambda done: done.exception())
 
     def _post(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
@@ -71,9 +69,7 @@ class UcxArrival:
             lambda array: self._transport.progress.worker.tag_recv_with_handle(array, probe),
             buffer,
             deadline_s,
-            lambda: self._transport.break_incoming(
-                connection_id, f"{self.tag} did not arrive by its deadline"
-            ),
+            lambda: self._transport.break_incoming(connection_id, f"{self.tag} did not arrive by its deadline"),
         )
 
 
@@ -92,9 +88,7 @@ class UcxTransport:
         """Accepted connections that have not said their id yet."""
         try:
             self.progress = ProgressLoop(self._route)
-            self._listener = ucx.UCXListener.create(
-                self.progress.worker, config.port, self._connected, (), {}
-            )
+            self._listener = ucx.UCXListener.create(self.progress.worker, config.port, self._connected, (), {})
         except ucx.UCXError as error:
             raise TransportUnavailable(
                 f"UCX cannot start with {config}: {error}; check the names in transports and net_devices "
@@ -124,9 +118,7 @@ class UcxTransport:
             endpoint = self.progress.worker.create_endpoint_from_hostname(str(address), int(port), True)
         except (OSError, ValueError, ucx.UCXError) as error:
             raise PeerUnreachable(f"no connection to {peer!r}, which must be host:port: {error}") from error
-        connection = UcxConnection(
-            self.progress, endpoint, self.stats, self._disconnected, secrets.randbits(64)
-        )
+        connection = UcxConnection(self.progress, endpoint, self.stats, self._disconnected, secrets.randbits(64))
         hello = np.frombuffer(connection.id.to_bytes(HELLO_BYTES), np.uint8)
         try:
             await self._greet(connection, endpoint.stream_send, hello)
@@ -144,17 +136,13 @@ class UcxTransport:
 
     def _greet(self, link: Link, post: Callable[[Any], Any], hello: Buffer) -> asyncio.Future[None]:
         deadline_s = self._loop.time() + HELLO_DEADLINE_S
-        return self.progress.start(
-            post, hello, deadline_s, lambda: link.lose("no hello in time", forced=True)
-        )
+        return self.progress.start(post, hello, deadline_s, lambda: link.lose("no hello in time", forced=True))
 
     # ------------------------------------------------------------ receiving
 
     def expect(self, nonce: int, inbox: Inbox) -> None:
         if nonce in self._inboxes:
-            raise IllegalTransition(
-                f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt"
-            )
+            raise IllegalTransition(f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt")
         self._inboxes[nonce] = inbox
 
     def forget(self, nonce: int) -> None:

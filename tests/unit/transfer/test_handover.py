@@ -268,9 +268,7 @@ async def test_a_stale_or_unknown_nonce_is_dropped_and_counted():
     await pair.assert_staging_returns()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"block_bytes": 99}, {"num_tokens": 17}, {"block_size": 5}, {"state_bytes": 299}]
-)
+@pytest.mark.parametrize("changes", [{"block_bytes": 99}, {"num_tokens": 17}, {"block_size": 5}, {"state_bytes": 299}])
 async def test_two_sides_that_plan_differently_never_land_a_wrong_message(changes):
     """Scenario 16, should the control plane ever let it through."""
     pair = Pair()

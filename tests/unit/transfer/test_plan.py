@@ -25,17 +25,13 @@ def test_a_receiver_with_every_block_still_gets_the_state():
     assert (plan.attention_blocks, plan.attention_tokens, plan.attention_bytes) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "blocks"), [(1, 1), (15, 1), (16, 1), (17, 2), (31, 2), (32, 2), (33, 3)]
-)
+@pytest.mark.parametrize(("num_tokens", "blocks"), [(1, 1), (15, 1), (16, 1), (17, 2), (31, 2), (32, 2), (33, 3)])
 def test_a_partial_last_block_moves_whole_and_waits_for_the_last_token(num_tokens, blocks):
     plan = small_plan(num_tokens=num_tokens, first_block=0, block_size=16, max_message_bytes=100)
     attention = plan.messages[:-1]
     assert [message.first_block for message in attention] == list(range(blocks))
     assert attention[-1].sendable_tokens == num_tokens
-    assert [message.sendable_tokens for message in attention[:-1]] == [
-        16 * (i + 1) for i in range(blocks - 1)
-    ]
+    assert [message.sendable_tokens for message in attention[:-1]] == [16 * (i + 1) for i in range(blocks - 1)]
 
 
 def test_only_what_the_receiver_lacks_is_counted():

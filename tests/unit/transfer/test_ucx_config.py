@@ -11,7 +11,7 @@ def test_the_measured_settings_are_the_defaults():
     UcxConfig().apply(environ, loaded_modules={})
     assert environ == {
         "HOME": "/root",
-        "UCX_TLS": "posix,cma,tcp",
+        "UCX_TLS": "tcp",
         "UCX_NET_DEVICES": "all",
         "UCX_TCP_TX_SEG_SIZE": "256K",
         "UCX_TCP_RX_SEG_SIZE": "256K",
@@ -25,8 +25,8 @@ def test_the_measured_settings_are_the_defaults():
 def test_settings_that_come_after_the_import_are_refused():
     environ = UcxConfig().environment()
     UcxConfig().apply(environ, loaded_modules={"ucxx": object()})
-    with pytest.raises(TransportUnavailable, match=r"'UCX_TLS': 'posix,cma,tcp'"):
-        UcxConfig(transports="tcp").apply(environ, loaded_modules={"ucxx": object()})
+    with pytest.raises(TransportUnavailable, match=r"'UCX_TLS': 'tcp'"):
+        UcxConfig(transports="posix,tcp").apply(environ, loaded_modules={"ucxx": object()})
 
 
 @pytest.mark.parametrize(
