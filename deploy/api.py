@@ -1,0 +1,111 @@
+"""A small client of the router's HTTP interface, for the `headrace` command."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from deploy.errors import RequestFailed
+
+TIMEOUT = httpx.Timeout(connect=5.0, read=120.0, write=30.0, pool=5.0)
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A finished answer. `usage` is the router's, with our report under `headrace`; durations in seconds."""
+
+    text: str
+    usage: Mapping[str, Any]
+    first_token_s: float | None
+    total_s: float
+
+    @property
+    def report(self) -> Mapping[str, Any] | None:
+        return self.usage.get("headrace")
+
+
+class RouterApi:
+    """Talks to the router at `url`. Every failure is a RequestFailed."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False)
+
+    def cluster(self) -> dict[str, Any]:
+        """What GET /cluster says: nodes, requests, counters."""
+        try:
+            response = self._client.get("/cluster")
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"{self._url} does not answer: {error}") from error
+        if response.is_error:
+            raise RequestFailed(_error_message(response))
+        return response.json()
+
+    def registered_nodes(self) -> set[str]:
+        """Names of the nodes that the router knows; none while it does not answer yet."""
+        try:
+            return {node["name"] for node in self.cluster()["nodes"]}
+        except RequestFailed:
+            return set()
+
+    def chat(
+        self, messages: Sequence[Message], *, max_tokens: int, on_text: Callable[[str], None], temperature: float = 0.0
+    ) -> Answer:
+        """Asks with streaming; `on_text` gets each piece as it arrives."""
+        body = {
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "headrace": {"report": True},
+        }
+        started_s = time.monotonic()
+        first_token_s: float | None = None
+        pieces: list[str] = []
+        usage: Mapping[str, Any] = {}
+        for event in self._events("/v1/chat/completions", body):
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ()):
+                text = choice["delta"].get("content")
+                if text:
+                    first_token_s = first_token_s or time.monotonic() - started_s
+                    pieces.append(text)
+                    on_text(text)
+        return Answer("".join(pieces), usage, first_token_s, time.monotonic() - started_s)
+
+    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The server-sent events of one streamed answer."""
+        finished = False
+        try:
+            with self._client.stream("POST", path, json=body) as response:
+                if response.is_error:
+                    response.read()
+                    raise RequestFailed(_error_message(response))
+                for line in response.iter_lines():
+                    if line == "data: [DONE]":
+                        finished = True
+                    elif line.startswith("data: "):
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise RequestFailed(event["error"]["message"])
+                        yield event
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"{self._url} broke off: {error}") from error
+        if not finished:
+            raise RequestFailed(f"{self._url} broke off before the answer's end")
+
+
+def _error_message(response: httpx.Response) -> str:
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    return f"HTTP {response.status_code}: {message}"

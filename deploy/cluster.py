@@ -1,0 +1,179 @@
+"""The actors of one cluster: started in order, watched, stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import ray.util
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from decode_node.actor import DecodeActor
+from deploy.config import ClusterConfig, DecodeRole, Placement, PrefillRole
+from deploy.errors import StartFailed
+from deploy.ray_session import ROUTER_CPUS
+from deploy.stop_request import StopRequest
+from prefill_node.actor import PrefillActor
+from router.actor import RouterActor
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+LOOK_TIMEOUT_S = 5.0
+LOCALHOST = "127.0.0.1"
+ALL_GPUS_VISIBLE = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+STRATEGIES = {"pack": "DEFAULT", "spread": "SPREAD"}
+
+
+@dataclass
+class Member:
+    """One actor; `incarnation` is what it said last, None for the router."""
+
+    name: str
+    actor: Any
+    incarnation: int | None = None
+
+
+class Cluster:
+    """Started actors. They are this process's: when it ends, however it ends, so do they."""
+
+    def __init__(self, router: Member, nodes: Sequence[Member], url: str) -> None:
+        self.router = router
+        self.nodes = nodes
+        self.url = url
+
+    def look(self) -> None:
+        """Logs which nodes were lost or came back since the last look; Ray restarts them by itself."""
+        for member in self.nodes:
+            try:
+                info = ray.get(member.actor.info.remote(), timeout=LOOK_TIMEOUT_S)
+            except (RayActorError, GetTimeoutError) as error:
+                if member.incarnation is not None:
+                    log.warning("node %s is lost, waiting for its restart: %s", member.name, _first_line(error))
+                member.incarnation = None
+                continue
+            if member.incarnation != info.incarnation:
+                log.info("node %s is back at %s, pid %d", member.name, info.address, info.pid)
+            member.incarnation = info.incarnation
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends requests in flight, nodes and router together; kills at the timeout what has not ended."""
+        members = [self.router, *self.nodes]
+        endings = [member.actor.stop.remote() for member in members]
+        ray.wait(endings, num_returns=len(endings), timeout=timeout_s)
+        kill(members)
+
+
+def start_cluster(config: ClusterConfig, stop: StopRequest, deadline_s: float) -> Cluster:
+    """Router first, then every node, each knowing the router.
+
+    Returns when all of them serve. Raises StartFailed (at `deadline_s`, monotonic, at the latest) or
+    StopRequested, with no actor left.
+    """
+    started: list[Member] = []
+    try:
+        router = _start_router(config)
+        started.append(router)
+        addresses = _await_info([router], stop, deadline_s)[0]
+        nodes = _start_nodes(config, addresses.control_address)
+        started.extend(nodes)
+        for member, info in zip(nodes, _await_info(nodes, stop, deadline_s), strict=True):
+            member.incarnation = info.incarnation
+        return Cluster(router, nodes, f"http://{addresses.http_address}")
+    except BaseException:
+        kill(started)
+        raise
+
+
+def kill(members: Sequence[Member]) -> None:
+    for member in members:
+        with contextlib.suppress(RayError):
+            ray.kill(member.actor, no_restart=True)
+
+
+def _start_router(config: ClusterConfig) -> Member:
+    """On this host, for good: clients and nodes know its addresses."""
+    here = ray.get_runtime_context().get_node_id()
+    router = config.router
+    if config.ray.address is not None:
+        router = replace(router, control_host=ray.util.get_node_ip_address())
+    if router.control_port == 0:  # a restarted router must come back where the nodes look for it
+        router = replace(router, control_port=_free_port(router.control_host))
+    actor = ray.remote(RouterActor).options(
+        name="router",
+        num_cpus=ROUTER_CPUS,
+        max_restarts=-1,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+    )
+    return Member("router", actor.remote(router))
+
+
+def _start_nodes(config: ClusterConfig, router_address: str) -> list[Member]:
+    host = LOCALHOST if config.ray.address is None else None
+    roles: tuple[tuple[type, PrefillRole | DecodeRole], ...] = (
+        (PrefillActor, config.prefill),
+        (DecodeActor, config.decode),
+    )
+    members = []
+    for actor_class, role in roles:
+        for index in range(role.count):
+            node = replace(role.node, name=f"{role.node.name}{index}", router_address=router_address)
+            actor = ray.remote(actor_class).options(name=node.name, max_restarts=-1, **_placed(role.placement))
+            members.append(Member(node.name, actor.remote(node, host)))
+    return members
+
+
+def _placed(placement: Placement) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "num_cpus": placement.num_cpus,
+        "num_gpus": placement.num_gpus,
+        "resources": dict(placement.resources),
+        "scheduling_strategy": STRATEGIES[placement.strategy],
+    }
+    if placement.num_gpus:
+        options["runtime_env"] = ALL_GPUS_VISIBLE
+    return options
+
+
+def _await_info(members: Sequence[Member], stop: StopRequest, deadline_s: float) -> list[Any]:
+    """What each actor says of itself once it serves; fails with the first that fails."""
+    names = {member.actor.info.remote(): member.name for member in members}
+    pending = list(names)
+    while pending:
+        stop.check()
+        done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayError as error:
+                raise StartFailed(f"{names[ref]} did not start: {_cause(error)}") from error
+        if pending and time.monotonic() >= deadline_s:
+            late = ", ".join(names[ref] for ref in pending)
+            raise StartFailed(
+                f"not ready in time: {late}. Raise ray.start_timeout_s, or ask for less: Ray has "
+                f"{ray.available_resources()} to give"
+            )
+    return [ray.get(ref) for ref in names]
+
+
+def _cause(error: BaseException) -> str:
+    """The last line of the actor's own traceback, which Ray hands over as text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

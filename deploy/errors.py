@@ -1,0 +1,31 @@
+"""What the `headrace` command tells its user when it cannot go on."""
+
+from __future__ import annotations
+
+
+class DeployError(Exception):
+    """Base of this package's errors; the command prints the message and exits with status 1."""
+
+
+class ConfigError(DeployError):
+    """A cluster file is wrong; the message names path, value and remedy."""
+
+
+class AlreadyRunning(DeployError):
+    """A cluster of this name runs on this machine."""
+
+
+class NotRunning(DeployError):
+    """No cluster of this name runs on this machine."""
+
+
+class StartFailed(DeployError):
+    """The cluster did not come up; everything that had started was stopped."""
+
+
+class StopRequested(DeployError):
+    """SIGINT or SIGTERM came while the cluster was starting."""
+
+
+class RequestFailed(DeployError):
+    """The router answered with an error, or not at all."""

@@ -1,0 +1,61 @@
+"""This process's connection to Ray: a small Ray of our own on this host, or one that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import ray
+
+from deploy.config import ClusterConfig, DecodeRole, PrefillRole
+from deploy.errors import StartFailed
+
+ROUTER_CPUS = 0.25
+OBJECT_STORE_BYTES = 80 << 20  # Ray's least: nodes hand blocks and states over by themselves
+RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@contextlib.contextmanager
+def ray_session(config: ClusterConfig, *, show_node_logs: bool) -> Iterator[None]:
+    """Connected to Ray inside the block; actors made there end with it. Raises StartFailed."""
+    os.environ.update(RAY_ENVIRONMENT)  # Ray reads them when it starts
+    folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # short: it holds Unix sockets
+    try:
+        _connect(config, folder, show_node_logs)
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _connect(config: ClusterConfig, folder: str, show_node_logs: bool) -> None:
+    common = {
+        "namespace": f"headrace-{config.name}",  # actor names are unique in a namespace
+        "log_to_driver": show_node_logs,
+        "logging_level": logging.ERROR,
+    }
+    try:
+        if config.ray.address is not None:
+            ray.init(address=config.ray.address, **common)
+        else:
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, math.ceil(_cpus_wanted(config))),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=folder,
+                **common,
+            )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise StartFailed(f"Ray at {config.ray.address or 'this host'}: {error}") from error
+
+
+def _cpus_wanted(config: ClusterConfig) -> float:
+    """Logical CPUs of all nodes: on a host of our own, nodes share its cores rather than wait for more."""
+    roles: tuple[PrefillRole | DecodeRole, ...] = (config.prefill, config.decode)
+    return ROUTER_CPUS + sum(role.count * role.placement.num_cpus for role in roles)

@@ -1,0 +1,102 @@
+"""Run records: one small file for each running cluster of this user, so that other commands find it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from deploy.errors import AlreadyRunning, NotRunning
+from deploy.processes import is_alive, start_ticks
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A cluster and the supervisor process that owns it.
+
+    `url` is None until the cluster is ready. `start_ticks` tells the supervisor from a later process of the same pid.
+    """
+
+    name: str
+    run_id: str
+    pid: int
+    start_ticks: int
+    url: str | None = None
+    ray_address: str | None = None
+
+    def is_alive(self) -> bool:
+        return is_alive(self.pid, self.start_ticks)
+
+
+class RunDirectory:
+    """The folder of run records and logs. Raises NotRunning and AlreadyRunning with the remedy."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def of_user(cls, environ: Mapping[str, str]) -> RunDirectory:
+        """$XDG_STATE_HOME/headrace, by default ~/.local/state/headrace."""
+        state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".local/state"
+        return cls(Path(state) / "headrace")
+
+    def log_path(self, name: str) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / f"{name}.log"
+
+    def find(self, name: str) -> RunRecord | None:
+        """The record under this name, whether its supervisor still runs or was killed."""
+        try:
+            return RunRecord(**json.loads(self._path(name).read_text()))
+        except FileNotFoundError:
+            return None
+
+    def running(self, name: str) -> RunRecord:
+        record = self.find(name)
+        if record is None or not record.is_alive():
+            raise NotRunning(f"no cluster {name!r} runs here: start one with `headrace up`")
+        return record
+
+    def ready_url(self, name: str) -> str:
+        """Where the running cluster serves HTTP."""
+        record = self.running(name)
+        if record.url is None:
+            raise NotRunning(f"cluster {name!r} is still starting: try again in a moment")
+        return record.url
+
+    @contextlib.contextmanager
+    def claim(self, name: str, run_id: str) -> Iterator[RunRecord]:
+        """Holds the name for this process: a record that is not ready yet, removed at the end."""
+        existing = self.find(name)
+        if existing is not None and existing.is_alive():
+            raise AlreadyRunning(
+                f"cluster {name!r} runs already (pid {existing.pid}): `headrace down {name}`, or give this one another name"
+            )
+        record = RunRecord(name, run_id, os.getpid(), start_ticks(os.getpid()))
+        self._write(record)
+        try:
+            yield record
+        finally:
+            self.remove(record)
+
+    def publish(self, record: RunRecord, url: str, ray_address: str) -> None:
+        """Says that the cluster is ready, and where."""
+        self._write(replace(record, url=url, ray_address=ray_address))
+
+    def remove(self, record: RunRecord) -> None:
+        """Forgets a run, unless its name belongs to another run by now."""
+        current = self.find(record.name)
+        if current is not None and current.run_id == record.run_id:
+            self._path(record.name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def _write(self, record: RunRecord) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        whole = self._folder / f".{record.name}.{record.pid}"
+        whole.write_text(json.dumps(asdict(record), indent=2))
+        whole.replace(self._path(record.name))

@@ -1,0 +1,85 @@
+"""How a cluster and a request's report look in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from deploy.api import Answer
+
+UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a node; pools as used / total."""
+    table = Table("node", "role", "address", "running", "blocks", "states", box=None, header_style="bold")
+    for node in nodes:
+        status = node.get("status", {})
+        table.add_row(
+            node["name"],
+            node["role"],
+            node["address"],
+            str(status.get("running", "")),
+            f"{status.get('blocks_used', '?')} / {node.get('num_blocks', '?')}",
+            f"{status.get('slots_used', '?')} / {node.get('num_slots', '?')}",
+        )
+    return table
+
+
+def report_table(answer: Answer) -> Table:
+    """Where a request's tokens came from, group by group."""
+    table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
+    for name, text in report_lines(answer):
+        table.add_row(f"[dim]{name}[/dim]", text)
+    return table
+
+
+def report_lines(answer: Answer) -> list[tuple[str, str]]:
+    """The report as (what, how much) pairs, in the order in which the request met them."""
+    usage, report = answer.usage, answer.report
+    lines = [("tokens", _usage(usage))]
+    if report is not None:
+        if prefill := report.get("prefill"):
+            lines.append((f"prefill {prefill['node']}", _prefill(prefill)))
+        if transfer := report.get("transfer"):
+            lines.append(("hand-over", _transfer(transfer)))
+        if decode := report.get("decode"):
+            lines.append((f"decode {decode['node']}", _decode(decode, report["path"])))
+    first = "" if answer.first_token_s is None else f"first token {answer.first_token_s * 1e3:.0f} ms, "
+    lines.append(("time", f"{first}whole answer {answer.total_s * 1e3:.0f} ms"))
+    return lines
+
+
+def _usage(usage: Mapping[str, Any]) -> str:
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return f"{usage['prompt_tokens']} in the prompt, {cached} of them cached; {usage['completion_tokens']} generated"
+
+
+def _prefill(prefill: Mapping[str, Any]) -> str:
+    return (
+        f"attention hit {prefill['attention_hit_tokens']}, state hit {prefill['state_hit_tokens']}, "
+        f"computed {prefill['computed_tokens']} tokens"
+    )
+
+
+def _transfer(transfer: Mapping[str, Any]) -> str:
+    return (
+        f"attention {size(transfer['attention_bytes'])} ({transfer['attention_tokens']} tokens), "
+        f"state {size(transfer['state_bytes'])}, {transfer['seconds'] * 1e3:.1f} ms"
+    )
+
+
+def _decode(decode: Mapping[str, Any], path: str) -> str:
+    where = "prefilled here" if path == "local" else "prefilled remotely"
+    return f"{where}, attention hit {decode['attention_hit_tokens']}, state {decode['state']}"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people: 768 KiB."""
+    unit = 0
+    while num_bytes >= 1024 and unit < len(UNITS) - 1:
+        num_bytes /= 1024
+        unit += 1
+    return f"{num_bytes:.0f} {UNITS[unit]}" if num_bytes >= 10 or unit == 0 else f"{num_bytes:.1f} {UNITS[unit]}"

@@ -1,0 +1,35 @@
+"""SIGINT and SIGTERM as a request that the supervisor looks at between its steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+from deploy.errors import StopRequested
+
+
+class StopRequest:
+    """Set by the first SIGINT or SIGTERM. A second one raises KeyboardInterrupt: do not wait for anyone."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def install(self) -> None:
+        """Takes both signals over; again after `ray.init`, which puts handlers of its own there."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether a stop was asked for, within `timeout_s`."""
+        return self._event.wait(timeout_s)
+
+    def check(self) -> None:
+        """Raises StopRequested once a stop was asked for."""
+        if self._event.is_set():
+            raise StopRequested("stopped before the cluster was ready")
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._event.is_set():
+            raise KeyboardInterrupt
+        self._event.set()

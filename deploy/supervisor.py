@@ -1,0 +1,82 @@
+"""One process that owns a cluster: starts it, watches over it, and leaves nothing behind when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator
+
+import ray
+
+from deploy.api import RouterApi
+from deploy.cluster import Cluster, start_cluster
+from deploy.config import ClusterConfig
+from deploy.errors import StartFailed
+from deploy.processes import RUN_MARK, end_processes_of_run
+from deploy.ray_session import ray_session
+from deploy.runs import RunDirectory
+from deploy.stop_request import StopRequest
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 2.0
+SWEEP_S = 10.0
+"""Ray's own processes end within a second or two of `ray.shutdown`; what is left after this is killed."""
+
+
+@contextlib.contextmanager
+def running_cluster(
+    config: ClusterConfig, runs: RunDirectory, stop: StopRequest, *, show_node_logs: bool
+) -> Iterator[Cluster]:
+    """A ready cluster inside the block; afterwards, and on every failure, none of its processes is left.
+
+    Raises AlreadyRunning, StartFailed, StopRequested.
+    """
+    deadline_s = time.monotonic() + config.ray.start_timeout_s
+    stop.install()
+    with runs.claim(config.name, secrets.token_hex(8)) as record, _marked_run(record.run_id):
+        with ray_session(config, show_node_logs=show_node_logs):
+            stop.install()
+            cluster = start_cluster(config, stop, deadline_s)
+            try:
+                _await_ready(cluster, stop, deadline_s)
+                runs.publish(record, cluster.url, ray.get_runtime_context().gcs_address)
+                yield cluster
+            finally:
+                cluster.stop(config.ray.stop_timeout_s)
+
+
+def serve(cluster: Cluster, stop: StopRequest) -> None:
+    """Watches over the cluster until a stop is asked for."""
+    while not stop.wait(LOOK_INTERVAL_S):
+        cluster.look()
+
+
+@contextlib.contextmanager
+def _marked_run(run_id: str) -> Iterator[None]:
+    """Every process started inside the block carries the run's mark, and is gone after it."""
+    os.environ[RUN_MARK] = run_id
+    try:
+        yield
+    finally:
+        try:
+            killed = end_processes_of_run(run_id, time.monotonic() + SWEEP_S)
+        except KeyboardInterrupt:
+            killed = end_processes_of_run(run_id, time.monotonic())
+        del os.environ[RUN_MARK]
+        if killed:
+            log.warning("killed what had not ended by itself: %s", killed)
+
+
+def _await_ready(cluster: Cluster, stop: StopRequest, deadline_s: float) -> None:
+    """Until the router knows every node."""
+    wanted = {member.name for member in cluster.nodes}
+    api = RouterApi(cluster.url)
+    while missing := wanted - api.registered_nodes():
+        stop.check()
+        if time.monotonic() >= deadline_s:
+            raise StartFailed(f"nodes did not register with the router in time: {', '.join(sorted(missing))}")
+        stop.wait(0.1)
