@@ -29,6 +29,9 @@ END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # ids 0, 1, 2
 END_OF_TEXT_ID, TURN_END_ID = 0, 2
 
+# What each residual branch ends with: kept small, so that float32 noise does not grow from layer to layer.
+BRANCH_OUTPUTS = ("out_proj.weight", "o_proj.weight", "down_proj", "down_proj.weight", "output_linear.weight")
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -86,8 +89,8 @@ def randomize_weights(model: PreTrainedModel, seed: int) -> None:
             weight.add_(noise * 0.1)
         elif name.endswith("bias"):
             weight.copy_(noise * 0.1)
-        elif "embed_tokens" in name:
-            weight.copy_(noise * 0.2)
+        elif name.endswith(BRANCH_OUTPUTS):
+            weight.copy_(noise * 0.5 * weight.shape[-1] ** -0.5)
         elif weight.dim() >= 2:
             weight.copy_(noise * weight.shape[-1] ** -0.5)
 
@@ -104,9 +107,7 @@ def tiny_config(family: str) -> PreTrainedConfig:
         case "qwen35_moe":
             return Qwen3_5MoeTextConfig(**qwen_fields(), **qwen_moe_fields())
         case "qwen3_next":
-            return Qwen3NextConfig(
-                **qwen_fields(), **qwen_moe_fields(), intermediate_size=96, mlp_only_layers=[1]
-            )
+            return Qwen3NextConfig(**qwen_fields(), **qwen_moe_fields(), intermediate_size=96, mlp_only_layers=[1])
     raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
 
 
@@ -121,7 +122,7 @@ def granite_config(**fields: object) -> GraniteMoeHybridConfig:
         mamba_d_head=16,
         mamba_d_state=24,
         mamba_expand=2,
-        embedding_multiplier=0.5,
+        embedding_multiplier=0.8,
         residual_multiplier=0.8,
         attention_multiplier=0.2,
         logits_scaling=2.0,

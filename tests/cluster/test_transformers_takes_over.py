@@ -1,0 +1,125 @@
+"""transformers as the decode peer: the bytes that a prefill node hands over over UCX become a `DynamicCache`,
+and `generate` goes on from there as if it had computed the prompt itself."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from cache.layout import CacheLayout
+from engine.build import build_engine
+from node.notes import decode_note
+from node.plans import plan_of
+from prefill_node.config import PrefillNodeConfig
+from tests.support.cluster import SMALL, Process
+from tests.support.oracle import greedy, oracle, random_prompt
+from transfer.plan import Kind
+from transfer.envelope import new_nonce
+from transfer.receiver import HandoverReceiver
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+from transfer.ucx_config import UcxConfig
+from wire.client import GrpcNodeClient
+from wire.messages import PrefillRequest, Request, Reservation, Sampling
+
+NUM_TOKENS = 64
+
+
+async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) -> tuple[int, bytes, bytes]:
+    """First token, blocks and state of a prompt, from a prefill node."""
+    transport = open_transport(UcxConfig())
+    client = GrpcNodeClient("p0", prefill_address)
+    blocks, state = bytearray(), bytearray()
+
+    async def land(message, buffer) -> None:
+        (state if message.kind is Kind.STATE else blocks).extend(buffer.tobytes())
+
+    try:
+        reservation = Reservation(
+            nonce=new_nonce(),
+            attention_hit_tokens=0,
+            num_tokens=len(prompt),
+            transfer_address=transport.address,
+            layout=layout,
+            max_message_bytes=4 * layout.block_bytes,
+            deadline_s=60.0,
+        )
+        receiver = HandoverReceiver(transport, Staging(StagingConfig(2, 1 << 20)))
+        handover = receiver.expect(
+            plan_of(reservation), land=land, deadline_s=asyncio.get_running_loop().time() + 60
+        )
+        sampling = Sampling(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True)
+        request = Request("r", tuple(prompt), len(prompt), sampling)
+        async with client.prefill(PrefillRequest(request, reservation), timeout_s=60) as call:
+            async for _ in call:
+                pass
+        landed = await handover.landed()
+    finally:
+        await client.close()
+        await transport.close()
+    return decode_note(landed.note), bytes(blocks), bytes(state)
+
+
+def as_dynamic_cache(
+    model: PreTrainedModel, layout: CacheLayout, length: int, blocks: bytes, state: bytes
+) -> DynamicCache:
+    """Both groups put where transformers keeps them, layer by layer."""
+    kv = torch.from_numpy(np.frombuffer(blocks, np.float32).copy()).view(
+        -1, layout.num_attention_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim
+    )
+    conv = torch.from_numpy(np.frombuffer(state[: layout.conv_bytes], np.float32).copy()).view(layout.conv_shape)
+    rec = torch.from_numpy(np.frombuffer(state[layout.conv_bytes :], np.float32).copy()).view(layout.rec_shape)
+    with torch.no_grad():
+        # A first pass over one token makes layer objects of the right kinds; their contents are replaced.
+        cache = model(torch.tensor([[7]]), past_key_values=DynamicCache(config=model.config)).past_key_values
+    num_attention = num_state = 0
+    for layer in cache.layers:
+        if hasattr(layer, "recurrent_states"):
+            (window,) = layer.conv_states.values()
+            (recurrent,) = layer.recurrent_states.values()
+            window.zero_()
+            window[0, :, -conv.shape[-1] :] = conv[num_state]  # transformers keeps one column more than is read
+            recurrent.copy_(rec[num_state].to(recurrent.dtype).view_as(recurrent))
+            num_state += 1
+        else:
+            heads = kv[:, num_attention].permute(1, 3, 0, 2, 4).flatten(2, 3)[:, :, :length]  # [2, KV, length, D]
+            layer.keys, layer.values = heads[0:1].clone(), heads[1:2].clone()
+            num_attention += 1
+    assert (num_attention, num_state) == (layout.num_attention_layers, layout.rec_shape[0])
+    return cache
+
+
+def go_on(model: PreTrainedModel, cache: DynamicCache, prompt: list[int], first: int) -> list[int]:
+    known = torch.tensor([[*prompt, first]])
+    generated = model.generate(
+        known,
+        attention_mask=torch.ones_like(known),
+        past_key_values=cache,
+        max_new_tokens=NUM_TOKENS - 1,
+        min_new_tokens=NUM_TOKENS - 1,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return generated[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["granite", "granite_moe", "qwen35", "qwen35_moe"])
+@pytest.mark.parametrize("length", [17, 300])
+async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
+    family: str, length: int, tiny_checkpoint, tmp_path: Path
+) -> None:
+    path = tiny_checkpoint(family)
+    node = Process.start("p0", PrefillNodeConfig("p0", str(path), engine=SMALL), tmp_path)
+    with contextlib.ExitStack() as undo:
+        undo.callback(node.stop)
+        layout = build_engine(str(path), SMALL, lambda: 0.0).layout
+        prompt = random_prompt(length)
+        first, blocks, state = await receive(node.ready["address"], layout, prompt)
+        model = oracle(path)
+        cache = as_dynamic_cache(model, layout, length, blocks, state)
+        assert go_on(model, cache, prompt, first) == greedy(path, prompt, NUM_TOKENS)

@@ -1,0 +1,162 @@
+"""A real cluster for a test: one process for the router and each node, talking over loopback."""
+
+import base64
+import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from decode_node.config import DecodeNodeConfig, LocalPrefillConfig
+from engine.config import EngineConfig
+from prefill_node.config import PrefillNodeConfig
+from router.config import RouterConfig
+
+START_TIMEOUT_S = 90.0  # two cores may have to load torch in several processes at once
+STOP_TIMEOUT_S = 20.0
+
+SMALL = EngineConfig(cache_bytes=64 << 20, max_step_tokens=256, max_running=16, threads=1)
+ALWAYS_REMOTE = LocalPrefillConfig(max_tokens=0)
+
+
+@dataclass
+class Process:
+    """A child that has said that it serves. `ready` is what it said."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    ready: dict[str, str]
+
+    @classmethod
+    def start(cls, name: str, config: object, folder: Path, *, inside: Sequence[str] = ()) -> Self:
+        """`inside` is put before the command: `ip netns exec NAME`, say."""
+        log = folder / f"{name}.{time.monotonic_ns()}.log"
+        argument = base64.b64encode(pickle.dumps(config)).decode()
+        with log.open("wb") as errors:
+            popen = subprocess.Popen(
+                [*inside, sys.executable, "-m", "tests.support.child", argument],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            )
+        line = _first_line(popen, time.monotonic() + START_TIMEOUT_S)
+        if not line:
+            popen.kill()
+            popen.wait()
+            raise AssertionError(f"{name} did not start:\n{log.read_text()[-4000:]}")
+        return cls(name, popen, log, json.loads(line))
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self.popen.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGTERM, and its exit status must be that of a clean end."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.terminate()
+        try:
+            self.popen.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            self.popen.wait()
+            raise AssertionError(f"{self.name} did not stop:\n{self.log.read_text()[-4000:]}") from None
+        finally:
+            assert self.popen.stdout is not None
+            self.popen.stdout.close()
+
+
+def _first_line(popen: subprocess.Popen[bytes], deadline_s: float) -> bytes:
+    assert popen.stdout is not None
+    while time.monotonic() < deadline_s:
+        readable, _, _ = select.select([popen.stdout], [], [], 0.5)
+        if readable:
+            return popen.stdout.readline()
+        if popen.poll() is not None:
+            break
+    return b""
+
+
+@dataclass
+class Cluster:
+    """`with Cluster(model, folder) as cluster:` yields when every node is registered.
+
+    prefill, decode, router   changes to the defaults of each kind's config
+    """
+
+    model: Path
+    folder: Path
+    num_prefill: int = 1
+    num_decode: int = 1
+    engine: EngineConfig = SMALL
+    prefill: dict[str, Any] = field(default_factory=dict)
+    decode: dict[str, Any] = field(default_factory=dict)
+    router: dict[str, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        self.processes: dict[str, Process] = {}
+        with ExitStack() as undo:
+            undo.callback(self._stop)
+            config = RouterConfig(
+                **{"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 0.5} | self.router
+            )
+            self.processes["router"] = Process.start("router", config, self.folder)
+            self.url = self.processes["router"].ready["url"]
+            for index in range(self.num_prefill):
+                self.start_node(f"p{index}")
+            for index in range(self.num_decode):
+                self.start_node(f"d{index}")
+            self.wait_for_nodes(self.num_prefill + self.num_decode)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._undo.close()
+
+    def start_node(self, name: str) -> Process:
+        """Starts p<i> or d<i>; again under the same name after it was killed."""
+        common = {
+            "name": name,
+            "model_path": str(self.model),
+            "router_address": self.processes["router"].ready["control_address"],
+            "engine": self.engine,
+        }
+        if name.startswith("p"):
+            config: object = PrefillNodeConfig(**common | self.prefill)
+        else:
+            config = DecodeNodeConfig(**common | {"local_prefill": ALWAYS_REMOTE} | self.decode)
+        self.processes[name] = Process.start(name, config, self.folder)
+        return self.processes[name]
+
+    def nodes(self) -> dict[str, Any]:
+        """The live nodes of /cluster, by name."""
+        reply = httpx.get(f"{self.url}/cluster", timeout=10).json()
+        return {node["name"]: node for node in reply["nodes"]}
+
+    def wait_for_nodes(self, count: int, timeout_s: float = 30.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while len(self.nodes()) != count:
+            assert time.monotonic() < deadline_s, f"{len(self.nodes())} nodes registered, not {count}: {self.logs()}"
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {p.name}\n{p.log.read_text()[-2000:]}" for p in self.processes.values())
+
+    def _stop(self) -> None:
+        with ExitStack() as all_of_them:
+            for process in self.processes.values():
+                all_of_them.callback(process.stop)
+
+
+def with_engine(**changes: Any) -> EngineConfig:
+    return replace(SMALL, **changes)
