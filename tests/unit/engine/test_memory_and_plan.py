@@ -1,0 +1,133 @@
+"""Cache memory as bytes, and the checks between steps and slots."""
+
+import pytest
+import torch
+
+from cache.layout import CacheLayout
+from engine.batch import SequenceStep
+from engine.memory import CacheMemory
+from engine.runner import ModelRunner
+from engine.step_plan import StepPlan
+
+LAYOUT = CacheLayout(
+    fingerprint="f",
+    dtype="bfloat16",
+    state_dtype="float32",
+    block_size=4,
+    num_attention_layers=2,
+    num_kv_heads=1,
+    head_dim=8,
+    conv_shape=(3, 5, 3),
+    rec_shape=(3, 2, 4, 4),
+)
+CPU = torch.device("cpu")
+
+
+def filled_memory() -> CacheMemory:
+    memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=5)
+    for pool in (memory.kv, memory.conv, memory.rec):
+        pool.copy_(torch.randn(pool.shape))
+    return memory
+
+
+def step(tokens: int = 1, start: int = 5, blocks=(0, 1, 2, 3), src: int | None = 0, dst: int = 0, **more):
+    return SequenceStep(list(range(1, tokens + 1)), start, blocks, src, dst, **more)
+
+
+def test_blocks_and_states_travel_as_bytes_of_the_layout():
+    source, target = filled_memory(), filled_memory()
+    blocks = torch.empty(3 * LAYOUT.block_bytes, dtype=torch.uint8)
+    state = torch.empty(LAYOUT.state_bytes, dtype=torch.uint8)
+    source.gather_blocks([4, 0, 5], blocks)
+    source.gather_state(3, state)
+    kept_kv, kept_rec = target.kv.clone(), target.rec.clone()
+
+    target.scatter_blocks([1, 3, 2], blocks)
+    target.scatter_state(0, state)
+
+    assert torch.equal(target.kv[[1, 3, 2]], source.kv[[4, 0, 5]])
+    assert torch.equal(target.conv[0], source.conv[3]) and torch.equal(target.rec[0], source.rec[3])
+    assert torch.equal(target.kv[[0, 4, 5]], kept_kv[[0, 4, 5]])
+    assert torch.equal(target.rec[1:], kept_rec[1:])
+    assert torch.equal(state[: LAYOUT.conv_bytes], source.conv[3].flatten().view(torch.uint8))
+
+
+def test_pools_weigh_what_the_layout_says():
+    memory = filled_memory()
+    assert memory.kv.nbytes == 6 * LAYOUT.block_bytes
+    assert memory.conv.nbytes + memory.rec.nbytes == 5 * LAYOUT.state_bytes
+
+
+@pytest.mark.parametrize("block", [-1, 6])
+def test_blocks_outside_the_pool_are_refused(block: int):
+    memory = filled_memory()
+    staging = torch.empty(LAYOUT.block_bytes, dtype=torch.uint8)
+    for copy in (memory.gather_blocks, memory.scatter_blocks):
+        with pytest.raises(IndexError, match=f"block {block}"):
+            copy([block], staging)
+    with pytest.raises(IndexError, match="slot 5"):
+        memory.gather_state(5, torch.empty(LAYOUT.state_bytes, dtype=torch.uint8))
+
+
+def test_staging_of_another_size_is_refused():
+    memory = filled_memory()
+    with pytest.raises(ValueError, match="uint8"):
+        memory.scatter_blocks([0, 1], torch.empty(LAYOUT.block_bytes, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="uint8"):
+        memory.scatter_state(0, torch.empty(LAYOUT.state_bytes - 4, dtype=torch.uint8))
+
+
+def test_memory_of_another_model_is_refused(load_family):
+    model = load_family("granite").model
+    memory = CacheMemory(load_family("qwen35").model.cache_layout(16), 2, 2)
+    with pytest.raises(ValueError, match="fingerprint"):
+        ModelRunner(model, memory)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tokens": 0}, "at least one token"),
+        ({"tokens": 3, "num_logits": 2}, "num_logits 2"),
+        ({"start": 0, "src": 1}, "fresh state"),
+        ({"start": 5, "src": None}, "fresh state"),
+        ({"tokens": 4, "emit": ((5, 2),)}, "emit at 5"),
+        ({"tokens": 4, "emit": ((9, 2),)}, "emit at 9"),
+    ],
+)
+def test_impossible_steps_are_refused(fields: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        step(**fields)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([step(tokens=12)], "4 blocks of 4 do not cover 17 tokens"),
+        ([step(src=1, dst=2), step(src=3, dst=2)], "slot 2 is written twice"),
+        ([step(tokens=4, src=1, dst=1, emit=((8, 1),))], "slot 1 is written twice"),
+        ([step(src=1, dst=1), step(src=1, dst=2)], "slot 1 is read by one sequence and written for another"),
+        ([step(tokens=4, src=1, dst=2, emit=((8, 1),))], "slot 1 is read by one sequence and written"),
+    ],
+    ids=["blocks", "two-destinations", "emit-over-destination", "anothers-source", "emit-over-source"],
+)
+def test_steps_that_would_mix_sequences_are_refused(steps: list[SequenceStep], message: str):
+    with pytest.raises(ValueError, match=message):
+        StepPlan.build(steps, block_size=4, device=CPU)
+
+
+def test_plan_puts_decodes_first_and_logits_in_the_order_of_the_steps():
+    plan = StepPlan.build(
+        [
+            step(tokens=3, start=5, src=0, dst=0, num_logits=3),
+            step(tokens=1, start=7, blocks=(9, 8), src=1, dst=1),
+            step(tokens=2, start=0, blocks=(5,), src=None, dst=2, num_logits=1),
+        ],
+        block_size=4,
+        device=CPU,
+    )
+    assert plan.num_decodes == 1
+    assert plan.positions_T.tolist() == [7, 5, 6, 7, 0, 1]
+    assert plan.block_T.tolist() == [8, 1, 1, 1, 5, 5]
+    assert plan.offset_T.tolist() == [3, 1, 2, 3, 0, 1]
+    assert plan.logit_rows is not None and plan.logit_rows.tolist() == [1, 2, 3, 0, 5]
