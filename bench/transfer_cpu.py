@@ -1,6 +1,6 @@
 """One hand-over of 64 MiB between two processes on this machine, beside a memcpy in the same run.
 
-    python -m bench.transfer_cpu [--transports posix,cma,tcp] [--rounds 15]
+    python -m bench.transfer_cpu [--transports tcp] [--rounds 15]
 
 A row is one way to cut the same bytes into messages. Timed from the first token count to the last landing, so
 it holds everything: pack (a copy), digest, transfer, digest, land (a copy). Attention and state are half each.

@@ -9,9 +9,8 @@ Contract
 - All calls are made on the event loop's thread, and callbacks come on it.
 - Parts sent over one connection are announced in the order in which they were sent.
 - A part is announced only to the inbox that expects its nonce; any other is dropped and counted.
-- An operation owns its buffer until its future is done, whatever its caller does meanwhile: cancelling the
-  future is not possible (await it through `asyncio.shield`, or do not cancel). Every future is done soon after
-  its deadline at the latest: a transport closes the connection to get there.
+- An operation owns its buffer until its future is done, whatever its caller does meanwhile: do not cancel
+  the future. It is done soon after its deadline at the latest: a transport closes the connection for that.
 """
 
 import asyncio

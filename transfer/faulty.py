@@ -158,7 +158,7 @@ def swap_with_next(at: Tag) -> Fault:
 
 
 class Hold:
-    """One part, and its session's later ones, arrive when the test calls `release`. `holding` is set at the first."""
+    """One part, and its session's later ones, arrive at `release`. `holding` is set at the first."""
 
     def __init__(self, at: Tag) -> None:
         self.holding = asyncio.Event()

@@ -101,6 +101,7 @@ class Child:
             "cpu_s": time.process_time(),
             "open_files": len(os.listdir("/proc/self/fd")),
             "max_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "describe": self.transport.describe(),
             **asdict(self.transport.stats),
         }
 

@@ -10,6 +10,7 @@ from transfer.buffers import Buffer
 from transfer.envelope import Tag
 from transfer.errors import PeerLost
 from transfer.stats import TransportStats
+from transfer.ucx.lanes import endpoint_lanes
 from transfer.ucx.progress import ProgressLoop
 
 Watcher = Callable[[str], None]
@@ -83,6 +84,11 @@ class UcxConnection(Link):
     ) -> None:
         super().__init__(progress, endpoint, stats, on_lost)
         self.id = connection_id
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The transports and devices in use, such as `tcp/eth0`; what is allowed may be more."""
+        return endpoint_lanes(self.endpoint.handle) if self.lost is None else ()
 
     def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
         if self.lost is not None:

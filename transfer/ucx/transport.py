@@ -5,8 +5,9 @@ it. If a session expects its nonce, the session decides when and where to receiv
 so nothing of a cancelled session stays behind. What UCX 1.21 does with a message held by its probe's handle:
 
 - a long message (rendezvous, from 8 KiB) stays with its sender until `receive`: the back-pressure;
-- received into a buffer that is too short it moves no byte and tells its sender "done": that is how to drop it;
-- if its sender dies, or the connection is force-closed, the receive completes with an error, never silently.
+- received into a buffer that is too short it moves no byte and tells its sender "done": how to drop it;
+- if its sender dies, or the connection is force-closed, the receive completes with an error. (Over TCP; not
+  over shared memory: see `UcxConfig.transports`.)
 
 The receiver learns which connection carries a session from the envelopes: a sender says a random id over the
 connection's stream when it is made, before any message, and again in every envelope.
@@ -127,6 +128,7 @@ class UcxTransport:
             raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {error}") from error
         self.stats.connections_opened += 1
         self._outgoing[peer] = connection
+        logger.info("connected to %s over %s", peer, ",".join(connection.lanes))
         return connection
 
     def _tried(self, peer: str, task: asyncio.Task[UcxConnection]) -> None:
@@ -208,6 +210,7 @@ class UcxTransport:
             "version": ".".join(str(part) for part in ucx.get_ucx_version()),
             "allowed": self._config.transports,
             "net_devices": self._config.net_devices,
+            **{f"to {peer}": ",".join(link.lanes) for peer, link in self._outgoing.items()},
         }
 
     async def close(self) -> None:
