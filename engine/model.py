@@ -14,7 +14,7 @@ from engine.model_config import ModelConfig
 from engine.step_plan import StepPlan
 from kernels.linear import LinearWeight
 from kernels.rms_norm import rms_norm
-from kernels.rotary import inverse_frequencies, rotary_angles
+from kernels.rotary import rotary_angles
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class HybridModel:
     layers: tuple[DecoderLayer, ...]
     norm: Tensor  # float32
     head: LinearWeight  # [V, hidden]
+    rotary_frequencies: Tensor | None  # [rotary_dim / 2]; None without positional encoding
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,8 +75,6 @@ class HybridModel:
         return self.head(x).float() / self.config.logits_divisor
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
-        attention = self.config.attention
-        if attention.rotary_dim == 0:
+        if self.rotary_frequencies is None:
             return None
-        frequencies = inverse_frequencies(attention.rotary_dim, attention.rope_theta, positions_T.device)
-        return rotary_angles(positions_T, frequencies)
+        return rotary_angles(positions_T, self.rotary_frequencies)

@@ -11,6 +11,7 @@ from engine.families.qwen import QWEN
 from engine.model import HybridModel
 from engine.model_config import ModelConfig, RawConfig, UnsupportedModel
 from kernels.linear import LinearWeight
+from kernels.rotary import inverse_frequencies
 
 FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": BAMBA,
@@ -62,7 +63,15 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
         layers=layers,
         norm=norm + family.norm_offset,
         head=LinearWeight(head),
+        rotary_frequencies=_rotary_frequencies(config, embedding.device),
     )
+
+
+def _rotary_frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor | None:
+    attention = config.attention
+    if attention.rotary_dim == 0:
+        return None
+    return inverse_frequencies(attention.rotary_dim, attention.rope_theta, device)
 
 
 def _read(path: Path) -> tuple[Family, ModelConfig]:
