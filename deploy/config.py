@@ -109,15 +109,54 @@ def _check_count(count: int) -> None:
         raise ValueError(f"count {count}: each role needs at least 1 node")
 
 
-def read_cluster_file(path: Path) -> ClusterConfig:
-    """The cluster that a YAML file describes; a relative `model` is taken from the file's folder."""
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line says; it wins over the cluster file. None: not said."""
+
+    model: Path | None = None
+    prefill: int | None = None
+    decode: int | None = None
+    address: str | None = None
+    port: int | None = None
+    name: str | None = None
+
+    def keys(self) -> dict[tuple[str, ...], object]:
+        """Path in the cluster file to the value that stands there instead."""
+        said: dict[tuple[str, ...], object] = {
+            ("model",): None if self.model is None else str(self.model.resolve()),
+            ("prefill", "count"): self.prefill,
+            ("decode", "count"): self.decode,
+            ("ray", "address"): self.address,
+            ("router", "port"): self.port,
+            ("name",): self.name,
+        }
+        return {path: value for path, value in said.items() if value is not None}
+
+
+def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConfig:
+    """The cluster of a file, of the command line, or of both. Raises ConfigError.
+
+    A relative `model` in a file is taken from the file's folder.
+    """
+    if file is None:
+        return cluster_config(_overridden({}, overrides), source="command line", base=Path.cwd())
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(file.read_text())
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{file}: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from None
-    return cluster_config(data, source=str(path), base=path.parent)
+        raise ConfigError(f"{file}: not YAML: {error}") from None
+    return cluster_config(_overridden(data, overrides), source=str(file), base=file.parent)
+
+
+def _overridden(data: Any, overrides: Overrides) -> Any:
+    for (*sections, key), value in overrides.keys().items():
+        inner = data
+        for section in sections:
+            inner = inner.setdefault(section, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):  # anything else is left for the type check to refuse
+            inner[key] = value
+    return data
 
 
 def cluster_config(data: object, *, source: str, base: Path) -> ClusterConfig:
@@ -137,7 +176,7 @@ def cluster_config(data: object, *, source: str, base: Path) -> ClusterConfig:
             {
                 **data,
                 "model": model,
-                "router": _with(data.get("router"), model_path=model),
+                "router": _router(data.get("router"), model),
                 "prefill": _role(data.get("prefill"), name="p", model_path=model),
                 "decode": _role(data.get("decode"), name="d", model_path=model),
             },
@@ -163,6 +202,13 @@ def _refuse_derived(data: Mapping[str, Any], source: str) -> None:
         for key in keys:
             if isinstance(inner, Mapping) and key in inner:
                 raise ConfigError(f"{source}: {'.'.join(section)}.{key}: set for each node at start; remove it")
+
+
+def _router(data: object, model: str) -> object:
+    """Nodes are told the registry's port, so any free one will do."""
+    if data is None or isinstance(data, Mapping):
+        return {"control_port": 0, **(data or {}), "model_path": model}
+    return data
 
 
 def _role(data: object, **derived: str) -> object:

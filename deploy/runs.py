@@ -73,7 +73,8 @@ class RunDirectory:
         existing = self.find(name)
         if existing is not None and existing.is_alive():
             raise AlreadyRunning(
-                f"cluster {name!r} runs already (pid {existing.pid}): `headrace down {name}`, or give this one another name"
+                f"cluster {name!r} runs already (pid {existing.pid}): "
+                f"`headrace down {name}`, or give this one another name"
             )
         record = RunRecord(name, run_id, os.getpid(), start_ticks(os.getpid()))
         self._write(record)

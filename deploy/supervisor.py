@@ -37,16 +37,19 @@ def running_cluster(
     """
     deadline_s = time.monotonic() + config.ray.start_timeout_s
     stop.install()
-    with runs.claim(config.name, secrets.token_hex(8)) as record, _marked_run(record.run_id):
-        with ray_session(config, show_node_logs=show_node_logs):
-            stop.install()
-            cluster = start_cluster(config, stop, deadline_s)
-            try:
-                _await_ready(cluster, stop, deadline_s)
-                runs.publish(record, cluster.url, ray.get_runtime_context().gcs_address)
-                yield cluster
-            finally:
-                cluster.stop(config.ray.stop_timeout_s)
+    with (
+        runs.claim(config.name, secrets.token_hex(8)) as record,
+        _marked_run(record.run_id),
+        ray_session(config, show_node_logs=show_node_logs),
+    ):
+        stop.install()
+        cluster = start_cluster(config, stop, deadline_s)
+        try:
+            _await_ready(cluster, stop, deadline_s)
+            runs.publish(record, cluster.url, ray.get_runtime_context().gcs_address)
+            yield cluster
+        finally:
+            cluster.stop(config.ray.stop_timeout_s)
 
 
 def serve(cluster: Cluster, stop: StopRequest) -> None:

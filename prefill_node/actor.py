@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from node.actor import NodeActor
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
-from node.actor import NodeActor
 
 
 class PrefillActor(NodeActor):

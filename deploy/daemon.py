@@ -1,0 +1,77 @@
+"""A supervisor in the background: started, waited for until it is ready, and stopped, by other processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy.errors import NotRunning, StartFailed
+from deploy.processes import POLL_S, end_processes_of_run, send_signal, wait_gone
+from deploy.runs import RunDirectory, RunRecord
+
+STOP_S = 40.0
+"""A supervisor that obeys needs less: its nodes' `stop_timeout_s`, Ray's end and the sweep."""
+LOG_TAIL_LINES = 15
+
+
+def start_detached(arguments: Sequence[str], name: str, runs: RunDirectory, timeout_s: float) -> RunRecord:
+    """Runs `headrace ARGUMENTS` in a session of its own; returns once its cluster `name` is ready.
+
+    Raises StartFailed with the end of its log; the supervisor is stopped then, and on Ctrl-C.
+    """
+    log = runs.log_path(name)
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "deploy", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        return _await_ready(supervisor, name, runs, time.monotonic() + timeout_s)
+    except BaseException as error:
+        supervisor.terminate()
+        try:
+            supervisor.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
+        if isinstance(error, StartFailed):
+            raise StartFailed(f"{error}\n{_tail(log)}\nThe whole log: {log}") from None
+        raise
+
+
+def _await_ready(supervisor: subprocess.Popen[bytes], name: str, runs: RunDirectory, deadline_s: float) -> RunRecord:
+    while supervisor.poll() is None:
+        record = runs.find(name)
+        if record is not None and record.pid == supervisor.pid and record.url is not None:
+            return record
+        if time.monotonic() >= deadline_s:
+            raise StartFailed("the supervisor was not ready in time")
+        time.sleep(POLL_S)
+    raise StartFailed(f"the supervisor ended with status {supervisor.returncode}:")
+
+
+def stop_run(name: str, runs: RunDirectory, timeout_s: float = STOP_S) -> None:
+    """Stops the cluster `name` and waits for its end; also clears up after a supervisor that was killed.
+
+    Raises NotRunning when there was nothing to stop.
+    """
+    record = runs.find(name)
+    if record is None:
+        raise NotRunning(f"no cluster {name!r} runs here: nothing to stop")
+    deadline_s = time.monotonic() + timeout_s
+    if record.is_alive():
+        send_signal(record.pid, signal.SIGTERM)
+        if not wait_gone(record.pid, record.start_ticks, deadline_s):
+            send_signal(record.pid, signal.SIGKILL)
+    end_processes_of_run(record.run_id, time.monotonic())
+    runs.remove(record)
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -1,0 +1,134 @@
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from deploy.config import Overrides, cluster_config, cluster_from_options
+from deploy.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+MODEL = str(ROOT / "models" / "headrace-tiny-qwen3.5")
+
+
+def load(**data):
+    return cluster_config({"model": MODEL, **data}, source="c.yaml", base=ROOT)
+
+
+def test_a_model_alone_gives_one_node_of_each_role():
+    config = load()
+    assert (config.prefill.count, config.decode.count) == (1, 1)
+    assert config.prefill.node.model_path == config.decode.node.model_path == str(config.router.model_path) == MODEL
+
+
+def test_sections_reach_the_nodes_own_configs():
+    config = load(
+        prefill={"count": 3, "node": {"engine": {"threads": 2}}},
+        decode={"node": {"local_prefill": {"max_tokens": 0}}, "placement": {"resources": {"fast": 1}}},
+        router={"port": 0},
+    )
+    assert config.prefill.count == 3
+    assert config.prefill.node.engine.threads == 2
+    assert config.decode.node.local_prefill.max_tokens == 0
+    assert config.decode.placement.resources == {"fast": 1}
+    assert config.router.port == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"prefil": {}}, "c.yaml: prefil: unknown key; did you mean prefill?"),
+        ({"decode": {"node": {"engine": {"treads": 1}}}}, ".engine.treads: unknown key; did you mean threads?"),
+        ({"ray": {"zzz": 1}}, "c.yaml: ray.zzz: unknown key; known here: address, start_timeout_s, stop_timeout_s"),
+        ({"router": {"port": "abc"}}, "c.yaml: router.port: 'abc': input should be a valid integer"),
+        ({"decode": [1]}, "c.yaml: decode: [1] is not a mapping of keys to values"),
+        ({"prefill": {"count": 0}}, "c.yaml: prefill: count 0: each role needs at least 1 node"),
+        ({"prefill": {"placement": {"strategy": "heap"}}}, "prefill.placement.strategy: 'heap': input should be"),
+        ({"decode": {"placement": {"num_gpus": 1.5}}}, "decode.placement: num_gpus 1.5: Ray gives whole GPUs above 1"),
+        ({"decode": {"node": {"name": "d7"}}}, "c.yaml: decode.node.name: set for each node at start; remove it"),
+        ({"decode": {"node": {"engine": {"state_share": 2}}}}, "decode.node.engine: state_share 2"),
+        ({"decode": {"node": {"ucx": {"transports": ""}}}}, "ucx transports is empty"),
+        ({"model": "/no/such/folder"}, "model_path /no/such/folder: no config.json there"),
+        ({"model": None}, "c.yaml: model: None: give the checkpoint's folder"),
+        ({"name": "a/b"}, "name 'a/b': use letters, digits"),
+    ],
+)
+def test_a_fault_names_path_value_and_remedy(data, message):
+    with pytest.raises(ConfigError) as failure:
+        load(**data)
+    assert message in str(failure.value)
+
+
+def test_every_unknown_key_is_reported_at_once():
+    with pytest.raises(ConfigError) as failure:
+        load(nmae="x", ray={"adress": "auto"})
+    assert "nmae" in str(failure.value)
+    assert "ray.adress: unknown key; did you mean address?" in str(failure.value)
+
+
+def test_the_command_line_wins_over_the_file(tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump({"model": MODEL, "prefill": {"count": 2}, "router": {"port": 9000}}))
+    config = cluster_from_options(file, Overrides(prefill=4, port=0, address="auto", name="other"))
+    assert (config.prefill.count, config.router.port, config.ray.address, config.name) == (4, 0, "auto", "other")
+    assert cluster_from_options(file, Overrides()).prefill.count == 2
+
+
+def test_a_relative_model_is_taken_from_the_files_folder(tmp_path):
+    (tmp_path / "model").symlink_to(MODEL)
+    file = tmp_path / "cluster.yaml"
+    file.write_text("model: model\n")
+    assert cluster_from_options(file, Overrides()).prefill.node.model_path == MODEL
+
+
+@pytest.mark.parametrize("content", [None, "model: [", "just text"])
+def test_an_unreadable_file_is_an_error_that_names_it(tmp_path, content):
+    file = tmp_path / "cluster.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=r"cluster\.yaml"):
+        cluster_from_options(file, Overrides())
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "deploy" / "examples").glob("*.yaml")), ids=lambda file: file.name)
+def test_examples_load(file):
+    cluster_from_options(file, Overrides())
+
+
+def test_the_examples_are_there():
+    assert {file.name for file in (ROOT / "deploy" / "examples").glob("*.yaml")} == {
+        "gpu.yaml",
+        "one-host.yaml",
+        "two-hosts.yaml",
+    }
+
+
+class TestKubeRay:
+    documents: ClassVar = {
+        document["kind"]: document
+        for document in yaml.safe_load_all((ROOT / "deploy" / "kuberay" / "headrace.yaml").read_text())
+    }
+
+    def test_the_cluster_file_in_the_config_map_loads(self):
+        data = yaml.safe_load(self.documents["ConfigMap"]["data"]["cluster.yaml"])
+        config = cluster_config({**data, "model": MODEL}, source="ConfigMap", base=ROOT)
+        groups = self.documents["RayJob"]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+        assert {group["groupName"]: group["replicas"] for group in groups} == {
+            "prefill": config.prefill.count,
+            "decode": config.decode.count,
+        }
+        for role, group in zip((config.prefill, config.decode), groups, strict=True):
+            (resource,) = role.placement.resources
+            assert resource in group["rayStartParams"]["resources"]
+
+    def test_the_entrypoint_reads_the_mounted_file(self):
+        spec = self.documents["RayJob"]["spec"]
+        assert spec["entrypoint"] == "headrace up -c /etc/headrace/cluster.yaml --address auto"
+        pod = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+        assert {"name": "cluster-file", "mountPath": "/etc/headrace"} in pod["containers"][0]["volumeMounts"]
+        assert pod["volumes"][0]["configMap"]["name"] == self.documents["ConfigMap"]["metadata"]["name"]
+
+    def test_the_service_reaches_the_router(self):
+        head = self.documents["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+        selector = self.documents["Service"]["spec"]["selector"]
+        assert selector.items() <= head["metadata"]["labels"].items()

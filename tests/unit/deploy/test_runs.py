@@ -1,0 +1,140 @@
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.daemon import stop_run
+from deploy.errors import AlreadyRunning, NotRunning
+from deploy.processes import RUN_MARK, end_processes_of_run, is_alive, processes_of_run, start_ticks, wait_gone
+from deploy.runs import RunDirectory
+
+OBEYS = "import time; print(1, flush=True); time.sleep(60)"
+IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + OBEYS
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return RunDirectory(tmp_path / "runs")
+
+
+@pytest.fixture
+def spawn():
+    processes = []
+
+    def start(code, run_id):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, RUN_MARK: run_id},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        processes.append(process)
+        process.stdout.read(1)  # it runs, and has its mark
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def claim_by(runs, pid, name="x", run_id="abc"):
+    """The record that a supervisor process of this pid would have written."""
+    with runs.claim(name, run_id) as record:
+        pass
+    record = replace(record, pid=pid, start_ticks=start_ticks(pid))
+    runs.publish(record, "http://127.0.0.1:1", "ray")
+    return record
+
+
+def test_a_claimed_name_is_found_until_it_is_given_back(runs):
+    with runs.claim("x", "abc") as record:
+        assert runs.running("x") == record
+        with pytest.raises(NotRunning, match="still starting"):
+            runs.ready_url("x")
+        runs.publish(record, "http://127.0.0.1:9", "ray")
+        assert runs.ready_url("x") == "http://127.0.0.1:9"
+    assert runs.find("x") is None
+
+
+def test_a_name_cannot_be_claimed_twice(runs):
+    with runs.claim("x", "abc"), pytest.raises(AlreadyRunning, match="headrace down x"), runs.claim("x", "def"):
+        pass
+
+
+def test_the_name_of_a_killed_supervisor_is_free_again(runs, spawn):
+    dead = spawn(OBEYS, "abc")
+    claim_by(runs, dead.pid)
+    dead.kill()
+    dead.wait()
+    with pytest.raises(NotRunning):
+        runs.running("x")
+    with runs.claim("x", "def") as record:
+        assert runs.running("x") == record
+
+
+def test_a_later_process_of_the_same_pid_is_not_the_supervisor(runs):
+    assert is_alive(os.getpid(), start_ticks(os.getpid()))
+    assert not is_alive(os.getpid(), start_ticks(os.getpid()) + 1)
+
+
+def test_down_stops_the_supervisor_and_forgets_it(runs, spawn):
+    supervisor = spawn(OBEYS, "elsewhere")
+    claim_by(runs, supervisor.pid)
+    stop_run("x", runs)
+    assert supervisor.wait(1) == -15
+    assert runs.find("x") is None
+    with pytest.raises(NotRunning):
+        stop_run("x", runs)
+
+
+def test_down_kills_a_supervisor_that_does_not_obey(runs, spawn):
+    supervisor = spawn(IGNORES_SIGTERM, "elsewhere")
+    claim_by(runs, supervisor.pid)
+    stop_run("x", runs, timeout_s=0.3)
+    assert supervisor.wait(1) == -9
+
+
+def test_down_clears_up_after_a_killed_supervisor(runs, spawn):
+    supervisor, orphan = spawn(OBEYS, "elsewhere"), spawn(OBEYS, "abc")
+    claim_by(runs, supervisor.pid, run_id="abc")
+    supervisor.kill()
+    supervisor.wait()
+    stop_run("x", runs)
+    assert orphan.wait(1) == -9
+
+
+def test_processes_are_found_by_their_mark_alone(spawn):
+    one, other = spawn(OBEYS, "run-1"), spawn(OBEYS, "run-2")
+    assert processes_of_run("run-1") == [one.pid]
+    assert processes_of_run("run-2") == [other.pid]
+    assert processes_of_run("run-3") == []
+
+
+def test_what_is_left_at_the_deadline_is_killed(spawn):
+    stubborn = spawn(IGNORES_SIGTERM, "run-1")
+    assert end_processes_of_run("run-1", time.monotonic() + 0.1) == [stubborn.pid]
+    assert stubborn.wait(1) == -9
+    assert end_processes_of_run("run-1", time.monotonic()) == []
+
+
+def test_waiting_for_a_process_has_a_deadline(spawn):
+    process = spawn(OBEYS, "run-1")
+    ticks = start_ticks(process.pid)
+    assert not wait_gone(process.pid, ticks, time.monotonic() + 0.1)
+    process.kill()
+    assert wait_gone(process.pid, ticks, time.monotonic() + 5)
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [({"HOME": "/home/a"}, "/home/a/.local/state/headrace"), ({"HOME": "/h", "XDG_STATE_HOME": "/s"}, "/s/headrace")],
+)
+def test_records_live_in_the_users_state_folder(environ, folder, monkeypatch):
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    assert RunDirectory.of_user(environ).log_path("x") == Path(folder) / "x.log"
