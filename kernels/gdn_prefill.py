@@ -61,20 +61,12 @@ def gdn_prefill_torch(
             x.repeat_interleave(Hv // Hk, dim=1) for x in (q_CHQK, k_CHQK, key_score, query_score)
         )
     from_start_CHQ1 = decay_CHQ1.exp()
-    rhs = torch.cat((v_CHQV, k_CHQK * from_start_CHQ1), dim=-1).mul_(beta_CHQ1)
-    system = key_score.mul_(decay_CHQQ).mul_(beta_CHQ1)
-    solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
-    u_CHQV, w_CHQK = solved.split((v.shape[2], Dk), dim=-1)
-
-    to_end_CHQ1 = (decay_CHQ1[:, :, -1:] - decay_CHQ1).exp()
-    values_CHQV, start_CHKV = _scan_chunks(
-        u_CHQV,
-        w_CHQK,
-        (k_CHQK * to_end_CHQ1).transpose(2, 3),
-        from_start_CHQ1[:, :, -1:],
-        state_pool,
-        segments,
+    u_CHQV, w_CHQK = _solve_chunks(
+        key_score.mul_(decay_CHQQ).mul_(beta_CHQ1), v_CHQV, beta_CHQ1, k_CHQK, from_start_CHQ1 * beta_CHQ1
     )
+    k_CHKQ = (k_CHQK * (decay_CHQ1[:, :, -1:] - decay_CHQ1).exp()).transpose(2, 3)
+    start_CHKV = _chunk_start_states(u_CHQV, w_CHQK, k_CHKQ, from_start_CHQ1[:, :, -1:], state_pool, segments)
+    values_CHQV = u_CHQV - torch.matmul(w_CHQK, start_CHKV)
     o_CHQV = torch.matmul(query_score.mul_(decay_CHQQ), values_CHQV)
     o_CHQV += torch.matmul(q_CHQK * from_start_CHQ1, start_CHKV)
     if segments.writes:
@@ -87,29 +79,44 @@ def _heads_first(x_CQH: Tensor) -> Tensor:
     return x_CQH.transpose(1, 2).contiguous()
 
 
-def _scan_chunks(
+def _solve_chunks(
+    system_CHQQ: Tensor, v_CHQV: Tensor, v_scale: Tensor, k_CHQK: Tensor, k_scale: Tensor
+) -> tuple[Tensor, Tensor]:
+    """U and W of (I + tril(system, -1)) [U, W] = [v_scale V, k_scale K]."""
+    V, K = v_CHQV.shape[3], k_CHQK.shape[3]
+    both = v_CHQV.new_empty(*v_CHQV.shape[:3], V + K)
+    torch.mul(v_CHQV, v_scale, out=both[..., :V])
+    torch.mul(k_CHQK, k_scale, out=both[..., V:])
+    torch.linalg.solve_triangular(system_CHQQ, both, upper=False, unitriangular=True, out=both)
+    return both[..., :V], both[..., V:]
+
+
+def _chunk_start_states(
     u_CHQV: Tensor,
     w_CHQK: Tensor,
     k_CHKQ: Tensor,
     decay_CH11: Tensor,
     state_pool: Tensor,
     segments: PrefillSegments,
-) -> tuple[Tensor, Tensor]:
-    """The corrected values V' = U - W S of each chunk, and the state S before it: the only loop over time."""
-    initial_NHKV = segments.source.read(state_pool)
-    values_CHQV = torch.empty_like(u_CHQV, memory_format=torch.contiguous_format)
-    start_CHKV = initial_NHKV.new_empty(segments.num_chunks, *initial_NHKV.shape[1:])
+) -> Tensor:
+    """[C, H, K, V], the state before each chunk: the only loop over time.
+
+    A chunk maps the state by S <- e^c S + k^T (U - W S) = (e^c I - k^T W) S + k^T U, so that with both factors
+    made for all chunks at once the loop has a single product.
+    """
+    num_chunks, H, K = k_CHKQ.shape[:3]
+    transition_CHKK = torch.matmul(k_CHKQ, w_CHQK).neg_()
+    transition_CHKK.diagonal(dim1=2, dim2=3).add_(decay_CH11[..., 0])
+    states = u_CHQV.new_empty(num_chunks + 1, H, K, u_CHQV.shape[3])
+    torch.matmul(k_CHKQ, u_CHQV, out=states[1:])
+    before, transitions = states.unbind(), transition_CHKK.unbind()
     first = 0
-    for initial, count in zip(initial_NHKV, segments.chunk_counts, strict=True):
-        start_CHKV[first] = initial
-        last = first + count - 1
-        for c in range(first, last + 1):
-            torch.baddbmm(u_CHQV[c], w_CHQK[c], start_CHKV[c], alpha=-1, out=values_CHQV[c])
-            if c < last:
-                torch.mul(start_CHKV[c], decay_CH11[c], out=start_CHKV[c + 1])
-                start_CHKV[c + 1].baddbmm_(k_CHKQ[c], values_CHQV[c])
+    for initial, count in zip(segments.source.read(state_pool), segments.chunk_counts, strict=True):
+        before[first].copy_(initial)
+        for c in range(first, first + count - 1):
+            before[c + 1].baddbmm_(transitions[c], before[c])
         first += count
-    return values_CHQV, start_CHKV
+    return states[:-1]
 
 
 def _states_at_writes(
