@@ -1,0 +1,78 @@
+"""What a client gets over HTTP from a prefill node and a decode node is what transformers generates alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.asking import ask_all
+from tests.support.cluster import Cluster
+from tests.support.oracle import greedy, random_prompt
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 500, 1500)
+FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request, tiny_checkpoint) -> Path:
+    return tiny_checkpoint(request.param)
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path, tmp_path_factory) -> Iterator[Cluster]:
+    with Cluster(model, tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+async def test_greedy_alone_and_eight_at_once(cluster: Cluster, model: Path) -> None:
+    prompts = [random_prompt(length) for length in LENGTHS]
+    expected = [greedy(model, prompt, 64) for prompt in prompts]
+    alone = await ask_all(cluster.url, prompts, at_once=1)
+    assert [answer.tokens for answer in alone] == expected
+    assert {answer.report["path"] for answer in alone} == {"remote"}
+    assert {answer.report["decode"]["state"] for answer in alone} == {"received"}
+    # Other prompts of the same lengths, so that no cached prefix helps.
+    prompts = [random_prompt(length, seed=1) for length in LENGTHS]
+    at_once = await ask_all(cluster.url, prompts, at_once=8)
+    assert [answer.tokens for answer in at_once] == [greedy(model, prompt, 64) for prompt in prompts]
+
+
+async def test_three_turns_of_a_chat_reuse_both_sides_and_change_no_token(cluster: Cluster, model: Path) -> None:
+    prompt = random_prompt(200, seed=2)
+    previous = 0
+    for turn in range(3):
+        (answer,) = await ask_all(cluster.url, [prompt], at_once=1)
+        assert answer.tokens == greedy(model, prompt, 64)
+        prefill, decode = answer.report["prefill"], answer.report["decode"]
+        # The prefill node knows the previous prompt; the decode node its answer, too.
+        assert prefill["state_hit_tokens"] == (previous - 1) // 16 * 16 if turn else prefill["state_hit_tokens"] == 0
+        assert prefill["computed_tokens"] == len(prompt) - prefill["state_hit_tokens"]
+        assert decode["attention_hit_tokens"] == ((previous + 63) // 16 * 16 if turn else 0)
+        assert answer.report["transfer"]["attention_tokens"] == len(prompt) - decode["attention_hit_tokens"]
+        assert answer.report["transfer"]["state_bytes"] > 0
+        assert answer.usage["prompt_tokens_details"]["cached_tokens"] == prefill["state_hit_tokens"]
+        previous = len(prompt)
+        prompt = [*prompt, *answer.tokens, *random_prompt(23, seed=turn)]
+
+
+async def test_the_same_prompt_again_moves_the_state_alone(cluster: Cluster, model: Path) -> None:
+    prompt = random_prompt(96, seed=3)
+    first, again = await ask_all(cluster.url, [prompt, prompt], at_once=1)
+    assert first.tokens == again.tokens == greedy(model, prompt, 64)
+    assert again.report["decode"]["attention_hit_tokens"] == 96
+    assert again.report["transfer"]["attention_bytes"] == 0
+    assert again.report["prefill"]["computed_tokens"] == 16
+
+
+async def test_a_single_node_answers_the_same(model: Path, tmp_path: Path) -> None:
+    prompts = [random_prompt(length) for length in LENGTHS]
+    with Cluster(model, tmp_path, num_prefill=0) as single:
+        answers = await ask_all(single.url, prompts, at_once=8)
+        assert [answer.tokens for answer in answers] == [greedy(model, prompt, 64) for prompt in prompts]
+        assert {answer.report["path"] for answer in answers} == {"local"}
+        assert {answer.report["decode"]["state"] for answer in answers} == {"computed"}
+        (again,) = await ask_all(single.url, [prompts[-1]], at_once=1)
+        assert again.tokens == greedy(model, prompts[-1], 64)
+        assert again.report["decode"]["state"] == "resumed"
