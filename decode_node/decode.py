@@ -6,7 +6,8 @@ One `_Decode` is one request's life here: everything that can happen to it arriv
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -70,7 +71,7 @@ class Decode:
 
     async def run(
         self, start: Start, commands: AsyncIterator[DecodeCommand], timeout_s: float
-    ) -> AsyncIterator[DecodeEvent]:
+    ) -> AsyncGenerator[DecodeEvent, None]:
         """The request's events. Closing the iterator aborts it; either way all it held comes back.
 
         Raises RequestTooLarge, NoRoom.
@@ -78,8 +79,9 @@ class Decode:
         request = _Decode(self._chassis, self._config, self._receiver, self._accounting)
         reading = asyncio.create_task(request.read(commands))
         try:
-            async for event in request.run(start, timeout_s):
-                yield event
+            async with aclosing(request.run(start, timeout_s)) as events:
+                async for event in events:
+                    yield event
         finally:
             reading.cancel()
             self._chassis.spawn(request.give_back())
@@ -110,9 +112,9 @@ class _Decode:
         async for command in commands:
             self._inbox.put(command)
 
-    async def run(self, start: Start, timeout_s: float) -> AsyncIterator[DecodeEvent]:
+    async def run(self, start: Start, timeout_s: float) -> AsyncGenerator[DecodeEvent, None]:
         self._deadline_s = asyncio.get_running_loop().time() + timeout_s
-        sequence = self._sequence = await self._submit(start)
+        sequence = self._submit(start)
         while True:
             match await self._inbox.get():
                 case Admitted() as admitted:
@@ -146,7 +148,7 @@ class _Decode:
         if (sequence := self._sequence) is not None:
             self._loop.post(lambda: self._engine.release(sequence))
 
-    async def _submit(self, start: Start) -> Sequence:
+    def _submit(self, start: Start) -> Sequence:
         request, sampling = start.request, start.request.sampling
         place = PrefillPlace(self._config.local_prefill, len(request.tokens), start.may_prefill_remotely)
         job = Job(
@@ -157,7 +159,9 @@ class _Decode:
             on_event=partial(self._loop.deliver, self._inbox.put),
             prompt_logprobs=None if start.may_prefill_remotely else sampling.prompt_logprobs,
         )
-        return await self._loop.call(lambda: self._engine.submit(job))
+        sequence = self._sequence = self._engine.sequence(job)
+        self._loop.post(lambda: self._engine.submit(sequence))
+        return sequence
 
     # ------------------------------------------------------------ the session
 

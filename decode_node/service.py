@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 import grpc.aio
@@ -22,15 +23,18 @@ class DecodeService(rpc.DecodeServicer):
         self._decode = decode
 
     async def Run(
-        self, request_iterator: AsyncIterator[pb.DecodeCommand], context: grpc.aio.ServicerContext
+        self,
+        request_iterator: AsyncIterator[pb.DecodeCommand],
+        context: grpc.aio.ServicerContext[pb.DecodeCommand, pb.DecodeEvent],
     ) -> AsyncIterator[pb.DecodeEvent]:
         commands = _commands(request_iterator)
         start = await anext(commands, None)
         if not isinstance(start, Start):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first command must be start")
         events = self._decode.run(start, commands, timeout_s(context))
-        async for event in answers(events, context):
-            yield codecs.encode_decode_event(event)
+        async with aclosing(answers(events, context)) as answered:
+            async for event in answered:
+                yield codecs.encode_decode_event(event)
 
 
 async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[DecodeCommand]:

@@ -66,8 +66,11 @@ class Engine:
 
     # ------------------------------------------------------------ jobs
 
-    def submit(self, job: Job) -> Sequence:
-        """Queues a job for admission. Raises RequestTooLarge if it could never be admitted."""
+    def sequence(self, job: Job) -> Sequence:
+        """What `submit` takes: hashed, and known to fit. Touches nothing shared, so any thread may call it.
+
+        Raises RequestTooLarge if the job could never be admitted.
+        """
         request = job.request
         needed = -(-self._last_token(job) // self.cache.block_size)
         if len(request.tokens) > self._max_model_tokens:
@@ -81,9 +84,11 @@ class Engine:
             )
         hasher = PrefixHasher(self.cache.block_size, request.salt)
         hasher.extend(request.tokens)
-        sequence = Sequence(job, hasher, list(request.tokens))
+        return Sequence(job, hasher, list(request.tokens))
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a job for admission; from here on `release` gives back what it holds."""
         self._waiting.append(sequence)
-        return sequence
 
     def run_decode(self, sequence: Sequence, first_token: int) -> None:
         """All blocks and the state of the prompt have landed: decode goes on after `first_token`."""

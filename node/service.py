@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -29,17 +30,20 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 DEFAULT_TIMEOUT_S = 600.0  # for a caller that set no deadline: nothing is held for ever
 
 
-async def answers(events: AsyncIterator[T], context: grpc.aio.ServicerContext) -> AsyncIterator[T]:
-    """The events, with a known error turned into the call's status."""
+async def answers(
+    events: AsyncGenerator[T, None], context: grpc.aio.ServicerContext[Any, Any]
+) -> AsyncGenerator[T, None]:
+    """The events, with a known error turned into the call's status; closes them however it ends."""
     try:
-        async for event in events:
-            yield event
+        async with aclosing(events):
+            async for event in events:
+                yield event
     except tuple(kind for kind, _ in _CODES) as error:
         code = next(code for kind, code in _CODES if isinstance(error, kind))
         await context.abort(code, str(error))
 
 
-def timeout_s(context: grpc.aio.ServicerContext) -> float:
+def timeout_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
     """Seconds until the call's deadline."""
     remaining = context.time_remaining()
     return DEFAULT_TIMEOUT_S if remaining is None else min(remaining, DEFAULT_TIMEOUT_S)
@@ -52,7 +56,9 @@ class NodeService(rpc.NodeServicer):
         self._info = info
         self._status = status
 
-    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeReply:
+    async def Describe(
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeReply]
+    ) -> pb.DescribeReply:
         reply = pb.DescribeReply()
         codecs.encode(self._info(), reply.info)
         codecs.encode(await self._status(), reply.status)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from functools import partial
 
 import torch
@@ -54,7 +54,7 @@ class Prefill:
             "handover_seconds": self._handover_seconds,
         }
 
-    async def run(self, request: PrefillRequest, timeout_s: float) -> AsyncIterator[PrefillEvent]:
+    async def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
         """The request's events. Closing the iterator aborts it; either way all it held comes back.
 
         Raises LayoutMismatch, RequestTooLarge, NoRoom, HandoverFailed.
@@ -63,18 +63,19 @@ class Prefill:
             self._require_layout(request.reservation)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         inbox: asyncio.Queue[Event | HandoverFailed] = asyncio.Queue()
-        sequence = await self._submit(request, deadline_s, inbox)
+        sequence = self._submit(request, deadline_s, inbox)
         handover: OutgoingHandover | None = None
         try:
             if request.reservation is not None:
                 handover = self._open(request.reservation, sequence, deadline_s)
                 self._chassis.spawn(_report_failure(handover, inbox))
-            async for event in self._events(request, sequence, inbox, handover):
-                yield event
+            async with aclosing(self._events(request, sequence, inbox, handover)) as events:
+                async for event in events:
+                    yield event
         finally:
             self._chassis.spawn(self._give_back(sequence, handover))
 
-    async def _submit(
+    def _submit(
         self, request: PrefillRequest, deadline_s: float, inbox: asyncio.Queue[Event | HandoverFailed]
     ) -> Sequence:
         sampling = request.request.sampling
@@ -87,7 +88,9 @@ class Prefill:
             on_event=partial(self._loop.deliver, inbox.put_nowait),
             prompt_logprobs=sampling.prompt_logprobs,
         )
-        return await self._loop.call(lambda: self._engine.submit(job))
+        sequence = self._engine.sequence(job)
+        self._loop.post(lambda: self._engine.submit(sequence))
+        return sequence
 
     async def _events(
         self,
@@ -95,7 +98,7 @@ class Prefill:
         sequence: Sequence,
         inbox: asyncio.Queue[Event | HandoverFailed],
         handover: OutgoingHandover | None,
-    ) -> AsyncIterator[PrefillEvent]:
+    ) -> AsyncGenerator[PrefillEvent, None]:
         admitted: Admitted | None = None
         while True:
             match await inbox.get():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc.aio
 
@@ -21,11 +22,12 @@ class PrefillService(rpc.PrefillServicer):
         self._prefill = prefill
 
     async def Run(
-        self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext
+        self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
     ) -> AsyncIterator[pb.PrefillEvent]:
         events = self._prefill.run(codecs.decode_prefill_request(request), timeout_s(context))
-        async for event in answers(events, context):
-            yield codecs.encode_prefill_event(event)
+        async with aclosing(answers(events, context)) as answered:
+            async for event in answered:
+                yield codecs.encode_prefill_event(event)
 
 
 def prefill_node(config: PrefillNodeConfig) -> Node:

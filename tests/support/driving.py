@@ -42,7 +42,9 @@ def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
     """Queues a request that the engine serves alone, from prompt to last token."""
     events: list[Event] = []
     job = Job(asked, resume_locally, asked.sampling.max_tokens, time.monotonic() + 60, events.append)
-    return Run(built.engine.submit(replace(job, **changes)), events)
+    sequence = built.engine.sequence(replace(job, **changes))
+    built.engine.submit(sequence)
+    return Run(sequence, events)
 
 
 def run_all(built: BuiltEngine) -> None:
