@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -102,24 +103,15 @@ def run_contest(contest: Contest, rounds: int) -> Outcome:
 
 
 def contests(runner: ModelRunner, oracle: PreTrainedModel) -> list[Contest]:
-    rows = [
-        Contest(
-            f"prefill {n}",
-            n,
-            lambda n=n: time_our_prefill(runner, prompts(1, n)[0]),
-            lambda n=n: time_their_prefill(oracle, prompts(1, n)[0]),
-        )
-        for n in PROMPT_TOKENS
-    ]
-    rows += [
-        Contest(
-            f"decode batch {b}",
-            b * DECODE_STEPS,
-            lambda b=b: time_our_decode(runner, prompts(b, DECODE_CONTEXT)),
-            lambda b=b: time_their_decode(oracle, prompts(b, DECODE_CONTEXT)),
-        )
-        for b in DECODE_BATCHES
-    ]
+    rows = []
+    for n in PROMPT_TOKENS:
+        prompt = prompts(1, n)[0]
+        ours, theirs = partial(time_our_prefill, runner, prompt), partial(time_their_prefill, oracle, prompt)
+        rows.append(Contest(f"prefill {n}", n, ours, theirs))
+    for b in DECODE_BATCHES:
+        batch = prompts(b, DECODE_CONTEXT)
+        ours, theirs = partial(time_our_decode, runner, batch), partial(time_their_decode, oracle, batch)
+        rows.append(Contest(f"decode batch {b}", b * DECODE_STEPS, ours, theirs))
     return rows
 
 
@@ -202,9 +194,7 @@ def bench_family(family: str, rounds: int) -> list[Outcome]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=FAMILIES)

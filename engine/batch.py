@@ -27,9 +27,7 @@ class SequenceStep:
         if self.num_logits not in (0, 1, len(self.tokens)):
             raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {len(self.tokens)}")
         if self.start < 0 or (self.src_slot is None) != (self.start == 0):
-            raise ValueError(
-                f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0"
-            )
+            raise ValueError(f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0")
         for num_tokens, _ in self.emit:
             if not self.start < num_tokens < self.end:
                 raise ValueError(f"emit at {num_tokens} is not inside ({self.start}, {self.end})")

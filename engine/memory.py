@@ -19,9 +19,7 @@ class CacheMemory:
     Memory starts uninitialised: whoever takes a block or slot writes it before reading it.
     """
 
-    def __init__(
-        self, layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device | str = "cpu"
-    ):
+    def __init__(self, layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device | str = "cpu"):
         self.layout = layout
         self.num_blocks = num_blocks
         self.num_slots = num_slots

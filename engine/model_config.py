@@ -186,9 +186,7 @@ class RawConfig:
     def require(self, name: str, only: Any) -> None:
         """Refuse a model whose option is set to something that is not implemented."""
         if self.get(name, only) != only:
-            raise UnsupportedModel(
-                f"{self.architecture} with {name}={self.text[name]!r}: only {only!r} is supported"
-            )
+            raise UnsupportedModel(f"{self.architecture} with {name}={self.text[name]!r}: only {only!r} is supported")
 
     def layer_mixers(self) -> list[Literal["attention", "state"]] | None:
         """One mixer a layer, None when not listed. Local and hub files use different words."""
@@ -211,9 +209,7 @@ class RawConfig:
         parameters = self._rope_parameters()
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if kind not in ("default", "mrope"):  # on text alone, mrope is plain
-            raise UnsupportedModel(
-                f"{self.architecture} with rope type {kind!r}: only plain rotary embeddings"
-            )
+            raise UnsupportedModel(f"{self.architecture} with rope type {kind!r}: only plain rotary embeddings")
         return float(parameters.get("rope_theta", self.get("rope_theta", 10000.0)))
 
     def partial_rotary_factor(self, default: float) -> float:

@@ -56,9 +56,7 @@ class StepPlan:
             num_decodes=len(decodes),
             decode=_decode_rows(decodes, block_size, device) if decodes else None,
             prefill=_prefill_rows(prefills, block_size, device) if prefills else None,
-            tokens_T=torch.tensor(
-                [t for step in ordered for t in step.tokens], dtype=torch.int64, device=device
-            ),
+            tokens_T=torch.tensor([t for step in ordered for t in step.tokens], dtype=torch.int64, device=device),
             positions_T=positions_T,
             block_T=torch.tensor(blocks, dtype=torch.int64, device=device),
             offset_T=positions_T % block_size,

@@ -51,9 +51,7 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
         head = embedding
     else:
         head = checkpoint.take("lm_head.weight", (config.vocab_size, config.hidden_size))
-    layers = tuple(
-        family.load_layer(checkpoint, f"{base}layers.{i}", config, i) for i in range(len(config.layers))
-    )
+    layers = tuple(family.load_layer(checkpoint, f"{base}layers.{i}", config, i) for i in range(len(config.layers)))
     norm = checkpoint.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
     checkpoint.assert_all_taken()
     return HybridModel(

@@ -121,9 +121,7 @@ def load_granite_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig,
         mixer=_load_mixer(checkpoint, prefix, config, layer),
         feed_forward=feed_forward,
         mixer_norm=checkpoint.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
-        feed_forward_norm=checkpoint.take(
-            f"{prefix}.post_attention_layernorm.weight", (hidden,), torch.float32
-        ),
+        feed_forward_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", (hidden,), torch.float32),
         norm_eps=config.norm_eps,
         residual_multiplier=config.residual_multiplier,
     )

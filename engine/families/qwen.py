@@ -107,9 +107,7 @@ def load_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: 
     )
 
 
-def _load_mixer(
-    checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int
-) -> Attention | GatedDelta:
+def _load_mixer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int) -> Attention | GatedDelta:
     index, hidden, eps = config.mixer_index(layer), config.hidden_size, config.norm_eps
     if config.layers[layer].mixer == "attention":
         return Attention.load(checkpoint, f"{prefix}.self_attn", config.attention, index, hidden, eps)

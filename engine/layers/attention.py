@@ -85,7 +85,5 @@ class Attention:
         if plan.decode is not None:
             decoded = paged_decode(q[:n], k_pool, v_pool, self.config.scale, plan.decode.attention)
         if plan.prefill is not None:
-            prefilled = paged_prefill(
-                q[n:], k[n:], v[n:], k_pool, v_pool, self.config.scale, plan.prefill.attention
-            )
+            prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, self.config.scale, plan.prefill.attention)
         return plan.join(decoded, prefilled)

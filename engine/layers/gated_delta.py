@@ -57,9 +57,7 @@ class GatedDelta:
             dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
             A_H=-checkpoint.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
             norm_D=checkpoint.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
-            out_proj=LinearWeight(
-                checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))
-            ),
+            out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -84,9 +82,7 @@ class GatedDelta:
         u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
         return gdn_update(*self._split(u), g, beta, rec_pool, rows.source, rows.dst_slots)
 
-    def _prefill(
-        self, u: Tensor, g: Tensor, beta: Tensor, segments: PrefillSegments, memory: CacheMemory
-    ) -> Tensor:
+    def _prefill(self, u: Tensor, g: Tensor, beta: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
         u = causal_conv1d(u, self.conv_weight, None, conv_pool, segments)
         return gdn_prefill(*self._split(u), g, beta, rec_pool, segments)
