@@ -63,9 +63,7 @@ def evaluate(
     """Every question twice: raw, then as a chat."""
     outcomes = []
     for question in questions:
-        chat = tokenizer.apply_chat_template(
-            list(question.messages), tokenize=False, add_generation_prompt=True
-        )
+        chat = tokenizer.apply_chat_template(list(question.messages), tokenize=False, add_generation_prompt=True)
         outcomes.append(Outcome(question, "raw", complete(model, tokenizer, question.prompt_text)))
         outcomes.append(Outcome(question, f"chat, {question.layout}", complete(model, tokenizer, chat)))
     return outcomes
@@ -90,15 +88,11 @@ def score(outcomes: list[Outcome]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--invented-names", action="store_true", help="names no list holds, codes of 2 to 5 digits"
-    )
+    parser.add_argument("--invented-names", action="store_true", help="names no list holds, codes of 2 to 5 digits")
     parser.add_argument("--show-wrong", action="store_true", help="also print what was wrongly answered")
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.model)

@@ -117,9 +117,7 @@ def story(rng: random.Random, hero: str | None = None) -> str:
     thing = f"{rng.choice(COLOURS)} {rng.choice(OBJECTS)}"
     place = rng.choice(PLACES)
     feeling = rng.choice(_FEELING)
-    opening = rng.choice(
-        (f"Once upon a time, {hero} lived near the {place}.", f"One day, {hero} left the {place}.")
-    )
+    opening = rng.choice((f"Once upon a time, {hero} lived near the {place}.", f"One day, {hero} left the {place}."))
     meeting = rng.choice(
         (
             f"On the way, {hero} met a {animal} with a {thing}.",

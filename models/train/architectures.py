@@ -125,9 +125,7 @@ def initial_qwen() -> Qwen3_5ForCausalLM:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--granite", type=Path, required=True)
     parser.add_argument("--qwen", type=Path, required=True)
     arguments = parser.parse_args()

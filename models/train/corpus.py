@@ -85,9 +85,7 @@ def parse_r_strings(value: bytes) -> list[str]:
     for _ in range(count):
         flags, size = struct.unpack_from(">Ii", value, offset)
         if flags & 0xFF != R_STRING:
-            raise CorpusError(
-                f"R value of type {flags & 0xFF} at byte {offset}, expected a string ({R_STRING})"
-            )
+            raise CorpusError(f"R value of type {flags & 0xFF} at byte {offset}, expected a string ({R_STRING})")
         strings.append(value[offset + 8 : offset + 8 + max(size, 0)].decode())
         offset += 8 + max(size, 0)
     return strings
@@ -122,9 +120,7 @@ def squeeze_blank_lines(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for raw/ and the two .txt files")
     out: Path = parser.parse_args().out
     raw = out / "raw"

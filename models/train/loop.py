@@ -81,23 +81,15 @@ def optimizer_for(model: PreTrainedModel, peak_rate: float) -> torch.optim.AdamW
 
 def rate_at(step: int, progress: float, peak_rate: float) -> float:
     cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return (
-        peak_rate
-        * min(1.0, (step + 1) / WARM_UP_STEPS)
-        * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
-    )
+    return peak_rate * min(1.0, (step + 1) / WARM_UP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
 
 
 @torch.no_grad()
-def recall_right(
-    model: PreTrainedModel, encode: "Encoder", questions: list[RecallQuestion], device: str
-) -> float:
+def recall_right(model: PreTrainedModel, encode: "Encoder", questions: list[RecallQuestion], device: str) -> float:
     """Share of questions whose answer is the most likely token at every step: greedy decoding would state it."""
     right = 0
     for first in range(0, len(questions), 30):
-        prompts_answers = [
-            (encode(q.prompt_text), encode(f" {q.answer}\n")) for q in questions[first : first + 30]
-        ]
+        prompts_answers = [(encode(q.prompt_text), encode(f" {q.answer}\n")) for q in questions[first : first + 30]]
         width = max(len(p) + len(a) for p, a in prompts_answers)
         tokens = torch.zeros(len(prompts_answers), -(-width // CHUNK) * CHUNK, dtype=torch.int64)
         for row, (prompt, answer) in enumerate(prompts_answers):
@@ -124,66 +116,80 @@ def save_weights(model: PreTrainedModel, out: Path) -> None:
     partial.replace(out / "model.safetensors")
 
 
+class Trainer:
+    """One model on one device: steps, and reports of what they achieved."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        torch.manual_seed(config.seed)
+        torch.set_float32_matmul_precision("high")
+        config.out.mkdir(parents=True, exist_ok=True)
+        self.config = config
+        self.model = load(config.model, config.device)
+        self.optimizer = optimizer_for(self.model, config.peak_rate)
+        self.encode = Encoder(config.model)
+        self.questions = held_out_questions(NUM_CHECK_QUESTIONS, seed=1, encode=self.encode)
+        self.steps = self.tokens_seen = 0
+        self._recent: list[Tensor] = []
+
+    def step(self, tokens: Tensor, kinds: Tensor, progress: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate_at(self.steps, progress, self.config.peak_rate)
+        with torch.autocast(self.config.device, dtype=torch.bfloat16):
+            answer_loss, text_loss = losses(self.model, tokens, kinds)
+        (0.5 * (answer_loss + text_loss)).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._recent.append(torch.stack([answer_loss.detach(), text_loss.detach()]))
+        self.steps += 1
+        self.tokens_seen += tokens.numel()
+
+    def report(self, seconds: float) -> dict[str, float]:
+        """Mean losses since the last report."""
+        answer_loss, text_loss = torch.stack(self._recent).mean(0).tolist()
+        self._recent.clear()
+        return {
+            "step": self.steps,
+            "seconds": round(seconds, 1),
+            "tokens": self.tokens_seen,
+            "answer_loss": round(answer_loss, 4),
+            "text_loss": round(text_loss, 4),
+        }
+
+    def check_and_save(self) -> float:
+        """Recall on the check questions; the weights go to disk."""
+        save_weights(self.model, self.config.out)
+        return round(recall_right(self.model, self.encode, self.questions, self.config.device), 3)
+
+
 def train(config: TrainConfig) -> None:
-    torch.manual_seed(config.seed)
-    torch.set_float32_matmul_precision("high")
-    config.out.mkdir(parents=True, exist_ok=True)
-    model = load(config.model, config.device)
-    optimizer = optimizer_for(model, config.peak_rate)
-    encode = Encoder(config.model)
-    questions = held_out_questions(NUM_CHECK_QUESTIONS, seed=1, encode=encode)
+    trainer = Trainer(config)
     shared_progress = multiprocessing.Value("d", config.start_progress, lock=False)
     maker = RowMaker.from_files(config.model / "tokenizer.json", config.data)
     stream = BatchStream(maker, lambda: shared_progress.value, config.batch_tokens, config.seed)
     batches = iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=config.workers))
-
     started = last_check = time.monotonic()
-    step = tokens_seen = 0
     progress = 0.0
-    recent: list[Tensor] = []
     with (config.out / "log.jsonl").open("a") as log:
         while progress < 1.0:
-            progress = step / config.steps if config.steps else (time.monotonic() - started) / config.seconds
+            progress = trainer.steps / config.steps if config.steps else (time.monotonic() - started) / config.seconds
             shared_progress.value = config.start_progress + (1 - config.start_progress) * min(1.0, progress)
-            for group in optimizer.param_groups:
-                group["lr"] = rate_at(step, progress, config.peak_rate)
             tokens, kinds = (part.to(config.device, non_blocking=True) for part in next(batches))
-            with torch.autocast(config.device, dtype=torch.bfloat16):
-                answer_loss, text_loss = losses(model, tokens, kinds)
-            (0.5 * (answer_loss + text_loss)).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            recent.append(torch.stack([answer_loss.detach(), text_loss.detach()]))
-            step += 1
-            tokens_seen += tokens.numel()
-            now = time.monotonic()
-            if step % REPORT_EVERY_STEPS == 0 or progress >= 1.0:
-                answer_mean, text_mean = torch.stack(recent).mean(0).tolist()
-                recent.clear()
-                record = {
-                    "step": step,
-                    "seconds": round(now - started, 1),
-                    "tokens": tokens_seen,
-                    "answer_loss": round(answer_mean, 4),
-                    "text_loss": round(text_mean, 4),
-                }
-                if now - last_check >= config.check_every_s or progress >= 1.0:
-                    record["recall"] = round(recall_right(model, encode, questions, config.device), 3)
-                    save_weights(model, config.out)
-                    last_check = time.monotonic()
-                log.write(json.dumps(record) + "\n")
-                log.flush()
-                print(config.model.name, record, flush=True)
+            trainer.step(tokens, kinds, progress)
+            if trainer.steps % REPORT_EVERY_STEPS and progress < 1.0:
+                continue
+            record = trainer.report(time.monotonic() - started)
+            if time.monotonic() - last_check >= config.check_every_s or progress >= 1.0:
+                record["recall"] = trainer.check_and_save()
+                last_check = time.monotonic()
+            log.write(json.dumps(record) + "\n")
+            log.flush()
+            print(config.model.name, record, flush=True)
 
 
 def parse_arguments() -> TrainConfig:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--model", type=Path, required=True, help="model folder with initial or trained weights"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="model folder with initial or trained weights")
     parser.add_argument("--data", type=Path, required=True, help="folder with austen.txt and shakespeare.txt")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480.0)

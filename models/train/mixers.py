@@ -51,9 +51,7 @@ def gated_delta_net_forward(layer: nn.Module, hidden_states: Tensor, *_: object,
     a_BTH = layer.in_proj_a(hidden_states).float()
     with torch.autocast(hidden_states.device.type, enabled=False):
         log_decay_BTH = -layer.A_log.float().exp() * F.softplus(a_BTH + layer.dt_bias.float())
-        q_BTHN, k_BTHN = (
-            unit_length(p.view(rows, tokens, layer.num_k_heads, layer.head_k_dim)) for p in (q, k)
-        )
+        q_BTHN, k_BTHN = (unit_length(p.view(rows, tokens, layer.num_k_heads, layer.head_k_dim)) for p in (q, k))
         repeats = layer.num_v_heads // layer.num_k_heads
         q_BTHN, k_BTHN = (p.repeat_interleave(repeats, dim=2) for p in (q_BTHN, k_BTHN))
         v_BTHP = v.view(rows, tokens, layer.num_v_heads, layer.head_v_dim)

@@ -38,13 +38,9 @@ class RowMaker:
     """Makes rows of (tokens, loss) from a tokenizer and the books."""
 
     def __init__(self, encode: Encode, books: Sequence[str]) -> None:
-        self._encode = functools.lru_cache(ENCODE_CACHE_ENTRIES)(
-            lambda text: np.asarray(encode(text), np.int64)
-        )
+        self._encode = functools.lru_cache(ENCODE_CACHE_ENTRIES)(lambda text: np.asarray(encode(text), np.int64))
         self._book_tokens = [np.asarray(encode(book), np.int64) for book in books]
-        self._book_sentences = [
-            s for book in books for s in re.findall(r"[A-Z][a-z' ,]{20,90}\.(?=\s)", book)
-        ]
+        self._book_sentences = [s for book in books for s in re.findall(r"[A-Z][a-z' ,]{20,90}\.(?=\s)", book)]
 
     @classmethod
     def from_files(cls, tokenizer_file: Path, data: Path) -> "RowMaker":
@@ -81,9 +77,7 @@ class RowMaker:
     ) -> Document:
         if room < RECALL_TOKENS_WITHOUT_FILLER or rng.random() < story_share:
             return story_document(rng)
-        most = (
-            min(1.0, progress / FULL_FILLER_AT) * (room - RECALL_TOKENS_WITHOUT_FILLER) / TOKENS_PER_SENTENCE
-        )
+        most = min(1.0, progress / FULL_FILLER_AT) * (room - RECALL_TOKENS_WITHOUT_FILLER) / TOKENS_PER_SENTENCE
         return recall_document(rng, taken, self._filler, int(rng.random() * most))
 
     def _filler(self, rng: random.Random) -> str:

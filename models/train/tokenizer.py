@@ -61,9 +61,7 @@ def training_texts(data: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with austen.txt and shakespeare.txt")
     parser.add_argument("--out", type=Path, required=True, nargs="+", help="model folders to save it to")
     arguments = parser.parse_args()
