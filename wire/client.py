@@ -6,6 +6,7 @@ the task inside it, cancels the call, and the node gives back what it held.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Protocol
@@ -99,9 +100,7 @@ class GrpcNodeClient:
 
 
 class _GrpcPrefillCall:
-    def __init__(
-        self, node: str, call: grpc.aio.UnaryStreamCall[pb.PrefillRequest, pb.PrefillEvent]
-    ) -> None:
+    def __init__(self, node: str, call: grpc.aio.UnaryStreamCall[pb.PrefillRequest, pb.PrefillEvent]) -> None:
         self._node = node
         self._call = call
 
@@ -142,6 +141,8 @@ class _GrpcDecodeCall:
             await self._call.write(codecs.encode_decode_command(command))
         except grpc.aio.AioRpcError as error:
             raise node_error(self._node, error) from error
+        except asyncio.InvalidStateError as error:
+            raise NodeLost(self._node, "the call is already over") from error
 
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         try:
@@ -173,9 +174,7 @@ class RegistryClient:
     async def leave(self, name: str, incarnation: int, *, timeout_s: float) -> None:
         """Says that the node stops now."""
         try:
-            await self._registry.Leave(
-                pb.LeaveRequest(name=name, incarnation=incarnation), timeout=timeout_s
-            )
+            await self._registry.Leave(pb.LeaveRequest(name=name, incarnation=incarnation), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(f"router {self._address}", error) from error
 

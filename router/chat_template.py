@@ -1,0 +1,112 @@
+"""Chat templates as Hugging Face renders them: Jinja in a sandbox, with the same settings and helpers.
+
+Source: transformers `utils/chat_template_utils.py` (`_compile_jinja_template`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from router.errors import ModelFolderError, bad_request
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """One model's template. `special_tokens` are what templates know as bos_token, eos_token and so on."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelFolderError(f"the chat template does not compile: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self.takes_tools = "tools" in source
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; raises ApiError (400) with the template's own words when it refuses."""
+        try:
+            return self._template.render(
+                {
+                    **self._special_tokens,
+                    **(variables or {}),
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise bad_request(f"the model's chat template refuses the messages: {error}", "messages") from error
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """From chat_template.jinja or tokenizer_config.json; None when the model has no chat template."""
+    settings = read_json(folder / "tokenizer_config.json")
+    source = settings.get("chat_template")
+    if (file := folder / "chat_template.jinja").is_file():
+        source = file.read_text(encoding="utf-8")
+    if isinstance(source, list):  # several named templates
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if source is None:
+        return None
+    return ChatTemplate(source, _special_tokens(settings))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFolderError(f"{file}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{file}: expected an object")
+    return value
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Entries such as `eos_token`, each a string or an object with its `content`."""
+    found = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
+        value = settings.get(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own `tojson` escapes for HTML, which prompts must not."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

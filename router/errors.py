@@ -1,0 +1,88 @@
+"""What can go wrong in the router. An `ApiError` is what a client sees: HTTP status and OpenAI's JSON."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from wire.errors import DeadlineExceeded, NodeBusy, NodeError, RequestRefused
+
+
+class RouterError(Exception):
+    """Root of the router's errors."""
+
+
+class ConfigError(RouterError):
+    """A setting is wrong; the message names it and the remedy."""
+
+
+class ModelFolderError(RouterError):
+    """The model's folder lacks something, or holds what the router cannot read."""
+
+
+class LayoutRefused(RouterError):
+    """A node's cache layout differs from the cluster's."""
+
+
+class IllegalTransition(RouterError):
+    """A request's events came in an order that the protocol does not allow."""
+
+
+class ApiError(RouterError):
+    """An answer other than success. `retry_after_s` becomes the Retry-After header."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the kind of error."""
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+
+    def json(self) -> str:
+        """The body of the answer, and the data of a stream that breaks."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the client must change its request."""
+    return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
+
+
+def overloaded(message: str, *, retry_after_s: int = 1) -> ApiError:
+    """503: the same request may succeed later."""
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="no_node_available", retry_after_s=retry_after_s)
+
+
+def deadline_passed(timeout_s: float) -> ApiError:
+    """504: the request took longer than the router allows."""
+    message = f"the request did not finish within {timeout_s:g} s (request_timeout_s)"
+    return ApiError(HTTPStatus.GATEWAY_TIMEOUT, message, code="deadline_exceeded")
+
+
+def from_node(error: NodeError) -> ApiError:
+    """The client's view of a node's error that could not be repaired."""
+    match error:
+        case RequestRefused():
+            return bad_request(f"refused by node {error}")
+        case DeadlineExceeded():
+            return ApiError(HTTPStatus.GATEWAY_TIMEOUT, str(error), code="deadline_exceeded")
+        case NodeBusy():
+            return overloaded(f"every node is busy, last {error}")
+    return overloaded(f"no node could finish the request, last {error}")

@@ -1,0 +1,120 @@
+"""The nodes that the router knows: who registered, who still lives, and the client to each."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from router.errors import LayoutRefused
+from wire.client import NodeClient
+from wire.messages import NodeInfo, NodeStatus, Role
+
+MISSED_HEARTBEATS = 3
+NodeId = tuple[str, int]
+"""Name and incarnation: a restarted node is another one."""
+
+
+@dataclass
+class Node:
+    """A registered node. `suspect`: a call to it was lost, and it has not been heard of since."""
+
+    info: NodeInfo
+    status: NodeStatus
+    client: NodeClient
+    expires_at_s: float
+    suspect: bool = False
+    calls: int = 0
+
+    @property
+    def id(self) -> NodeId:
+        return (self.info.name, self.info.incarnation)
+
+
+class NodeTable:
+    """Registered nodes by name. `clock` yields seconds; `connect` opens a client to a node."""
+
+    def __init__(
+        self, heartbeat_s: float, clock: Callable[[], float], connect: Callable[[NodeInfo], NodeClient]
+    ) -> None:
+        self._lifetime_s = heartbeat_s * MISSED_HEARTBEATS
+        self._clock = clock
+        self._connect = connect
+        self._nodes: dict[str, Node] = {}
+        self._retired: list[Node] = []
+
+    def register(self, info: NodeInfo, status: NodeStatus) -> None:
+        """Adds a node or renews its registration; raises LayoutRefused when its layout is not the cluster's."""
+        self.expire()
+        known = self._nodes.get(info.name)
+        for other in self._nodes.values():
+            difference = None if other is known else info.layout.mismatch(other.info.layout)
+            if difference is not None:
+                raise LayoutRefused(
+                    f"node {info.name}: {difference} of {other.info.name}; start all nodes with one layout"
+                )
+        expires_at_s = self._clock() + self._lifetime_s
+        if known is not None and known.info == info:
+            known.status, known.expires_at_s, known.suspect = status, expires_at_s, False
+            return
+        if known is not None:
+            self._retire(known)
+        self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s)
+
+    def leave(self, name: str, incarnation: int) -> None:
+        """Takes no more requests to this node; the ones it works on may finish."""
+        node = self._nodes.get(name)
+        if node is not None and node.info.incarnation == incarnation:
+            self._retire(node)
+
+    def expire(self) -> list[NodeInfo]:
+        """Forgets the nodes that missed their heartbeats, and returns them."""
+        gone = [node for node in self._nodes.values() if node.expires_at_s <= self._clock()]
+        for node in gone:
+            self._retire(node)
+        return [node.info for node in gone]
+
+    def live(self, role: Role) -> list[Node]:
+        """The nodes of a role that may be given work, by name."""
+        now_s = self._clock()
+        found = [
+            node
+            for node in self._nodes.values()
+            if node.info.role is role and node.expires_at_s > now_s and not node.suspect
+        ]
+        return sorted(found, key=lambda node: node.info.name)
+
+    def all(self) -> list[Node]:
+        """Every registered node, suspects included, by name."""
+        return sorted(self._nodes.values(), key=lambda node: node.info.name)
+
+    @property
+    def max_model_tokens(self) -> int | None:
+        """The longest sequence that every node can hold; None without nodes."""
+        return min((node.info.max_model_tokens for node in self._nodes.values()), default=None)
+
+    @asynccontextmanager
+    async def in_use(self, node: Node) -> AsyncIterator[NodeClient]:
+        """Keeps the node's client open while a call runs on it, even if the node leaves meanwhile."""
+        node.calls += 1
+        try:
+            yield node.client
+        finally:
+            node.calls -= 1
+            await self.close_retired()
+
+    async def close_retired(self) -> None:
+        """Closes the clients of nodes that are gone, once no call runs on them."""
+        for node in [node for node in self._retired if node.calls == 0]:
+            self._retired.remove(node)
+            await node.client.close()
+
+    async def close(self) -> None:
+        """Forgets every node; no call may be running."""
+        for node in self.all():
+            self._retire(node)
+        await self.close_retired()
+
+    def _retire(self, node: Node) -> None:
+        del self._nodes[node.info.name]
+        self._retired.append(node)

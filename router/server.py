@@ -1,0 +1,133 @@
+"""One running router: the HTTP front, the registry, and the tables between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from router.admission import Admission
+from router.app import build_app
+from router.config import RouterConfig
+from router.dispatch import Dispatcher
+from router.front import Front
+from router.metrics import RouterMetrics
+from router.nodes import NodeTable
+from router.orders import OrderDesk
+from router.policy import POLICIES
+from router.service import registry_server
+from router.status import ClusterStatus
+from router.table import RequestTable
+from router.tokens import ModelTokens
+from wire.client import GrpcNodeClient, NodeClient
+from wire.messages import NodeInfo, Role
+from wire.server import ListenError
+
+log = logging.getLogger(__name__)
+
+
+def connect(info: NodeInfo) -> NodeClient:
+    """A gRPC client to a node."""
+    return GrpcNodeClient(info.name, info.address)
+
+
+class RouterServer:
+    """Starts in a running event loop, of any thread. `connect_to` opens the client to a registered node."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        connect_to: Callable[[NodeInfo], NodeClient] = connect,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self.nodes = NodeTable(config.heartbeat_s, clock, connect_to)
+        tokens = ModelTokens(config.model_path)
+        table = RequestTable(config.max_attempts)
+        admission = Admission(config.max_concurrent, config.max_queue)
+        metrics = RouterMetrics()
+        metrics.watch(self.nodes.all, table.counts)
+        policies = {role: POLICIES[config.policy]() for role in Role}
+        dispatcher = Dispatcher(config, self.nodes, table, policies, metrics, clock)
+        desk = OrderDesk(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
+        front = Front(config.served_model_name, tokens, desk, dispatcher, admission)
+        status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, clock)
+        self.app = build_app(front, status, config.max_body_bytes)
+        self._registry = registry_server(self.nodes, config.heartbeat_s)
+        self._closed = asyncio.Event()
+        self.url = ""
+        self.control_address = ""
+
+    async def start(self) -> None:
+        """Listens on both ports; afterwards `url` and `control_address` say where. Raises ListenError."""
+        config = self._config
+        control_port = await self._registry.start(config.control_host, config.control_port)
+        self.control_address = f"{config.control_host}:{control_port}"
+        try:
+            listener = _listen(config.host, config.port)
+        except ListenError:
+            await self._registry.stop(0)
+            raise
+        self.url = f"http://{config.host}:{listener.getsockname()[1]}"
+        self._http = _HttpServer(
+            uvicorn.Config(
+                self.app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=int(config.shutdown_grace_s) or 1,
+            )
+        )
+        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self._tidying = asyncio.create_task(self._forget_dead_nodes())
+        log.info("router at %s, nodes register at %s", self.url, self.control_address)
+
+    async def stop(self) -> None:
+        """Lets requests in flight end within the grace, then stops; twice does no harm."""
+        if self._closed.is_set():
+            return
+        self._http.should_exit = True
+        await asyncio.wait({self._serving}, timeout=self._config.shutdown_grace_s + 5)
+        for task in (self._serving, self._tidying):
+            task.cancel()
+        await asyncio.gather(self._serving, self._tidying, return_exceptions=True)
+        await self._registry.stop(0)
+        await self.nodes.close()
+        self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Returns once `stop` has."""
+        await self._closed.wait()
+
+    async def _forget_dead_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.heartbeat_s / 2)
+            for info in self.nodes.expire():
+                log.warning("node %s missed its heartbeats: taken for dead", info.name)
+            await self.nodes.close_retired()
+
+
+class _HttpServer(uvicorn.Server):
+    """Leaves the process's signals alone: whoever hosts the router decides about them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}; is the port taken?") from error
+    return listener

@@ -1,0 +1,52 @@
+"""The registry that nodes call, over gRPC."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import grpc.aio
+
+from router.errors import LayoutRefused
+from router.nodes import NodeTable
+from wire import codecs
+from wire import messages as m
+from wire.generated import headrace_pb2 as pb
+from wire.generated import headrace_pb2_grpc as rpc
+from wire.server import ControlServer
+
+log = logging.getLogger(__name__)
+
+
+class RegistryService(rpc.RegistryServicer):
+    """Register and Leave, into a `NodeTable`."""
+
+    def __init__(self, nodes: NodeTable, heartbeat_s: float) -> None:
+        self._nodes = nodes
+        self._heartbeat_s = heartbeat_s
+
+    async def Register(
+        self,
+        request: pb.RegisterRequest,
+        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterReply],
+    ) -> pb.RegisterReply:
+        info = codecs.decode(request.info, m.NodeInfo)
+        try:
+            self._nodes.register(info, codecs.decode(request.status, m.NodeStatus))
+        except LayoutRefused as error:
+            log.warning("refused: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.RegisterReply(heartbeat_s=self._heartbeat_s)
+
+    async def Leave(
+        self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext[pb.LeaveRequest, pb.LeaveReply]
+    ) -> pb.LeaveReply:
+        log.info("node %s leaves", request.name)
+        self._nodes.leave(request.name, request.incarnation)
+        return pb.LeaveReply()
+
+
+def registry_server(nodes: NodeTable, heartbeat_s: float) -> ControlServer:
+    """A server for the registry, not yet started."""
+    service = RegistryService(nodes, heartbeat_s)
+    return ControlServer(["Registry"], lambda server: rpc.add_RegistryServicer_to_server(service, server))

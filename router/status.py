@@ -1,0 +1,93 @@
+"""What the router tells about itself: readiness, models, the cluster, metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from http import HTTPStatus
+from typing import Any
+
+from router.admission import Admission
+from router.errors import ApiError, overloaded
+from router.metrics import RouterMetrics
+from router.nodes import Node, NodeTable
+from router.table import RequestTable
+from wire.messages import Role
+
+
+class ClusterStatus:
+    """Answers from the tables as they are now."""
+
+    def __init__(
+        self,
+        model: str,
+        nodes: NodeTable,
+        table: RequestTable,
+        admission: Admission,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._nodes = nodes
+        self._table = table
+        self._admission = admission
+        self._metrics = metrics
+        self._clock = clock
+        self._created = int(time.time())
+
+    def model(self, name: str | None = None) -> dict[str, Any]:
+        """The entry of /v1/models; ApiError (404) for another name."""
+        if name not in (None, self._model):
+            message = f"model {name!r} is not served here; use {self._model!r}"
+            raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
+        limit = self._nodes.max_model_tokens
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "headrace",
+            "max_model_len": limit,
+        }
+
+    def check_ready(self) -> None:
+        """Raises ApiError (503) until a decode node is registered."""
+        if not self._nodes.live(Role.DECODE):
+            raise overloaded("not ready: no decode node is registered")
+
+    def metrics(self) -> bytes:
+        """For Prometheus."""
+        return self._metrics.exposition()
+
+    def cluster(self) -> dict[str, Any]:
+        """Nodes, requests and hits, for /cluster and the page."""
+        now_s = self._clock()
+        return {
+            "model": self._model,
+            "ready": bool(self._nodes.live(Role.DECODE)),
+            "nodes": [_node(node, now_s) for node in self._nodes.all()],
+            "phases": {phase.value: count for phase, count in self._table.counts().items()},
+            "waiting": self._admission.waiting,
+            "requests": list(self._table.rows(now_s)),
+            "hits": self._metrics.hits(),
+        }
+
+
+def _node(node: Node, now_s: float) -> dict[str, Any]:
+    info, status = node.info, node.status
+    is_dead = node.expires_at_s <= now_s
+    return {
+        "name": info.name,
+        "role": info.role.value,
+        "incarnation": str(info.incarnation),  # beyond what JavaScript's numbers hold
+        "address": info.address,
+        "transfer_address": info.transfer_address,
+        "pid": info.pid,
+        "max_model_tokens": info.max_model_tokens,
+        "state": "dead" if is_dead else "suspect" if node.suspect else "live",
+        "running": status.running,
+        "waiting": status.waiting,
+        "blocks": asdict(status.blocks),
+        "slots": asdict(status.slots),
+        "counters": dict(status.counters),
+    }

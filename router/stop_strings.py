@@ -1,0 +1,46 @@
+"""Stop strings over text that comes in pieces: found across pieces, and never shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Watches one text. What may be the beginning of a stop string is held back until that is known.
+
+    The stop string that is complete first wins, the longest of those; so the outcome does not depend on
+    how the text was cut into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """The text that may be shown now. Once `found`, nothing more is."""
+        if self.found:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if matches:
+            self.found, self._held = True, ""
+            return text[: min(matches)[1]]
+        keep = len(text) - self._longest_beginning(text)
+        self._held = text[keep:]
+        return text[:keep]
+
+    def finish(self) -> str:
+        """What was held back, now that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def _longest_beginning(self, text: str) -> int:
+        """Length of the longest end of `text` with which a stop string begins."""
+        longest = min(max(map(len, self._stops)) - 1, len(text))
+        for length in range(longest, 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0
