@@ -28,17 +28,18 @@ log = logging.getLogger(__name__)
 POLL_S = 0.2
 LOOK_TIMEOUT_S = 5.0
 LOCALHOST = "127.0.0.1"
+ANY_HOST = "0.0.0.0"
 ALL_GPUS_VISIBLE = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
 STRATEGIES = {"pack": "DEFAULT", "spread": "SPREAD"}
 
 
 @dataclass
 class Member:
-    """One actor; `incarnation` is what it said last, None for the router."""
+    """One actor, and its process when it last answered; None while it does not."""
 
     name: str
     actor: Any
-    incarnation: int | None = None
+    pid: int | None = None
 
 
 class Cluster:
@@ -50,18 +51,18 @@ class Cluster:
         self.url = url
 
     def look(self) -> None:
-        """Logs which nodes were lost or came back since the last look; Ray restarts them by itself."""
-        for member in self.nodes:
+        """Logs who was lost or came back since the last look; Ray restarts them by itself."""
+        for member in (self.router, *self.nodes):
             try:
                 info = ray.get(member.actor.info.remote(), timeout=LOOK_TIMEOUT_S)
             except (RayActorError, GetTimeoutError) as error:
-                if member.incarnation is not None:
-                    log.warning("node %s is lost, waiting for its restart: %s", member.name, _first_line(error))
-                member.incarnation = None
+                if member.pid is not None:
+                    log.warning("%s is lost, waiting for its restart: %s", member.name, _first_line(error))
+                member.pid = None
                 continue
-            if member.incarnation != info.incarnation:
-                log.info("node %s is back at %s, pid %d", member.name, info.address, info.pid)
-            member.incarnation = info.incarnation
+            if member.pid != info.pid:
+                log.info("%s is back, pid %d", member.name, info.pid)
+            member.pid = info.pid
 
     def stop(self, timeout_s: float) -> None:
         """Ends requests in flight, nodes and router together; kills at the timeout what has not ended."""
@@ -81,12 +82,11 @@ def start_cluster(config: ClusterConfig, stop: StopRequest, deadline_s: float) -
     try:
         router = _start_router(config)
         started.append(router)
-        addresses = _await_info([router], stop, deadline_s)[0]
+        (addresses,) = _await_info([router], stop, deadline_s)
         nodes = _start_nodes(config, addresses.control_address)
         started.extend(nodes)
-        for member, info in zip(nodes, _await_info(nodes, stop, deadline_s), strict=True):
-            member.incarnation = info.incarnation
-        return Cluster(router, nodes, f"http://{addresses.http_address}")
+        _await_info(nodes, stop, deadline_s)
+        return Cluster(router, nodes, addresses.url.replace(ANY_HOST, LOCALHOST))
     except BaseException:
         kill(started)
         raise
@@ -160,7 +160,10 @@ def _await_info(members: Sequence[Member], stop: StopRequest, deadline_s: float)
                 f"not ready in time: {late}. Raise ray.start_timeout_s, or ask for less: Ray has "
                 f"{ray.available_resources()} to give"
             )
-    return [ray.get(ref) for ref in names]
+    infos = [ray.get(ref) for ref in names]
+    for member, info in zip(members, infos, strict=True):
+        member.pid = info.pid
+    return infos
 
 
 def _cause(error: BaseException) -> str:
