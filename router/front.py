@@ -74,8 +74,7 @@ class Front:
                     if choice.index not in begun:
                         begun.add(choice.index)
                         data += replies.opening(choice.index)
-                    if piece.text or piece.tokens:
-                        data += replies.piece(choice.index, piece)
+                    data += replies.piece(choice.index, piece)
                     if reason is not None:
                         data += replies.closing(choice.index, reason.value)
                     if data:

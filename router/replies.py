@@ -40,12 +40,15 @@ class Replies:
         return self._chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
 
     def piece(self, index: int, piece: Piece) -> bytes:
-        """Some more text of a choice."""
+        """Some more text of a choice; nothing while a character is incomplete or a stop string may begin."""
+        logprobs = self._logprobs(index, piece)
+        if not piece.text and logprobs is None:
+            return b""
         text = json.dumps(piece.text)
         body = f'"delta":{{"content":{text}}}' if self._order.is_chat else f'"text":{text}'
         if self._order.return_token_ids:
             body += f',"token_ids":{[token.id for token in piece.tokens]}'
-        return self._chunk(index, body, json.dumps(self._logprobs(index, piece)), None)
+        return self._chunk(index, body, json.dumps(logprobs), None)
 
     def closing(self, index: int, finish_reason: str) -> bytes:
         """After a choice's last text."""
