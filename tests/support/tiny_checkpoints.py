@@ -63,7 +63,8 @@ def build_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """A transformers model in float32 with useful random weights."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    randomize_weights(model, seed)
+    with torch.no_grad():
+        randomize_weights(model, seed)
     model.generation_config = GenerationConfig(
         eos_token_id=[END_OF_TEXT_ID, TURN_END_ID], bos_token_id=END_OF_TEXT_ID, pad_token_id=END_OF_TEXT_ID
     )
@@ -75,7 +76,6 @@ def load_oracle(path: str | Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
-@torch.no_grad()
 def randomize_weights(model: PreTrainedModel, seed: int) -> None:
     """Fan-in scaled matrices, norms near their identity, decay rates from fast to slow."""
     generator = torch.Generator().manual_seed(seed)
