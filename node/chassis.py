@@ -23,7 +23,7 @@ from wire.server import ControlServer
 
 log = logging.getLogger(__name__)
 
-STATUS_TIMEOUT_S = 1.0  # a heartbeat goes out even while a long step keeps the engine
+STATUS_TIMEOUT_S = 0.25  # a heartbeat goes out even while a long step keeps the engine
 
 
 @dataclass(frozen=True)

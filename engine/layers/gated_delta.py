@@ -75,7 +75,7 @@ class GatedDelta:
             prefilled = self._prefill(u[n:], g_TH[n:], beta_TH[n:], segments, step.memory)
         o_THD = plan.join(decoded, prefilled)
         o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
-        return self.out_proj(o_THD.view(T, config.value_size))
+        return self.out_proj(o_THD.reshape(T, config.value_size))
 
     def _decode(self, u: Tensor, g: Tensor, beta: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

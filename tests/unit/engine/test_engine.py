@@ -196,3 +196,15 @@ def test_pools_that_hold_no_request_are_a_config_error(tiny_checkpoint) -> None:
     sizes = PoolSizes.fit(layout, EngineConfig(state_share=0.25), free_bytes=8 << 20)
     assert sizes.num_slots * layout.state_bytes <= 2 << 20
     assert sizes.num_blocks * layout.block_bytes <= 6 << 20
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_prompt_length_up_to_two_chunks_and_more(family, tiny_checkpoint) -> None:
+    path = tiny_checkpoint(family)
+    built = small_engine(path, checkpoint_policy="none")
+    prompt = random_prompt(140)
+    with torch.inference_mode():
+        expected = oracle(path)(torch.tensor([prompt])).logits[0].argmax(-1).tolist()
+    sampling = replace(GREEDY, max_tokens=1)
+    ours = [generate(built, request(prompt[:length], sampling)).tokens[0] for length in range(1, 141)]
+    assert ours == expected
