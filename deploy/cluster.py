@@ -104,8 +104,12 @@ def _start_router(config: ClusterConfig) -> Member:
     router = config.router
     if config.ray.address is not None:
         router = replace(router, control_host=ray.util.get_node_ip_address())
-    if router.control_port == 0:  # a restarted router must come back where the nodes look for it
-        router = replace(router, control_port=_free_port(router.control_host))
+    # A restarted router must come back where clients and nodes look for it, so its ports are chosen once.
+    router = replace(
+        router,
+        port=router.port or _free_port(router.host),
+        control_port=router.control_port or _free_port(router.control_host),
+    )
     actor = ray.remote(RouterActor).options(
         name="router",
         num_cpus=ROUTER_CPUS,

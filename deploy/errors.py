@@ -26,6 +26,9 @@ class StartFailed(DeployError):
 class StopRequested(DeployError):
     """SIGINT or SIGTERM came while the cluster was starting."""
 
+    def __init__(self) -> None:
+        super().__init__("stopped before the cluster was ready")
+
 
 class RequestFailed(DeployError):
     """The router answered with an error, or not at all."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import ray
 
 from deploy.config import ClusterConfig, DecodeRole, PrefillRole
-from deploy.errors import StartFailed
+from deploy.errors import StartFailed, StopRequested
 
 ROUTER_CPUS = 0.25
 OBJECT_STORE_BYTES = 80 << 20  # Ray's least: nodes hand blocks and states over by themselves
@@ -22,7 +22,7 @@ RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 @contextlib.contextmanager
 def ray_session(config: ClusterConfig, *, show_node_logs: bool) -> Iterator[None]:
-    """Connected to Ray inside the block; actors made there end with it. Raises StartFailed."""
+    """Connected to Ray inside the block; actors made there end with it. Raises StartFailed, StopRequested."""
     os.environ.update(RAY_ENVIRONMENT)  # Ray reads them when it starts
     folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # short: it holds Unix sockets
     try:
@@ -51,6 +51,8 @@ def _connect(config: ClusterConfig, folder: str, show_node_logs: bool) -> None:
                 _temp_dir=folder,
                 **common,
             )
+    except SystemExit:  # of Ray's own SIGTERM handler, which ray.init puts in place before it is done
+        raise StopRequested from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise StartFailed(f"Ray at {config.ray.address or 'this host'}: {error}") from error
 

@@ -27,7 +27,7 @@ class StopRequest:
     def check(self) -> None:
         """Raises StopRequested once a stop was asked for."""
         if self._event.is_set():
-            raise StopRequested("stopped before the cluster was ready")
+            raise StopRequested
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._event.is_set():

@@ -23,7 +23,7 @@ from deploy.stop_request import StopRequest
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 2.0
-SWEEP_S = 10.0
+SWEEP_S = 5.0
 """Ray's own processes end within a second or two of `ray.shutdown`; what is left after this is killed."""
 
 

@@ -1,0 +1,220 @@
+"""The `headrace` command as users run it: real processes, real Ray, and nothing left afterwards."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy.processes import is_alive
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+MODEL = Path(__file__).parents[2] / "models" / "headrace-tiny-qwen3.5"
+START_S, END_S = 90.0, 30.0
+MARK = "HEADRACE_TEST_MARK"
+
+
+class Shell:
+    """Runs `headrace` commands whose processes all carry one mark, in a state folder of their own."""
+
+    def __init__(self, folder):
+        self.state = folder / "headrace"
+        self.mark = uuid.uuid4().hex
+        self.env = {**os.environ, "XDG_STATE_HOME": str(folder), MARK: self.mark, "COLUMNS": "200"}
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-m", "deploy", *map(str, arguments)],
+            env=self.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments, timeout_s=START_S, stdin=None):
+        """Exit status and output."""
+        process = self.start(*arguments)
+        output, _ = process.communicate(stdin, timeout=timeout_s)
+        return process.returncode, output
+
+    def up(self, *arguments):
+        """A cluster in the background; its HTTP address."""
+        status, output = self.run("up", "--model", MODEL, "--port", 0, "--detach", *arguments)
+        assert status == 0, output
+        return self.record()["url"]
+
+    def record(self, name="default"):
+        return json.loads((self.state / f"{name}.json").read_text())
+
+    def processes(self):
+        """Command lines of the live processes that carry the mark."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or not is_alive(int(entry.name)):
+                continue
+            try:
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+    def kill_everything(self):
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def shell(tmp_path):
+    shell = Shell(tmp_path)
+    yield shell
+    left = shell.processes()
+    shell.kill_everything()
+    assert not left
+
+
+def until(condition, timeout_s, what):
+    """The first true value of `condition()`."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    pytest.fail(f"not within {timeout_s} s: {what}")
+
+
+def nodes_of(url):
+    try:
+        return {node["name"]: node for node in httpx.get(f"{url}/cluster", timeout=5).json()["nodes"]}
+    except httpx.HTTPError:
+        return {}
+
+
+def answer_of(url):
+    body = {"prompt": "The code of", "max_tokens": 4, "temperature": 0}
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def test_a_cluster_in_the_background_from_up_to_down(shell):
+    url = shell.up("--prefill", 2, "--decode", 1)
+    assert set(nodes_of(url)) == {"p0", "p1", "d0"}
+
+    status, output = shell.run("status")
+    assert status == 0
+    assert all(name in output for name in ("p0", "p1", "d0", url))
+
+    status, output = shell.run("up", "--model", MODEL, "--port", 0)
+    assert status == 1
+    assert "headrace down default" in output
+
+    status, output = shell.run("chat", "--report", "--max-tokens", "4", stdin="What is the code of Ada?\n/quit\n")
+    assert status == 0
+    assert "computed" in output and "generated" in output
+
+    assert shell.run("down", timeout_s=END_S)[0] == 0
+    assert not shell.processes()
+    assert not list(shell.state.glob("*.json"))
+    status, output = shell.run("down")
+    assert status == 0
+    assert "nothing to stop" in output
+    assert shell.run("status")[0] == 1
+
+
+def test_killed_nodes_and_a_killed_router_come_back(shell):
+    url = shell.up()
+    first_answer = answer_of(url)
+    before = nodes_of(url)
+    os.kill(before["d0"]["pid"], signal.SIGKILL)
+    until(lambda: nodes_of(url)["d0"]["incarnation"] != before["d0"]["incarnation"], START_S, "d0 is back")
+    assert answer_of(url) == first_answer
+    assert nodes_of(url)["p0"]["incarnation"] == before["p0"]["incarnation"]
+
+    (router_pid,) = [pid for pid, command in shell.processes().items() if command.startswith("ray::RouterActor")]
+    os.kill(router_pid, signal.SIGKILL)
+    until(lambda: not is_alive(router_pid), 5, "the router is dead")
+    until(lambda: set(nodes_of(url)) == {"p0", "d0"}, START_S, "the router is back at its address, with its nodes")
+    assert answer_of(url) == first_answer
+    assert shell.run("down", timeout_s=END_S)[0] == 0
+
+
+def test_a_killed_supervisor_takes_everything_with_it(shell):
+    shell.up()
+    os.kill(shell.record()["pid"], signal.SIGKILL)
+    until(lambda: not shell.processes(), END_S, "nothing is left")
+    assert shell.run("status")[0] == 1
+    assert shell.run("down")[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("moment", ["gcs_server", "raylet", "ray::RouterActor", "ray::PrefillActor"])
+def test_a_stop_while_starting_leaves_nothing(shell, number, moment):
+    process = shell.start("up", "--model", MODEL, "--port", 0)
+    until(lambda: any(moment in command for command in shell.processes().values()), START_S, f"{moment} has started")
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert "stopped before the cluster was ready" in output
+    assert not shell.processes()
+
+
+def test_ctrl_c_stops_a_cluster_in_the_foreground(shell):
+    process = shell.start("up", "--model", MODEL, "--port", 0)
+    until(lambda: list(shell.state.glob("*.json")) and shell.record()["url"], START_S, "the cluster is ready")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 0, output
+    assert not shell.processes()
+
+
+def test_a_node_that_cannot_start_ends_everything_and_says_why(shell, tmp_path):
+    broken = tmp_path / "model"
+    shutil.copytree(MODEL, broken)
+    (broken / "model.safetensors").write_bytes(b"not safetensors")
+    status, output = shell.run("up", "--model", broken, "--port", 0, "--detach")
+    assert status == 1
+    assert "did not start" in output
+    assert not shell.processes()
+    assert not list(shell.state.glob("*.json"))
+
+
+def test_nodes_that_find_no_room_end_the_start_at_its_deadline(shell, tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        f"model: {MODEL}\nrouter: {{port: 0}}\nray: {{start_timeout_s: 15}}\n"
+        "decode: {placement: {resources: {no_such_host: 1}}}\n"
+    )
+    status, output = shell.run("up", "-c", file)
+    assert status == 1
+    assert "not ready in time: d0" in output
+    assert not shell.processes()
+
+
+def test_the_demo_answers_and_leaves_nothing(shell):
+    started = time.monotonic()
+    status, output = shell.run("demo")
+    assert status == 0, output
+    assert time.monotonic() - started < 60
+    assert "state received" in output
+    assert not shell.processes()
+
+
+def test_ctrl_c_stops_the_demo(shell):
+    process = shell.start("demo")
+    until(lambda: any("ray::" in command for command in shell.processes().values()), START_S, "an actor runs")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert not shell.processes()
