@@ -197,7 +197,7 @@ class Run:
         try:
             async for event in call:
                 await self._tell(attempt, event)
-                if attempt.over.done():
+                if isinstance(event, m.DecodeDone) or attempt.over.done():
                     return
             raise NodeLost(node.info.name, "ended the call before the request was done")
         except NodeError as error:

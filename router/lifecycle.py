@@ -168,6 +168,7 @@ class RequestLife:
         self._handing_over = False
         self._landed = False
         self._early: list[m.Token] = []
+        self._early_finish: m.FinishReason | None = None
         self._alone_finish = m.FinishReason.LENGTH
 
     @property
@@ -223,11 +224,18 @@ class RequestLife:
                 self.report.prefill_done(report)
                 return [] if self._handing_over else self._finish(self._alone_finish, now_s)
             case m.TransferReport():
+                self._require(event, Phase.PREFILLING, Phase.MOVING)
                 self._landed = True
                 self.report.transfer = event
-                return [] if self._first is None else self._decode(now_s)
+                if self._first is None:
+                    # Without its prefill node nobody can tell the first token any more.
+                    return self._start_over(now_s) if self._nonce is None else []
+                return self._decode(now_s)
             case m.DecodeDone(finish, decode_report):
                 self.report.decode_done(decode_report)
+                if self._handing_over and self._first is None:
+                    self._early_finish = finish
+                    return []
                 return self._finish(m.FinishReason.STOP if self.stopped else finish, now_s)
             case StopFound():
                 return self._on_stop_found(now_s)
@@ -249,6 +257,7 @@ class RequestLife:
         return [self._show(tokens)]
 
     def _on_first_token(self, token: m.Token, finish: m.FinishReason | None, now_s: float) -> list[Instruction]:
+        self._require(token, Phase.PREFILLING, Phase.MOVING, Phase.DECODING)
         if self._first is not None:
             return []  # a repeated prefill samples what the client has already seen
         if self.request.sampling.max_tokens == 0:
@@ -266,7 +275,8 @@ class RequestLife:
     def _decode(self, now_s: float) -> list[Instruction]:
         self._enter(Phase.DECODING, now_s)
         early, self._early = tuple(self._early), []
-        return [self._show(early)] if early else []
+        ended = [] if self._early_finish is None else self._finish(self._early_finish, now_s)
+        return [*([self._show(early)] if early else []), *ended]
 
     def _on_stop_found(self, now_s: float) -> list[Instruction]:
         self.stopped = True
@@ -330,6 +340,10 @@ class RequestLife:
         self.entered_s[Phase.FAILED] = now_s
         self.failure = cause
         return [Fail(cause)]
+
+    def _require(self, event: object, *phases: Phase) -> None:
+        if self.phase not in phases:
+            raise IllegalTransition(f"{type(event).__name__} for a request that is {self.phase.value}")
 
     def _enter(self, phase: Phase, now_s: float) -> None:
         if phase is self.phase:

@@ -42,7 +42,8 @@ class Replies:
     def piece(self, index: int, piece: Piece) -> bytes:
         """Some more text of a choice; nothing while a character is incomplete or a stop string may begin."""
         logprobs = self._logprobs(index, piece)
-        if not piece.text and logprobs is None:
+        has_ids = self._order.return_token_ids and piece.tokens
+        if not piece.text and logprobs is None and not has_ids:
             return b""
         text = json.dumps(piece.text)
         body = f'"delta":{{"content":{text}}}' if self._order.is_chat else f'"text":{text}'

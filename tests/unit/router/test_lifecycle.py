@@ -1,0 +1,283 @@
+"""One request's life, by literals: events in, instructions out."""
+
+import pytest
+
+from router.errors import ApiError, IllegalTransition, deadline_passed
+from router.lifecycle import (
+    DecodeLost,
+    DecodeStarted,
+    Fail,
+    Finish,
+    GaveUp,
+    Phase,
+    PrefillFailed,
+    PrefillStarted,
+    RequestLife,
+    SendRenew,
+    SendStop,
+    Show,
+    ShowPrompt,
+    StartOver,
+    StartPrefill,
+    StopFound,
+)
+from tests.support.fake_nodes import LAYOUT
+from wire import messages as m
+from wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
+
+A, B, C = m.Token(7), m.Token(8), m.Token(9)
+LANDED = m.TransferReport(8, 100, 200, 0.5)
+DECODED = m.DecodeDone(m.FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "received", 0, (48,)))
+PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
+
+
+def reservation(nonce: int) -> m.Reservation:
+    return m.Reservation(nonce, 32, 40, "d0:2", LAYOUT, 1 << 20, 30.0)
+
+
+def life(**sampling: int) -> RequestLife:
+    settings = m.Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
+    return RequestLife(m.Request("r", tuple(range(40)), 40, settings), max_attempts=3, now_s=0.0)
+
+
+def after(request: RequestLife, *events: object) -> RequestLife:
+    for event in events:
+        request.on(event, 1.0)  # type: ignore[arg-type]
+    return request
+
+
+def prefilling(**sampling: int) -> RequestLife:
+    return after(life(**sampling), DecodeStarted("d0"), reservation(1), PrefillStarted("p0", 1))
+
+
+def moving() -> RequestLife:
+    return after(prefilling(), m.FirstToken(A))
+
+
+def decoding() -> RequestLife:
+    return after(moving(), LANDED)
+
+
+def test_remote_life_from_queue_to_done():
+    request = life()
+    assert request.on(DecodeStarted("d0"), 1.0) == []
+    assert request.on(reservation(1), 2.0) == [StartPrefill(reservation(1), None)]
+    assert request.phase is Phase.RESERVED
+    assert request.on(PrefillStarted("p0", 1), 3.0) == []
+    assert request.phase is Phase.PREFILLING
+    assert request.on(m.FirstToken(A), 4.0) == [Show((A,))]
+    assert request.phase is Phase.MOVING
+    assert request.on(LANDED, 5.0) == []
+    assert request.phase is Phase.DECODING
+    assert request.on(PREFILLED, 5.5) == []
+    assert request.on(m.Tokens((B, C)), 6.0) == [Show((B, C))]
+    assert request.on(DECODED, 7.0) == [Finish(m.FinishReason.LENGTH)]
+    assert request.phase is Phase.DONE
+    assert request.generated == [7, 8, 9]
+    assert request.entered_s == {
+        Phase.QUEUED: 0.0,
+        Phase.RESERVED: 2.0,
+        Phase.PREFILLING: 3.0,
+        Phase.MOVING: 4.0,
+        Phase.DECODING: 5.0,
+        Phase.DONE: 7.0,
+    }
+
+
+def test_report_is_the_one_of_the_design():
+    request = after(moving(), LANDED, PREFILLED, DECODED)
+    assert request.report.json() == {
+        "path": "remote",
+        "prefill": {"node": "p0", "attention_hit_tokens": 32, "state_hit_tokens": 16, "computed_tokens": 24},
+        "decode": {"node": "d0", "attention_hit_tokens": 32, "state": "received"},
+        "transfer": {"attention_tokens": 8, "attention_bytes": 100, "state_bytes": 200, "seconds": 0.5},
+        "checkpoints": [32, 48],
+        "migrations": 0,
+    }
+    assert request.report.cached_tokens(40) == 16
+
+
+def test_local_life_counts_what_the_decode_node_resumed():
+    request = after(life(), DecodeStarted("d0"), m.LocalPrefill(24))
+    assert request.phase is Phase.PREFILLING
+    assert request.on(m.Tokens((A,)), 1.0) == [Show((A,))]
+    assert request.phase is Phase.DECODING
+    done = m.DecodeDone(m.FinishReason.STOP, m.DecodeReport("d0", 32, 24, "resumed", 16))
+    assert request.on(done, 2.0) == [Finish(m.FinishReason.STOP)]
+    assert request.report.cached_tokens(40) == 24
+    report = request.report.json()
+    assert (report["path"], report["prefill"], report["transfer"]) == ("local", None, None)
+
+
+def test_first_token_that_finishes_ends_the_answer_without_the_decode_node():
+    request = prefilling()
+    assert request.on(m.FirstToken(A, m.FinishReason.STOP), 1.0) == [Show((A,)), Finish(m.FinishReason.STOP)]
+    assert request.on(PREFILLED, 2.0) == []  # its report may still come
+    assert request.report.cached_tokens(40) == 16
+
+
+def test_one_token_needs_a_prefill_node_only():
+    request = life(max_tokens=1)
+    assert not request.needs_decode
+    after(request, PrefillStarted("p0", None))
+    assert request.on(m.FirstToken(A, m.FinishReason.LENGTH), 1.0) == [Show((A,))]
+    assert request.on(PREFILLED, 2.0) == [Finish(m.FinishReason.LENGTH)]
+
+
+def test_prompt_logprobs_alone():
+    request = after(life(max_tokens=0), PrefillStarted("p0", None))
+    logprobs = m.PromptLogprobs((A, B))
+    assert request.on(logprobs, 1.0) == [ShowPrompt(logprobs)]
+    assert request.on(PREFILLED, 2.0) == [Finish(m.FinishReason.LENGTH)]
+    assert request.generated == []
+
+
+def test_prompt_logprobs_are_shown_once_and_not_asked_for_again():
+    request = prefilling(prompt_logprobs=0)
+    assert len(request.on(m.PromptLogprobs((A,)), 1.0)) == 1
+    after(request, DecodeLost(NodeLost("d0", "gone")), DecodeStarted("d1"), reservation(2), PrefillStarted("p0", 2))
+    assert request.on(m.PromptLogprobs((A,)), 2.0) == []
+    assert request.request_so_far.sampling.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("cause", [NodeLost("p0", "gone"), HandoverBroken("p0", "digest"), NodeBusy("p0", "full")])
+def test_a_failed_prefill_renews_the_reservation_and_repeats_the_shown_token(cause):
+    request = moving()
+    assert request.on(PrefillFailed(1, cause), 1.0) == [SendRenew(1)]
+    assert request.on(reservation(2), 2.0) == [StartPrefill(reservation(2), first_token=7)]
+    assert request.phase is Phase.RESERVED
+    after(request, PrefillStarted("p1", 2))
+    assert request.on(m.FirstToken(A), 3.0) == []  # the client has it
+    assert request.on(LANDED, 4.0) == []
+    assert request.on(m.Tokens((B,)), 5.0) == [Show((B,))]
+    assert request.generated == [7, 8]
+    assert request.report.migrations == 0
+
+
+def test_one_failure_told_by_both_nodes_is_repaired_once():
+    request = moving()
+    assert request.on(m.HandoverFailed(1, "digest"), 1.0) == [SendRenew(1)]
+    assert request.on(PrefillFailed(1, HandoverBroken("p0", "digest")), 1.0) == []
+    after(request, reservation(2), PrefillStarted("p0", 2))
+    assert request.on(m.HandoverFailed(1, "digest"), 2.0) == []
+
+
+def test_repairs_are_bounded():
+    request = prefilling()
+    for nonce in (1, 2):
+        assert request.on(PrefillFailed(nonce, NodeLost("p0", "gone")), 1.0) == [SendRenew(nonce)]
+        after(request, reservation(nonce + 1), PrefillStarted("p0", nonce + 1))
+    (failed,) = request.on(PrefillFailed(3, NodeLost("p0", "gone")), 1.0)
+    assert isinstance(failed, Fail)
+    assert failed.cause.status == 503
+    assert request.phase is Phase.FAILED
+
+
+def test_busy_nodes_do_not_use_attempts_up():
+    request = prefilling()
+    for nonce in range(1, 10):
+        assert request.on(PrefillFailed(nonce, NodeBusy("p0", "full")), 1.0) == [SendRenew(nonce)]
+        after(request, reservation(nonce + 1), PrefillStarted("p0", nonce + 1))
+
+
+def test_without_prefill_nodes_the_request_starts_over():
+    request = after(life(), DecodeStarted("d0"), reservation(1))
+    assert request.on(PrefillFailed(1, None), 1.0) == [StartOver()]
+    assert after(request, m.LocalPrefill(0)).phase is Phase.PREFILLING
+
+
+def test_a_prefill_that_fails_after_landing_needs_no_repair():
+    assert decoding().on(PrefillFailed(1, NodeLost("p0", "gone")), 1.0) == []
+
+
+def test_landed_but_the_first_token_is_lost_starts_over():
+    request = after(prefilling(), LANDED)
+    assert request.on(PrefillFailed(1, NodeLost("p0", "gone")), 1.0) == [StartOver()]
+
+
+def test_landing_after_a_renewal_without_the_first_token_starts_over():
+    request = prefilling()
+    assert request.on(PrefillFailed(1, NodeLost("p0", "gone")), 1.0) == [SendRenew(1)]
+    assert request.on(LANDED, 2.0) == [StartOver()]
+
+
+def test_tokens_that_overtake_the_first_one_are_held_back():
+    request = prefilling()
+    assert request.on(LANDED, 1.0) == []
+    assert request.on(m.Tokens((B,)), 2.0) == []
+    assert request.on(m.FirstToken(A), 3.0) == [Show((A,)), Show((B,))]
+    assert request.phase is Phase.DECODING
+    assert request.on(m.Tokens((C,)), 4.0) == [Show((C,))]
+
+
+def test_an_end_that_overtakes_the_first_token_waits_for_it():
+    request = after(prefilling(), LANDED, m.Tokens((B,)))
+    assert request.on(DECODED, 3.0) == []
+    shown = request.on(m.FirstToken(A), 4.0)
+    assert shown == [Show((A,)), Show((B,)), Finish(m.FinishReason.LENGTH)]
+
+
+def test_a_lost_decode_node_migrates_prompt_and_tokens():
+    request = after(decoding(), m.Tokens((B,)))
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [StartOver()]
+    assert request.phase is Phase.MIGRATING
+    assert request.request_so_far.tokens == (*range(40), 7, 8)
+    assert request.request_so_far.num_prompt_tokens == 40
+    after(request, DecodeStarted("d1"), reservation(5), PrefillStarted("p0", 5))
+    assert request.on(m.FirstToken(C), 2.0) == [Show((C,))]
+    after(request, LANDED, DECODED)
+    assert request.report.migrations == 1
+    assert request.generated == [7, 8, 9]
+
+
+def test_a_decode_node_lost_before_it_answered_is_no_migration():
+    request = after(life(), DecodeStarted("d0"))
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [StartOver()]
+    assert request.phase is Phase.QUEUED
+    assert request.report.migrations == 0
+
+
+def test_a_refusal_fails_at_once_with_400():
+    (failed,) = life().on(DecodeLost(RequestRefused("d0", "too long")), 1.0)
+    assert isinstance(failed, Fail)
+    assert failed.cause.status == 400
+
+
+def test_stop_while_decoding_waits_for_the_report_and_drops_later_tokens():
+    request = decoding()
+    assert request.on(StopFound(), 1.0) == [SendStop()]
+    assert request.on(m.Tokens((B,)), 2.0) == []
+    assert request.on(DECODED, 3.0) == [Finish(m.FinishReason.STOP)]
+    assert request.generated == [7]
+
+
+def test_stop_before_decoding_finishes_at_once():
+    assert moving().on(StopFound(), 1.0) == [Finish(m.FinishReason.STOP)]
+
+
+def test_a_decode_node_lost_after_stop_changes_nothing():
+    request = after(decoding(), StopFound())
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(m.FinishReason.STOP)]
+
+
+def test_giving_up_fails_with_its_cause():
+    request = decoding()
+    cause = deadline_passed(5)
+    assert request.on(GaveUp(cause), 1.0) == [Fail(cause)]
+    assert isinstance(request.failure, ApiError)
+
+
+@pytest.mark.parametrize(
+    ("request_", "event"),
+    [
+        (life(), m.FirstToken(A)),
+        (life(), LANDED),
+        (life(), DECODED),
+        (life(), m.Tokens((A,))),
+        (decoding(), reservation(9)),
+        (after(decoding(), DECODED), m.Tokens((A,))),
+    ],
+)
+def test_illegal_transitions_raise(request_, event):
+    with pytest.raises(IllegalTransition):
+        request_.on(event, 1.0)
