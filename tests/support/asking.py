@@ -1,8 +1,10 @@
 """Asks a router for token ids, so that answers can be compared with the oracle token for token."""
 
 import asyncio
+import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
@@ -46,3 +48,16 @@ async def ask_all(url: str, prompts: Sequence[Sequence[int]], *, at_once: int, *
 
     async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S) as client:
         return await asyncio.gather(*(one(prompt) for prompt in prompts))
+
+
+async def ask_when_ready(url: str, prompts: Sequence[Sequence[int]], num_nodes: int) -> list[Answered]:
+    """`ask_all`, one at a time, once so many nodes are registered."""
+    async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S) as client, asyncio.timeout(30):
+        while len((await client.get("/cluster")).json()["nodes"]) < num_nodes:
+            await asyncio.sleep(0.05)
+    return await ask_all(url, prompts, at_once=1)
+
+
+if __name__ == "__main__":  # inside another network namespace: URL NODES, prompts as JSON on standard input
+    answers = asyncio.run(ask_when_ready(sys.argv[1], json.load(sys.stdin), int(sys.argv[2])))
+    print(json.dumps([asdict(answer) for answer in answers]))

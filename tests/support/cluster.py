@@ -48,7 +48,7 @@ class Process:
                 [*inside, sys.executable, "-m", "tests.support.child", argument],
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         line = _first_line(popen, time.monotonic() + START_TIMEOUT_S)
         if not line:

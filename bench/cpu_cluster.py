@@ -1,0 +1,179 @@
+"""The whole cluster against the engine alone on CPU: HTTP, router, a prefill and a decode node, float32.
+
+    python -m bench.cpu_cluster [--threads 2] [--rounds 5] [--family granite ...]
+
+The same models and work as `bench.cpu_engine`. The engine runs in this process with scheduler, cache and sampler;
+the cluster's answers are streamed over HTTP. Rounds alternate; the ratio is the median over rounds of cluster
+rate / engine rate. Prefill is judged by the time to the first token.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from bench.cpu_engine import DECODE_BATCHES, DECODE_CONTEXT, FAMILIES, bench_config
+from cache.hits import ResumeLocally
+from engine.build import BuiltEngine, build_engine
+from engine.config import EngineConfig
+from engine.sequence import Job, Sampled, Sequence
+from tests.support.cluster import Cluster
+from tests.support.tiny_checkpoints import build_model
+from wire.messages import Request, Sampling
+
+PREFILL_TOKENS = 2048
+DECODE_TOKENS = 128
+TOKENIZER = Path(__file__).parents[1] / "models" / "headrace-tiny-qwen3.5"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of several requests at once, in seconds: until the first token of the first, and until the end of all."""
+
+    first_token_s: float
+    decode_s: float  # between each request's first and last token, the longest
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    num_prompts: int
+    prompt_tokens: int
+    answer_tokens: int
+    rate: Callable[[Timing], float]  # tokens a second
+
+
+ROWS = [
+    Row(f"prefill {PREFILL_TOKENS}", 1, PREFILL_TOKENS, 2, lambda timing: PREFILL_TOKENS / timing.first_token_s),
+    *(
+        Row(
+            f"decode batch {batch}",
+            batch,
+            DECODE_CONTEXT,
+            DECODE_TOKENS,
+            lambda timing, batch=batch: batch * (DECODE_TOKENS - 1) / timing.decode_s,
+        )
+        for batch in DECODE_BATCHES
+    ),
+]
+
+
+def fresh_prompts(row: Row, seed: int) -> list[list[int]]:
+    """Other prompts in each round: no prefix is ever cached."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(300, 4096, (row.num_prompts, row.prompt_tokens), generator=generator).tolist()
+
+
+def time_engine(built: BuiltEngine, row: Row, seed: int) -> Timing:
+    arrivals: list[list[float]] = []
+    sequences: list[Sequence] = []
+    started = time.perf_counter()
+    for prompt in fresh_prompts(row, seed):
+        times: list[float] = []
+        arrivals.append(times)
+        sampling = Sampling(max_tokens=row.answer_tokens, seed=0, temperature=0.0, ignore_eos=True)
+        job = Job(
+            Request("r", tuple(prompt), len(prompt), sampling),
+            lambda hit: ResumeLocally(),
+            row.answer_tokens,
+            time.monotonic() + 600,
+            lambda event, times=times: times.append(time.perf_counter()) if isinstance(event, Sampled) else None,
+        )
+        sequences.append(built.engine.sequence(job))
+        built.engine.submit(sequences[-1])
+    built.engine.admit()
+    while built.engine.step():
+        pass
+    for sequence in sequences:
+        built.engine.release(sequence)
+    return _timing(started, arrivals)
+
+
+def time_cluster(url: str, row: Row, seed: int) -> Timing:
+    return asyncio.run(_time_cluster(url, row, seed))
+
+
+async def _time_cluster(url: str, row: Row, seed: int) -> Timing:
+    started = time.perf_counter()
+    prompts = fresh_prompts(row, seed)
+    arrivals = await asyncio.gather(*(_stream(url, prompt, row.answer_tokens) for prompt in prompts))
+    return _timing(started, arrivals)
+
+
+async def _stream(url: str, prompt: list[int], num_tokens: int) -> list[float]:
+    """When each token of one answer arrived. A bare socket: the client shares the two cores with the cluster."""
+    body = json.dumps(
+        {
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+    ).encode()
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    times: list[float] = []
+    async with asyncio.timeout(600):
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                ids = json.loads(line[6:])["choices"][0].get("token_ids", [])
+                times += [time.perf_counter()] * len(ids)
+    writer.close()
+    if len(times) != num_tokens:
+        raise RuntimeError(f"{len(times)} tokens streamed, not {num_tokens}")
+    return times
+
+
+def _timing(started: float, arrivals: list[list[float]]) -> Timing:
+    return Timing(
+        first_token_s=min(times[0] for times in arrivals) - started,
+        decode_s=max(times[-1] for times in arrivals) - max(times[0] for times in arrivals),
+    )
+
+
+def bench_family(family: str, threads: int, rounds: int) -> None:
+    print(f"\n{family}: cluster (router + 1 prefill + 1 decode node) against the engine alone, {threads} threads each")
+    print(f"{'work':<16}{'cluster tok/s':>14}{'engine tok/s':>14}{'ratio':>8}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model"
+        build_model(bench_config(family)).save_pretrained(path)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(TOKENIZER / file, path)
+        config = EngineConfig(cache_bytes=512 << 20, max_step_tokens=2048, threads=threads)
+        built = build_engine(str(path), config, time.monotonic)
+        with Cluster(path, Path(folder), engine=config) as cluster:
+            for row in ROWS:
+                pairs = [
+                    (row.rate(time_cluster(cluster.url, row, seed)), row.rate(time_engine(built, row, seed)))
+                    for seed in range(rounds + 1)
+                ][1:]  # the first round warms both up
+                ratio = statistics.median(ours / engine for ours, engine in pairs)
+                best = max(ours for ours, _ in pairs), max(engine for _, engine in pairs)
+                print(f"{row.name:<16}{best[0]:>14.0f}{best[1]:>14.0f}{ratio:>8.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--family", nargs="+", choices=FAMILIES, default=FAMILIES)
+    arguments = parser.parse_args()
+    for family in arguments.family:
+        bench_family(family, arguments.threads, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

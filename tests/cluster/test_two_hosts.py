@@ -1,0 +1,71 @@
+"""The prefill and the decode node on two hosts: two network namespaces, UCX over TCP between them."""
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decode_node.config import DecodeNodeConfig
+from prefill_node.config import PrefillNodeConfig
+from router.config import RouterConfig
+from tests.support.cluster import ALWAYS_REMOTE, SMALL, Process
+from tests.support.netns import Namespace, NamespacesUnavailable, two_namespaces
+from tests.support.oracle import greedy, random_prompt
+from transfer.ucx_config import UcxConfig
+
+
+def ask_inside(host: Namespace, url: str, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [*host.enter, sys.executable, "-m", "tests.support.asking", url, "2"],
+        input=json.dumps(prompts),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["granite", "qwen35"])
+def test_two_hosts_answer_like_transformers(family: str, tiny_checkpoint, tmp_path: Path) -> None:
+    model = tiny_checkpoint(family)
+    prompts = [random_prompt(length) for length in (1, 17, 64, 500)]
+    with ExitStack() as undo:
+        try:
+            left, right = undo.enter_context(two_namespaces())
+        except NamespacesUnavailable as reason:
+            pytest.skip(f"no network namespaces here: {reason}")
+
+        def start(host: Namespace, name: str, config: object) -> Process:
+            process = Process.start(name, config, tmp_path, inside=host.enter)
+            undo.callback(process.stop)
+            return process
+
+        def node(host: Namespace, name: str) -> dict[str, Any]:
+            return {
+                "name": name,
+                "model_path": str(model),
+                "router_address": router.ready["control_address"],
+                "host": host.address,
+                "engine": SMALL,
+                # Not CMA: it reaches across network namespaces and would make the test a lie.
+                "ucx": UcxConfig(transports="tcp", net_devices=host.device),
+            }
+
+        router = start(
+            left,
+            "router",
+            RouterConfig(model, host=left.address, port=0, control_host=left.address, control_port=0),
+        )
+        start(left, "p0", PrefillNodeConfig(**node(left, "p0")))
+        start(right, "d0", DecodeNodeConfig(**node(right, "d0"), local_prefill=ALWAYS_REMOTE))
+        answers = ask_inside(left, router.ready["url"], prompts)
+    assert [answer["tokens"] for answer in answers] == [greedy(model, prompt, 64) for prompt in prompts]
+    assert {answer["usage"]["headrace"]["path"] for answer in answers} == {"remote"}
+    moved = [answer["usage"]["headrace"]["transfer"]["attention_tokens"] for answer in answers]
+    assert moved == [1, 17, 64, 500]
