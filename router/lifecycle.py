@@ -224,7 +224,7 @@ class RequestLife:
                 self.report.prefill_done(report)
                 return [] if self._handing_over else self._finish(self._alone_finish, now_s)
             case m.TransferReport():
-                self._require(event, Phase.PREFILLING, Phase.MOVING)
+                self._require("TransferReport", Phase.PREFILLING, Phase.MOVING)
                 self._landed = True
                 self.report.transfer = event
                 if self._first is None:
@@ -257,7 +257,7 @@ class RequestLife:
         return [self._show(tokens)]
 
     def _on_first_token(self, token: m.Token, finish: m.FinishReason | None, now_s: float) -> list[Instruction]:
-        self._require(token, Phase.PREFILLING, Phase.MOVING, Phase.DECODING)
+        self._require("FirstToken", Phase.PREFILLING, Phase.MOVING, Phase.DECODING)
         if self._first is not None:
             return []  # a repeated prefill samples what the client has already seen
         if self.request.sampling.max_tokens == 0:
@@ -341,9 +341,9 @@ class RequestLife:
         self.failure = cause
         return [Fail(cause)]
 
-    def _require(self, event: object, *phases: Phase) -> None:
+    def _require(self, event: str, *phases: Phase) -> None:
         if self.phase not in phases:
-            raise IllegalTransition(f"{type(event).__name__} for a request that is {self.phase.value}")
+            raise IllegalTransition(f"{event} for a request that is {self.phase.value}")
 
     def _enter(self, phase: Phase, now_s: float) -> None:
         if phase is self.phase:

@@ -1,0 +1,98 @@
+from dataclasses import replace
+
+import pytest
+
+from router.errors import LayoutRefused
+from router.nodes import NodeTable
+from tests.support.fake_nodes import LAYOUT, FakeCluster, fake_cluster, node_info, node_status
+from wire.messages import Role
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return fake_cluster([1], prefill=2, decode=1)
+
+
+@pytest.fixture
+def nodes(clock: Clock, cluster: FakeCluster) -> NodeTable:
+    return NodeTable(2.0, clock, cluster.connect)
+
+
+def names(nodes: NodeTable, role: Role) -> list[str]:
+    return [node.info.name for node in nodes.live(role)]
+
+
+def test_registered_nodes_by_role_and_name(nodes: NodeTable):
+    for name, role in (("p1", Role.PREFILL), ("d0", Role.DECODE), ("p0", Role.PREFILL)):
+        nodes.register(node_info(name, role), node_status())
+    assert names(nodes, Role.PREFILL) == ["p0", "p1"]
+    assert names(nodes, Role.DECODE) == ["d0"]
+    assert nodes.max_model_tokens == 2048
+
+
+def test_three_missed_heartbeats_are_a_death(nodes: NodeTable, clock: Clock):
+    info = node_info("p0", Role.PREFILL)
+    nodes.register(info, node_status())
+    clock.now_s += 5.9
+    assert names(nodes, Role.PREFILL) == ["p0"]
+    assert nodes.expire() == []
+    nodes.register(info, node_status())
+    clock.now_s += 6.0
+    assert names(nodes, Role.PREFILL) == []
+    assert nodes.expire() == [info]
+    assert nodes.all() == []
+
+
+def test_a_suspect_gets_no_work_until_it_is_heard_of(nodes: NodeTable):
+    info = node_info("p0", Role.PREFILL)
+    nodes.register(info, node_status())
+    nodes.live(Role.PREFILL)[0].suspect = True
+    assert names(nodes, Role.PREFILL) == []
+    nodes.register(info, node_status())
+    assert names(nodes, Role.PREFILL) == ["p0"]
+
+
+async def test_a_restarted_node_gets_a_new_client_and_the_old_one_closes(nodes: NodeTable, cluster: FakeCluster):
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    old = nodes.live(Role.PREFILL)[0]
+    async with nodes.in_use(old):
+        nodes.register(node_info("p0", Role.PREFILL, incarnation=2), node_status())
+        await nodes.close_retired()
+        assert not cluster.nodes["p0"].closed  # a call still runs on it
+    assert cluster.nodes["p0"].closed
+    assert nodes.live(Role.PREFILL)[0].id == ("p0", 2)
+
+
+def test_an_old_incarnation_cannot_say_good_bye_for_the_new_one(nodes: NodeTable):
+    nodes.register(node_info("p0", Role.PREFILL, incarnation=2), node_status())
+    nodes.leave("p0", 1)
+    assert names(nodes, Role.PREFILL) == ["p0"]
+    nodes.leave("p0", 2)
+    assert names(nodes, Role.PREFILL) == []
+
+
+def test_another_layout_is_refused_with_both_values(nodes: NodeTable):
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=32))
+    with pytest.raises(LayoutRefused, match="node d0: block_size 32 != 16 of p0"):
+        nodes.register(other, node_status())
+    assert names(nodes, Role.DECODE) == []
+
+
+def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, clock: Clock):
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    clock.now_s += 7
+    nodes.register(node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=32)), node_status())
+    assert names(nodes, Role.DECODE) == ["d0"]

@@ -1,0 +1,175 @@
+"""Bodies to orders, and every refusal that needs no node."""
+
+import json
+from typing import Any
+
+import pytest
+
+from router.errors import ApiError
+from router.orders import Order, OrderDesk
+from router.schemas import ChatBody, CompletionBody, parse_body
+from router.tokens import ModelTokens
+
+CHAT = {"messages": [{"role": "user", "content": "What is the code of June?"}]}
+
+
+@pytest.fixture
+def desk(tokens: ModelTokens) -> OrderDesk:
+    return OrderDesk("little", tokens, lambda: 100, draw_seed=lambda: 2**64 - 1)
+
+
+def chat(desk: OrderDesk, **fields: Any) -> Order:
+    return desk.chat(parse_body(ChatBody, json.dumps(CHAT | fields).encode()))
+
+
+def completion(desk: OrderDesk, **fields: Any) -> Order:
+    return desk.completion(parse_body(CompletionBody, json.dumps({"prompt": "a code"} | fields).encode()))
+
+
+def test_defaults(desk: OrderDesk):
+    (request,) = chat(desk).requests
+    sampling = request.sampling
+    assert sampling.max_tokens == 100 - len(request.tokens)  # all that the model holds
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
+    assert sampling.seed == 2**64 - 1
+    assert sampling.logprobs is None
+    assert completion(desk).requests[0].sampling.max_tokens == 16
+
+
+def test_every_field_arrives(desk: OrderDesk):
+    order = chat(
+        desk,
+        max_completion_tokens=9, temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=-1, repetition_penalty=1.5,
+        presence_penalty=-1, frequency_penalty=2, logprobs=True, top_logprobs=3, stop="x", stop_token_ids=[5],
+        min_tokens=2, ignore_eos=True, stream=True, stream_options={"include_usage": True},
+        headrace={"checkpoint_at": [3], "salt": "tenant"}, user="someone", unknown_field={"a": 1},
+    )  # fmt: skip
+    (request,) = order.requests
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0.0, 0.5, 0)
+    assert (sampling.min_p, sampling.seed, sampling.repetition_penalty) == (0.1, 2**64 - 1, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.logprobs) == (-1.0, 2.0, 3)
+    assert (sampling.stop_token_ids, sampling.min_tokens, sampling.ignore_eos) == ((5,), 2, True)
+    assert request.salt == b"tenant"
+    assert 3 in request.boundaries
+    assert order.stops == ("x",)
+    assert (order.stream, order.include_usage, order.report) == (True, True, False)
+
+
+def test_null_is_the_default(desk: OrderDesk):
+    order = chat(desk, temperature=None, stop=None, seed=None, n=None, max_tokens=None, stream=None, tools=None)
+    assert len(order.requests) == 1
+
+
+def test_choices_have_their_own_seeds_and_ids(desk: OrderDesk):
+    order = completion(desk, prompt=["a", "b c"], n=2, seed=2**63 - 1)
+    seeds = [request.sampling.seed for request in order.requests]
+    assert seeds == [2**63 - 1, 2**63, 2**63 + 1, 2**63 + 2]
+    assert len({request.request_id for request in order.requests}) == 4
+    assert [order.prompt_of(index).text for index in range(4)] == ["a", "a", "b c", "b c"]
+
+
+def test_prompts_of_every_shape(desk: OrderDesk, tokens: ModelTokens):
+    text = tuple(tokens.encode("a code"))
+    for prompt in ("a code", ["a code"], list(text), [list(text)]):
+        assert [r.tokens for r in completion(desk, prompt=prompt).requests] == [text]
+    assert len(completion(desk, prompt=[[5], [6, 7]]).requests) == 2
+
+
+def test_echo_asks_for_the_prompts_logprobs(desk: OrderDesk):
+    (request,) = completion(desk, echo=True, logprobs=2, max_tokens=0).requests
+    assert request.sampling.prompt_logprobs == 2
+    assert completion(desk, logprobs=2).requests[0].sampling.prompt_logprobs is None
+
+
+def test_content_parts_are_joined(desk: OrderDesk):
+    parts = [{"type": "text", "text": "What is the code "}, {"type": "text", "text": "of June?"}]
+    assert chat(desk, messages=[{"role": "user", "content": parts}]).requests[0].tokens == chat(desk).requests[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": "hi"}, "messages 'hi': Input should be a valid array"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content 5: Input should be a valid string"),
+        ({"temperature": "hot"}, "temperature 'hot': Input should be a valid number"),
+        ({"temperature": 2.5}, "temperature 2.5: Input should be less than or equal to 2"),
+        ({"temperature": float("nan")}, "temperature nan: Input should be a finite number"),
+        ({"top_p": float("inf")}, "top_p inf: Input should be"),
+        ({"top_p": 0}, "top_p 0: Input should be greater than 0"),
+        ({"top_k": 1.5}, "top_k 1.5: "),
+        ({"n": 0}, "n 0: Input should be greater than or equal to 1"),
+        ({"n": True}, "n True: Input should be a valid integer"),
+        ({"n": 129}, "n 129: "),
+        ({"max_tokens": -1}, "max_tokens -1: "),
+        ({"max_tokens": 0}, "max_tokens 0: a chat must have at least 1"),
+        ({"max_tokens": 100}, r"messages of \d+ tokens and max_tokens 100 exceed the model's length of 100"),
+        ({"max_tokens": 10**30}, "exceed the model's length of 100; shorten messages or lower max_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is more than max_tokens 4"),
+        ({"seed": 2**63}, "seed 9223372036854775808: "),
+        ({"stop": ["a"] * 17}, "17 stop strings: at most 16"),
+        ({"stop": ""}, "an empty stop string"),
+        ({"stop": [1]}, "stop: Input should be a valid string"),
+        ({"stop_token_ids": [512]}, "stop_token_ids: token id 512 is outside the vocabulary; use 0 to 511"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs 21: "),
+        ({"logit_bias": {"5": 1}}, "logit_bias: not supported; leave it out"),
+        ({"response_format": {"type": "json_object"}}, "type 'json_object' is not supported; use 'text'"),
+        ({"tools": [{"type": "function"}]}, "knows no tools"),
+        ({"headrace": {"reprot": True}}, "headrace: unknown key 'reprot': did you mean 'report'?"),
+        ({"headrace": {"checkpoint_at": [0]}}, "headrace.checkpoint_at.0 0: "),
+        ({"headrace": {"checkpoint_at": [99]}}, "checkpoint_at 99 lies beyond the prompt"),
+    ],
+)
+def test_bad_chats(desk: OrderDesk, fields: dict[str, Any], message: str):
+    with pytest.raises(ApiError, match=message) as refused:
+        chat(desk, **fields)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": ""}, "prompt is empty: give at least one token"),
+        ({"prompt": []}, "prompt is empty: give at least one token"),
+        ({"prompt": [[]]}, "prompt is empty: give at least one token"),
+        ({"prompt": ["a", ""]}, "prompt is empty: give at least one token"),
+        ({"prompt": None}, "prompt: give text, token ids, or a list of either"),
+        ({"prompt": [1, "a"]}, "prompt: give text, token ids, or a list of either"),
+        ({"prompt": [True]}, "prompt: give text, token ids, or a list of either"),
+        ({"prompt": [512]}, "prompt: token id 512 is outside the vocabulary; use 0 to 511"),
+        ({"prompt": [-1]}, "prompt: token id -1 is outside the vocabulary"),
+        ({"prompt": [10**40]}, "is outside the vocabulary"),
+        ({"prompt": [5] * 100}, "prompt of 100 tokens and max_tokens 16 exceed the model's length of 100"),
+        ({"prompt": ["a"] * 129}, "129 prompts; at most 128"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n 2 for 65 prompts: at most 128 choices"),
+        ({"max_tokens": 0}, "max_tokens 0: needs echo"),
+        ({"logprobs": 21}, "logprobs 21: "),
+        ({"suffix": "x"}, "suffix is not supported"),
+        ({"best_of": 3}, "best_of other than n is not supported"),
+    ],
+)
+def test_bad_completions(desk: OrderDesk, fields: dict[str, Any], message: str):
+    with pytest.raises(ApiError, match=message) as refused:
+        completion(desk, **fields)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[1,2]", b"null", b'"x"', b'{"messages":', b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 10_000,
+     b'{"prompt": "\\ud800"}', b'{"prompt": 1' + b"0" * 10_000 + b"}"],
+)  # fmt: skip
+def test_bodies_that_are_no_json_object(desk: OrderDesk, data: bytes):
+    with pytest.raises(ApiError) as refused:
+        desk.completion(parse_body(CompletionBody, data))
+    assert refused.value.status == 400
+    assert json.loads(refused.value.json())["error"]["type"] == "invalid_request_error"
+
+
+def test_the_error_names_the_field(desk: OrderDesk):
+    with pytest.raises(ApiError) as refused:
+        chat(desk, temperature=9)
+    assert refused.value.param == "temperature"

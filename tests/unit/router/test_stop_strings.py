@@ -1,0 +1,44 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.stop_strings import StopStrings
+
+
+def feed(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:
+    watcher = StopStrings(stops)
+    shown = [watcher.push(piece) for piece in pieces]
+    return [*shown, watcher.finish()], watcher.found
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "shown", "found"),
+    [
+        ([], ["ab", "c"], ["ab", "c", ""], False),
+        (["END"], ["ab", "cEND", "x"], ["ab", "c", "", ""], True),
+        (["END"], ["a", "E", "N", "D"], ["a", "", "", "", ""], True),
+        (["END"], ["aE", "N", "x"], ["a", "", "ENx", ""], False),
+        (["END"], ["aEN"], ["a", "EN"], False),
+        (["aab"], ["a", "a", "a", "b"], ["", "", "a", "", ""], True),
+        (["long stop", "s"], ["a long stop"], ["a long ", ""], True),  # "s" is complete first
+        (["bc", "abc"], ["xabcd"], ["x", ""], True),  # both end together: the longer one
+    ],
+)
+def test_held_back_found_and_excluded(stops, pieces, shown, found):
+    assert feed(stops, pieces) == (shown, found)
+
+
+@given(
+    text=st.text("ab\n", max_size=30),
+    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 30), max_size=8),
+)
+def test_the_outcome_does_not_depend_on_the_pieces(text, stops, cuts):
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    shown, found = feed(stops, pieces)
+    by_character, found_by_character = feed(stops, list(text))
+    assert "".join(shown) == "".join(by_character)
+    assert found == found_by_character == any(stop in text for stop in stops)
+    assert text.startswith("".join(shown))
+    assert not any(stop in "".join(shown) for stop in stops)

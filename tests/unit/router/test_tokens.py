@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+
+from router.errors import ApiError, ModelFolderError
+from router.tokens import ModelTokens
+from tests.support.model_folder import CHAT_TEMPLATE, END_ID, START_ID, STOP_ID, write_model_folder
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is the code of June?"},
+    {"role": "assistant", "content": "471."},
+    {"role": "user", "content": "And of May?"},
+]
+
+
+def test_limits_come_from_the_nested_config_and_eos_from_the_generation_config(tokens: ModelTokens):
+    assert tokens.max_model_tokens == 2048
+    assert tokens.vocab_size == 512
+    assert tokens.eos_ids == {END_ID, STOP_ID}
+
+
+def test_chat_renders_special_tokens_and_the_assistants_turn(tokens: ModelTokens):
+    prompt = tokens.render_chat(CHAT)
+    assert prompt.tokens.count(START_ID) == 5
+    text = b"".join(tokens.token_bytes.written(i) for i in prompt.tokens).decode()
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_boundaries_are_the_ends_of_messages(tokens: ModelTokens):
+    prompt = tokens.render_chat(CHAT)
+    assert len(prompt.boundaries) == 4
+    for end, count in zip(prompt.boundaries, range(1, 5), strict=True):
+        shorter = tokens.render_chat(CHAT[:count], add_generation_prompt=False)
+        assert prompt.tokens[:end] == shorter.tokens
+
+
+def test_each_turn_extends_the_last_one(tokens: ModelTokens):
+    first, second = tokens.render_chat(CHAT[:2]), tokens.render_chat(CHAT)
+    shared = first.boundaries[-1]
+    assert second.tokens[:shared] == first.tokens[:shared]
+    assert shared in second.boundaries
+
+
+def test_system_boundary_with_a_template_that_wants_a_question(tmp_path: Path):
+    template = (
+        "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
+        "{{ raise_exception('no question') }}{% endif %}" + CHAT_TEMPLATE
+    )
+    strict = ModelTokens(write_model_folder(tmp_path / "strict", chat_template=template))
+    prompt = strict.render_chat(CHAT)
+    system = strict.encode("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", add_special_tokens=False)
+    assert prompt.boundaries[0] == len(system)
+
+
+def test_a_template_may_rewrite_history(tmp_path: Path):
+    template = "{{ messages | length }}" + CHAT_TEMPLATE  # no shorter chat is a prefix
+    changing = ModelTokens(write_model_folder(tmp_path / "changing", chat_template=template))
+    assert len(changing.render_chat(CHAT).boundaries) == 1
+
+
+def test_template_helpers_of_hugging_face(tmp_path: Path):
+    template = (
+        "{%- for m in messages %}\n  {%- if loop.index > 1 %}{% break %}{% endif %}\n"
+        "{{ bos_token }}{{ {'a': '<&é'} | tojson }}{{ strftime_now('%Y') | length }}{{ eos_token }}\n{%- endfor %}"
+    )
+    helped = ModelTokens(write_model_folder(tmp_path / "helped", chat_template=template))
+    text = b"".join(helped.token_bytes.written(i) for i in helped.render_chat(CHAT).tokens).decode()
+    assert text == '<|endoftext|>{"a": "<&é"}4<|endoftext|>'
+
+
+def test_the_sandbox_holds(tmp_path: Path):
+    template = "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"
+    evil = ModelTokens(write_model_folder(tmp_path / "evil", chat_template=template))
+    with pytest.raises(ApiError):
+        evil.render_chat(CHAT)
+
+
+def test_chat_template_file_wins(tmp_path: Path):
+    folder = write_model_folder(tmp_path / "file")
+    (folder / "chat_template.jinja").write_text("hello")
+    assert ModelTokens(folder).render_chat(CHAT).tokens == tuple(ModelTokens(folder).encode("hello"))
+
+
+def test_refusals_name_their_cause(tokens: ModelTokens, tmp_path: Path):
+    with pytest.raises(ApiError, match="unknown role wizard"):
+        tokens.render_chat([{"role": "wizard", "content": "x"}])
+    with pytest.raises(ApiError, match="knows no tools"):
+        tokens.render_chat(CHAT, tools=[{"type": "function"}])
+    mute = ModelTokens(write_model_folder(tmp_path / "mute", chat_template=None))
+    with pytest.raises(ApiError, match="no chat template; use /v1/completions"):
+        mute.render_chat(CHAT)
+
+
+def test_lone_surrogates_are_refused(tokens: ModelTokens):
+    with pytest.raises(ApiError, match="not valid Unicode"):
+        tokens.encode("a\ud800")
+
+
+def test_a_folder_without_a_byte_level_tokenizer_is_refused(tmp_path: Path):
+    folder = write_model_folder(tmp_path / "broken")
+    text = (folder / "tokenizer.json").read_text().replace('"decoder":{"type":"ByteLevel"', '"decoder":{"type":"WordPiece"')
+    text = text.replace('"decoder": {\n    "type": "ByteLevel"', '"decoder": {\n    "type": "WordPiece"')
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelFolderError, match="only byte-level BPE"):
+        ModelTokens(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json: missing"):
+        ModelTokens(folder)
