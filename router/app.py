@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from router.status import ClusterStatus
 
 PAGE = Path(__file__).parent / "static" / "index.html"
 LARGE_BODY_BYTES = 64 << 10  # beyond this, parsing and tokenizing leave the event loop
+CLIENT_CLOSED_REQUEST = 499  # nginx's number
 T = TypeVar("T")
 
 
@@ -29,6 +30,7 @@ def build_app(front: Front, status: ClusterStatus, max_body_bytes: int) -> FastA
     app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(_ClientLeft, _on_client_left)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -133,7 +135,8 @@ class _EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
-            await _unless_gone(receive, self._send_all(send))
+            with suppress(_ClientLeft):
+                await _unless_gone(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -147,6 +150,11 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(error.json(), error.status, headers, media_type="application/json")
+
+
+async def _on_client_left(request: Request, error: Exception) -> Response:
+    """Ends the handler; nobody reads this."""
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -184,9 +184,7 @@ class FakePrefillCall(_Call):
             await node.hold_done.wait()
         computed = len(request.tokens) - node.resumed_tokens
         yield m.PrefillDone(
-            m.PrefillReport(
-                node.name, node.resumed_tokens, node.resumed_tokens, node.resumed_tokens, computed, (16,)
-            )
+            m.PrefillReport(node.name, node.resumed_tokens, node.resumed_tokens, node.resumed_tokens, computed, (16,))
         )
 
 

@@ -100,7 +100,11 @@ def test_lone_surrogates_are_refused(tokens: ModelTokens):
 
 def test_a_folder_without_a_byte_level_tokenizer_is_refused(tmp_path: Path):
     folder = write_model_folder(tmp_path / "broken")
-    text = (folder / "tokenizer.json").read_text().replace('"decoder":{"type":"ByteLevel"', '"decoder":{"type":"WordPiece"')
+    text = (
+        (folder / "tokenizer.json")
+        .read_text()
+        .replace('"decoder":{"type":"ByteLevel"', '"decoder":{"type":"WordPiece"')
+    )
     text = text.replace('"decoder": {\n    "type": "ByteLevel"', '"decoder": {\n    "type": "WordPiece"')
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(ModelFolderError, match="only byte-level BPE"):

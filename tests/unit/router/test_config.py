@@ -1,0 +1,59 @@
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from router.__main__ import main
+from router.config import RouterConfig
+from router.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_path": "/nowhere"}, "model_path /nowhere: no config.json there"),
+        ({"policy": "best"}, "policy 'best': use one of round_robin"),
+        ({"port": 70000}, "port 70000: use 0"),
+        ({"max_concurrent": 0}, "max_concurrent 0: must be at least 1"),
+        ({"max_queue": -1}, "max_queue -1: must be at least 0"),
+        ({"request_timeout_s": 0}, "request_timeout_s 0: must be a positive number of seconds"),
+        ({"heartbeat_s": float("nan")}, "heartbeat_s nan: must be a positive"),
+    ],
+)
+def test_a_bad_setting_is_named(model_folder: Path, fields: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        RouterConfig(**({"model_path": model_folder} | fields))
+
+
+def test_the_model_is_served_under_its_folders_name(model_folder: Path):
+    assert RouterConfig(model_folder).served_model_name == "little"
+    assert RouterConfig(model_folder, served_model_name="other").served_model_name == "other"
+
+
+def test_bad_files_and_flags_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 1
+    assert "model_path is not set" in capsys.readouterr().err
+    file = tmp_path / "router.yaml"
+    file.write_text("model_pth: x")
+    assert main(["-c", str(file)]) == 1
+    assert "unknown field 'model_pth': did you mean 'model_path'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_serves_until_it_is_told_to_stop(model_folder: Path, tmp_path: Path, number: signal.Signals):
+    file = tmp_path / "router.yaml"
+    file.write_text(f"model_path: {model_folder}\nport: 0\nmax_queue: 3\n")
+    command = [sys.executable, "-m", "router", "-c", str(file), "--control-port", "0", "--served-model-name", "tiny"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[1]
+            assert httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"] == "tiny"
+            process.send_signal(number)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()

@@ -1,0 +1,164 @@
+"""The HTTP surface that is not about answers: errors of the protocol, pages, metrics, bodies."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.tokens import ModelTokens
+from tests.support.fake_nodes import fake_cluster
+from tests.unit.router.conftest import Running, StartRouter
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture
+async def running(start_router: StartRouter, tokens: ModelTokens) -> Running:
+    return await start_router(
+        fake_cluster([*tokens.encode("The code."), 0], eos_id=0, resumed_tokens=1), max_body_bytes=1000
+    )
+
+
+def error_of(reply: httpx.Response) -> dict[str, object]:
+    error: dict[str, object] = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nope", 404, "not_found"),
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+    ],
+)
+async def test_paths_and_methods(running: Running, method: str, path: str, status: int, code: str):
+    reply = await running.http.request(method, path)
+    assert reply.status_code == status
+    assert error_of(reply)["code"] == code
+
+
+async def test_another_model_is_404(running: Running):
+    reply = await running.http.post("/v1/chat/completions", json=CHAT | {"model": "gpt-9"})
+    assert reply.status_code == 404
+    assert error_of(reply)["code"] == "model_not_found"
+    assert "'little'" in str(error_of(reply)["message"])
+
+
+async def test_a_body_over_the_limit_is_413_without_a_content_length(running: Running):
+    async def endless():
+        yield b'{"prompt": "'
+        for _ in range(100):
+            yield b"a" * 100
+
+    reply = await running.http.post("/v1/completions", content=endless())
+    assert reply.status_code == 413
+    assert error_of(reply)["code"] == "body_too_large"
+
+
+async def test_bad_utf8_is_400(running: Running):
+    reply = await running.http.post("/v1/completions", content=b'{"prompt": "\xff\xfe"}')
+    assert reply.status_code == 400
+    assert "not valid JSON" in str(error_of(reply)["message"])
+
+
+async def test_a_bad_request_reaches_no_node(running: Running):
+    for body in ({}, {"prompt": ""}, {"prompt": "a", "temperature": -1}, {"prompt": [9999]}):
+        assert (await running.http.post("/v1/completions", json=body)).status_code == 400
+    assert all(not node.requests for node in running.cluster.nodes.values())
+
+
+async def test_models(running: Running):
+    (model,) = (await running.http.get("/v1/models")).json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("little", "model", 2048)
+    assert (await running.http.get("/v1/models/little")).json() == model
+
+
+async def test_health_and_page(running: Running):
+    assert (await running.http.get("/health")).json() == {"status": "ok"}
+    page = await running.http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/cluster" in page.text
+
+
+async def test_cluster_tells_nodes_requests_and_hits(running: Running):
+    await running.http.post("/v1/chat/completions", json=CHAT)
+    cluster = (await running.http.get("/cluster")).json()
+    assert [node["name"] for node in cluster["nodes"]] == ["d0", "p0"]
+    assert cluster["nodes"][0]["blocks"] == {"total": 64, "free": 64, "cached": 0, "in_use": 0}
+    assert cluster["phases"]["done"] == 1
+    (request,) = cluster["requests"]
+    assert (request["phase"], request["prefill_node"], request["decode_node"]) == ("done", "p0", "d0")
+    looked_up = request["prompt_tokens"]
+    assert cluster["hits"] == [
+        {"node": "p0", "role": "prefill", "group": "attention", "hit_tokens": 1, "looked_up_tokens": looked_up},
+        {"node": "p0", "role": "prefill", "group": "state", "hit_tokens": 1, "looked_up_tokens": looked_up},
+        {"node": "d0", "role": "decode", "group": "attention", "hit_tokens": 32, "looked_up_tokens": looked_up},
+    ]
+
+
+async def test_metrics(running: Running):
+    await running.http.post("/v1/chat/completions", json=CHAT)
+    text = (await running.http.get("/metrics")).text
+    for line in (
+        'headrace_requests_total{outcome="completed"} 1.0',
+        'headrace_hit_tokens_total{group="attention",node="d0",role="decode"} 32.0',
+        'headrace_hit_tokens_total{group="state",node="p0",role="prefill"} 1.0',
+        'headrace_skipped_state_groups_total{node="d0",role="decode"} 1.0',
+        'headrace_lookups_total{node="p0",role="prefill"} 1.0',
+        'headrace_transfer_bytes_total{kind="state"} 786432.0',
+        'headrace_pool_units{node="d0",pool="slots",role="decode",use="free"} 8.0',
+        'headrace_node_steps_total{node="p0",role="prefill"} 3.0',
+        "headrace_time_to_first_token_seconds_count 1.0",
+    ):
+        assert line in text.splitlines()
+    assert 'group="state",node="d0"' not in text  # skipped, so neither hit nor miss
+
+
+async def test_a_large_prompt_does_not_stop_the_router(start_router: StartRouter, tokens: ModelTokens):
+    running = await start_router(fake_cluster(tokens.encode("a")))
+    body = json.dumps({"prompt": "the code of June " * 200_000})
+    asking = asyncio.create_task(running.http.post("/v1/completions", content=body))
+    answers_meanwhile = 0
+    while not asking.done():
+        assert (await running.http.get("/health")).status_code == 200
+        answers_meanwhile += 1
+    reply = await asking
+    assert (reply.status_code, error_of(reply)["code"]) == (400, "context_length_exceeded")
+    assert answers_meanwhile > 10  # a blocked event loop gives one or two
+
+
+async def test_stop_lets_a_request_end(start_router: StartRouter, tokens: ModelTokens, model_folder: Path):
+    cluster = fake_cluster(tokens.encode("a"))
+    node = cluster.nodes["d0"]
+    node.gate = asyncio.Semaphore(0)  # type: ignore[union-attr]
+    running = await start_router(cluster, shutdown_grace_s=5)
+    asking = asyncio.create_task(running.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5}))
+    async with asyncio.timeout(5):
+        while not node.open_calls:
+            await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(running.server.stop())
+        for _ in range(5):
+            node.gate.release()  # type: ignore[union-attr]
+        assert (await asking).status_code == 200
+        await stopping
+        await running.server.wait_closed()
+    assert all(node.closed for node in cluster.nodes.values())
+
+
+async def test_a_request_that_hangs_does_not_hold_the_stop_up(start_router: StartRouter, tokens: ModelTokens):
+    cluster = fake_cluster(tokens.encode("a"))
+    cluster.nodes["d0"].gate = asyncio.Semaphore(0)  # type: ignore[union-attr]
+    running = await start_router(cluster, shutdown_grace_s=1)
+    asking = asyncio.create_task(running.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5}))
+    async with asyncio.timeout(5):
+        while not cluster.nodes["d0"].open_calls:
+            await asyncio.sleep(0.01)
+        await running.server.stop()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert cluster.nodes["d0"].closed

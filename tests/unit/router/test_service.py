@@ -1,0 +1,118 @@
+"""Nodes register over gRPC, as they do in a cluster; and a node's gRPC errors become the router's."""
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.support.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
+from tests.unit.router.conftest import StartRouter
+from wire.client import GrpcNodeClient, RegistryClient
+from wire.errors import DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
+from wire.generated import headrace_pb2_grpc as rpc
+from wire.messages import PrefillRequest, Request, Role, Sampling, Start, Stop
+from wire.server import ControlServer, ListenError
+
+
+async def test_nodes_register_and_leave(start_router: StartRouter):
+    running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
+    registry = RegistryClient(running.server.control_address)
+    info = node_info("d0", Role.DECODE, incarnation=2**64 - 1)
+    assert await registry.register(info, node_status(), timeout_s=5) == 3.0
+    (node,) = running.server.nodes.live(Role.DECODE)
+    assert (node.info, node.status) == (info, node_status())
+    await registry.leave("d0", 2**64 - 1, timeout_s=5)
+    assert running.server.nodes.live(Role.DECODE) == []
+    await registry.close()
+
+
+async def test_another_layout_is_refused_over_the_wire(start_router: StartRouter):
+    running = await start_router(fake_cluster([1]), register=False)
+    registry = RegistryClient(running.server.control_address)
+    await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=5)
+    other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, state_dtype="bfloat16"))
+    with pytest.raises(RequestRefused, match="state_dtype bfloat16 != float32 of p0"):
+        await registry.register(other, node_status(), timeout_s=5)
+    await registry.close()
+
+
+async def test_a_silent_node_disappears(start_router: StartRouter):
+    running = await start_router(fake_cluster([1], prefill=0), heartbeat_s=0.1)
+    assert [node["name"] for node in (await running.http.get("/cluster")).json()["nodes"]] == ["d0"]
+    async with asyncio.timeout(5):
+        while (await running.http.get("/cluster")).json()["nodes"]:
+            await asyncio.sleep(0.02)
+        while not running.cluster.nodes["d0"].closed:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_taken_port_is_a_clear_error(start_router: StartRouter):
+    running = await start_router(fake_cluster([1]))
+    port = int(running.server.url.rsplit(":", 1)[1])
+    with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}"):
+        await start_router(fake_cluster([1]), port=port)
+    control_port = int(running.server.control_address.rsplit(":", 1)[1])
+    with pytest.raises(ListenError, match=f"{control_port}: is the port taken"):
+        await start_router(fake_cluster([1]), control_port=control_port)
+
+
+class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
+    """Ends every call with one status."""
+
+    code = grpc.StatusCode.OK
+
+    async def Run(self, request, context):  # type: ignore[no-untyped-def]
+        await context.abort(self.code, "the cause")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, NodeBusy),
+        (grpc.StatusCode.ABORTED, HandoverBroken),
+        (grpc.StatusCode.INVALID_ARGUMENT, RequestRefused),
+        (grpc.StatusCode.FAILED_PRECONDITION, RequestRefused),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
+        (grpc.StatusCode.UNAVAILABLE, NodeLost),
+        (grpc.StatusCode.UNKNOWN, NodeLost),
+    ],
+)
+async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: type[NodeError]):
+    service = FailingNode()
+    service.code = code
+
+    def add(server: grpc.aio.Server) -> None:
+        rpc.add_PrefillServicer_to_server(service, server)
+        rpc.add_DecodeServicer_to_server(service, server)
+
+    server = ControlServer(["Prefill", "Decode"], add)
+    port = await server.start("127.0.0.1", 0)
+    client = GrpcNodeClient("n0", f"127.0.0.1:{port}")
+    request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
+    try:
+        with pytest.raises(error, match="n0: the cause"):
+            async with client.prefill(PrefillRequest(request), timeout_s=5) as prefill:
+                async for _ in prefill:
+                    pass
+        async with client.decode(Start(request), timeout_s=5) as decode:
+            with pytest.raises(error, match="n0: the cause"):
+                async for _ in decode:
+                    pass
+            with pytest.raises(NodeError):
+                await decode.send(Stop())
+    finally:
+        await client.close()
+        await server.stop(0)
+
+
+async def test_an_unreachable_node_is_lost():
+    client = GrpcNodeClient("n0", "127.0.0.1:1")
+    request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
+    with pytest.raises(NodeLost):
+        async with client.decode(Start(request), timeout_s=5) as call:
+            async for _ in call:
+                pass
+    await client.close()
