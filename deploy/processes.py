@@ -1,7 +1,8 @@
-"""The processes of one run: found by a mark in their environment, and ended for certain.
+"""The processes of one run: found by their working directory, and ended for certain.
 
-Ray starts a tree of processes, some in process groups of their own, and a killed supervisor leaves them to init: no
-parent, group or session holds all of them. The environment does, since every one inherits it.
+Ray starts a tree of processes, some in process groups of their own, and when the supervisor is killed the tree falls
+apart: no parent, group or session holds all of them, and a process that sets its title wipes its environment. The
+working directory is inherited by all of them and stays.
 """
 
 from __future__ import annotations
@@ -12,27 +13,39 @@ import signal
 import time
 from pathlib import Path
 
-RUN_MARK = "HEADRACE_RUN_ID"
-"""Environment variable: the id of the run that a process belongs to."""
-
 POLL_S = 0.05
+KILL_S = 2.0
+
+
+def run_folder(run_id: str) -> Path:
+    """Temporary files of a run. Short, since Ray's Unix sockets lie in it."""
+    return Path("/tmp") / f"headrace-{run_id}"
+
+
+def working_folder(run_id: str) -> Path:
+    """Where a run's processes work; a folder of its own, so that nobody who looks at the run's files is in it."""
+    return run_folder(run_id) / "cwd"
 
 
 def processes_of_run(run_id: str) -> list[int]:
-    """Live processes, other than this one, that were started with this run's mark; zombies do not count."""
-    mark = f"{RUN_MARK}={run_id}".encode()
-    return [pid for pid in _all_pids() if pid != os.getpid() and mark in _environment(pid) and is_alive(pid)]
+    """Live processes that work in the run's folder, other than this one and its parent; zombies do not count."""
+    folder, not_these = str(working_folder(run_id)), {os.getpid(), os.getppid()}
+    return [pid for pid in _all_pids() if pid not in not_these and _working_directory(pid) == folder and is_alive(pid)]
 
 
 def end_processes_of_run(run_id: str, deadline_s: float) -> list[int]:
     """Waits until the run's processes are gone; what is left at `deadline_s` (monotonic) is killed and returned."""
+    killed: set[int] = set()
     while left := processes_of_run(run_id):
-        if time.monotonic() >= deadline_s:
+        now_s = time.monotonic()
+        if now_s >= deadline_s + KILL_S:  # in the kernel's hands
+            break
+        if now_s >= deadline_s:
             for pid in left:
                 send_signal(pid, signal.SIGKILL)
-            return left
+            killed.update(left)
         time.sleep(POLL_S)
-    return []
+    return sorted(killed)
 
 
 def is_alive(pid: int, start_ticks: int | None = None) -> bool:
@@ -70,11 +83,11 @@ def _all_pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
-def _environment(pid: int) -> list[bytes]:
+def _working_directory(pid: int) -> str | None:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)")
     except OSError:  # gone, or another user's
-        return []
+        return None
 
 
 def _state_and_start(pid: int) -> tuple[str, int] | None:

@@ -6,9 +6,8 @@ import contextlib
 import logging
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 
@@ -21,19 +20,20 @@ RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @contextlib.contextmanager
-def ray_session(config: ClusterConfig, *, show_node_logs: bool) -> Iterator[None]:
-    """Connected to Ray inside the block; actors made there end with it. Raises StartFailed, StopRequested."""
+def ray_session(config: ClusterConfig, folder: Path, *, show_node_logs: bool) -> Iterator[None]:
+    """Connected to Ray inside the block; actors made there end with it. A Ray of our own keeps its files in `folder`.
+
+    Raises StartFailed, StopRequested.
+    """
     os.environ.update(RAY_ENVIRONMENT)  # Ray reads them when it starts
-    folder = tempfile.mkdtemp(prefix="headrace-", dir="/tmp")  # short: it holds Unix sockets
     try:
         _connect(config, folder, show_node_logs)
         yield
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _connect(config: ClusterConfig, folder: str, show_node_logs: bool) -> None:
+def _connect(config: ClusterConfig, folder: Path, show_node_logs: bool) -> None:
     common = {
         "namespace": f"headrace-{config.name}",  # actor names are unique in a namespace
         "log_to_driver": show_node_logs,
@@ -48,7 +48,7 @@ def _connect(config: ClusterConfig, folder: str, show_node_logs: bool) -> None:
                 num_cpus=max(os.cpu_count() or 1, math.ceil(_cpus_wanted(config))),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=folder,
+                _temp_dir=str(folder),
                 **common,
             )
     except SystemExit:  # of Ray's own SIGTERM handler, which ray.init puts in place before it is done

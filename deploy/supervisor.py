@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 
@@ -15,16 +16,15 @@ from deploy.api import RouterApi
 from deploy.cluster import Cluster, start_cluster
 from deploy.config import ClusterConfig
 from deploy.errors import StartFailed
-from deploy.processes import RUN_MARK, end_processes_of_run
+from deploy.processes import run_folder, working_folder
 from deploy.ray_session import ray_session
+from deploy.reaper import start_reaper
 from deploy.runs import RunDirectory
 from deploy.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 2.0
-SWEEP_S = 5.0
-"""Ray's own processes end within a second or two of `ray.shutdown`; what is left after this is killed."""
 
 
 @contextlib.contextmanager
@@ -38,9 +38,9 @@ def running_cluster(
     deadline_s = time.monotonic() + config.ray.start_timeout_s
     stop.install()
     with (
-        runs.claim(config.name, secrets.token_hex(8)) as record,
-        _marked_run(record.run_id),
-        ray_session(config, show_node_logs=show_node_logs),
+        runs.claim(config.name, secrets.token_hex(4)) as record,
+        _working_in(record.run_id),
+        ray_session(config, run_folder(record.run_id), show_node_logs=show_node_logs),
     ):
         stop.install()
         cluster = start_cluster(config, stop, deadline_s)
@@ -59,19 +59,17 @@ def serve(cluster: Cluster, stop: StopRequest) -> None:
 
 
 @contextlib.contextmanager
-def _marked_run(run_id: str) -> Iterator[None]:
-    """Every process started inside the block carries the run's mark, and is gone after it."""
-    os.environ[RUN_MARK] = run_id
+def _working_in(run_id: str) -> Iterator[None]:
+    """Every process started inside the block works in the run's folder, and is gone after it, or after our death."""
+    before = Path.cwd()
+    reaper = start_reaper(run_id)
     try:
+        working_folder(run_id).mkdir(parents=True, mode=0o700)
+        os.chdir(working_folder(run_id))
         yield
     finally:
-        try:
-            killed = end_processes_of_run(run_id, time.monotonic() + SWEEP_S)
-        except KeyboardInterrupt:
-            killed = end_processes_of_run(run_id, time.monotonic())
-        del os.environ[RUN_MARK]
-        if killed:
-            log.warning("killed what had not ended by itself: %s", killed)
+        os.chdir(before)
+        reaper.communicate()  # closes its input; it has a deadline of its own
 
 
 def _await_ready(cluster: Cluster, stop: StopRequest, deadline_s: float) -> None:

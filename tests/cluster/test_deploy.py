@@ -7,33 +7,37 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import httpx
 import pytest
 
-from deploy.processes import is_alive
+from deploy.processes import is_alive, working_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-MODEL = Path(__file__).parents[2] / "models" / "headrace-tiny-qwen3.5"
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "models" / "headrace-tiny-qwen3.5"
 START_S, END_S = 90.0, 30.0
-MARK = "HEADRACE_TEST_MARK"
 
 
 class Shell:
-    """Runs `headrace` commands whose processes all carry one mark, in a state folder of their own."""
+    """Runs `headrace` commands in a state folder of their own, and knows every process that came of them.
+
+    Commands start in `folder`, and their children there or in a run's folder: no process changes its own.
+    """
 
     def __init__(self, folder):
+        self.folder = folder
         self.state = folder / "headrace"
-        self.mark = uuid.uuid4().hex
-        self.env = {**os.environ, "XDG_STATE_HOME": str(folder), MARK: self.mark, "COLUMNS": "200"}
+        self.run_ids = set()
+        self.env = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
 
     def start(self, *arguments):
         return subprocess.Popen(
             [sys.executable, "-m", "deploy", *map(str, arguments)],
             env=self.env,
+            cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -57,13 +61,16 @@ class Shell:
         return json.loads((self.state / f"{name}.json").read_text())
 
     def processes(self):
-        """Command lines of the live processes that carry the mark."""
+        """Command lines of the live processes that came of these commands."""
+        for record in self.state.glob("*.json"):
+            self.run_ids.add(json.loads(record.read_text())["run_id"])
+        folders = {str(self.folder), *(str(working_folder(run_id)) for run_id in self.run_ids)}
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or not is_alive(int(entry.name)):
                 continue
             try:
-                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                if os.readlink(entry / "cwd").removesuffix(" (deleted)") in folders:
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ import pytest
 
 from deploy.daemon import stop_run
 from deploy.errors import AlreadyRunning, NotRunning
-from deploy.processes import RUN_MARK, end_processes_of_run, is_alive, processes_of_run, start_ticks, wait_gone
+from deploy.processes import end_processes_of_run, is_alive, processes_of_run, start_ticks, wait_gone, working_folder
 from deploy.runs import RunDirectory
 
 OBEYS = "import time; print(1, flush=True); time.sleep(60)"
@@ -23,17 +24,20 @@ def runs(tmp_path):
 
 @pytest.fixture
 def spawn():
-    processes = []
+    processes, folders = [], []
 
     def start(code, run_id):
+        folder = working_folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        folders.append(folder.parent)
         process = subprocess.Popen(
             [sys.executable, "-c", code],
-            env={**os.environ, RUN_MARK: run_id},
+            cwd=folder,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         processes.append(process)
-        process.stdout.read(1)  # it runs, and has its mark
+        process.stdout.read(1)  # it runs
         return process
 
     yield start
@@ -41,6 +45,8 @@ def spawn():
         process.kill()
         process.wait()
         process.stdout.close()
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def claim_by(runs, pid, name="x", run_id="abc"):
@@ -109,7 +115,7 @@ def test_down_clears_up_after_a_killed_supervisor(runs, spawn):
     assert orphan.wait(1) == -9
 
 
-def test_processes_are_found_by_their_mark_alone(spawn):
+def test_processes_are_found_by_their_run_alone(spawn):
     one, other = spawn(OBEYS, "run-1"), spawn(OBEYS, "run-2")
     assert processes_of_run("run-1") == [one.pid]
     assert processes_of_run("run-2") == [other.pid]
