@@ -141,8 +141,9 @@ class _GrpcDecodeCall:
             await self._call.write(codecs.encode_decode_command(command))
         except grpc.aio.AioRpcError as error:
             raise node_error(self._node, error) from error
-        except asyncio.InvalidStateError as error:
-            raise NodeLost(self._node, "the call is already over") from error
+        except asyncio.InvalidStateError as error:  # the node ended the call: its status says why
+            kind = _ERRORS.get(await self._call.code(), NodeLost)
+            raise kind(self._node, await self._call.details() or "the call is already over") from error
 
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         try:

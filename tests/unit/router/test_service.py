@@ -59,12 +59,13 @@ async def test_a_taken_port_is_a_clear_error(start_router: StartRouter):
 
 
 class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
-    """Ends every call with one status."""
+    """Ends every call with one status, before it has read anything."""
 
-    code = grpc.StatusCode.OK
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
 
     async def Run(self, request, context):  # type: ignore[no-untyped-def]
-        await context.abort(self.code, "the cause")
+        await context.abort(self._code, "the cause")
         yield
 
 
@@ -81,8 +82,7 @@ class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
     ],
 )
 async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: type[NodeError]):
-    service = FailingNode()
-    service.code = code
+    service = FailingNode(code)
 
     def add(server: grpc.aio.Server) -> None:
         rpc.add_PrefillServicer_to_server(service, server)
@@ -97,12 +97,12 @@ async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: typ
             async with client.prefill(PrefillRequest(request), timeout_s=5) as prefill:
                 async for _ in prefill:
                     pass
-        async with client.decode(Start(request), timeout_s=5) as decode:
-            with pytest.raises(error, match="n0: the cause"):
+        with pytest.raises(error, match="n0: the cause"):
+            async with client.decode(Start(request), timeout_s=5) as decode:
                 async for _ in decode:
                     pass
-            with pytest.raises(NodeError):
-                await decode.send(Stop())
+        with pytest.raises(error, match="n0: the cause"):
+            await decode.send(Stop())
     finally:
         await client.close()
         await server.stop(0)
