@@ -63,6 +63,7 @@ def up(
     from deploy.supervisor import running_cluster, serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line for each look at the router
     stop = StopRequest()
     with running_cluster(cluster, _runs(), stop, show_node_logs=True) as running:
         console.print(f"{cluster.name} is ready at {running.url}; Ctrl-C stops it")

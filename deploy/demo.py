@@ -19,6 +19,7 @@ from models.recall import RecallQuestion, held_out_questions
 
 MODEL = Path(models.__file__).parent / "headrace-tiny-qwen3.5"
 MAX_TOKENS = 48
+MIN_WORDS = 300  # between a fact and the question for it
 SHOWN_CHARACTERS = 200
 
 
@@ -36,7 +37,8 @@ def run_demo(runs: RunDirectory, console: Console) -> None:
 
 def demo_question() -> RecallQuestion:
     """A chat whose first message states many facts and asks for one; its second turn asks for another."""
-    return next(question for question in held_out_questions(3) if question.layout == "second_turn")
+    questions = held_out_questions(3, min_distance=MIN_WORDS, max_distance=2 * MIN_WORDS)
+    return next(question for question in questions if question.layout == "second_turn")
 
 
 def ask_two_questions(api: RouterApi, recall: RecallQuestion, stop: StopRequest, console: Console) -> None:

@@ -13,17 +13,16 @@ UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a node; pools as in use + cached / total."""
-    columns = ("name", "role", "state", "address", "pid", "running", "waiting", "blocks", "slots")
-    table = Table(*columns, box=None, header_style="bold")
+    """One row a node; pools as in use+cached/total."""
+    facts = ("name", "role", "state", "address", "pid", "running", "waiting")
+    table = Table(*facts, "blocks", "slots", box=None, header_style="bold")
     for node in nodes:
-        facts = (node[column] for column in columns[2:7])
-        table.add_row(node["name"], node["role"], *map(str, facts), _pool(node["blocks"]), _pool(node["slots"]))
+        table.add_row(*(str(node[fact]) for fact in facts), _pool(node["blocks"]), _pool(node["slots"]))
     return table
 
 
 def _pool(pool: Mapping[str, int]) -> str:
-    return f"{pool['in_use']} + {pool['cached']} / {pool['total']}"
+    return f"{pool['in_use']}+{pool['cached']}/{pool['total']}"
 
 
 def report_table(answer: Answer) -> Table:

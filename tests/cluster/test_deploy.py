@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from deploy.demo import demo_question
 from deploy.processes import is_alive, working_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -215,6 +216,7 @@ def test_the_demo_answers_and_leaves_nothing(shell):
     assert status == 0, output
     assert time.monotonic() - started < 60
     assert "state received" in output
+    assert f"model  {demo_question().answer}" in output  # the second turn's, from a fact of the first
     assert not shell.processes()
 
 
