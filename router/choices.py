@@ -7,7 +7,7 @@ from typing import Any
 
 from router.answer import Answer, Piece
 from router.dispatch import Ended, Output, Run
-from router.lifecycle import Show, ShowPrompt
+from router.events import Show, ShowPrompt
 from router.mailbox import Mailbox
 from router.orders import Order
 from router.tokens import ModelTokens

@@ -9,11 +9,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from router import lifecycle as life_of
+from router import events as ev
 from router.admission import Ticket
 from router.config import RouterConfig
 from router.errors import ApiError, deadline_passed, overloaded
-from router.lifecycle import Phase, RequestLife
+from router.events import Phase
+from router.lifecycle import RequestLife
 from router.metrics import RouterMetrics
 from router.nodes import Node, NodeId, NodeTable
 from router.policy import Policy
@@ -35,7 +36,7 @@ class Ended:
     failure: ApiError | None
 
 
-Output = life_of.Show | life_of.ShowPrompt | Ended
+Output = ev.Show | ev.ShowPrompt | Ended
 
 
 class Dispatcher:
@@ -129,14 +130,14 @@ class Run:
         self._ticket.drop()
         if not self.life.is_over:
             cause = ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left")
-            self.life.on(life_of.GaveUp(cause), self._now_s())
+            self.life.on(ev.GaveUp(cause), self._now_s())
         self._shared.metrics.request_ended(self._shared.table.close(self.life.request.request_id))
 
     async def stop(self) -> None:
         """The client's text is complete: the end comes when the decode node has reported."""
         attempt = self._attempt
         if attempt is not None and not self.life.is_over:
-            await self._tell(attempt, life_of.StopFound())
+            await self._tell(attempt, ev.StopFound())
 
     # ------------------------------------------------------------ the driver
 
@@ -157,7 +158,7 @@ class Run:
 
     def _give_up(self, cause: ApiError) -> None:
         if not self.life.is_over:
-            self.life.on(life_of.GaveUp(cause), self._now_s())
+            self.life.on(ev.GaveUp(cause), self._now_s())
 
     async def _try_once(self) -> None:
         attempt = self._attempt = _Attempt(self.life.request_so_far)
@@ -179,7 +180,7 @@ class Run:
                 client.decode(start, timeout_s=self._remaining_s()) as call,
             ):
                 attempt.call = call
-                await self._tell(attempt, life_of.DecodeStarted(node.info.name))
+                await self._tell(attempt, ev.DecodeStarted(node.info.name))
                 attempt.spawn(self._read(attempt, node, call))
                 await attempt.over
                 if self.life.phase is Phase.DONE and attempt.prefill is not None:
@@ -188,7 +189,7 @@ class Run:
                 await attempt.cancel()
         except NodeError as error:  # the call could not even be opened
             self._note_failure(node, error)
-            await self._tell(attempt, life_of.DecodeLost(error))
+            await self._tell(attempt, ev.DecodeLost(error))
 
     def _may_prefill_remotely(self) -> bool:
         return self.life.needs_decode and bool(self._shared.nodes.live(m.Role.PREFILL))
@@ -202,12 +203,12 @@ class Run:
             raise NodeLost(node.info.name, "ended the call before the request was done")
         except NodeError as error:
             self._note_failure(node, error)
-            await self._tell(attempt, life_of.DecodeLost(error))
+            await self._tell(attempt, ev.DecodeLost(error))
 
     async def _prefill(self, attempt: _Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         nonce = None if reservation is None else reservation.nonce
         if not self._shared.nodes.live(m.Role.PREFILL):
-            await self._tell(attempt, life_of.PrefillFailed(nonce, None))
+            await self._tell(attempt, ev.PrefillFailed(nonce, None))
             return
         node = await self._pick(m.Role.PREFILL)
         work = m.PrefillRequest(attempt.request, reservation, first_token)
@@ -216,7 +217,7 @@ class Run:
                 self._shared.nodes.in_use(node) as client,
                 client.prefill(work, timeout_s=self._remaining_s()) as call,
             ):
-                await self._tell(attempt, life_of.PrefillStarted(node.info.name, nonce))
+                await self._tell(attempt, ev.PrefillStarted(node.info.name, nonce))
                 async for event in call:
                     await self._tell(attempt, event)
                     if isinstance(event, m.PrefillDone):
@@ -224,30 +225,30 @@ class Run:
             raise NodeLost(node.info.name, "ended the call before the prefill was done")
         except NodeError as error:
             self._note_failure(node, error)
-            await self._tell(attempt, life_of.PrefillFailed(nonce, error))
+            await self._tell(attempt, ev.PrefillFailed(nonce, error))
 
     # ------------------------------------------------------------ events and instructions
 
-    async def _tell(self, attempt: _Attempt, event: life_of.Event) -> None:
+    async def _tell(self, attempt: _Attempt, event: ev.Event) -> None:
         """Passes an event on, and obeys. A late event of an attempt that is over is dropped."""
         if attempt.over.done() and not (self.life.phase is Phase.DONE and isinstance(event, m.PrefillDone)):
             return
         for instruction in self._shared.table.on(self.life.request.request_id, event, self._now_s()):
             match instruction:
-                case life_of.Show(tokens):
+                case ev.Show(tokens):
                     self._note_tokens(len(tokens))
                     self._show(instruction)
-                case life_of.ShowPrompt():
+                case ev.ShowPrompt():
                     self._show(instruction)
-                case life_of.StartPrefill(reservation, first_token):
+                case ev.StartPrefill(reservation, first_token):
                     attempt.prefill = attempt.spawn(self._prefill(attempt, reservation, first_token))
-                case life_of.SendRenew(failed_nonce):
+                case ev.SendRenew(failed_nonce):
                     if attempt.prefill is not None and attempt.prefill is not asyncio.current_task():
                         attempt.prefill.cancel()
                     await attempt.send(m.Renew(failed_nonce))
-                case life_of.SendStop():
+                case ev.SendStop():
                     await attempt.send(m.Stop())
-                case life_of.StartOver() | life_of.Finish() | life_of.Fail():
+                case ev.StartOver() | ev.Finish() | ev.Fail():
                     attempt.end()
 
     def _note_tokens(self, count: int) -> None:

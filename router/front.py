@@ -90,7 +90,8 @@ class Front:
     @asynccontextmanager
     async def _running(self, order: Order) -> AsyncIterator[Choices]:
         """Queues an order's requests and runs them; leaving cancels what still runs."""
-        if not self._dispatcher.nodes.live(Role.DECODE):
+        # A registered one that was just lost is worth waiting for: it may be back within a heartbeat.
+        if not any(node.info.role is Role.DECODE for node in self._dispatcher.nodes.all()):
             raise overloaded("no decode node is registered; see /cluster", retry_after_s=2)
         choices = Choices(order, self._tokens)
         async with AsyncExitStack() as stack:

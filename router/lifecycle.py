@@ -1,30 +1,36 @@
 """The life of one request as pure logic: what nodes say comes in, instructions go out.
 
 Nothing here opens a call or reads a clock: `RequestLife.on(event, now_s)` is tested by literals, and
-`router/dispatch.py` does what it says. The messages of `wire/messages.py` are events as they are.
+`router/dispatch.py` does what it says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from router.errors import ApiError, IllegalTransition, from_node
+from router.events import (
+    DecodeLost,
+    DecodeStarted,
+    Event,
+    Fail,
+    Finish,
+    GaveUp,
+    Instruction,
+    Phase,
+    PrefillFailed,
+    PrefillStarted,
+    SendRenew,
+    SendStop,
+    Show,
+    ShowPrompt,
+    StartOver,
+    StartPrefill,
+    StopFound,
+)
 from router.report import RequestReport
 from wire import messages as m
 from wire.errors import NodeBusy, NodeError, RequestRefused
-
-
-class Phase(Enum):
-    QUEUED = "queued"
-    RESERVED = "reserved"
-    PREFILLING = "prefilling"
-    MOVING = "moving"
-    DECODING = "decoding"
-    MIGRATING = "migrating"
-    DONE = "done"
-    FAILED = "failed"
-
 
 _NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.QUEUED: frozenset({Phase.RESERVED, Phase.PREFILLING}),
@@ -36,108 +42,6 @@ _NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.DONE: frozenset(),
     Phase.FAILED: frozenset(),
 }
-
-# ---------------------------------------------------------------- events beside the nodes' messages
-
-
-@dataclass(frozen=True)
-class DecodeStarted:
-    """A decode call was opened."""
-
-    node: str
-
-
-@dataclass(frozen=True)
-class PrefillStarted:
-    """A prefill call was opened; `nonce` None: nothing to hand over."""
-
-    node: str
-    nonce: int | None
-
-
-@dataclass(frozen=True)
-class PrefillFailed:
-    """`cause` None: no prefill node is left to try."""
-
-    nonce: int | None
-    cause: NodeError | None
-
-
-@dataclass(frozen=True)
-class DecodeLost:
-    cause: NodeError
-
-
-@dataclass(frozen=True)
-class StopFound:
-    """The text holds a stop string: what comes after it is not wanted."""
-
-
-@dataclass(frozen=True)
-class GaveUp:
-    """The router ends the request: its deadline passed, or the client has left."""
-
-    cause: ApiError
-
-
-Event = (
-    DecodeStarted | PrefillStarted | PrefillFailed | DecodeLost | StopFound | GaveUp
-    | m.DecodeEvent | m.PrefillEvent
-)  # fmt: skip
-
-# ---------------------------------------------------------------- instructions
-
-
-@dataclass(frozen=True)
-class StartPrefill:
-    """Open a prefill call for this reservation."""
-
-    reservation: m.Reservation
-    first_token: int | None
-
-
-@dataclass(frozen=True)
-class SendRenew:
-    """Drop the prefill call of this nonce, and ask the decode node for a fresh one."""
-
-    failed_nonce: int
-
-
-@dataclass(frozen=True)
-class SendStop:
-    """Tell the decode node to finish."""
-
-
-@dataclass(frozen=True)
-class Show:
-    """Give the client these tokens."""
-
-    tokens: tuple[m.Token, ...]
-
-
-@dataclass(frozen=True)
-class ShowPrompt:
-    """Give the client the prompt's logprobs."""
-
-    logprobs: m.PromptLogprobs
-
-
-@dataclass(frozen=True)
-class StartOver:
-    """Leave every call and begin again, with prompt and tokens so far."""
-
-
-@dataclass(frozen=True)
-class Finish:
-    reason: m.FinishReason
-
-
-@dataclass(frozen=True)
-class Fail:
-    cause: ApiError
-
-
-Instruction = StartPrefill | SendRenew | SendStop | Show | ShowPrompt | StartOver | Finish | Fail
 
 
 class RequestLife:

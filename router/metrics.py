@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from router.lifecycle import Phase, RequestLife
+from router.events import Phase
+from router.lifecycle import RequestLife
 from router.nodes import Node
 from wire.messages import PoolStatus
 

@@ -43,8 +43,11 @@ class NodeTable:
         self._nodes: dict[str, Node] = {}
         self._retired: list[Node] = []
 
-    def register(self, info: NodeInfo, status: NodeStatus) -> None:
-        """Adds a node or renews its registration; raises LayoutRefused when its layout is not the cluster's."""
+    def register(self, info: NodeInfo, status: NodeStatus) -> bool:
+        """Adds a node (True) or renews its registration (False).
+
+        Raises LayoutRefused when its layout is not the cluster's.
+        """
         self.expire()
         known = self._nodes.get(info.name)
         for other in self._nodes.values():
@@ -56,10 +59,11 @@ class NodeTable:
         expires_at_s = self._clock() + self._lifetime_s
         if known is not None and known.info == info:
             known.status, known.expires_at_s, known.suspect = status, expires_at_s, False
-            return
+            return False
         if known is not None:
             self._retire(known)
         self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s)
+        return True
 
     def leave(self, name: str, incarnation: int) -> None:
         """Takes no more requests to this node; the ones it works on may finish."""

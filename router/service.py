@@ -32,7 +32,8 @@ class RegistryService(rpc.RegistryServicer):
     ) -> pb.RegisterReply:
         info = codecs.decode(request.info, m.NodeInfo)
         try:
-            self._nodes.register(info, codecs.decode(request.status, m.NodeStatus))
+            if self._nodes.register(info, codecs.decode(request.status, m.NodeStatus)):
+                log.info("%s node %s at %s is registered", info.role.value, info.name, info.address)
         except LayoutRefused as error:
             log.warning("refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

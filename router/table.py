@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from router.errors import IllegalTransition
-from router.lifecycle import Event, Instruction, Phase, RequestLife
+from router.events import Event, Instruction, Phase
+from router.lifecycle import RequestLife
 from wire.messages import Request
 
 RECENT = 20

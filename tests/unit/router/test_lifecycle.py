@@ -3,7 +3,7 @@
 import pytest
 
 from router.errors import ApiError, IllegalTransition, deadline_passed
-from router.lifecycle import (
+from router.events import (
     DecodeLost,
     DecodeStarted,
     Fail,
@@ -12,7 +12,6 @@ from router.lifecycle import (
     Phase,
     PrefillFailed,
     PrefillStarted,
-    RequestLife,
     SendRenew,
     SendStop,
     Show,
@@ -21,6 +20,7 @@ from router.lifecycle import (
     StartPrefill,
     StopFound,
 )
+from router.lifecycle import RequestLife
 from tests.support.fake_nodes import LAYOUT
 from wire import messages as m
 from wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.tokens import ModelTokens
-from tests.support.fake_nodes import FakeCluster, FakeDecodeNode, Fault, fake_cluster
+from tests.support.fake_nodes import FakeCluster, FakeDecodeNode, Fault, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 from wire import messages as m
 from wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
@@ -320,3 +320,21 @@ async def test_no_node_is_503_and_not_ready(start_router: StartRouter, answer: l
     assert (await running.http.get("/ready")).status_code == 503
     running.register("d0")
     assert (await running.http.get("/ready")).status_code == 200
+
+
+async def test_the_only_decode_node_may_come_back(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer, eos_id=0)
+    cluster.nodes["d0"].faults = [Fault(NodeLost("d0", "gone"), 3)]
+    running = await start_router(cluster)
+    asking = asyncio.create_task(ask(running))
+    nodes = running.server.nodes
+    async with asyncio.timeout(5):
+        while nodes.live(m.Role.DECODE):
+            await asyncio.sleep(0.01)
+        assert (await running.http.get("/cluster")).json()["phases"]["migrating"] == 1
+        second = asyncio.create_task(ask(running))  # is not refused: the node may be back soon
+        await asyncio.sleep(0)
+        nodes.register(node_info("d0", m.Role.DECODE, incarnation=2), node_status())
+        result = await asking
+        assert text_of(await second) == TEXT
+    assert (text_of(result), result["usage"]["headrace"]["migrations"]) == (TEXT, 1)

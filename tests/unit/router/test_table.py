@@ -1,7 +1,7 @@
 import pytest
 
 from router.errors import IllegalTransition, deadline_passed
-from router.lifecycle import DecodeStarted, GaveUp, Phase
+from router.events import DecodeStarted, GaveUp, Phase
 from router.table import RECENT, RequestTable
 from wire.messages import DecodeDone, DecodeReport, FinishReason, LocalPrefill, Request, Sampling, Token, Tokens
 
