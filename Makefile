@@ -56,7 +56,8 @@ proto: venv
 	  --python_out=. --mypy_out=. --grpc_python_out=. wire/generated/headrace.proto
 
 bench-cpu: venv
-	$(BIN)/headrace bench --cpu
+	OMP_NUM_THREADS=2 $(BIN)/python -m bench cpu-engine
+	OMP_NUM_THREADS=2 $(BIN)/python -m bench cpu-cluster
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .run

@@ -37,10 +37,17 @@ TOKENIZER = Path(__file__).parents[1] / "models" / "headrace-tiny-qwen3.5"
 
 @dataclass(frozen=True)
 class Timing:
-    """Of several requests at once, in seconds: until the first token of the first, and until the end of all."""
+    """Of several requests at once. decode_rate: tokens a second while all of them decode, from the moment each
+    has its second token (the first one comes from the prefill node) until the first of them ends."""
 
     first_token_s: float
-    decode_s: float  # between each request's first and last token, the longest
+    decode_rate: float
+
+    @classmethod
+    def of(cls, started: float, arrivals: list[list[float]]) -> "Timing":
+        first, last = max(times[1] for times in arrivals), min(times[-1] for times in arrivals)
+        num_tokens = sum(first < at <= last for times in arrivals for at in times)
+        return cls(min(times[0] for times in arrivals) - started, num_tokens / max(last - first, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -55,13 +62,7 @@ class Row:
 ROWS = [
     Row(f"prefill {PREFILL_TOKENS}", 1, PREFILL_TOKENS, 2, lambda timing: PREFILL_TOKENS / timing.first_token_s),
     *(
-        Row(
-            f"decode batch {batch}",
-            batch,
-            DECODE_CONTEXT,
-            DECODE_TOKENS,
-            lambda timing, batch=batch: batch * (DECODE_TOKENS - 1) / timing.decode_s,
-        )
+        Row(f"decode batch {batch}", batch, DECODE_CONTEXT, DECODE_TOKENS, lambda timing: timing.decode_rate)
         for batch in DECODE_BATCHES
     ),
 ]
@@ -95,7 +96,7 @@ def time_engine(built: BuiltEngine, row: Row, seed: int) -> Timing:
         pass
     for sequence in sequences:
         built.engine.release(sequence)
-    return _timing(started, arrivals)
+    return Timing.of(started, arrivals)
 
 
 def time_cluster(url: str, row: Row, seed: int) -> Timing:
@@ -106,7 +107,7 @@ async def _time_cluster(url: str, row: Row, seed: int) -> Timing:
     started = time.perf_counter()
     prompts = fresh_prompts(row, seed)
     arrivals = await asyncio.gather(*(_stream(url, prompt, row.answer_tokens) for prompt in prompts))
-    return _timing(started, arrivals)
+    return Timing.of(started, arrivals)
 
 
 async def _stream(url: str, prompt: list[int], num_tokens: int) -> list[float]:
@@ -137,13 +138,6 @@ async def _stream(url: str, prompt: list[int], num_tokens: int) -> list[float]:
     return times
 
 
-def _timing(started: float, arrivals: list[list[float]]) -> Timing:
-    return Timing(
-        first_token_s=min(times[0] for times in arrivals) - started,
-        decode_s=max(times[-1] for times in arrivals) - max(times[0] for times in arrivals),
-    )
-
-
 def bench_family(family: str, threads: int, rounds: int) -> None:
     print(f"\n{family}: cluster (router + 1 prefill + 1 decode node) against the engine alone, {threads} threads each")
     print(f"{'work':<16}{'cluster tok/s':>14}{'engine tok/s':>14}{'ratio':>8}")
@@ -167,7 +161,7 @@ def bench_family(family: str, threads: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each node, and of the engine alone")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=FAMILIES)
     arguments = parser.parse_args()

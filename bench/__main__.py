@@ -1,0 +1,27 @@
+"""`headrace bench NAME`: runs one benchmark; what it prints are ratios from one run."""
+
+import runpy
+import sys
+
+BENCHMARKS = {
+    "cpu-engine": ("bench.cpu_engine", "the forward pass against transformers"),
+    "cpu-cluster": ("bench.cpu_cluster", "router and two nodes against the engine alone"),
+    "transfer-cpu": ("bench.transfer_cpu", "a hand-over between two processes against a memcpy"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Passes the remaining arguments on; the process's exit status."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] not in BENCHMARKS:
+        for name, (_, what) in BENCHMARKS.items():
+            print(f"headrace bench {name:<14} {what}")
+        return 0 if not arguments or arguments[0] in ("-h", "--help") else 2
+    module = BENCHMARKS[arguments[0]][0]
+    sys.argv = [f"headrace bench {arguments[0]}", *arguments[1:]]
+    runpy.run_module(module, run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

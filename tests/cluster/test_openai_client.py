@@ -1,0 +1,15 @@
+"""The `openai` package against a real cluster: the contract that also holds over fake nodes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.openai_contract import OpenAIContract
+
+
+class TestOpenAIOverCluster(OpenAIContract):
+    @pytest.fixture(scope="class")
+    def openai_url(self, tiny_checkpoint, tmp_path_factory) -> Iterator[str]:
+        with Cluster(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("openai")) as cluster:
+            yield f"{cluster.url}/v1"
