@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,11 +22,13 @@ RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 @contextlib.contextmanager
 def ray_session(config: ClusterConfig, folder: Path, *, show_node_logs: bool) -> Iterator[None]:
-    """Connected to Ray inside the block; actors made there end with it. A Ray of our own keeps its files in `folder`.
+    """Connected to Ray inside the block; actors made there end with it. Once a process: Ray keeps what it read.
 
-    Raises StartFailed, StopRequested.
+    A Ray of our own keeps all its files in `folder`. Raises StartFailed, StopRequested.
     """
     os.environ.update(RAY_ENVIRONMENT)  # Ray reads them when it starts
+    if config.ray.address is None:
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(_write_token(folder / "ray-token"))
     try:
         _connect(config, folder, show_node_logs)
         yield
@@ -55,6 +58,13 @@ def _connect(config: ClusterConfig, folder: Path, show_node_logs: bool) -> None:
         raise StopRequested from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise StartFailed(f"Ray at {config.ray.address or 'this host'}: {error}") from error
+
+
+def _write_token(path: Path) -> Path:
+    """What the processes of this Ray show each other. Without it Ray would make one and leave it in ~/.ray."""
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(secrets.token_hex(32))
+    return path
 
 
 def _cpus_wanted(config: ClusterConfig) -> float:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,12 +32,19 @@ class Shell:
     def __init__(self, folder):
         self.folder = folder
         self.state = folder / "headrace"
+        self.ray_folder = Path("/tmp") / f"hr-{os.getpid()}"  # short: Unix sockets
         self.run_ids = set()
-        self.env = {**os.environ, "XDG_STATE_HOME": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        self.env = {
+            **os.environ,
+            "HOME": str(folder),
+            "XDG_STATE_HOME": str(folder),
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+        }
 
-    def start(self, *arguments):
+    def start(self, *arguments, module="deploy"):
         return subprocess.Popen(
-            [sys.executable, "-m", "deploy", *map(str, arguments)],
+            [sys.executable, "-m", module, *map(str, arguments)],
             env=self.env,
             cwd=self.folder,
             stdin=subprocess.PIPE,
@@ -89,6 +97,7 @@ def shell(tmp_path):
     left = shell.processes()
     shell.kill_everything()
     assert not left
+    assert not (shell.folder / ".ray").exists(), "Ray left files in the user's home"
 
 
 def until(condition, timeout_s, what):
@@ -100,6 +109,17 @@ def until(condition, timeout_s, what):
             return value
         time.sleep(0.05)
     pytest.fail(f"not within {timeout_s} s: {what}")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def nodes_of(url):
@@ -139,6 +159,37 @@ def test_a_cluster_in_the_background_from_up_to_down(shell):
     assert status == 0
     assert "nothing to stop" in output
     assert shell.run("status")[0] == 1
+
+
+def test_a_cluster_in_a_ray_that_runs_already_leaves_it_running(shell):
+    port = free_port()
+    options = ["--head", "--block", "--port", port, "--num-cpus", 4, "--resources", '{"decode_host": 1}']
+    options += ["--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", shell.ray_folder]
+    token = shell.folder / "token"
+    token.write_text("of this test")
+    shell.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    host = shell.start("start", *options, module="ray.scripts.scripts")
+    try:
+        file = shell.folder / "cluster.yaml"
+        file.write_text(
+            f"name: joined\nmodel: {MODEL}\nrouter: {{port: 0}}\nprefill: {{count: 2}}\n"
+            "decode: {placement: {resources: {decode_host: 0.5}, strategy: spread}}\n"
+        )
+        address = f"127.0.0.1:{port}"
+        until(lambda: is_listening(port), START_S, "Ray listens")
+        status, output = shell.run("up", "-c", file, "--address", address, "--detach")
+        assert status == 0, output
+        url = shell.record("joined")["url"]
+        assert set(nodes_of(url)) == {"p0", "p1", "d0"}
+        answer_of(url)
+        assert shell.run("down", "joined", timeout_s=END_S)[0] == 0
+        until(lambda: not any("ray::Prefill" in name for name in shell.processes().values()), END_S, "no node is left")
+        assert host.poll() is None
+    finally:
+        host.terminate()
+        host.communicate(timeout=END_S)
+        shutil.rmtree(shell.ray_folder, ignore_errors=True)
+    until(lambda: not shell.processes(), END_S, "Ray is gone")
 
 
 def test_killed_nodes_and_a_killed_router_come_back(shell):
