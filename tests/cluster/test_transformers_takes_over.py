@@ -17,8 +17,8 @@ from node.plans import plan_of
 from prefill_node.config import PrefillNodeConfig
 from tests.support.cluster import SMALL, Process
 from tests.support.oracle import greedy, oracle, random_prompt
-from transfer.plan import Kind
 from transfer.envelope import new_nonce
+from transfer.plan import Kind
 from transfer.receiver import HandoverReceiver
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
