@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from bench.cpu_engine import DECODE_BATCHES, DECODE_CONTEXT, FAMILIES, bench_con
 from cache.hits import ResumeLocally
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
-from engine.sequence import Job, Sampled, Sequence
+from engine.sequence import Event, Job, Sampled, Sequence
 from tests.support.cluster import Cluster
 from tests.support.tiny_checkpoints import build_model
 from wire.messages import Request, Sampling
@@ -87,7 +88,7 @@ def time_engine(built: BuiltEngine, row: Row, seed: int) -> Timing:
             lambda hit: ResumeLocally(),
             row.answer_tokens,
             time.monotonic() + 600,
-            lambda event, times=times: times.append(time.perf_counter()) if isinstance(event, Sampled) else None,
+            partial(_note_time, times),
         )
         sequences.append(built.engine.sequence(job))
         built.engine.submit(sequences[-1])
@@ -97,6 +98,11 @@ def time_engine(built: BuiltEngine, row: Row, seed: int) -> Timing:
     for sequence in sequences:
         built.engine.release(sequence)
     return Timing.of(started, arrivals)
+
+
+def _note_time(times: list[float], event: Event) -> None:
+    if isinstance(event, Sampled):
+        times.append(time.perf_counter())
 
 
 def time_cluster(url: str, row: Row, seed: int) -> Timing:

@@ -107,9 +107,8 @@ class Cluster:
         self.processes: dict[str, Process] = {}
         with ExitStack() as undo:
             undo.callback(self._stop)
-            config = RouterConfig(
-                **{"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 0.5} | self.router
-            )
+            settings: dict[str, Any] = {"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 0.5}
+            config = RouterConfig(**settings | self.router)
             self.processes["router"] = Process.start("router", config, self.folder)
             self.url = self.processes["router"].ready["url"]
             for index in range(self.num_prefill):
@@ -125,7 +124,7 @@ class Cluster:
 
     def start_node(self, name: str) -> Process:
         """Starts p<i> or d<i>; again under the same name after it was killed."""
-        common = {
+        common: dict[str, Any] = {
             "name": name,
             "model_path": str(self.model),
             "router_address": self.processes["router"].ready["control_address"],

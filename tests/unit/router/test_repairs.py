@@ -334,7 +334,10 @@ async def test_the_only_decode_node_may_come_back(start_router: StartRouter, ans
         assert (await running.http.get("/cluster")).json()["phases"]["migrating"] == 1
         second = asyncio.create_task(ask(running))  # is not refused: the node may be back soon
         await asyncio.sleep(0)
+        lost = cluster.nodes["d0"]
+        cluster.nodes["d0"] = FakeDecodeNode("d0", answer, lost.handovers, eos_id=0)
         nodes.register(node_info("d0", m.Role.DECODE, incarnation=2), node_status())
         result = await asking
         assert text_of(await second) == TEXT
     assert (text_of(result), result["usage"]["headrace"]["migrations"]) == (TEXT, 1)
+    assert lost.closed and not cluster.nodes["d0"].closed
