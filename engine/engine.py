@@ -276,6 +276,7 @@ class Engine:
             return
         draws = [self._draw(sequence) for sequence, _ in drawing]
         tokens = sample(logits[[row for _, row in drawing]], draws)
+        self.sampled_tokens += len(tokens)
         for (sequence, _), token in zip(drawing, tokens, strict=True):
             self._append(sequence, token.id)
             finish = self._finish_reason(sequence, token.id)
@@ -307,7 +308,6 @@ class Engine:
         sequence.tokens.append(token_id)
         sequence.hasher.extend([token_id])
         sequence.num_sampled += 1
-        self.sampled_tokens += 1
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._running.remove(sequence)

@@ -89,6 +89,7 @@ class Sequence:
 
     tokens         prompt and answer so far
     num_computed   leading tokens whose blocks and state are written
+    num_sampled    tokens that followed the prompt here; on a decode node the first was sampled elsewhere
     checkpoints    positions published for it, in the prompt; `decoded` are those in its answer, still kept
     """
 
