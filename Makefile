@@ -17,7 +17,7 @@ help:
 	@echo 'make demo       start a small cluster, ask it two questions, stop it'
 	@echo 'make test       every test (PYTEST_ARGS="-m not\ slow" leaves the slow ones out)'
 	@echo 'make check      ruff, mypy, import-linter'
-	@echo 'make bench-cpu  the benchmark that needs no GPU'
+	@echo 'make bench-cpu  the benchmarks that need no GPU'
 	@echo 'make proto      generate wire/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
 
