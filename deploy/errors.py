@@ -24,10 +24,10 @@ class StartFailed(DeployError):
 
 
 class StopRequested(DeployError):
-    """SIGINT or SIGTERM came while the cluster was starting."""
+    """SIGINT or SIGTERM came before the command had done its work."""
 
     def __init__(self) -> None:
-        super().__init__("stopped before the cluster was ready")
+        super().__init__("stopped by a signal")
 
 
 class RequestFailed(DeployError):

@@ -66,6 +66,15 @@ class Shell:
         assert status == 0, output
         return self.record()["url"]
 
+    def never_ready(self, start_timeout_s=START_S):
+        """A cluster file whose decode node no host can hold, so that the start goes on until its deadline."""
+        file = self.folder / "cluster.yaml"
+        file.write_text(
+            f"model: {MODEL}\nrouter: {{port: 0}}\nray: {{start_timeout_s: {start_timeout_s}}}\n"
+            "decode: {placement: {resources: {no_such_host: 1}}}\n"
+        )
+        return file
+
     def record(self, name="default"):
         return json.loads((self.state / f"{name}.json").read_text())
 
@@ -220,12 +229,12 @@ def test_a_killed_supervisor_takes_everything_with_it(shell):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize("moment", ["gcs_server", "raylet", "ray::RouterActor", "ray::PrefillActor"])
 def test_a_stop_while_starting_leaves_nothing(shell, number, moment):
-    process = shell.start("up", "--model", MODEL, "--port", 0)
+    process = shell.start("up", "-c", shell.never_ready())
     until(lambda: any(moment in command for command in shell.processes().values()), START_S, f"{moment} has started")
     process.send_signal(number)
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 1
-    assert "stopped before the cluster was ready" in output
+    assert "stopped by a signal" in output
     assert not shell.processes()
 
 
@@ -249,13 +258,8 @@ def test_a_node_that_cannot_start_ends_everything_and_says_why(shell, tmp_path):
     assert not list(shell.state.glob("*.json"))
 
 
-def test_nodes_that_find_no_room_end_the_start_at_its_deadline(shell, tmp_path):
-    file = tmp_path / "cluster.yaml"
-    file.write_text(
-        f"model: {MODEL}\nrouter: {{port: 0}}\nray: {{start_timeout_s: 15}}\n"
-        "decode: {placement: {resources: {no_such_host: 1}}}\n"
-    )
-    status, output = shell.run("up", "-c", file)
+def test_nodes_that_find_no_room_end_the_start_at_its_deadline(shell):
+    status, output = shell.run("up", "-c", shell.never_ready(start_timeout_s=15))
     assert status == 1
     assert "not ready in time: d0" in output
     assert not shell.processes()
