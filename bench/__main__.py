@@ -2,6 +2,9 @@
 
 import runpy
 import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
 
 BENCHMARKS = {
     "cpu-engine": ("bench.cpu_engine", "the forward pass against transformers"),
@@ -17,6 +20,11 @@ def main(argv: list[str] | None = None) -> int:
         for name, (_, what) in BENCHMARKS.items():
             print(f"headrace bench {name:<14} {what}")
         return 0 if not arguments or arguments[0] in ("-h", "--help") else 2
+    # The benchmarks run on the tests' random models and clusters, which are no installed package.
+    if not (REPOSITORY / "tests" / "support").is_dir():
+        print(f"{REPOSITORY} has no tests/support: run benchmarks from a clone of the repository", file=sys.stderr)
+        return 2
+    sys.path.insert(0, str(REPOSITORY))
     module = BENCHMARKS[arguments[0]][0]
     sys.argv = [f"headrace bench {arguments[0]}", *arguments[1:]]
     runpy.run_module(module, run_name="__main__")
