@@ -8,8 +8,11 @@ from tests.support.cluster import Cluster
 from tests.support.openai_contract import OpenAIContract
 
 
+@pytest.fixture(scope="module")
+def openai_url(tiny_checkpoint, tmp_path_factory) -> Iterator[str]:
+    with Cluster(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("openai")) as cluster:
+        yield f"{cluster.url}/v1"
+
+
 class TestOpenAIOverCluster(OpenAIContract):
-    @pytest.fixture(scope="class")
-    def openai_url(self, tiny_checkpoint, tmp_path_factory) -> Iterator[str]:
-        with Cluster(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("openai")) as cluster:
-            yield f"{cluster.url}/v1"
+    pass
