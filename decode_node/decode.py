@@ -40,7 +40,6 @@ from wire.messages import (
     Reservation,
     Start,
     Stop,
-    Token,
     Tokens,
     TransferReport,
 )
@@ -127,8 +126,8 @@ class _Decode:
                 case _SessionEnded(nonce, outcome):
                     if self._handover is not None and nonce == self._handover.plan.nonce:
                         yield self._session_ended(nonce, outcome)
-                case Sampled(token):
-                    yield Tokens((token, *self._more_tokens()))
+                case Sampled() as sampled:
+                    yield self._tokens(sampled)
                 case Scored(tokens):
                     yield PromptLogprobs(tokens)
                 case Stop():
@@ -150,12 +149,14 @@ class _Decode:
 
     def _submit(self, start: Start) -> Sequence:
         request, sampling = start.request, start.request.sampling
-        place = PrefillPlace(self._config.local_prefill, len(request.tokens), start.may_prefill_remotely)
+        now_s = asyncio.get_running_loop().time()
+        scores = sampling.prompt_logprobs is not None
+        place = PrefillPlace(self._config.local_prefill, len(request.tokens), start.may_prefill_remotely, scores)
         job = Job(
             request=request,
             hit_policy=place.hit_policy,
             max_new=sampling.max_tokens - (len(request.tokens) - request.num_prompt_tokens),
-            admit_by_s=self._deadline_s,
+            admit_by_s=min(self._deadline_s, now_s + self._config.admission_timeout_s),
             on_event=partial(self._loop.deliver, self._inbox.put),
             prompt_logprobs=None if start.may_prefill_remotely else sampling.prompt_logprobs,
         )
@@ -233,12 +234,13 @@ class _Decode:
 
     # ------------------------------------------------------------ what it says
 
-    def _more_tokens(self) -> tuple[Token, ...]:
-        """Tokens that came meanwhile: they travel in one message."""
-        tokens = []
-        while (item := self._inbox.take_if(Sampled)) is not None:
-            tokens.append(item.token)
-        return tuple(tokens)
+    def _tokens(self, sampled: Sampled) -> Tokens:
+        """A token, and those that came meanwhile: they travel in one message."""
+        tokens = [sampled.token]
+        while (more := self._inbox.take_if(Sampled)) is not None:
+            sampled = more
+            tokens.append(more.token)
+        return Tokens(tuple(tokens), sampled.finish)
 
     def _report(self, sequence: Sequence) -> DecodeReport:
         assert self._admitted is not None

@@ -45,6 +45,7 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
         checkpoint_policy(config.checkpoint_policy),
         Scheduler(config.max_step_tokens, config.max_running, config.block_size),
         eos_token_ids=model.config.eos_token_ids,
+        vocab_size=model.config.vocab_size,
         max_model_tokens=max_model_tokens,
         num_blocks=sizes.num_blocks,
         clock=clock,

@@ -21,10 +21,14 @@ from engine.runner import ModelRunner
 from engine.sampler import Draw, sample, score
 from engine.scheduler import Planned, Scheduler
 from engine.sequence import Admitted, Computed, Finished, Job, Refused, Sampled, Scored, Sequence
-from wire.messages import FinishReason, Token
+from wire.messages import FinishReason, Request, Token
 
 
-class RequestTooLarge(ValueError):
+class BadRequest(ValueError):
+    """No node of this model can serve the request; the message says why."""
+
+
+class RequestTooLarge(BadRequest):
     """The request can never fit this node; the message says what it needs and what there is."""
 
 
@@ -46,6 +50,7 @@ class Engine:
         scheduler: Scheduler,
         *,
         eos_token_ids: tuple[int, ...],
+        vocab_size: int,
         max_model_tokens: int,
         num_blocks: int,
         clock: Callable[[], float],
@@ -54,7 +59,8 @@ class Engine:
         self.cache = cache
         self._policy = policy
         self._scheduler = scheduler
-        self._eos = eos_token_ids
+        self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
+        self._vocab_size = vocab_size
         self._max_model_tokens = max_model_tokens
         self._num_blocks = num_blocks
         self._clock = clock
@@ -69,9 +75,10 @@ class Engine:
     def sequence(self, job: Job) -> Sequence:
         """What `submit` takes: hashed, and known to fit. Touches nothing shared, so any thread may call it.
 
-        Raises RequestTooLarge if the job could never be admitted.
+        Raises BadRequest if the model does not know its tokens, RequestTooLarge if it could never be admitted.
         """
         request = job.request
+        self._require_known_tokens(request)
         needed = -(-self._last_token(job) // self.cache.block_size)
         if len(request.tokens) > self._max_model_tokens:
             raise RequestTooLarge(
@@ -85,6 +92,14 @@ class Engine:
         hasher = PrefixHasher(self.cache.block_size, request.salt)
         hasher.extend(request.tokens)
         return Sequence(job, hasher, list(request.tokens))
+
+    def _require_known_tokens(self, request: Request) -> None:
+        """What the model has no row for would end the step, and with it the node."""
+        if not request.tokens:
+            raise BadRequest("the prompt has no tokens: give at least one")
+        largest = max((*request.tokens, *request.sampling.stop_token_ids))
+        if largest >= self._vocab_size:
+            raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a job for admission; from here on `release` gives back what it holds."""
@@ -113,9 +128,15 @@ class Engine:
             self._waiting.remove(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
-        if sequence.claim is not None:
+        if sequence.lease is not None:
+            self._leases.release(sequence.lease)  # which comes back here, without the lease
+        elif sequence.claim is not None:
             self.cache.release(sequence.claim)
             sequence.claim = None
+
+    def _expired(self, sequence: Sequence) -> None:
+        sequence.lease = None
+        self.release(sequence)
 
     @property
     def num_running(self) -> int:
@@ -127,7 +148,7 @@ class Engine:
 
     def lease(self, sequence: Sequence, deadline_s: float) -> None:
         """Keeps what a finished prefill holds until `release`, but not beyond `deadline_s`."""
-        self._leases.grant(lambda: self.release(sequence), deadline_s=deadline_s)
+        sequence.lease = self._leases.grant(lambda: self._expired(sequence), deadline_s=deadline_s)
 
     # ------------------------------------------------------------ steps
 

@@ -38,6 +38,7 @@ class EngineLoop:
         self._on_crash = on_crash
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._events: list[Callable[[], None]] = []
+        self._awaited: set[asyncio.Future[Any]] = set()  # results that callers wait for; the event loop's own
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
@@ -69,6 +70,8 @@ class EngineLoop:
         if not self._thread.is_alive():
             raise EngineLost("the engine has stopped: the node takes no more requests")
         future: asyncio.Future[T] = self._loop.create_future()
+        self._awaited.add(future)
+        future.add_done_callback(self._awaited.discard)
 
         def run() -> None:
             try:
@@ -86,11 +89,17 @@ class EngineLoop:
             while not self._stopping:
                 self._drain(wait=self.engine.num_running == 0)
                 self.engine.admit()
+                self._flush()  # an admission, a packed message: nobody waits for them until the step is over
                 self.engine.step()
                 self._flush()
         except BaseException as error:
             log.exception("the engine's step failed; the node ends")
-            self._loop.call_soon_threadsafe(self._on_crash, error)
+            self._loop.call_soon_threadsafe(self._crashed, error)
+
+    def _crashed(self, error: BaseException) -> None:
+        for future in list(self._awaited):
+            _set_exception(future, EngineLost(f"the engine has crashed: {error}"))
+        self._on_crash(error)
 
     def _drain(self, *, wait: bool) -> None:
         """Runs the commands that are there; with `wait`, sleeps until there is one or a deadline to see to."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from engine.randomness import uniform
 from wire.messages import Alternative, Logprobs, Sampling, Token
 
+COLDEST = 1e-5  # at and below this temperature the best token is taken: dividing by less overflows
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -36,7 +38,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Token]:
         return []
     adjusted = _penalised(logits, draws)
     chosen = adjusted.argmax(dim=-1)
-    random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0]
+    random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:
         index = torch.tensor(random_rows, device=logits.device)
         chosen[index] = _drawn(adjusted[index], [draws[row] for row in random_rows])

@@ -9,6 +9,7 @@ from cache.claims import Claim
 from cache.hashing import PrefixHasher
 from cache.hits import HitPolicy, PrefixHit
 from cache.index import Checkpoint
+from cache.leases import LeaseId
 from wire.messages import FinishReason, Request, Token
 
 
@@ -97,6 +98,7 @@ class Sequence:
     hasher: PrefixHasher
     tokens: list[int]
     claim: Claim | None = None
+    lease: LeaseId | None = None
     num_computed: int = 0
     num_prefilled: int = 0
     num_sampled: int = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from engine.build import BuiltEngine, build_engine
+from engine.config import ConfigError
 from engine.loop import EngineLoop
 from node.config import NodeConfig
 from node.registration import Registration
@@ -71,12 +72,18 @@ class Node:
         self._incarnation = secrets.randbits(63) | 1
         self._closed = asyncio.Event()
         self._crash: BaseException | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._status: NodeStatus | None = None
 
     async def start(self) -> None:
         """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
         loop = asyncio.get_running_loop()
         built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, loop.time)
+        if self.config.max_message_bytes < built.layout.block_bytes:
+            raise ConfigError(
+                f"max_message_bytes {self.config.max_message_bytes} < {built.layout.block_bytes}, the bytes of one "
+                "block of this model: raise it"
+            )
         self._engine = EngineLoop(built.engine, loop.time, self._crashed)
         self._transport: Transport = open_transport(replace(self.config.ucx, host=self.config.host))
         buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
@@ -106,18 +113,26 @@ class Node:
         return replace(self._status, counters=counters)
 
     async def stop(self) -> None:
-        """Leaves the router, ends requests in flight after the grace period, and gives everything back."""
-        if self._closed.is_set():
-            return
-        if self._registration is not None:
-            await self._registration.stop()
-        await self._server.stop(self.config.shutdown_grace_s)
-        for task in list(self.chassis.tasks):
-            await asyncio.wait([task], timeout=self.config.shutdown_grace_s)
-        await self._transport.close()
-        if self._crash is None:
-            await self._engine.stop(timeout_s=60.0)
-        self._closed.set()
+        """Leaves the router, ends requests in flight after the grace period, and gives everything back.
+
+        The same however often it is called. Raises what could not be ended; the node is closed all the same.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        try:
+            if self._registration is not None:
+                await self._registration.stop()
+            await self._server.stop(self.config.shutdown_grace_s)
+            if self.chassis.tasks:
+                await asyncio.wait(self.chassis.tasks, timeout=self.config.shutdown_grace_s)
+            await self._transport.close()
+            if self._crash is None:
+                await self._engine.stop(timeout_s=60.0)
+        finally:
+            self._closed.set()
 
     async def wait_closed(self) -> None:
         """Until the node has ended. Raises what its engine crashed of."""
@@ -127,7 +142,7 @@ class Node:
 
     def _crashed(self, error: BaseException) -> None:
         self._crash = error
-        self._stopping = asyncio.create_task(self.stop())
+        self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def _add_services(self, server: Any) -> None:
         self._role_service = self._serve(self.chassis, server, self)

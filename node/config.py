@@ -19,6 +19,7 @@ class NodeConfig:
     port                of its gRPC service; 0 takes a free one
     staging_buffers     messages that may be on their way at once, in each direction
     max_message_bytes   attention blocks are packed up to this
+    admission_timeout_s how long a request may wait for blocks and a slot before another node is asked
     shutdown_grace_s    how long requests in flight may go on after a stop
     """
 
@@ -29,6 +30,7 @@ class NodeConfig:
     port: int = 0
     staging_buffers: int = 4
     max_message_bytes: int = 4 << 20
+    admission_timeout_s: float = 5.0
     shutdown_grace_s: float = 2.0
     engine: EngineConfig = field(default_factory=EngineConfig)
     ucx: UcxConfig = field(default_factory=UcxConfig)
@@ -41,5 +43,7 @@ class NodeConfig:
         for name in ("staging_buffers", "max_message_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.admission_timeout_s <= 0:
+            raise ConfigError(f"admission_timeout_s {self.admission_timeout_s}: must be above 0")
         if self.shutdown_grace_s < 0:
             raise ConfigError(f"shutdown_grace_s {self.shutdown_grace_s}: must not be negative")

@@ -47,7 +47,7 @@ class Registration:
                     self._info, await self._status(), timeout_s=CALL_TIMEOUT_S
                 )
                 reported = ""
-            except (NodeError, TimeoutError) as error:
+            except Exception as error:  # whatever it was: a node that stops saying that it lives is taken for dead
                 # Said once, not four times a second: a router that starts later is normal.
                 if str(error) != reported:
                     reported = str(error)

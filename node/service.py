@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from engine.engine import RequestTooLarge
+from engine.engine import BadRequest
 from node.errors import NoRoom
 from transfer.errors import HandoverFailed, LayoutMismatch, TransferError
 from wire import codecs
@@ -20,7 +20,7 @@ from wire.messages import NodeInfo, NodeStatus
 T = TypeVar("T")
 
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
-    (RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
+    (BadRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (HandoverFailed, grpc.StatusCode.ABORTED),
     (TransferError, grpc.StatusCode.ABORTED),

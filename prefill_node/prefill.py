@@ -44,6 +44,7 @@ class Prefill:
         self._chassis = chassis
         self._engine = chassis.built.engine
         self._loop = chassis.loop
+        self._clock = asyncio.get_running_loop().time
         self._sender = HandoverSender(chassis.transport, chassis.staging)
         self._handed_over_bytes = 0
         self._handover_seconds = 0.0
@@ -84,7 +85,7 @@ class Prefill:
             request=request.request,
             hit_policy=_resume_locally,
             max_new=min(1, sampling.max_tokens - num_output),
-            admit_by_s=deadline_s,
+            admit_by_s=min(deadline_s, self._clock() + self._chassis.config.admission_timeout_s),
             on_event=partial(self._loop.deliver, inbox.put_nowait),
             prompt_logprobs=sampling.prompt_logprobs,
         )
@@ -111,11 +112,13 @@ class Prefill:
                 case Scored(tokens):
                     yield PromptLogprobs(tokens)
                 case Sampled(token, finish):
-                    if handover is not None and finish is None:
+                    # A retry goes on after the token that the client has seen, whatever is sampled this time.
+                    goes_on = finish is None or request.first_token is not None
+                    if handover is not None and goes_on:
                         first = token.id if request.first_token is None else request.first_token
                         handover.finish(encode_note(first))
                     yield FirstToken(token, finish)
-                    if handover is not None and finish is None:
+                    if handover is not None and goes_on:
                         await self._handed_over(handover)
                     break
                 case Finished():

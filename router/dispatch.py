@@ -289,7 +289,9 @@ class Run:
         self._avoid.add(node.id)
         if isinstance(error, NodeLost):
             node.suspect = True
-        if isinstance(error, NodeBusy) and self._patience_ends_s is None:
+        if not isinstance(error, NodeBusy):
+            self._patience_ends_s = None  # it had room: time spent working is no time spent waiting for room
+        elif self._patience_ends_s is None:
             self._patience_ends_s = self._now_s() + self._shared.config.busy_timeout_s
 
     def _remaining_s(self) -> float:

@@ -73,6 +73,7 @@ class RequestLife:
         self._landed = False
         self._early: list[m.Token] = []
         self._early_finish: m.FinishReason | None = None
+        self._told_finish: m.FinishReason | None = None
         self._alone_finish = m.FinishReason.LENGTH
 
     @property
@@ -100,7 +101,8 @@ class RequestLife:
             self.report.prefill_done(event.report)
             return []
         match event:
-            case m.Tokens(tokens):  # first: it comes most often
+            case m.Tokens(tokens, finish):  # first: it comes most often
+                self._told_finish = finish
                 return self._on_tokens(tokens, now_s)
             case DecodeStarted(node):
                 self.report.decode_node = node
@@ -216,6 +218,8 @@ class RequestLife:
             return self._fail(from_node(cause), now_s)
         if self.stopped:
             return self._finish(m.FinishReason.STOP, now_s)
+        if self._told_finish is not None and not self._early:
+            return self._finish(self._told_finish, now_s)  # every token was shown, only the report is lost
         if not isinstance(cause, NodeBusy):
             self._decode_failures += 1
             if self._decode_failures >= self._max_attempts:

@@ -57,7 +57,7 @@ class GenerationBody(_Body):
     top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
     min_p: Probability | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     stop: str | list[str] | None = None

@@ -189,7 +189,10 @@ class HandoverFailed:
 
 @dataclass(frozen=True)
 class Tokens:
+    """`finish` comes with the last token: the answer is complete, whatever becomes of the node afterwards."""
+
     tokens: tuple[Token, ...]
+    finish: FinishReason | None = None
 
 
 @dataclass(frozen=True)

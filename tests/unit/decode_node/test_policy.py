@@ -29,6 +29,11 @@ def test_a_rest_that_is_most_of_the_prompt_goes_to_the_prefill_node() -> None:
     assert chosen(40, 16, max_share=0.6) is ResumeLocally
 
 
+def test_a_prompt_to_be_scored_goes_to_the_prefill_node_however_much_is_cached() -> None:
+    place = PrefillPlace(LocalPrefillConfig(), 100, may_prefill_remotely=True, is_scored=True)
+    assert isinstance(place.hit_policy(PrefixHit(96, 96, 96)), ReceiveState)
+
+
 def test_zero_turns_local_prefill_off() -> None:
     assert chosen(161, 160, max_tokens=0) is ReceiveState
 

@@ -58,6 +58,13 @@ def test_draws_follow_the_distribution_that_transformers_samples_from(sampling, 
     assert (seen - expected).abs().max() < 4 * 0.5 / 4000**0.5
 
 
+@pytest.mark.parametrize("temperature", [1e-310, 1e-9, 1e-5])
+def test_a_tiny_temperature_takes_the_largest_logit(temperature: float) -> None:
+    lines = logits(5)
+    tokens = sample(lines, draws(replace(RANDOM, temperature=temperature), 5))
+    assert [token.id for token in tokens] == lines.argmax(-1).tolist()
+
+
 def test_top_p_keeps_the_first_token_even_when_it_alone_exceeds_it() -> None:
     line = torch.zeros(1, VOCAB)
     line[0, 7] = 10.0
