@@ -8,7 +8,7 @@ import torch
 
 from cache.hits import ReceiveState
 from engine.config import ConfigError, EngineConfig, PoolSizes
-from engine.engine import RequestTooLarge
+from engine.engine import BadRequest, RequestTooLarge
 from engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
 from tests.support.driving import GREEDY, generate, request, run_all, small_engine, submit
 from tests.support.oracle import greedy, oracle, random_prompt
@@ -99,6 +99,23 @@ def test_what_nobody_releases_comes_back_with_its_lease(tiny_checkpoint) -> None
     built.engine.lease(run.sequence, time.monotonic() - 1)
     built.engine.admit()
     assert built.engine.cache.stats().blocks.in_use == 0
+
+
+def test_a_released_prefill_leaves_no_lease_behind(tiny_checkpoint) -> None:
+    built = small_engine(tiny_checkpoint("granite"))
+    run = submit(built, request(random_prompt(40)), max_new=1)
+    built.engine.lease(run.sequence, time.monotonic() + 60)
+    run_all(built)
+    built.engine.release(run.sequence)
+    stats = built.engine.cache.stats()
+    assert (stats.blocks.in_use, stats.slots.in_use, run.sequence.lease) == (0, 0, None)
+
+
+@pytest.mark.parametrize("tokens", [(), (5, 512)])
+def test_tokens_that_the_model_does_not_know_are_refused_before_they_reach_a_step(tokens, tiny_checkpoint) -> None:
+    built = small_engine(tiny_checkpoint("granite"))
+    with pytest.raises(BadRequest):
+        submit(built, request(list(tokens)))
 
 
 def test_state_and_blocks_moved_to_another_engine_go_on_with_the_same_tokens(tiny_checkpoint) -> None:

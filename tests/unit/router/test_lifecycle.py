@@ -260,6 +260,12 @@ def test_a_decode_node_lost_after_stop_changes_nothing():
     assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(m.FinishReason.STOP)]
 
 
+def test_a_decode_node_lost_after_its_last_token_costs_only_the_report():
+    request = decoding()
+    request.on(m.Tokens((m.Token(9),), m.FinishReason.LENGTH), 1.0)
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(m.FinishReason.LENGTH)]
+
+
 def test_giving_up_fails_with_its_cause():
     request = decoding()
     cause = deadline_passed(5)
