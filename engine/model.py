@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cache.layout import CacheLayout
+from engine.layers.attention import Attention
 from engine.layers.step import Step
 from engine.memory import CacheMemory
 from engine.model_config import ModelConfig
@@ -31,6 +32,16 @@ class DecoderLayer:
     def mix(self, x: Tensor, step: Step) -> Tensor:
         mixed = self.mixer(rms_norm(x, self.mixer_norm, self.norm_eps), step)
         return torch.add(x, mixed, alpha=self.residual_multiplier)
+
+    def mix_rows(self, x: Tensor, step: Step, rows: Tensor) -> Tensor:
+        """`mix`, of `rows` only: what follows looks at no others. The caches advance by all rows."""
+        normed = rms_norm(x, self.mixer_norm, self.norm_eps)
+        if isinstance(self.mixer, Attention) and (len(rows) == 0 or step.plan.tails is not None):
+            # One query a sequence or none at all, instead of the square of the chunk.
+            mixed = self.mixer.tail(normed, step, rows)
+        else:
+            mixed = self.mixer(normed, step).index_select(0, rows)
+        return torch.add(x.index_select(0, rows), mixed, alpha=self.residual_multiplier)
 
     def feed(self, x: Tensor) -> Tensor:
         fed = self.feed_forward(rms_norm(x, self.feed_forward_norm, self.norm_eps))
@@ -67,10 +78,7 @@ class HybridModel:
         for layer in self.layers[:-1]:
             x = layer.feed(layer.mix(x, step))
         last = self.layers[-1]
-        x = last.mix(x, step)
-        if plan.logit_rows is not None:
-            # Nothing after the last mixer looks at other rows: a prompt's chunk keeps only those it needs.
-            x = x.index_select(0, plan.logit_rows)
+        x = last.mix(x, step) if plan.logit_rows is None else last.mix_rows(x, step, plan.logit_rows)
         x = rms_norm(last.feed(x), self.norm, self.config.norm_eps)
         return self.head(x).float() / self.config.logits_divisor
 

@@ -42,6 +42,7 @@ class StepPlan:
     block_T: Tensor  # int64, where each row's keys and values go
     offset_T: Tensor  # int64, and the place inside that block
     logit_rows: Tensor | None  # int64, in the order of the steps; None when it is every row in order
+    tails: PagedDecode | None  # the logit rows as queries of their own, where each is its sequence's last row
 
     @classmethod
     def build(cls, steps: Sequence[SequenceStep], block_size: int, device: torch.device) -> "StepPlan":
@@ -61,6 +62,7 @@ class StepPlan:
             block_T=torch.tensor(blocks, dtype=torch.int64, device=device),
             offset_T=positions_T % block_size,
             logit_rows=_logit_rows(steps, len(decodes), device),
+            tails=_tails(steps, block_size, device),
         )
 
     def join(self, decoded: Tensor | None, prefilled: Tensor | None) -> Tensor:
@@ -92,6 +94,13 @@ def _prefill_rows(steps: list[SequenceStep], block_size: int, device: torch.devi
             lengths, [step.start for step in steps], [step.block_ids for step in steps], block_size, device
         ),
     )
+
+
+def _tails(steps: Sequence[SequenceStep], block_size: int, device: torch.device) -> PagedDecode | None:
+    wanted = [step for step in steps if step.num_logits]
+    if not wanted or any(step.num_logits > 1 for step in wanted):
+        return None
+    return PagedDecode.build([step.end for step in wanted], [step.block_ids for step in wanted], block_size, device)
 
 
 def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.device) -> Tensor | None:

@@ -63,24 +63,47 @@ class Attention:
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        H, KV, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        T = len(x)
         projected = self.in_proj(x)
+        q, k, v = self._heads(projected, step)
+        return self._output(self._attend(q, k, v, step), projected)
+
+    def tail(self, x: Tensor, step: Step, rows: Tensor) -> Tensor:
+        """Keys and values of all rows go to the pool; outputs are made for `rows`: none, or `step.plan.tails`."""
+        projected = self.in_proj(x)
+        q, k, v = self._heads(projected, step)
+        k_pool, v_pool = self._store(k, v, step)
+        if step.plan.tails is None:
+            return x.new_empty(0, x.shape[1])
+        attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, step.plan.tails)
+        return self._output(attended, projected.index_select(0, rows))
+
+    def _heads(self, projected: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed and rotated queries [T, H, D], keys and values [T, KV, D]."""
+        H, KV, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        T = len(projected)
         qk_TJD = projected[:, : (H + KV) * D].view(T, H + KV, D)
         v = projected[:, (H + KV) * D : (H + 2 * KV) * D].view(T, KV, D)
         if self.qk_norm_JD is not None:
             qk_TJD = rms_norm(qk_TJD, self.qk_norm_JD, self.norm_eps)
         if step.rotary is not None:
             rotate_(qk_TJD, *step.rotary)
-        attended = self._attend(qk_TJD[:, :H], qk_TJD[:, H:], v, step).view(T, H * D)
+        return qk_TJD[:, :H], qk_TJD[:, H:], v
+
+    def _output(self, attended: Tensor, projected: Tensor) -> Tensor:
+        """attended [T, H, D] and the rows of the projection that it came from."""
+        attended = attended.flatten(1)
         if self.config.has_output_gate:
-            attended = attended * torch.sigmoid(projected[:, (H + 2 * KV) * D :])
+            attended = attended * torch.sigmoid(projected[:, projected.shape[1] - attended.shape[1] :])
         return self.out_proj(attended)
+
+    def _store(self, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        k_pool, v_pool = step.memory.kv_pools[self.index]
+        store_kv(k, v, k_pool, v_pool, step.plan.block_T, step.plan.offset_T)
+        return k_pool, v_pool
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         plan, n = step.plan, step.plan.num_decodes
-        k_pool, v_pool = step.memory.kv_pools[self.index]
-        store_kv(k, v, k_pool, v_pool, plan.block_T, plan.offset_T)
+        k_pool, v_pool = self._store(k, v, step)
         decoded = prefilled = None
         if plan.decode is not None:
             decoded = paged_decode(q[:n], k_pool, v_pool, self.config.scale, plan.decode.attention)
