@@ -201,7 +201,7 @@ class PrefixCache:
         """Give back what `hold` refers to. Raises NotHeld the second time."""
         hold.require_held()
         hold.released = True
-        self._storage.drop_blocks(hold.block_ids, hold.tail)
+        self._storage.drop_blocks(hold.block_ids, self._storage.deepest_entry(hold.block_ids) or hold.tail)
         if hold.checkpoint is not None:
             self._storage.slots.drop(hold.checkpoint.slot)
 

@@ -225,5 +225,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.node.match(request.tokens, max_tokens=reused).attention_tokens == reused
 
 
-CacheMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+CacheMachine.TestCase.settings = settings(
+    max_examples=250, stateful_step_count=60, deadline=None, derandomize=True
+)
 TestCacheAgainstModel = CacheMachine.TestCase
