@@ -8,11 +8,12 @@ A step of a running request, in order: read `claim.source_slot`, or `claim.slot`
 states that the kernels emitted, or `donate_running` for the running one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from cache.claims import Claim, Hold
 from cache.errors import BadTokens, MisplacedState
+from cache.events import CacheEvent
 from cache.hits import HitPolicy, PrefixHit
 from cache.index import Checkpoint, Entry
 from cache.stats import CacheStats
@@ -21,14 +22,26 @@ from cache.types import BlockId, PrefixKey, SlotId
 
 
 class PrefixCache:
-    """Two pools that share nothing, under one index of prefixes."""
+    """Two pools that share nothing, under one index of prefixes.
 
-    def __init__(self, *, num_blocks: int, num_slots: int, block_size: int) -> None:
+    `on_event` hears of everything that becomes findable or stops being so, as it happens.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        block_size: int,
+        on_event: Callable[[CacheEvent], None] = lambda event: None,
+    ) -> None:
         for name, value in (("num_blocks", num_blocks), ("num_slots", num_slots), ("block_size", block_size)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.block_size = block_size
-        self._storage = Storage(num_blocks=num_blocks, num_slots=num_slots, block_size=block_size)
+        self._storage = Storage(
+            num_blocks=num_blocks, num_slots=num_slots, block_size=block_size, on_event=on_event
+        )
 
     # Matching and claiming
 
@@ -206,6 +219,10 @@ class PrefixCache:
             self._storage.slots.drop(hold.checkpoint.slot)
 
     # Looking inside
+
+    def contents(self) -> Iterator[CacheEvent]:
+        """The events that would fill an empty cache with what is findable now: a late joiner's snapshot."""
+        return self._storage.contents()
 
     def stats(self) -> CacheStats:
         storage = self._storage

@@ -8,9 +8,10 @@ Should that block be evicted, all below it is forgotten as well, and the second 
 copies with its next full block.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cache.errors import CorruptCache, NotHeld
+from cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
 from cache.index import Checkpoint, Entry, PrefixIndex
 from cache.pools import BlockPool, StatePool
 from cache.stats import CacheCounters
@@ -20,8 +21,11 @@ from cache.types import BlockId, PrefixKey, SlotId
 class Storage:
     """Blocks, slots and the index over them; callers read the parts and change them through these methods."""
 
-    def __init__(self, *, num_blocks: int, num_slots: int, block_size: int) -> None:
+    def __init__(
+        self, *, num_blocks: int, num_slots: int, block_size: int, on_event: Callable[[CacheEvent], None]
+    ) -> None:
         self.block_size = block_size
+        self._on_event = on_event
         self.blocks = BlockPool(num_blocks)
         self.slots = StatePool(num_slots)
         self.index = PrefixIndex(block_size)
@@ -39,11 +43,13 @@ class Storage:
             oldest = self.blocks.oldest()
             if oldest is None:
                 raise CorruptCache(f"{num} blocks were promised but are not there")
-            for entry in self.index.remove(self.index.by_block(oldest)):
-                self.blocks.uncache(entry.block)
-                self.totals.block_evictions += 1
+            # Those below an entry come after it, and go before it.
+            for entry in reversed(self.index.remove(self.index.by_block(oldest))):
                 if entry.checkpoint is not None:
                     self._evicted(entry.checkpoint)
+                self.blocks.uncache(entry.block)
+                self.totals.block_evictions += 1
+                self._on_event(BlockEvicted(entry.key))
         return blocks
 
     def reserve_slot(self) -> SlotId:
@@ -56,16 +62,22 @@ class Storage:
         return slots[0]
 
     def _evicted(self, checkpoint: Checkpoint) -> None:
-        self.slots.uncache(checkpoint.slot)
+        self._removed(checkpoint)
         self.totals.checkpoints_evicted += 1
         self.totals.checkpoints_evicted_unused += checkpoint.num_resumes == 0
+
+    def _removed(self, checkpoint: Checkpoint) -> None:
+        self.slots.uncache(checkpoint.slot)
+        self._on_event(CheckpointEvicted(checkpoint.key))
 
     # Indexing
 
     def index_block(self, key: PrefixKey, parent: Entry | None, block: BlockId) -> Entry:
         """Make a held block findable under a key that is not known yet."""
         self.blocks.cache(block)
-        return self.index.add(key, parent, block)
+        entry = self.index.add(key, parent, block)
+        self._on_event(stored_block(entry))
+        return entry
 
     def index_state(self, entry: Entry, slot: SlotId) -> Checkpoint:
         """Make the state in a held slot findable at `entry`, which has none."""
@@ -73,6 +85,7 @@ class Storage:
         self.slots.cache(slot)
         self.index.attach(entry, checkpoint)
         self.totals.checkpoints_published += 1
+        self._on_event(CheckpointStored(checkpoint.key, checkpoint.num_tokens))
         return checkpoint
 
     def forget_checkpoint(self, checkpoint: Checkpoint) -> bool:
@@ -80,9 +93,15 @@ class Storage:
         entry = self.index.find(checkpoint)
         if entry is None or self.slots.is_referenced(checkpoint.slot):
             return False
-        self.index.detach(entry)
-        self.slots.uncache(checkpoint.slot)
+        self._removed(self.index.detach(entry))
         return True
+
+    def contents(self) -> Iterator[CacheEvent]:
+        """The events that would fill an empty cache with what is findable now."""
+        for entry in self.index.entries():
+            yield stored_block(entry)
+            if entry.checkpoint is not None:
+                yield CheckpointStored(entry.key, entry.num_tokens)
 
     # References
 
@@ -140,3 +159,7 @@ class Storage:
             if own > limit:
                 raise CorruptCache(f"block {entry.block} would be evicted after one above it in its prefix")
             first_above[entry] = own
+
+
+def stored_block(entry: Entry) -> BlockStored:
+    return BlockStored(entry.key, None if entry.parent is None else entry.parent.key)

@@ -5,11 +5,12 @@ tokens that went into it. So whatever a request reuses can be compared with what
 cache that serves another prompt's blocks, or a state that somebody overwrote, is caught at the read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cache.checkpoints import ChunkSpan, PromptFacts, checkpoint_policy
 from cache.claims import Claim
+from cache.events import CacheEvent
 from cache.hashing import PrefixHasher
 from cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from cache.index import Checkpoint
@@ -41,9 +42,17 @@ class FakeNode:
     """A node with one cache, which is checked after every call."""
 
     def __init__(
-        self, *, policy: str = "branch", num_blocks: int = 64, num_slots: int = 16, block_size: int = 16
+        self,
+        *,
+        policy: str = "branch",
+        num_blocks: int = 64,
+        num_slots: int = 16,
+        block_size: int = 16,
+        on_event: Callable[[CacheEvent], None] = lambda event: None,
     ) -> None:
-        self.cache = PrefixCache(num_blocks=num_blocks, num_slots=num_slots, block_size=block_size)
+        self.cache = PrefixCache(
+            num_blocks=num_blocks, num_slots=num_slots, block_size=block_size, on_event=on_event
+        )
         self.policy = checkpoint_policy(policy)
         self.block_bytes: dict[BlockId, Tokens] = {}
         self.slot_bytes: dict[SlotId, Tokens] = {}
