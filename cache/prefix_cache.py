@@ -56,13 +56,20 @@ class PrefixCache:
         return PrefixHit(deepest.num_tokens, state_tokens, resumable_tokens=state_tokens)
 
     def claim(
-        self, keys: Sequence[PrefixKey], *, num_tokens: int, hit_policy: HitPolicy, max_reuse_tokens: int
+        self,
+        keys: Sequence[PrefixKey],
+        *,
+        num_tokens: int,
+        hit_policy: HitPolicy,
+        max_reuse_tokens: int,
+        spare_blocks: int = 0,
     ) -> Claim | None:
         """Start a request: share what it reuses, reserve blocks up to `num_tokens` and a slot of its own.
 
         keys               of the prompt's full blocks
         hit_policy         how much of the hit is reused, and whether a checkpoint is read first
         max_reuse_tokens   usually `hit_policy.reuse_limit(prompt length)`
+        spare_blocks       how many more blocks must stay to be had, so that running requests can grow
 
         None, and no change, if there is not enough room even when everything evictable were evicted.
         """
@@ -74,7 +81,8 @@ class PrefixCache:
         shared = _blocks_through(tail)
         num_new = max(0, self._num_blocks(num_tokens) - len(shared))
         kept_slots = () if source is None else (source.slot,)
-        if storage.blocks.room(keeping=shared) < num_new or storage.slots.room(keeping=kept_slots) < 1:
+        num_wanted = num_new + spare_blocks
+        if storage.blocks.room(keeping=shared) < num_wanted or storage.slots.room(keeping=kept_slots) < 1:
             return None
 
         storage.acquire_blocks(shared)
