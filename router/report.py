@@ -69,6 +69,7 @@ class RequestReport:
             "node": self.prefill.node,
             "attention_hit_tokens": self.prefill.attention_hit_tokens,
             "state_hit_tokens": self.prefill.state_hit_tokens,
+            "fetched_tokens": self.prefill.fetched_tokens,
             "computed_tokens": self.prefill.computed_tokens,
         }
 

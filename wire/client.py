@@ -1,4 +1,4 @@
-"""Calls to nodes, as the router makes them: dataclasses in and out, `NodeError`s for failures.
+"""Calls to nodes, and between them: dataclasses in and out, `NodeError`s for failures.
 
 Every call carries a deadline in seconds from now. Leaving a call's `async with` block, or cancelling
 the task inside it, cancels the call, and the node gives back what it held.
@@ -16,7 +16,15 @@ import grpc.aio
 
 from wire import codecs
 from wire import messages as m
-from wire.errors import DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
+from wire.errors import (
+    CheckpointGone,
+    DeadlineExceeded,
+    HandoverBroken,
+    NodeBusy,
+    NodeError,
+    NodeLost,
+    RequestRefused,
+)
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
 
@@ -39,6 +47,7 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
     grpc.StatusCode.ABORTED: HandoverBroken,
     grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
     grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
+    grpc.StatusCode.NOT_FOUND: CheckpointGone,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
 
@@ -151,6 +160,31 @@ class _GrpcDecodeCall:
                 yield codecs.decode_decode_event(message)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._node, error) from error
+
+
+class DonorClient:
+    """A prefill node's line to a decode node that holds what it wants to fetch."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self._name = name
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._decode = rpc.DecodeStub(self._channel)
+
+    async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
+        """Returns when the donor has sent everything. Cancelling it ends the donor's side, too.
+
+        Raises CheckpointGone, RequestRefused (the layouts differ), HandoverBroken, NodeLost, DeadlineExceeded.
+        """
+        message = pb.ExportRequest()
+        codecs.encode(request, message)
+        try:
+            reply = await self._decode.Export(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._name, error) from error
+        return codecs.decode(reply, m.ExportReply)
+
+    async def close(self) -> None:
+        await self._channel.close(None)
 
 
 class RegistryClient:

@@ -28,5 +28,9 @@ class RequestRefused(NodeError):
     """The node refuses this request, and so would every other one."""
 
 
+class CheckpointGone(NodeError):
+    """The node does not hold the checkpoint that was asked for, or no longer does."""
+
+
 class DeadlineExceeded(NodeError):
     """The request's own deadline has passed."""

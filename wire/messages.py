@@ -108,12 +108,26 @@ class TransferReport:
 
 
 @dataclass(frozen=True)
+class Donor:
+    """A decode node that held the prompt's first `num_tokens` tokens, a multiple of the block size, when last
+    heard of: their blocks, and a checkpoint there. A hint: it may be gone by now."""
+
+    node: str
+    address: str
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class PrefillRequest:
-    """`reservation` None: nothing to hand over. `first_token`: what the client has already seen."""
+    """`reservation` None: nothing to hand over. `first_token`: what the client has already seen.
+
+    `donor`: who may hold more of the prompt than the prefill node does; None: nobody is known to.
+    """
 
     request: Request
     reservation: Reservation | None = None
     first_token: int | None = None
+    donor: Donor | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,10 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class PrefillReport:
-    """What a prefill node reused and computed; `checkpoints` are the positions it published."""
+    """What a prefill node reused and computed; `checkpoints` are the positions it published.
+
+    `fetched_tokens` are those of `resumed_tokens` beyond its own checkpoint, which a decode node sent.
+    """
 
     node: str
     attention_hit_tokens: int
@@ -139,6 +156,7 @@ class PrefillReport:
     resumed_tokens: int
     computed_tokens: int
     checkpoints: tuple[int, ...] = ()
+    fetched_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -216,6 +234,24 @@ class DecodeDone:
 DecodeEvent = (
     Reservation | LocalPrefill | HandoverFailed | TransferReport | Tokens | DecodeDone | PromptLogprobs
 )
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """Send the prefix `key`, of `reservation.num_tokens` tokens: blocks beyond the hit, and the checkpoint.
+
+    The tenant's salt is hashed into the key: whoever knows it knows the tokens.
+    """
+
+    key: bytes
+    reservation: Reservation
+
+
+@dataclass(frozen=True)
+class ExportReply:
+    """Everything was sent; that it landed is the receiver's to know. `layout` is the donor's."""
+
+    layout: CacheLayout
 
 # ---------------------------------------------------------------- nodes
 

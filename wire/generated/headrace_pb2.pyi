@@ -379,6 +379,7 @@ class PrefillRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     RESERVATION_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    DONOR_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
     """a retry: the token that the client has already seen"""
     @_builtins.property
@@ -387,27 +388,67 @@ class PrefillRequest(_message.Message):
     def reservation(self) -> Global___Reservation:
         """unset: nothing to hand over (one token wanted, or scoring)"""
 
+    @_builtins.property
+    def donor(self) -> Global___Donor:
+        """unset: no decode node is known to hold more than this node may"""
+
     def __init__(
         self,
         *,
         request: Global___Request | None = ...,
         reservation: Global___Reservation | None = ...,
         first_token: _builtins.int | None = ...,
+        donor: Global___Donor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_token", b"_first_token", "_reservation", b"_reservation", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_donor", b"_donor", "_first_token", b"_first_token", "_reservation", b"_reservation", "donor", b"donor", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_token", b"_first_token", "_reservation", b"_reservation", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_donor", b"_donor", "_first_token", b"_first_token", "_reservation", b"_reservation", "donor", b"donor", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__donor: _TypeAlias = _typing.Literal["donor"]  # noqa: Y015
+    _WhichOneofArgType__donor: _TypeAlias = _typing.Literal["_donor", b"_donor"]  # noqa: Y015
     _WhichOneofReturnType__first_token: _TypeAlias = _typing.Literal["first_token"]  # noqa: Y015
     _WhichOneofArgType__first_token: _TypeAlias = _typing.Literal["_first_token", b"_first_token"]  # noqa: Y015
     _WhichOneofReturnType__reservation: _TypeAlias = _typing.Literal["reservation"]  # noqa: Y015
     _WhichOneofArgType__reservation: _TypeAlias = _typing.Literal["_reservation", b"_reservation"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__donor) -> _WhichOneofReturnType__donor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token) -> _WhichOneofReturnType__first_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__reservation) -> _WhichOneofReturnType__reservation | None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class Donor(_message.Message):
+    """A decode node that held the prompt's first num_tokens tokens when last heard of: their blocks, and a
+    checkpoint there. A hint: it may be gone by now.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    address: _builtins.str
+    """host:port of its gRPC service"""
+    num_tokens: _builtins.int
+    """a multiple of the block size"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        address: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node", b"node", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Donor: _TypeAlias = Donor  # noqa: Y015
 
 @_typing.final
 class PrefillReport(_message.Message):
@@ -419,11 +460,14 @@ class PrefillReport(_message.Message):
     RESUMED_TOKENS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    FETCHED_TOKENS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     attention_hit_tokens: _builtins.int
     state_hit_tokens: _builtins.int
     resumed_tokens: _builtins.int
     computed_tokens: _builtins.int
+    fetched_tokens: _builtins.int
+    """of the resumed ones, those beyond its own checkpoint: a decode node sent them"""
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -435,10 +479,11 @@ class PrefillReport(_message.Message):
         resumed_tokens: _builtins.int = ...,
         computed_tokens: _builtins.int = ...,
         checkpoints: _abc.Iterable[_builtins.int] | None = ...,
+        fetched_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "checkpoints", b"checkpoints", "computed_tokens", b"computed_tokens", "node", b"node", "resumed_tokens", b"resumed_tokens", "state_hit_tokens", b"state_hit_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "checkpoints", b"checkpoints", "computed_tokens", b"computed_tokens", "fetched_tokens", b"fetched_tokens", "node", b"node", "resumed_tokens", b"resumed_tokens", "state_hit_tokens", b"state_hit_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -804,6 +849,56 @@ class DecodeDone(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeDone: _TypeAlias = DecodeDone  # noqa: Y015
+
+@_typing.final
+class ExportRequest(_message.Message):
+    """A prefill node wants what a decode node holds of a prefix: blocks beyond its own hit, and the checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    RESERVATION_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """of the prefix of reservation.num_tokens tokens; the tenant's salt is hashed into it"""
+    @_builtins.property
+    def reservation(self) -> Global___Reservation: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        reservation: Global___Reservation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reservation", b"reservation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "reservation", b"reservation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportRequest: _TypeAlias = ExportRequest  # noqa: Y015
+
+@_typing.final
+class ExportReply(_message.Message):
+    """Everything was sent; that it landed is the receiver's to know."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def layout(self) -> Global___Layout:
+        """the donor's"""
+
+    def __init__(
+        self,
+        *,
+        layout: Global___Layout | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportReply: _TypeAlias = ExportReply  # noqa: Y015
 
 @_typing.final
 class NodeInfo(_message.Message):

@@ -114,6 +114,11 @@ class DecodeStub:
                 request_serializer=wire_dot_generated_dot_headrace__pb2.DecodeCommand.SerializeToString,
                 response_deserializer=wire_dot_generated_dot_headrace__pb2.DecodeEvent.FromString,
                 _registered_method=True)
+        self.Export = channel.unary_unary(
+                '/headrace.v1.Decode/Export',
+                request_serializer=wire_dot_generated_dot_headrace__pb2.ExportRequest.SerializeToString,
+                response_deserializer=wire_dot_generated_dot_headrace__pb2.ExportReply.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -126,6 +131,14 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Export(self, request, context):
+        """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
+        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -133,6 +146,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=wire_dot_generated_dot_headrace__pb2.DecodeCommand.FromString,
                     response_serializer=wire_dot_generated_dot_headrace__pb2.DecodeEvent.SerializeToString,
+            ),
+            'Export': grpc.unary_unary_rpc_method_handler(
+                    servicer.Export,
+                    request_deserializer=wire_dot_generated_dot_headrace__pb2.ExportRequest.FromString,
+                    response_serializer=wire_dot_generated_dot_headrace__pb2.ExportReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -162,6 +180,33 @@ class Decode:
             '/headrace.v1.Decode/Run',
             wire_dot_generated_dot_headrace__pb2.DecodeCommand.SerializeToString,
             wire_dot_generated_dot_headrace__pb2.DecodeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Export(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Decode/Export',
+            wire_dot_generated_dot_headrace__pb2.ExportRequest.SerializeToString,
+            wire_dot_generated_dot_headrace__pb2.ExportReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,7 +56,9 @@ DECODE_COMMANDS = (m.Start, m.Renew, m.Stop)
 DECODE_EVENTS = (
     m.Reservation, m.LocalPrefill, m.HandoverFailed, m.TransferReport, m.Tokens, m.DecodeDone, m.PromptLogprobs,
 )  # fmt: skip
-PLAIN = (m.NodeInfo, m.NodeStatus, m.Request, m.Sampling, m.PrefillReport, m.DecodeReport)
+PLAIN = (
+    m.NodeInfo, m.NodeStatus, m.Request, m.Sampling, m.PrefillReport, m.DecodeReport, m.ExportRequest, m.ExportReply,
+)  # fmt: skip
 
 
 @given(st.one_of(*map(instances_of, PREFILL_EVENTS)))
