@@ -52,8 +52,9 @@ check: venv
 
 # The virtual path makes the stubs import each other by their real name, wire.generated.
 proto: venv
-	$(BIN)/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy -I wire/generated=proto \
-	  --python_out=. --mypy_out=. --grpc_python_out=. wire/generated/headrace.proto
+	$(BIN)/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc -I wire/generated=proto \
+	  --python_out=. --mypy_out=. --grpc_python_out=. --mypy_grpc_out=. wire/generated/headrace.proto
 
 bench-cpu: venv
 	OMP_NUM_THREADS=2 $(BIN)/python -m bench cpu-engine

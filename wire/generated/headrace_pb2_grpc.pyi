@@ -69,12 +69,20 @@ class DecodeStub:
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Run: _grpc.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]
     """One request's life on the decode node. Ending the call early aborts it and gives everything back."""
+    Export: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.ExportRequest, _headrace_pb2.ExportReply]
+    """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
+    NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
+    """
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]  # type: ignore[assignment]
     """One request's life on the decode node. Ending the call early aborts it and gives everything back."""
+    Export: _aio.UnaryUnaryMultiCallable[_headrace_pb2.ExportRequest, _headrace_pb2.ExportReply]  # type: ignore[assignment]
+    """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
+    NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
+    """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -84,6 +92,16 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_headrace_pb2.DecodeEvent], _abc.AsyncIterator[_headrace_pb2.DecodeEvent]]:
         """One request's life on the decode node. Ending the call early aborts it and gives everything back."""
+
+    @_abc_1.abstractmethod
+    def Export(
+        self,
+        request: _headrace_pb2.ExportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_headrace_pb2.ExportReply, _abc.Awaitable[_headrace_pb2.ExportReply]]:
+        """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
+        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
+        """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
