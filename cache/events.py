@@ -39,3 +39,15 @@ class CheckpointEvicted:
 
 
 CacheEvent = BlockStored | BlockEvicted | CheckpointStored | CheckpointEvicted
+
+
+@dataclass(frozen=True, slots=True)
+class CacheContents:
+    """The keys of what is findable at one moment.
+
+    Keys alone, because they are taken between two steps: a million blocks cost 30 ms this way and a second as
+    events. A prefix comes before those that go on from it.
+    """
+
+    blocks: list[PrefixKey]
+    checkpoints: list[PrefixKey]

@@ -127,6 +127,18 @@ class PrefixIndex:
         """All entries, a parent always before its children."""
         return iter(self._entries.values())
 
+    def keys(self) -> list[PrefixKey]:
+        """The keys of all entries, a parent's always before its children's; a copy."""
+        return list(self._entries)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_checkpoints(self) -> int:
+        return len(self._by_slot)
+
     def checkpoints(self) -> Iterator[Checkpoint]:
         return (entry.checkpoint for entry in self._by_slot.values() if entry.checkpoint is not None)
 

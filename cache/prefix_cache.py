@@ -8,12 +8,12 @@ A step of a running request, in order: read `claim.source_slot`, or `claim.slot`
 states that the kernels emitted, or `donate_running` for the running one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cache.claims import Claim, Hold
 from cache.errors import BadTokens, MisplacedState
-from cache.events import CacheEvent
+from cache.events import CacheContents, CacheEvent
 from cache.hits import HitPolicy, PrefixHit
 from cache.index import Checkpoint, Entry
 from cache.stats import CacheStats
@@ -228,9 +228,10 @@ class PrefixCache:
 
     # Looking inside
 
-    def contents(self) -> Iterator[CacheEvent]:
-        """The events that would fill an empty cache with what is findable now: a late joiner's snapshot."""
-        return self._storage.contents()
+    def contents(self) -> CacheContents:
+        """What is findable now: a late joiner's snapshot."""
+        index = self._storage.index
+        return CacheContents(index.keys(), [checkpoint.key for checkpoint in index.checkpoints()])
 
     def stats(self) -> CacheStats:
         storage = self._storage
