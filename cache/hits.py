@@ -1,4 +1,4 @@
-"""What a prompt finds in the cache, as a value, and the two policies that decide how much of it is reused."""
+"""What a prompt finds in the cache, as a value, and the policies that decide how much of it is reused."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +23,7 @@ class HitPolicy(Protocol):
 
     @property
     def state_arrives(self) -> bool:
-        """Whether a transfer will write the state, so that this node computes nothing of the prompt."""
+        """Whether a transfer will write the state: the request waits for it before it computes anything."""
         ...
 
     def reuse_limit(self, num_tokens: int) -> int:
@@ -81,3 +81,28 @@ class ReceiveState:
 
     def junction(self, hit: PrefixHit) -> int | None:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Local prefill from a state that arrives: another node sends what it has of the first `num_tokens` tokens.
+
+    What is here counts up to there, since the rest of the prompt is computed from that state on.
+
+    num_tokens   a multiple of the block size, and less than the prompt: at least one token is always computed
+    """
+
+    num_tokens: int
+    state_arrives = True
+
+    def reuse_limit(self, num_tokens: int) -> int:
+        return max(num_tokens - 1, 0)
+
+    def reusable_tokens(self, hit: PrefixHit) -> int:
+        return min(hit.attention_tokens, self.num_tokens)
+
+    def resume_tokens(self, hit: PrefixHit) -> int | None:
+        return None
+
+    def junction(self, hit: PrefixHit) -> int | None:
+        return hit.attention_tokens if hit.attention_tokens > self.num_tokens else None

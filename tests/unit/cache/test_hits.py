@@ -1,6 +1,6 @@
 import pytest
 
-from cache.hits import PrefixHit, ReceiveState, ResumeLocally
+from cache.hits import FetchState, PrefixHit, ReceiveState, ResumeLocally
 
 BOTH = PrefixHit(attention_tokens=64, state_tokens=32, resumable_tokens=32)
 NO_STATE = PrefixHit(attention_tokens=64, state_tokens=0, resumable_tokens=0)
@@ -30,3 +30,16 @@ def test_a_remote_prefill_reuses_the_attention_hit_and_reads_no_checkpoint(hit: 
 def test_only_a_local_prefill_must_compute_a_token(num_tokens: int, local: int) -> None:
     assert ResumeLocally().reuse_limit(num_tokens) == local
     assert ReceiveState().reuse_limit(num_tokens) == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "reusable", "junction"),
+    [(80, 64, None), (64, 64, None), (48, 48, 64)],
+)
+def test_a_fetch_reuses_attention_up_to_the_state_that_arrives(num_tokens, reusable, junction) -> None:
+    policy = FetchState(num_tokens)
+    assert policy.state_arrives
+    assert policy.reusable_tokens(BOTH) == reusable
+    assert policy.resume_tokens(BOTH) is None
+    assert policy.junction(BOTH) == junction
+    assert policy.reuse_limit(100) == 99

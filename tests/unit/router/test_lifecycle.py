@@ -88,7 +88,13 @@ def test_report_is_the_one_of_the_design():
     request = after(moving(), LANDED, PREFILLED, DECODED)
     assert request.report.json() == {
         "path": "remote",
-        "prefill": {"node": "p0", "attention_hit_tokens": 32, "state_hit_tokens": 16, "computed_tokens": 24},
+        "prefill": {
+            "node": "p0",
+            "attention_hit_tokens": 32,
+            "state_hit_tokens": 16,
+            "fetched_tokens": 0,
+            "computed_tokens": 24,
+        },
         "decode": {"node": "d0", "attention_hit_tokens": 32, "state": "received"},
         "transfer": {"attention_tokens": 8, "attention_bytes": 100, "state_bytes": 200, "seconds": 0.5},
         "checkpoints": [32, 48],
