@@ -13,6 +13,7 @@ from cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig, PoolSizes, measure_free_bytes
 from engine.engine import Engine
 from engine.memory import CacheMemory
+from engine.preemption import LatestArrival
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.weights import load_model
@@ -44,6 +45,7 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
         PrefixCache(num_blocks=sizes.num_blocks, num_slots=sizes.num_slots, block_size=config.block_size),
         checkpoint_policy(config.checkpoint_policy),
         Scheduler(config.max_step_tokens, config.max_running, config.block_size),
+        LatestArrival(),
         eos_token_ids=model.config.eos_token_ids,
         vocab_size=model.config.vocab_size,
         max_model_tokens=max_model_tokens,

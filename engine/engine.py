@@ -1,27 +1,37 @@
 """One node's engine: admits jobs into the cache, runs steps, samples, publishes. Synchronous, one thread.
 
+A claim covers the tokens that are there and grows with the answer. When a running request finds no block to
+grow by, the victim policy's choice is preempted: what it has computed stays findable in the cache as long as
+it can, its claim goes back, and it is admitted again before any new request.
+
 `EngineLoop` (engine/loop.py) drives it; prefill and decode nodes differ only in the jobs they submit.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 from torch import Tensor
 
-from cache.checkpoints import CheckpointPolicy, PromptFacts
+from cache.checkpoints import CheckpointPolicy, ChunkSpan, PromptFacts
 from cache.hashing import PrefixHasher
+from cache.index import Checkpoint
 from cache.leases import Leases
 from cache.prefix_cache import PrefixCache
 from cache.types import SlotId
+from engine.answer import AnswerRules
 from engine.batch import SequenceStep
+from engine.preemption import VictimPolicy
 from engine.runner import ModelRunner
-from engine.sampler import Draw, sample, score
+from engine.sampler import sample, score
 from engine.scheduler import Planned, Scheduler
 from engine.sequence import Admitted, Computed, Finished, Job, Refused, Sampled, Scored, Sequence
+from engine.waiting import WaitingLine
 from wire.messages import FinishReason, Request, Token
+
+HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
 
 
 class BadRequest(ValueError):
@@ -48,6 +58,7 @@ class Engine:
         cache: PrefixCache,
         policy: CheckpointPolicy,
         scheduler: Scheduler,
+        victims: VictimPolicy,
         *,
         eos_token_ids: tuple[int, ...],
         vocab_size: int,
@@ -59,15 +70,19 @@ class Engine:
         self.cache = cache
         self._policy = policy
         self._scheduler = scheduler
-        self._eos = tuple(token for token in eos_token_ids if token < vocab_size)
+        self._victims = victims
+        self._rules = AnswerRules(tuple(t for t in eos_token_ids if t < vocab_size), max_model_tokens)
         self._vocab_size = vocab_size
         self._max_model_tokens = max_model_tokens
         self._num_blocks = num_blocks
         self._clock = clock
-        self._leases = Leases(clock)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self.leases = Leases(clock)
+        self._arrivals = count()
+        self._waiting = WaitingLine()
+        self._running: list[Sequence] = []  # first those that have waited longest for a step
         self.computed_tokens = 0
+        self.recomputed_tokens = 0  # of these, what had been computed before a preemption
+        self.preemptions = 0
         self.sampled_tokens = 0
 
     # ------------------------------------------------------------ jobs
@@ -79,19 +94,20 @@ class Engine:
         """
         request = job.request
         self._require_known_tokens(request)
-        needed = -(-self._last_token(job) // self.cache.block_size)
         if len(request.tokens) > self._max_model_tokens:
             raise RequestTooLarge(
                 f"{len(request.tokens)} tokens > {self._max_model_tokens}, the model's length: shorten the prompt"
             )
+        hasher = PrefixHasher(self.cache.block_size, request.salt)
+        hasher.extend(request.tokens)
+        sequence = Sequence(job, hasher, list(request.tokens))
+        needed = -(-self._rules.last_computed(sequence) // self.cache.block_size)
         if needed > self._num_blocks:
             raise RequestTooLarge(
                 f"prompt and max_tokens need {needed} blocks of {self.cache.block_size} tokens, the node has "
                 f"{self._num_blocks}: lower max_tokens, or raise cache_bytes"
             )
-        hasher = PrefixHasher(self.cache.block_size, request.salt)
-        hasher.extend(request.tokens)
-        return Sequence(job, hasher, list(request.tokens))
+        return sequence
 
     def _require_known_tokens(self, request: Request) -> None:
         """What the model has no row for would end the step, and with it the node."""
@@ -103,7 +119,8 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a job for admission; from here on `release` gives back what it holds."""
-        self._waiting.append(sequence)
+        sequence.arrival = next(self._arrivals)
+        self._waiting.join(sequence)
 
     def run_decode(self, sequence: Sequence, first_token: int) -> None:
         """All blocks and the state of the prompt have landed: decode goes on after `first_token`."""
@@ -112,24 +129,41 @@ class Engine:
         self._keep_decoded(sequence)
         self._append(sequence, first_token)
         self._running.append(sequence)
-        finish = self._finish_reason(sequence, first_token)
+        finish = self._rules.finish_reason(sequence)
         if finish is not None:
             self._end(sequence, finish)
+
+    def resume(self, sequence: Sequence, num_tokens: int) -> None:
+        """The blocks of the first `num_tokens` tokens and the state there have landed: the rest is prefilled.
+
+        That state becomes a checkpoint, as if it had been decoded here. Nothing is done if the sequence's
+        lease has run out meanwhile: it holds nothing any more.
+        """
+        claim, keys = sequence.claim, sequence.hasher.keys
+        if claim is None:
+            return
+        sequence.num_computed = num_tokens
+        self.cache.publish_blocks(claim, keys, num_tokens)
+        wanted = self._policy.decoded_boundary(num_tokens, self.cache.block_size)
+        if wanted and self.cache.donate_running(claim, keys[num_tokens // self.cache.block_size - 1], num_tokens):
+            sequence.checkpoints.append(num_tokens)
+        self._running.append(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends it now, with its blocks and checkpoints published; the claim is held until `release`."""
         if sequence in self._running:
-            self._running.remove(sequence)
+            self._end(sequence, reason)
+        elif sequence in self._waiting.preempted:
+            self._waiting.leave(sequence)
             sequence.job.on_event(Finished(reason))
 
     def release(self, sequence: Sequence) -> None:
         """Gives back all it holds, in whatever phase it is; nothing if it holds nothing (any more)."""
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
+        self._waiting.leave(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
         if sequence.lease is not None:
-            self._leases.release(sequence.lease)  # which comes back here, without the lease
+            self.leases.release(sequence.lease)  # which comes back here, without the lease
         elif sequence.claim is not None:
             self.cache.release(sequence.claim)
             sequence.claim = None
@@ -148,27 +182,26 @@ class Engine:
 
     def lease(self, sequence: Sequence, deadline_s: float) -> None:
         """Keeps what a finished prefill holds until `release`, but not beyond `deadline_s`."""
-        sequence.lease = self._leases.grant(lambda: self._expired(sequence), deadline_s=deadline_s)
+        sequence.lease = self.leases.grant(lambda: self._expired(sequence), deadline_s=deadline_s)
 
     # ------------------------------------------------------------ steps
 
     def admit(self) -> None:
         """Admits waiting jobs in order while there is room; refuses those whose deadline has passed."""
         now_s = self._clock()
-        self._leases.expire(now_s)
-        for late in [s for s in self._waiting if s.job.admit_by_s <= now_s]:
-            self._waiting.remove(late)
+        self.leases.expire(now_s)
+        for late in self._waiting.expire(now_s):
             late.job.on_event(Refused("no room in the cache before the deadline: retry later, or add nodes"))
-        while self._waiting and self._admit(self._waiting[0]):
-            self._waiting.popleft()
+        while (sequence := self._waiting.first()) is not None and self._admit(sequence):
+            self._waiting.leave(sequence)
 
     def next_deadline_s(self) -> float | None:
-        """When `admit` has something to refuse; None if nothing waits."""
-        return min((s.job.admit_by_s for s in self._waiting), default=None)
+        """When `admit` has something to refuse; None if it never will."""
+        return self._waiting.next_deadline_s()
 
     def step(self) -> bool:
         """Runs one step. False if no sequence was ready."""
-        steps = [self._prepare(planned) for planned in self._scheduler.plan(self._running)]
+        steps = [self._prepare(planned) for planned in self._plan()]
         if not steps:
             return False
         logits = self._runner.forward([self._sequence_step(step) for step in steps])
@@ -177,9 +210,8 @@ class Engine:
         for step in steps:
             sequence, span = step.planned.sequence, step.planned.span
             rows = self._num_logits(step.planned)
-            scores = sequence.is_prefilling and sequence.job.prompt_logprobs is not None
             self._written(step)
-            if scores:
+            if sequence.scoring is not None:
                 self._score(sequence, logits[row : row + rows], span.start)
             row += rows
             if sequence.is_prefilling:
@@ -191,15 +223,21 @@ class Engine:
         self._sample(logits, drawing)
         return True
 
-    # ------------------------------------------------------------ pieces of a step
+    # ------------------------------------------------------------ room
 
     def _admit(self, sequence: Sequence) -> bool:
-        job, keys, length = sequence.job, sequence.hasher.keys, sequence.prompt_length
-        policy = job.hit_policy(self.cache.match(keys, max_tokens=length - 1))
+        keys, length = sequence.hasher.keys, sequence.prefill_length
+        policy = sequence.hit_policy(self.cache.match(keys, max_tokens=length - 1))
         # A prompt that is to be scored needs the logits of all its tokens: nothing of it is skipped.
-        limit = policy.reuse_limit(length) if job.prompt_logprobs is None else 0
+        limit = policy.reuse_limit(length) if sequence.scoring is None else 0
+        headroom = HEADROOM_BLOCKS * self.cache.block_size
         claim = self.cache.claim(
-            keys, num_tokens=self._last_token(job), hit_policy=policy, max_reuse_tokens=limit
+            keys,
+            num_tokens=min(length + headroom, self._rules.last_computed(sequence)),
+            hit_policy=policy,
+            max_reuse_tokens=limit,
+            # A block for each that will ask for one: else the newcomer would be preempted at once.
+            spare_blocks=sum(self._may_grow(other) for other in self._running),
         )
         if claim is None:
             return False
@@ -207,18 +245,40 @@ class Engine:
         if not policy.state_arrives:
             sequence.num_computed = claim.reused_tokens
             self._running.append(sequence)
-        job.on_event(Admitted(claim.hit, claim.reused_tokens, policy.state_arrives))
+        if sequence.num_preemptions == 0:
+            sequence.job.on_event(Admitted(claim.hit, claim.reused_tokens, policy.state_arrives))
         return True
 
-    def _last_token(self, job: Job) -> int:
-        return min(len(job.request.tokens) + max(job.max_new - 1, 0), self._max_model_tokens)
+    def _may_grow(self, sequence: Sequence) -> bool:
+        return len(sequence.held.block_ids) * self.cache.block_size < self._rules.last_computed(sequence)
+
+    def _plan(self) -> list[Planned]:
+        """The next step's sequences, each with blocks for what it writes; who has to give way has done so."""
+        while True:
+            planned = self._scheduler.plan(self._running)
+            if all(self.cache.extend(p.sequence.held, p.span.end) for p in planned):
+                self._running.sort(key={p.sequence for p in planned}.__contains__)
+                return planned
+            self._preempt(self._victims.victim(self._running))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Its blocks are published as they fill; its state is, too, if it stands where one may be kept."""
+        self._running.remove(sequence)
+        self._keep_decoded(sequence)
+        self.cache.release(sequence.held)
+        sequence.claim = None
+        sequence.start_over()
+        self._waiting.put_back(sequence)
+        self.preemptions += 1
+
+    # ------------------------------------------------------------ pieces of a step
 
     def _prepare(self, planned: Planned) -> _Step:
         sequence, span = planned.sequence, planned.span
         if not sequence.is_prefilling:
             return _Step(planned, (), False)
         facts = PromptFacts(
-            sequence.prompt_length, self.cache.block_size, sequence.request.boundaries, sequence.held.junction
+            sequence.prefill_length, self.cache.block_size, sequence.request.boundaries, sequence.held.junction
         )
         boundaries = self._policy.prompt_boundaries(span, facts)
         emit = []
@@ -243,87 +303,85 @@ class Engine:
 
     def _num_logits(self, planned: Planned) -> int:
         sequence, span = planned.sequence, planned.span
-        if sequence.job.prompt_logprobs is not None and sequence.is_prefilling:
+        if sequence.scoring is not None:
             return span.end - span.start
-        return int(span.end >= sequence.prompt_length and sequence.job.max_new > 0)
+        return int(span.end >= sequence.prefill_length and sequence.job.max_new > 0)
 
     def _written(self, step: _Step) -> None:
         """The step has written blocks and states: publish what is complete."""
         sequence, span = step.planned.sequence, step.planned.span
         claim, keys, size = sequence.held, sequence.hasher.keys, self.cache.block_size
-        was_prefilling = sequence.is_prefilling
         self.cache.state_written(claim)
         sequence.num_computed = span.end
-        self.computed_tokens += span.end - span.start
+        self._count(sequence, span)
         self.cache.publish_blocks(claim, keys, span.end)
         for boundary, slot in step.emit:
-            if self.cache.publish_checkpoint(keys[boundary // size - 1], boundary, slot) is not None:
-                sequence.checkpoints.append(boundary)
+            self._note(sequence, self.cache.publish_checkpoint(keys[boundary // size - 1], boundary, slot))
         if step.keep_end and self.cache.donate_running(claim, keys[span.end // size - 1], span.end):
-            sequence.checkpoints.append(span.end)
-        if was_prefilling:
-            sequence.num_prefilled += span.end - span.start
-            sequence.job.on_event(Computed(span.end))
-        else:
+            self._note(sequence, claim.source)
+        if span.end > sequence.prompt_length:
             self._keep_decoded(sequence)
+
+    def _count(self, sequence: Sequence, span: ChunkSpan) -> None:
+        """Tells of the prompt's progress; what was computed before a preemption is no progress."""
+        self.computed_tokens += span.end - span.start
+        self.recomputed_tokens += max(0, min(span.end, sequence.computed_before) - span.start)
+        start, end = max(span.start, sequence.computed_before), min(span.end, sequence.prompt_length)
+        if start < end:
+            sequence.num_prefilled += end - start
+            sequence.job.on_event(Computed(end))
+
+    def _note(self, sequence: Sequence, checkpoint: Checkpoint | None) -> None:
+        """A prefill left a checkpoint (None: it did not): in the prompt, or in what it computes again."""
+        if checkpoint is None:
+            return
+        if checkpoint.num_tokens <= sequence.prompt_length:
+            sequence.checkpoints.append(checkpoint.num_tokens)
+        else:
+            sequence.decoded.append(checkpoint)
 
     def _keep_decoded(self, sequence: Sequence) -> None:
         """Past the prompt, the policy keeps boundaries; a newer one may supersede the request's older ones."""
         num_tokens, size = sequence.num_computed, self.cache.block_size
-        if num_tokens % size or not self._policy.decoded_boundary(num_tokens, size):
+        claim = sequence.held
+        if num_tokens == 0 or num_tokens % size or not self._policy.decoded_boundary(num_tokens, size):
             return
+        if claim.source is not None:
+            return  # its state is a checkpoint already
         # First, so that the newer one finds room.
         for old in list(self._policy.superseded(sequence.decoded)):
             self.cache.unpublish(old)
             sequence.decoded.remove(old)
-        claim, key = sequence.held, sequence.hasher.keys[num_tokens // size - 1]
-        if self.cache.donate_running(claim, key, num_tokens):
+        if self.cache.donate_running(claim, sequence.hasher.keys[num_tokens // size - 1], num_tokens):
             assert claim.source is not None, "a donated state is what the claim reads next"
             sequence.decoded.append(claim.source)
 
     def _score(self, sequence: Sequence, logits: Tensor, start: int) -> None:
         """Row i of logits predicts the prompt's token start + i + 1; nothing predicts its first."""
-        prompt, num_top = sequence.request.tokens, sequence.job.prompt_logprobs
+        prompt, num_top = sequence.request.tokens, sequence.scoring
         assert num_top is not None
         if start == 0:
             sequence.scored.append(Token(prompt[0]))
         targets = prompt[start + 1 : start + 1 + logits.shape[0]]
         sequence.scored.extend(score(logits[: len(targets)], targets, num_top))
         if not sequence.is_prefilling:
+            sequence.scoring = None
             sequence.job.on_event(Scored(tuple(sequence.scored)))
 
     def _sample(self, logits: Tensor, drawing: list[tuple[Sequence, int]]) -> None:
         if not drawing:
             return
-        draws = [self._draw(sequence) for sequence, _ in drawing]
+        draws = [self._rules.draw(sequence) for sequence, _ in drawing]
         tokens = sample(logits[[row for _, row in drawing]], draws)
         self.sampled_tokens += len(tokens)
         for (sequence, _), token in zip(drawing, tokens, strict=True):
             self._append(sequence, token.id)
-            finish = self._finish_reason(sequence, token.id)
+            finish = self._rules.finish_reason(sequence)
             sequence.job.on_event(Sampled(token, finish))
             if finish is not None:
                 self._end(sequence, finish)
             elif sequence.num_sampled >= sequence.job.max_new:
                 self._running.remove(sequence)  # a prefill node's share is done, the answer goes on elsewhere
-
-    def _draw(self, sequence: Sequence) -> Draw:
-        sampling = sequence.request.sampling
-        too_early = sequence.num_output < sampling.min_tokens
-        banned = self._stop_ids(sequence) if too_early else ()
-        return Draw(sampling, sequence.tokens, sequence.request.num_prompt_tokens, banned)
-
-    def _stop_ids(self, sequence: Sequence) -> tuple[int, ...]:
-        sampling = sequence.request.sampling
-        return sampling.stop_token_ids if sampling.ignore_eos else (*self._eos, *sampling.stop_token_ids)
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        sampling = sequence.request.sampling
-        if token_id in self._stop_ids(sequence) and sequence.num_output >= sampling.min_tokens:
-            return FinishReason.STOP
-        if sequence.num_output >= sampling.max_tokens or len(sequence.tokens) >= self._max_model_tokens:
-            return FinishReason.LENGTH
-        return None
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         sequence.tokens.append(token_id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cache.claims import Claim
 from cache.hashing import PrefixHasher
-from cache.hits import HitPolicy, PrefixHit
+from cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from cache.index import Checkpoint
 from cache.leases import LeaseId
 from wire.messages import FinishReason, Request, Token
@@ -15,7 +15,8 @@ from wire.messages import FinishReason, Request, Token
 
 @dataclass(frozen=True)
 class Admitted:
-    """The cache has made room; `reused_tokens` need neither computing nor receiving.
+    """The cache has made room; `reused_tokens` need neither computing nor receiving. Told once: a preempted
+    request is admitted again without a word.
 
     `state_arrives`: the engine computes nothing of the prompt, it waits for `run_decode`.
     """
@@ -27,7 +28,8 @@ class Admitted:
 
 @dataclass(frozen=True)
 class Computed:
-    """The prompt's first `num_tokens` tokens are in the blocks (and the state stands there)."""
+    """The prompt's first `num_tokens` tokens are in the blocks (and the state stands there). It only grows:
+    what is computed again after a preemption is not told again."""
 
     num_tokens: int
 
@@ -88,23 +90,54 @@ class Job:
 class Sequence:
     """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read `claim` in it.
 
-    tokens         prompt and answer so far
-    num_computed   leading tokens whose blocks and state are written
-    num_sampled    tokens that followed the prompt here; on a decode node the first was sampled elsewhere
-    checkpoints    positions published for it, in the prompt; `decoded` are those in its answer, still kept
+    tokens           prompt and answer so far
+    arrival          its place among all that were ever submitted
+    hit_policy       what it reuses when it is admitted next
+    num_computed     leading tokens whose blocks and state are written
+    prefill_length   leading tokens to compute in chunks before it decodes token by token: what is there when
+                     it is submitted, and after a preemption the answer so far as well
+    computed_before  leading tokens that had been computed when it was preempted
+    num_preemptions  how often that was
+    num_prefilled    tokens of the prompt that were computed here, each counted once
+    num_sampled      tokens that followed the prompt here; on a decode node the first was sampled elsewhere
+    scoring          alternatives still to be reported for each token of the prompt; None: none (any more)
+    checkpoints      positions published for it, in the prompt; `decoded` are those in its answer, still kept
     """
 
     job: Job
     hasher: PrefixHasher
     tokens: list[int]
+    arrival: int = 0
     claim: Claim | None = None
     lease: LeaseId | None = None
+    hit_policy: Callable[[PrefixHit], HitPolicy] = field(init=False)
     num_computed: int = 0
+    prefill_length: int = field(init=False)
+    computed_before: int = 0
+    num_preemptions: int = 0
     num_prefilled: int = 0
     num_sampled: int = 0
+    scoring: int | None = field(init=False)
     checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
     scored: list[Token] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.hit_policy = self.job.hit_policy
+        self.scoring = self.job.prompt_logprobs
+        self.prefill_length = len(self.tokens)
+
+    def start_over(self) -> None:
+        """It was preempted: it prefills all its tokens, from what is still cached here, and then goes on.
+
+        The first token sampled after that is the next one: those of `tokens` are not sampled again.
+        """
+        self.hit_policy = _resume_locally
+        self.computed_before = max(self.computed_before, self.num_computed)
+        self.num_computed = 0
+        self.prefill_length = len(self.tokens)
+        self.num_preemptions += 1
+        self.scored.clear()
 
     @property
     def request(self) -> Request:
@@ -112,7 +145,7 @@ class Sequence:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens to prefill: the prompt and what was generated elsewhere before."""
+        """Tokens it came with: the prompt and what was generated elsewhere before."""
         return len(self.job.request.tokens)
 
     @property
@@ -122,7 +155,7 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        return self.num_computed < self.prompt_length
+        return self.num_computed < self.prefill_length
 
     @property
     def held(self) -> Claim:
@@ -138,4 +171,10 @@ class Sequence:
 
     @property
     def all_checkpoints(self) -> tuple[int, ...]:
-        return (*self.checkpoints, *(checkpoint.num_tokens for checkpoint in self.decoded))
+        # One that was evicted may have been published again after a preemption.
+        return tuple(dict.fromkeys((*self.checkpoints, *(c.num_tokens for c in self.decoded))))
+
+
+def _resume_locally(hit: PrefixHit) -> HitPolicy:
+    """What this engine has computed it computes again itself, wherever the state came from at first."""
+    return ResumeLocally()

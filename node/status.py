@@ -21,6 +21,8 @@ def node_status(engine: Engine) -> NodeStatus:
             **{name: float(value) for name, value in asdict(stats.totals).items()},
             "computed_tokens": engine.computed_tokens,
             "sampled_tokens": engine.sampled_tokens,
+            "preemptions": engine.preemptions,
+            "recomputed_tokens": engine.recomputed_tokens,
         },
     )
 
