@@ -208,6 +208,11 @@ class PrefixCache:
         self._storage.acquire_blocks(claim.block_ids)
         return Hold(list(claim.block_ids), claim.tail)
 
+    def find_checkpoint(self, key: PrefixKey) -> Checkpoint | None:
+        """The checkpoint of the prefix that `key` names. Read-only: the eviction order stays, too."""
+        entry = self._storage.index.get(key)
+        return None if entry is None else entry.checkpoint
+
     def hold_checkpoint(self, checkpoint: Checkpoint) -> Hold | None:
         """References to a checkpoint and the blocks below it; None if it is gone."""
         tail = self._storage.index.find(checkpoint)
@@ -235,7 +240,13 @@ class PrefixCache:
 
     def stats(self) -> CacheStats:
         storage = self._storage
-        return CacheStats(storage.blocks.counts(), storage.slots.counts(), replace(storage.totals))
+        return CacheStats(
+            blocks=storage.blocks.counts(),
+            slots=storage.slots.counts(),
+            num_indexed_blocks=storage.index.num_blocks,
+            num_checkpoints=storage.index.num_checkpoints,
+            totals=replace(storage.totals),
+        )
 
     def check(self) -> None:
         """Raise CorruptCache unless every invariant holds; O(number of blocks)."""

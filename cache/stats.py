@@ -37,8 +37,10 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A snapshot: where the blocks and the slots are, and the totals."""
+    """A snapshot: where the blocks and the slots are, how many of each can be found, and the totals."""
 
     blocks: PoolCounts
     slots: PoolCounts
+    num_indexed_blocks: int
+    num_checkpoints: int
     totals: CacheCounters

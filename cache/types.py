@@ -10,3 +10,5 @@ SlotId = NewType("SlotId", int)
 
 PrefixKey = NewType("PrefixKey", bytes)
 """Chained 32-byte hash of a whole prefix that ends on a block boundary; see `cache.hashing`."""
+
+PREFIX_KEY_BYTES = 32

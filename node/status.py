@@ -15,8 +15,8 @@ def node_status(engine: Engine) -> NodeStatus:
     return NodeStatus(
         running=engine.num_running,
         waiting=engine.num_waiting,
-        blocks=_pool(stats.blocks),
-        slots=_pool(stats.slots),
+        blocks=_pool(stats.blocks, stats.num_indexed_blocks),
+        slots=_pool(stats.slots, stats.num_checkpoints),
         counters={
             **{name: float(value) for name, value in asdict(stats.totals).items()},
             "computed_tokens": engine.computed_tokens,
@@ -27,6 +27,8 @@ def node_status(engine: Engine) -> NodeStatus:
     )
 
 
-def _pool(counts: PoolCounts) -> PoolStatus:
+def _pool(counts: PoolCounts, num_indexed: int) -> PoolStatus:
     total = counts.free + counts.cached + counts.in_use
-    return PoolStatus(total=total, free=counts.free, cached=counts.cached, in_use=counts.in_use)
+    return PoolStatus(
+        total=total, free=counts.free, cached=counts.cached, in_use=counts.in_use, indexed=num_indexed
+    )

@@ -1,6 +1,7 @@
 """Calls to nodes, and between them: dataclasses in and out, `NodeError`s for failures.
 
-Every call carries a deadline in seconds from now. Leaving a call's `async with` block, or cancelling
+Every call but one carries a deadline in seconds from now; the stream of cache updates has no end, keepalive
+notices when its node is gone. Leaving a call's `async with` block, or cancelling
 the task inside it, cancels the call, and the node gives back what it held.
 """
 
@@ -16,6 +17,7 @@ import grpc.aio
 
 from wire import codecs
 from wire import messages as m
+from wire.cache_updates import CacheUpdate, decode_cache_update
 from wire.errors import (
     CheckpointGone,
     DeadlineExceeded,
@@ -78,11 +80,22 @@ class DecodeCall(Protocol):
     def __aiter__(self) -> AsyncIterator[m.DecodeEvent]: ...
 
 
+class CacheUpdatesCall(Protocol):
+    """What a node tells of its cache, for as long as the call is held."""
+
+    async def __aenter__(self) -> CacheUpdatesCall: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self) -> AsyncIterator[CacheUpdate]: ...
+
+
 class NodeClient(Protocol):
     """What the router needs of a node; tests pass a fake."""
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> PrefillCall: ...
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
+    def cache_updates(self) -> CacheUpdatesCall: ...
     async def close(self) -> None: ...
 
 
@@ -94,6 +107,7 @@ class GrpcNodeClient:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._prefill = rpc.PrefillStub(self._channel)
         self._decode = rpc.DecodeStub(self._channel)
+        self._node = rpc.NodeStub(self._channel)
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> PrefillCall:
         """Starts a prefill."""
@@ -103,6 +117,10 @@ class GrpcNodeClient:
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
         """Opens a decode call; its `Start` goes out on entering."""
         return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s), start)
+
+    def cache_updates(self) -> CacheUpdatesCall:
+        """Follows the node's cache: a snapshot, then what changes, without end."""
+        return _GrpcCacheUpdatesCall(self._name, self._node.CacheUpdates(pb.CacheUpdatesRequest()))
 
     async def close(self) -> None:
         await self._channel.close(None)
@@ -158,6 +176,27 @@ class _GrpcDecodeCall:
         try:
             async for message in self._call:
                 yield codecs.decode_decode_event(message)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._node, error) from error
+
+
+class _GrpcCacheUpdatesCall:
+    def __init__(
+        self, node: str, call: grpc.aio.UnaryStreamCall[pb.CacheUpdatesRequest, pb.CacheUpdate]
+    ) -> None:
+        self._node = node
+        self._call = call
+
+    async def __aenter__(self) -> CacheUpdatesCall:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._call.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[CacheUpdate]:
+        try:
+            async for message in self._call:
+                yield decode_cache_update(message)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._node, error) from error
 

@@ -279,16 +279,19 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """free + cached + in_use = total."""
+    """free + cached + in_use = total; `indexed` are those that a prompt can find, in use or not."""
 
     total: int
     free: int
     cached: int
     in_use: int
+    indexed: int
 
 
 @dataclass(frozen=True)
 class NodeStatus:
+    """`counters` only ever grow; the name of one that counts for one cache group is `group/name`."""
+
     running: int
     waiting: int
     blocks: PoolStatus

@@ -19,7 +19,7 @@ LAYOUT = CacheLayout("fake", "float32", "float32", 16, 2, 2, 8, (2, 8, 3), (2, 2
 
 
 def pool_status(total: int = 64) -> m.PoolStatus:
-    return m.PoolStatus(total=total, free=total, cached=0, in_use=0)
+    return m.PoolStatus(total=total, free=total, cached=0, in_use=0, indexed=0)
 
 
 def node_status() -> m.NodeStatus:

@@ -62,6 +62,27 @@ ROLE_PREFILL: Role.ValueType  # 1
 ROLE_DECODE: Role.ValueType  # 2
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
+class _CacheChange:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheChange.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_CHANGE_UNSPECIFIED: _CacheChange.ValueType  # 0
+    CACHE_CHANGE_BLOCK_STORED: _CacheChange.ValueType  # 1
+    CACHE_CHANGE_BLOCK_EVICTED: _CacheChange.ValueType  # 2
+    CACHE_CHANGE_CHECKPOINT_STORED: _CacheChange.ValueType  # 3
+    CACHE_CHANGE_CHECKPOINT_EVICTED: _CacheChange.ValueType  # 4
+
+class CacheChange(_CacheChange, metaclass=_CacheChangeEnumTypeWrapper): ...
+
+CACHE_CHANGE_UNSPECIFIED: CacheChange.ValueType  # 0
+CACHE_CHANGE_BLOCK_STORED: CacheChange.ValueType  # 1
+CACHE_CHANGE_BLOCK_EVICTED: CacheChange.ValueType  # 2
+CACHE_CHANGE_CHECKPOINT_STORED: CacheChange.ValueType  # 3
+CACHE_CHANGE_CHECKPOINT_EVICTED: CacheChange.ValueType  # 4
+Global___CacheChange: _TypeAlias = CacheChange  # noqa: Y015
+
 @_typing.final
 class Sampling(_message.Message):
     """---------------------------------------------------------------- requests"""
@@ -957,10 +978,13 @@ class PoolStatus(_message.Message):
     FREE_FIELD_NUMBER: _builtins.int
     CACHED_FIELD_NUMBER: _builtins.int
     IN_USE_FIELD_NUMBER: _builtins.int
+    INDEXED_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     free: _builtins.int
     cached: _builtins.int
     in_use: _builtins.int
+    indexed: _builtins.int
+    """those that a prompt can find: the cached ones, and some of those in use"""
     def __init__(
         self,
         *,
@@ -968,10 +992,11 @@ class PoolStatus(_message.Message):
         free: _builtins.int = ...,
         cached: _builtins.int = ...,
         in_use: _builtins.int = ...,
+        indexed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "in_use", b"in_use", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "free", b"free", "in_use", b"in_use", "indexed", b"indexed", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1014,7 +1039,7 @@ class NodeStatus(_message.Message):
     def slots(self) -> Global___PoolStatus: ...
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """ever-growing, by metric name"""
+        """ever-growing, by metric name; "group/name" counts one cache group"""
 
     def __init__(
         self,
@@ -1071,6 +1096,112 @@ class DescribeReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeReply: _TypeAlias = DescribeReply  # noqa: Y015
+
+@_typing.final
+class CacheUpdatesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheUpdatesRequest: _TypeAlias = CacheUpdatesRequest  # noqa: Y015
+
+@_typing.final
+class CacheUpdate(_message.Message):
+    """What a node's cache holds, then what changes in it: a snapshot in parts, then every later change once and in
+    order. A subscriber that reads too slowly for that gets a snapshot again, which replaces all it knew.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    @_builtins.property
+    def snapshot(self) -> Global___CacheSnapshotPart: ...
+    @_builtins.property
+    def changes(self) -> Global___CacheChanges: ...
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        snapshot: Global___CacheSnapshotPart | None = ...,
+        changes: Global___CacheChanges | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "snapshot", b"snapshot", "update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "incarnation", b"incarnation", "snapshot", b"snapshot", "update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_update: _TypeAlias = _typing.Literal["snapshot", "changes"]  # noqa: Y015
+    _WhichOneofArgType_update: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_update) -> _WhichOneofReturnType_update | None: ...
+
+Global___CacheUpdate: _TypeAlias = CacheUpdate  # noqa: Y015
+
+@_typing.final
+class CacheSnapshotPart(_message.Message):
+    """Keys are the 32-byte prefix keys of cache/hashing.py, one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    IS_LAST_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """of the last change that the snapshot includes"""
+    blocks: _builtins.bytes
+    checkpoints: _builtins.bytes
+    is_last: _builtins.bool
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        blocks: _builtins.bytes = ...,
+        checkpoints: _builtins.bytes = ...,
+        is_last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "checkpoints", b"checkpoints", "is_last", b"is_last", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheSnapshotPart: _TypeAlias = CacheSnapshotPart  # noqa: Y015
+
+@_typing.final
+class CacheChanges(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    first_sequence: _builtins.int
+    keys: _builtins.bytes
+    """one of 32 bytes for each kind"""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___CacheChange.ValueType]: ...
+    def __init__(
+        self,
+        *,
+        first_sequence: _builtins.int = ...,
+        kinds: _abc.Iterable[Global___CacheChange.ValueType] | None = ...,
+        keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence", b"first_sequence", "keys", b"keys", "kinds", b"kinds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheChanges: _TypeAlias = CacheChanges  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):

@@ -232,6 +232,11 @@ class NodeStub:
                 request_serializer=wire_dot_generated_dot_headrace__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=wire_dot_generated_dot_headrace__pb2.DescribeReply.FromString,
                 _registered_method=True)
+        self.CacheUpdates = channel.unary_stream(
+                '/headrace.v1.Node/CacheUpdates',
+                request_serializer=wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.SerializeToString,
+                response_deserializer=wire_dot_generated_dot_headrace__pb2.CacheUpdate.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -243,6 +248,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CacheUpdates(self, request, context):
+        """Goes on until the node stops or the subscriber leaves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -250,6 +262,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=wire_dot_generated_dot_headrace__pb2.DescribeRequest.FromString,
                     response_serializer=wire_dot_generated_dot_headrace__pb2.DescribeReply.SerializeToString,
+            ),
+            'CacheUpdates': grpc.unary_stream_rpc_method_handler(
+                    servicer.CacheUpdates,
+                    request_deserializer=wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.FromString,
+                    response_serializer=wire_dot_generated_dot_headrace__pb2.CacheUpdate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -279,6 +296,33 @@ class Node:
             '/headrace.v1.Node/Describe',
             wire_dot_generated_dot_headrace__pb2.DescribeRequest.SerializeToString,
             wire_dot_generated_dot_headrace__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CacheUpdates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.v1.Node/CacheUpdates',
+            wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.SerializeToString,
+            wire_dot_generated_dot_headrace__pb2.CacheUpdate.FromString,
             options,
             channel_credentials,
             insecure,

@@ -111,11 +111,15 @@ class NodeStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NodeAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.DescribeRequest, _headrace_pb2.DescribeReply]
+    CacheUpdates: _grpc.UnaryStreamMultiCallable[_headrace_pb2.CacheUpdatesRequest, _headrace_pb2.CacheUpdate]
+    """Goes on until the node stops or the subscriber leaves."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_headrace_pb2.DescribeRequest, _headrace_pb2.DescribeReply]  # type: ignore[assignment]
+    CacheUpdates: _aio.UnaryStreamMultiCallable[_headrace_pb2.CacheUpdatesRequest, _headrace_pb2.CacheUpdate]  # type: ignore[assignment]
+    """Goes on until the node stops or the subscriber leaves."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -124,6 +128,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         request: _headrace_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_headrace_pb2.DescribeReply, _abc.Awaitable[_headrace_pb2.DescribeReply]]: ...
+
+    @_abc_1.abstractmethod
+    def CacheUpdates(
+        self,
+        request: _headrace_pb2.CacheUpdatesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_headrace_pb2.CacheUpdate], _abc.AsyncIterator[_headrace_pb2.CacheUpdate]]:
+        """Goes on until the node stops or the subscriber leaves."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
