@@ -18,7 +18,8 @@ class Admitted:
     """The cache has made room; `reused_tokens` need neither computing nor receiving. Told once: a preempted
     request is admitted again without a word.
 
-    `state_arrives`: the engine computes nothing of the prompt, it waits for `run_decode`.
+    `state_arrives`: the engine computes nothing before `run_decode` (the whole prompt has landed) or `resume`
+    (a part of it has).
     """
 
     hit: PrefixHit

@@ -323,6 +323,15 @@ def test_a_checkpoint_that_is_gone_cannot_be_held() -> None:
     assert cache.hold_checkpoint(checkpoint) is None
 
 
+def test_a_checkpoint_is_found_by_the_key_of_its_prefix_alone() -> None:
+    cache = new_cache()
+    published(cache, 12, 8)
+    found = cache.find_checkpoint(KEYS[1])
+    assert found is not None and found.num_tokens == 8
+    assert cache.find_checkpoint(KEYS[2]) is None, "a block, but no checkpoint"
+    assert cache.find_checkpoint(KEYS[3]) is None, "nothing"
+
+
 def test_a_second_release_raises() -> None:
     cache = new_cache()
     claim = claimed(cache, 8)
