@@ -48,7 +48,7 @@ def decode_node(config: DecodeNodeConfig) -> Node:
     def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Decode:
         decode = Decode(chassis, config)
         rpc.add_DecodeServicer_to_server(DecodeService(decode), server)
-        rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status), server)
+        rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
         return decode
 
     return Node(config, Role.DECODE, "Decode", serve)

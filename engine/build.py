@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cache.checkpoints import checkpoint_policy
+from cache.journal import Journal
 from cache.layout import CacheLayout
 from cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig, PoolSizes, measure_free_bytes
@@ -24,6 +25,7 @@ class BuiltEngine:
     """An engine with what a node has to know about it."""
 
     engine: Engine
+    journal: Journal
     memory: CacheMemory
     layout: CacheLayout
     sizes: PoolSizes
@@ -40,9 +42,15 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
     memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots, config.device)
     longest = sizes.num_blocks * config.block_size
     max_model_tokens = min(config.max_model_tokens or model.config.max_position, longest)
+    journal = Journal()
     engine = Engine(
         ModelRunner(model, memory),
-        PrefixCache(num_blocks=sizes.num_blocks, num_slots=sizes.num_slots, block_size=config.block_size),
+        PrefixCache(
+            num_blocks=sizes.num_blocks,
+            num_slots=sizes.num_slots,
+            block_size=config.block_size,
+            on_event=journal.record,
+        ),
         checkpoint_policy(config.checkpoint_policy),
         Scheduler(config.max_step_tokens, config.max_running, config.block_size),
         LatestArrival(),
@@ -52,4 +60,4 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
         num_blocks=sizes.num_blocks,
         clock=clock,
     )
-    return BuiltEngine(engine, memory, layout, sizes, max_model_tokens)
+    return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from engine.build import BuiltEngine, build_engine
 from engine.config import ConfigError
 from engine.loop import EngineLoop
+from node.cache_feed import CacheFeed
 from node.config import NodeConfig
 from node.registration import Registration
 from node.status import node_status
@@ -88,6 +89,7 @@ class Node:
         self._transport: Transport = open_transport(replace(self.config.ucx, host=self.config.host))
         buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
         staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes))
+        self.cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
         self.chassis = Chassis(self.config, built, self._engine, self._transport, staging, set())
         self._server = ControlServer(
             [self._service, "Node"], lambda server: self._add_services(server)
@@ -105,7 +107,7 @@ class Node:
         """Fresh between two steps; the last known one while a step takes long."""
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
-                self._status = await self._engine.call(lambda: node_status(self.chassis.built.engine))
+                self._status = await self._engine.call(lambda: node_status(self.chassis.built))
         except TimeoutError:
             if self._status is None:
                 raise
@@ -125,6 +127,7 @@ class Node:
         try:
             if self._registration is not None:
                 await self._registration.stop()
+            self.cache_feed.close()
             await self._server.stop(self.config.shutdown_grace_s)
             if self.chassis.tasks:
                 await asyncio.wait(self.chassis.tasks, timeout=self.config.shutdown_grace_s)

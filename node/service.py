@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -10,9 +10,10 @@ import grpc
 import grpc.aio
 
 from engine.engine import BadRequest
-from node.errors import NoRoom
+from node.errors import CheckpointGone, NoRoom
 from transfer.errors import HandoverFailed, LayoutMismatch, TransferError
 from wire import codecs
+from wire.cache_updates import CacheUpdate, encode_cache_update
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
 from wire.messages import NodeInfo, NodeStatus
@@ -25,6 +26,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (HandoverFailed, grpc.StatusCode.ABORTED),
     (TransferError, grpc.StatusCode.ABORTED),
     (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CheckpointGone, grpc.StatusCode.NOT_FOUND),
 )
 
 DEFAULT_TIMEOUT_S = 600.0  # for a caller that set no deadline: nothing is held for ever
@@ -50,11 +52,17 @@ def timeout_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
 
 
 class NodeService(rpc.NodeServicer):
-    """Who the node is and how it stands, for operators with a gRPC client."""
+    """Who the node is and how it stands, for operators with a gRPC client; what its cache holds, for routers."""
 
-    def __init__(self, info: Callable[[], NodeInfo], status: Callable[[], Awaitable[NodeStatus]]) -> None:
+    def __init__(
+        self,
+        info: Callable[[], NodeInfo],
+        status: Callable[[], Awaitable[NodeStatus]],
+        cache_updates: Callable[[], AsyncGenerator[CacheUpdate, None]],
+    ) -> None:
         self._info = info
         self._status = status
+        self._cache_updates = cache_updates
 
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeReply]
@@ -63,3 +71,12 @@ class NodeService(rpc.NodeServicer):
         codecs.encode(self._info(), reply.info)
         codecs.encode(await self._status(), reply.status)
         return reply
+
+    async def CacheUpdates(
+        self,
+        request: pb.CacheUpdatesRequest,
+        context: grpc.aio.ServicerContext[pb.CacheUpdatesRequest, pb.CacheUpdate],
+    ) -> AsyncIterator[pb.CacheUpdate]:
+        async with aclosing(self._cache_updates()) as updates:
+            async for update in updates:
+                yield encode_cache_update(update)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from cache.pools import PoolCounts
-from engine.engine import Engine
+from engine.build import BuiltEngine
+from wire.cache_updates import CACHE_CHANGES
 from wire.messages import NodeStatus, PoolStatus
 
 
-def node_status(engine: Engine) -> NodeStatus:
+def node_status(built: BuiltEngine) -> NodeStatus:
     """In the engine's thread only."""
+    engine = built.engine
     stats = engine.cache.stats()
     return NodeStatus(
         running=engine.num_running,
@@ -21,6 +23,7 @@ def node_status(engine: Engine) -> NodeStatus:
             **{name: float(value) for name, value in asdict(stats.totals).items()},
             "computed_tokens": engine.computed_tokens,
             "sampled_tokens": engine.sampled_tokens,
+            CACHE_CHANGES: built.journal.sequence,
             "preemptions": engine.preemptions,
             "recomputed_tokens": engine.recomputed_tokens,
         },

@@ -13,6 +13,9 @@ from enum import Enum
 from cache.types import PREFIX_KEY_BYTES, PrefixKey
 from wire.generated import headrace_pb2 as pb
 
+CACHE_CHANGES = "cache_changes"
+"""The counter of a node's status that says how many changes there were: the last one's number."""
+
 
 class CacheChange(Enum):
     BLOCK_STORED = pb.CACHE_CHANGE_BLOCK_STORED
