@@ -26,7 +26,7 @@ from engine.batch import SequenceStep
 from engine.preemption import VictimPolicy
 from engine.runner import ModelRunner
 from engine.sampler import sample, score
-from engine.scheduler import Planned, Scheduler
+from engine.scheduler import Planned, Scheduler, after_turn
 from engine.sequence import Admitted, Computed, Finished, Job, Refused, Sampled, Scored, Sequence
 from engine.waiting import WaitingLine
 from wire.messages import FinishReason, Request, Token
@@ -257,7 +257,7 @@ class Engine:
         while True:
             planned = self._scheduler.plan(self._running)
             if all(self.cache.extend(p.sequence.held, p.span.end) for p in planned):
-                self._running.sort(key={p.sequence for p in planned}.__contains__)
+                self._running = after_turn(self._running, planned)
                 return planned
             self._preempt(self._victims.victim(self._running))
 

@@ -58,3 +58,9 @@ class Scheduler:
         if end < last and end // self.block_size * self.block_size > start:
             end = end // self.block_size * self.block_size
         return ChunkSpan(start, end) if end > start else None
+
+
+def after_turn(running: Iterable[Sequence], planned: Iterable[Planned]) -> list[Sequence]:
+    """`running` for the next plan: those of this one go to the end, in the order they had."""
+    ran = {share.sequence for share in planned}
+    return sorted(running, key=ran.__contains__)

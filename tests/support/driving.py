@@ -7,7 +7,8 @@ from pathlib import Path
 from cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
-from engine.sequence import Event, Job, Sampled, Sequence
+from engine.sequence import Event, Finished, Job, Sampled, Sequence
+from engine.weights import load_config
 from wire.messages import Request, Sampling
 
 SMALL = EngineConfig(cache_bytes=32 << 20, max_step_tokens=256, max_running=16, threads=1)
@@ -16,6 +17,16 @@ GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)
 
 def small_engine(path: Path, **changes: object) -> BuiltEngine:
     return build_engine(str(path), replace(SMALL, **changes), time.monotonic)
+
+
+def engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object) -> BuiltEngine:
+    """A small engine with pools of exactly these sizes."""
+    layout = load_config(path).cache_layout("any", SMALL.model_dtype, SMALL.block_size)
+    block_bytes, state_bytes = (num_blocks + 0.5) * layout.block_bytes, (num_slots + 0.5) * layout.state_bytes
+    cache_bytes = int(block_bytes + state_bytes)
+    built = small_engine(path, cache_bytes=cache_bytes, state_share=state_bytes / cache_bytes, **changes)
+    assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
+    return built
 
 
 def request(prompt: list[int], sampling: Sampling = GREEDY, **more: object) -> Request:
@@ -36,6 +47,10 @@ class Run:
     @property
     def tokens(self) -> list[int]:
         return [event.token.id for event in self.events if isinstance(event, Sampled)]
+
+    @property
+    def is_finished(self) -> bool:
+        return any(isinstance(event, Finished) for event in self.events)
 
 
 def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
@@ -63,3 +78,22 @@ def generate(built: BuiltEngine, asked: Request, **changes: object) -> Run:
     run_all(built)
     built.engine.release(run.sequence)
     return run
+
+
+def serve(built: BuiltEngine, *runs: Run) -> None:
+    """Steps until all have finished, each given back when it has, as a node does it."""
+    for _ in range(10_000):
+        built.engine.admit()
+        built.engine.step()
+        built.engine.cache.check()
+        for run in runs:
+            if run.is_finished:
+                built.engine.release(run.sequence)
+        if all(run.is_finished for run in runs):
+            return
+    raise AssertionError("not finished after 10,000 steps")
+
+
+def assert_nothing_in_use(built: BuiltEngine) -> None:
+    stats = built.engine.cache.stats()
+    assert (stats.blocks.in_use, stats.slots.in_use) == (0, 0)

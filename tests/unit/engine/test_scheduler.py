@@ -1,17 +1,29 @@
 from cache.checkpoints import ChunkSpan
 from cache.hashing import PrefixHasher
-from engine.scheduler import Scheduler
+from engine.scheduler import Scheduler, after_turn
 from engine.sequence import Job, Sequence
 from tests.support.driving import request, resume_locally
 
 SCHEDULER = Scheduler(max_step_tokens=64, max_running=4, block_size=16)
 
 
-def sequence(prompt_length: int, num_computed: int = 0) -> Sequence:
+def sequence(prompt_length: int, num_computed: int = 0, arrival: int = 0) -> Sequence:
     asked = request([7] * prompt_length)
-    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), list(asked.tokens))
+    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), list(asked.tokens), arrival)
     made.num_computed = num_computed
     return made
+
+
+def run_steps(running: list[Sequence], num_steps: int, scheduler: Scheduler = SCHEDULER) -> dict[Sequence, list[int]]:
+    """The steps in which each took part."""
+    steps: dict[Sequence, list[int]] = {sequence: [] for sequence in running}
+    for step in range(num_steps):
+        planned = scheduler.plan(running)
+        for share in planned:
+            share.sequence.num_computed = share.span.end
+            steps[share.sequence].append(step)
+        running = after_turn(running, planned)
+    return steps
 
 
 def spans(*running: Sequence) -> list[tuple[int, int, int]]:
@@ -47,3 +59,41 @@ def test_never_more_sequences_than_max_running() -> None:
     decodes = [sequence(4, num_computed=4) for _ in range(9)]
     assert len(SCHEDULER.plan(decodes)) == 4
     assert len(SCHEDULER.plan([sequence(1) for _ in range(9)])) == 4
+
+
+def test_more_decodes_than_a_step_takes_take_turns() -> None:
+    decodes = [sequence(4, num_computed=4) for _ in range(9)]
+    steps = run_steps(decodes, 9)
+    assert [len(taken) for taken in steps.values()] == [4] * 9
+    assert [steps[decode][0] for decode in decodes] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+
+
+def test_a_prefill_has_its_turn_beside_more_decodes_than_a_step_takes() -> None:
+    decodes, prefill = [sequence(4, num_computed=4) for _ in range(9)], sequence(1000)
+    steps = run_steps([*decodes, prefill], 10)
+    assert len(steps[prefill]) == 4 and prefill.num_computed == 4 * 48
+    assert all(len(steps[decode]) == 4 for decode in decodes)
+
+
+def test_one_place_goes_round_decodes_and_prefills() -> None:
+    one = Scheduler(max_step_tokens=16, max_running=1, block_size=16)
+    decodes = [sequence(4, num_computed=4) for _ in range(2)]
+    prefills = [sequence(32, arrival=1), sequence(16, arrival=2)]
+    steps = run_steps([*decodes, *prefills], 9, one)
+    assert [steps[decode] for decode in decodes] == [[0, 3, 7], [1, 4, 8]]
+    # The second prompt has waited since the start: it is next once it heads the line.
+    assert [steps[prefill] for prefill in prefills] == [[2, 5], [6]]
+
+
+def test_prefills_behind_the_first_take_only_places_that_are_left() -> None:
+    decodes, prefills = [sequence(4, num_computed=4) for _ in range(3)], [sequence(8) for _ in range(3)]
+    planned = SCHEDULER.plan([*prefills, *decodes])
+    assert [share.sequence for share in planned] == [*decodes, prefills[0]]
+
+
+def test_a_preempted_sequence_prefills_its_answer_too() -> None:
+    preempted = sequence(20, num_computed=40)
+    preempted.tokens += [8] * 21
+    preempted.start_over()
+    assert spans(preempted) == [(0, 0, 41)]
+    assert preempted.prompt_length == 20

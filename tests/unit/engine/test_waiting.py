@@ -1,0 +1,56 @@
+from cache.hashing import PrefixHasher
+from engine.preemption import LatestArrival
+from engine.sequence import Job, Sequence
+from engine.waiting import WaitingLine
+from tests.support.driving import request, resume_locally
+
+
+def sequence(arrival: int, admit_by_s: float = 100.0) -> Sequence:
+    job = Job(request([7]), resume_locally, 16, admit_by_s, print)
+    return Sequence(job, PrefixHasher(16), [7], arrival=arrival)
+
+
+def drained(line: WaitingLine) -> list[int]:
+    order = []
+    while (first := line.first()) is not None:
+        order.append(first.arrival)
+        line.leave(first)
+    return order
+
+
+def test_new_ones_come_in_order_and_preempted_ones_before_them_by_arrival() -> None:
+    line = WaitingLine()
+    for arrival in (5, 6, 7):
+        line.join(sequence(arrival))
+    for arrival in (3, 1, 2):
+        line.put_back(sequence(arrival))
+    assert len(line) == 6
+    assert drained(line) == [1, 2, 3, 5, 6, 7]
+    assert len(line) == 0
+
+
+def test_only_new_ones_have_deadlines() -> None:
+    line, late, new = WaitingLine(), sequence(1, admit_by_s=10.0), sequence(2, admit_by_s=20.0)
+    line.put_back(sequence(0, admit_by_s=5.0))
+    assert line.next_deadline_s() is None
+    line.join(late)
+    line.join(new)
+    assert line.next_deadline_s() == 10.0
+    assert line.expire(10.0) == [late]
+    assert line.expire(10.0) == []
+    assert drained(line) == [0, 2]
+
+
+def test_leaving_twice_changes_nothing() -> None:
+    line, preempted, new = WaitingLine(), sequence(0), sequence(1)
+    line.put_back(preempted)
+    line.join(new)
+    for _ in range(2):
+        line.leave(preempted)
+        line.leave(new)
+    assert len(line) == 0 and line.first() is None and line.preempted == ()
+
+
+def test_the_latest_arrival_gives_way() -> None:
+    running = [sequence(3), sequence(9), sequence(1)]
+    assert LatestArrival().victim(running) is running[1]
