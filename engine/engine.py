@@ -149,6 +149,18 @@ class Engine:
             sequence.checkpoints.append(num_tokens)
         self._running.append(sequence)
 
+    def compute_instead(self, sequence: Sequence) -> None:
+        """The state that it waits for will not come: it is admitted again, before any new request, and prefills.
+
+        Nothing is done if its lease has run out meanwhile: it holds nothing any more.
+        """
+        if sequence.claim is None:
+            return
+        self.cache.release(sequence.claim)
+        sequence.claim = None
+        sequence.compute_instead()
+        self._waiting.put_back(sequence)
+
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends it now, with its blocks and checkpoints published; the claim is held until `release`."""
         if sequence in self._running:

@@ -15,8 +15,8 @@ from wire.messages import FinishReason, Request, Token
 
 @dataclass(frozen=True)
 class Admitted:
-    """The cache has made room; `reused_tokens` need neither computing nor receiving. Told once: a preempted
-    request is admitted again without a word.
+    """The cache has made room; `reused_tokens` need neither computing nor receiving. A preempted request is
+    admitted again without a word; one that computes instead of receiving is told again.
 
     `state_arrives`: the engine computes nothing before `run_decode` (the whole prompt has landed) or `resume`
     (a part of it has).
@@ -139,6 +139,10 @@ class Sequence:
         self.prefill_length = len(self.tokens)
         self.num_preemptions += 1
         self.scored.clear()
+
+    def compute_instead(self) -> None:
+        """No state arrives after all: it prefills from what is cached here."""
+        self.hit_policy = _resume_locally
 
     @property
     def request(self) -> Request:

@@ -81,3 +81,32 @@ def test_a_sequence_whose_lease_ran_out_is_not_resumed(tiny_checkpoint) -> None:
     built.engine.release(run.sequence)
     built.engine.resume(run.sequence, 48)
     assert built.engine.num_running == 0
+
+
+def test_a_state_that_does_not_come_is_computed_before_new_requests_are_admitted(tiny_checkpoint) -> None:
+    path = tiny_checkpoint("qwen35")
+    built = small_engine(path)
+    prompt = random_prompt(100)
+    generate(built, request(prompt[:40]))
+    run = submit(built, request(prompt), hit_policy=lambda hit: FetchState(96))
+    run_all(built)
+    later = submit(built, request(random_prompt(30)))
+    built.engine.compute_instead(run.sequence)
+    built.engine.admit()
+    assert [(e.reused_tokens, e.state_arrives) for e in run.events] == [(32, True), (32, False)]
+    run_all(built)
+    assert run.tokens == greedy(path, prompt, 16)
+    assert later.tokens == greedy(path, random_prompt(30), 16)
+    for each in (run, later):
+        built.engine.release(each.sequence)
+    stats = built.engine.cache.stats()
+    assert (stats.blocks.in_use, stats.slots.in_use) == (0, 0)
+
+
+def test_what_lost_its_lease_computes_nothing_instead(tiny_checkpoint) -> None:
+    built = small_engine(tiny_checkpoint("granite"))
+    run = submit(built, request(random_prompt(50)), hit_policy=lambda hit: FetchState(48))
+    run_all(built)
+    built.engine.release(run.sequence)
+    built.engine.compute_instead(run.sequence)
+    assert built.engine.num_waiting == 0
