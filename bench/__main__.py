@@ -9,6 +9,7 @@ REPOSITORY = Path(__file__).parents[1]
 BENCHMARKS = {
     "cpu-engine": ("bench.cpu_engine", "the forward pass against transformers"),
     "cpu-cluster": ("bench.cpu_cluster", "router and two nodes against the engine alone"),
+    "emission": ("bench.emission", "a prefill with many checkpoints against one"),
     "transfer-cpu": ("bench.transfer_cpu", "a hand-over between two processes against a memcpy"),
 }
 
