@@ -1,6 +1,6 @@
 """What checkpoints inside a prompt cost: one prefill with many of them against the same with one, on the CPU.
 
-    python -m bench emission [--tokens 8192] [--checkpoints 32] [--rounds 7] [--threads 1]
+    python -m bench emission [--tokens 8192] [--checkpoints 32] [--rounds 7] [--threads 1] [--cache-mib 128]
 
 The shipped models, through the whole engine in its default chunks, policy `branch`: hints of the request put
 the checkpoints at even distances, the last one stands at the prompt's last boundary in both cases. The two
@@ -23,7 +23,6 @@ from engine.sequence import Job
 from wire.messages import Request, Sampling
 
 MODELS = Path(__file__).parents[1] / "models"
-CACHE_BYTES = 128 << 20
 
 _salts = count()
 
@@ -34,11 +33,12 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache-mib", type=int, default=128)
     arguments = parser.parse_args()
     print(f"prefill of {arguments.tokens} tokens with {arguments.checkpoints} checkpoints and with one")
     print(f"{'model':<28}{'many s':>10}{'one s':>10}{'ratio':>8}")
     for path in sorted(MODELS.glob("headrace-tiny-*")):
-        config = EngineConfig(cache_bytes=CACHE_BYTES, threads=arguments.threads)
+        config = EngineConfig(cache_bytes=arguments.cache_mib << 20, threads=arguments.threads)
         built = build_engine(str(path), config, time.monotonic)
         many, one, ratio = compare(built, arguments.tokens, arguments.checkpoints, arguments.rounds)
         print(f"{path.name:<28}{many:>10.3f}{one:>10.3f}{ratio:>8.3f}", flush=True)

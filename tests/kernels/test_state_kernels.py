@@ -151,6 +151,23 @@ def test_states_at_many_rows_come_with_the_same_pass(case: Case):
 
 
 @every_case
+def test_states_at_every_block_boundary_of_a_long_sequence_come_with_the_same_pass(case: Case):
+    length, rows = 300, [*range(16, 300, 16), 300]
+    inputs, slots = case.inputs(length), list(range(NUM_SLOTS - 1, NUM_SLOTS - 1 - len(rows), -1))
+    pool = poisoned_pool(case, [0])
+    before = pool.clone()
+    writes = [StateWrite(0, num_rows, slot) for num_rows, slot in zip(rows, slots, strict=True)]
+
+    y = case.prefill(inputs, pool, PrefillSegments.build([length], [0], writes, CPU))
+
+    expected, states = case.naive(inputs, before[0])
+    torch.testing.assert_close(y.double(), expected, atol=case.tolerance, rtol=0)
+    for num_rows, slot in zip(rows, slots, strict=True):
+        torch.testing.assert_close(pool[slot].double(), states[num_rows - 1], atol=case.tolerance, rtol=0)
+    assert_only_changed(before, pool, slots)
+
+
+@every_case
 @pytest.mark.parametrize("cut", [1, 16, 31, 32, 50])
 def test_prefill_in_two_parts_equals_one(case: Case, cut: int):
     pool = poisoned_pool(case, [])
