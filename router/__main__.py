@@ -51,7 +51,10 @@ def _config(argv: Sequence[str]) -> RouterConfig:
     parser.add_argument("-c", "--config", type=Path, help="YAML file with these fields")
     for field in fields(RouterConfig):
         flag = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(flag, type=hints[field.name], default=None, dest=field.name)
+        if hints[field.name] is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, dest=field.name)
+        else:
+            parser.add_argument(flag, type=hints[field.name], default=None, dest=field.name)
     given = vars(parser.parse_args(argv))
     file = given.pop("config")
     values = {} if file is None else _read_yaml(file)

@@ -12,12 +12,14 @@ from http import HTTPStatus
 from router import events as ev
 from router.admission import Ticket
 from router.config import RouterConfig
+from router.donors import PromptKeys, choose_donor
 from router.errors import ApiError, deadline_passed, overloaded
 from router.events import Phase
 from router.lifecycle import RequestLife
 from router.metrics import RouterMetrics
 from router.nodes import Node, NodeId, NodeTable
 from router.policy import Policy
+from router.prefix_index import PrefixIndex
 from router.table import RequestTable
 from wire import messages as m
 from wire.client import DecodeCall
@@ -49,10 +51,12 @@ class Dispatcher:
         table: RequestTable,
         policies: Mapping[m.Role, Policy],
         metrics: RouterMetrics,
+        index: PrefixIndex,
         clock: Callable[[], float],
     ) -> None:
         self.config = config
         self.nodes = nodes
+        self.index = index
         self.table = table
         self.policies = policies
         self.metrics = metrics
@@ -117,6 +121,7 @@ class Run:
         self._avoid: set[NodeId] = set()
         self._patience_ends_s: float | None = None
         self._attempt: _Attempt | None = None
+        self._prompt_keys = PromptKeys()
         self._last_shown_s: float | None = None
         self.life: RequestLife = shared.table.open(request, shared.clock())
 
@@ -211,7 +216,8 @@ class Run:
             await self._tell(attempt, ev.PrefillFailed(nonce, None))
             return
         node = await self._pick(m.Role.PREFILL)
-        work = m.PrefillRequest(attempt.request, reservation, first_token)
+        donor = await self._donor(attempt.request, node)
+        work = m.PrefillRequest(attempt.request, reservation, first_token, donor)
         try:
             async with (
                 self._shared.nodes.in_use(node) as client,
@@ -226,6 +232,16 @@ class Run:
         except NodeError as error:
             self._note_failure(node, error)
             await self._tell(attempt, ev.PrefillFailed(nonce, error))
+
+    async def _donor(self, request: m.Request, prefill_node: Node) -> m.Donor | None:
+        """A live decode node that may hold more of the prompt than the node that is to compute it."""
+        nodes, index = self._shared.nodes, self._shared.index
+        if not self._shared.config.learn_from_decode or not len(index):
+            return None
+        keys = await self._prompt_keys.of(request, prefill_node.info.layout.block_size)
+        hits = index.match(keys, max_tokens=len(request.tokens) - 1)  # one token is always computed
+        holders = [(node.info, hits[node.id]) for node in nodes.live(m.Role.DECODE) if node.id in hits]
+        return choose_donor(holders, hits.get(prefill_node.id))
 
     # ------------------------------------------------------------ events and instructions
 

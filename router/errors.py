@@ -24,6 +24,10 @@ class LayoutRefused(RouterError):
     """A node's cache layout differs from the cluster's."""
 
 
+class MissedUpdates(RouterError):
+    """What a node tells of its cache does not follow on what it told before."""
+
+
 class IllegalTransition(RouterError):
     """A request's events came in an order that the protocol does not allow."""
 

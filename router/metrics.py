@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from router.events import Phase
 from router.lifecycle import RequestLife
+from router.live_metrics import LiveMetrics
 from router.nodes import Node
-from wire.messages import PoolStatus
+from router.prefix_index import PrefixIndex
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -29,10 +28,11 @@ class RouterMetrics:
         place = ["node", "role"]
         self._requests = self._counter("requests", "Requests that ended", ["outcome"])
         self._tokens = self._counter("tokens", "Tokens of requests that ended", ["kind"])
-        self._lookups = self._counter("lookups", "Prompts looked up in a node's cache", place)
-        self._looked_up = self._counter("looked_up_tokens", "Prompt tokens of these lookups", place)
-        self._hits = self._counter("hit_tokens", "Prompt tokens found in a node's cache", [*place, "group"])
-        self._skipped = self._counter("skipped_state_groups", "Lookups of attention blocks only", place)
+        group = [*place, "group"]
+        self._lookups = self._counter("lookups", "Prompts looked up in a cache group of a node", group)
+        self._looked_up = self._counter("looked_up_tokens", "Prompt tokens of these lookups", group)
+        self._hits = self._counter("hit_tokens", "Prompt tokens found in a cache group of a node", group)
+        self._skipped = self._counter("skipped_state_groups", "Prompts looked up among attention blocks only", place)
         self._bytes = self._counter("transfer_bytes", "Bytes handed over", ["kind"])
         self._seconds = self._counter("transfer_seconds", "Time that hand-overs took", [])
         self._migrations = self._counter("migrations", "Decode nodes lost under a request", [])
@@ -45,9 +45,11 @@ class RouterMetrics:
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"headrace_{name}", text, buckets=LATENCY_BUCKETS_S, registry=self.registry)
 
-    def watch(self, nodes: Callable[[], Sequence[Node]], phases: Callable[[], dict[Phase, int]]) -> None:
-        """Reads nodes and open requests anew at every scrape."""
-        self.registry.register(_Live(nodes, phases))
+    def watch(
+        self, nodes: Callable[[], Sequence[Node]], phases: Callable[[], dict[Phase, int]], index: PrefixIndex
+    ) -> None:
+        """Reads nodes, open requests and the index anew at every scrape."""
+        self.registry.register(LiveMetrics(nodes, phases, index))
 
     def first_token(self, seconds: float) -> None:
         self._ttft.observe(seconds)
@@ -68,36 +70,34 @@ class RouterMetrics:
         self._tokens.labels("generated").inc(len(life.generated))
         self._migrations.inc(life.report.migrations)
         if (prefill := life.report.prefill) is not None:
-            self._looked(prefill.node, "prefill", num_prompt, prefill.attention_hit_tokens)
-            self._hits.labels(prefill.node, "prefill", "state").inc(prefill.state_hit_tokens)
+            place = (prefill.node, "prefill")
+            self._looked(place, "attention", num_prompt, prefill.attention_hit_tokens)
+            self._looked(place, "state", num_prompt, prefill.state_hit_tokens)
         if (decode := life.report.decode) is not None:
-            self._looked(decode.node, "decode", num_prompt, decode.attention_hit_tokens)
+            place = (decode.node, "decode")
+            self._looked(place, "attention", num_prompt, decode.attention_hit_tokens)
             if decode.state == "received":
-                self._skipped.labels(decode.node, "decode").inc()
+                self._skipped.labels(*place).inc()
             else:
-                self._hits.labels(decode.node, "decode", "state").inc(decode.state_hit_tokens)
+                self._looked(place, "state", num_prompt, decode.state_hit_tokens)
         if (transfer := life.report.transfer) is not None:
             self._bytes.labels("attention").inc(transfer.attention_bytes)
             self._bytes.labels("state").inc(transfer.state_bytes)
             self._seconds.inc(transfer.seconds)
 
-    def _looked(self, node: str, role: str, num_prompt: int, attention_hit_tokens: int) -> None:
-        self._lookups.labels(node, role).inc()
-        self._looked_up.labels(node, role).inc(num_prompt)
-        self._hits.labels(node, role, "attention").inc(attention_hit_tokens)
+    def _looked(self, place: tuple[str, str], group: str, num_prompt: int, hit_tokens: int) -> None:
+        self._lookups.labels(*place, group).inc()
+        self._looked_up.labels(*place, group).inc(num_prompt)
+        self._hits.labels(*place, group).inc(hit_tokens)
 
     def hits(self) -> list[dict[str, Any]]:
         """For /cluster: hit tokens per node and group, with the tokens looked up there."""
-        looked_up = {
-            (sample.labels["node"], sample.labels["role"]): sample.value for sample in _totals(self._looked_up)
-        }
+        looked_up = {tuple(sample.labels.values()): sample.value for sample in _totals(self._looked_up)}
         return [
             {
-                "node": sample.labels["node"],
-                "role": sample.labels["role"],
-                "group": sample.labels["group"],
+                **sample.labels,
                 "hit_tokens": int(sample.value),
-                "looked_up_tokens": int(looked_up[sample.labels["node"], sample.labels["role"]]),
+                "looked_up_tokens": int(looked_up[tuple(sample.labels.values())]),
             }
             for sample in _totals(self._hits)
         ]
@@ -112,53 +112,3 @@ def _totals(counter: Counter) -> Iterator[Any]:
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 yield sample
-
-
-class _Live(Collector):
-    """Gauges and node counters, read at each scrape."""
-
-    def __init__(self, nodes: Callable[[], Sequence[Node]], phases: Callable[[], dict[Phase, int]]) -> None:
-        self._nodes = nodes
-        self._phases = phases
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        phases = GaugeMetricFamily("headrace_requests_open", "Requests by phase", labels=["phase"])
-        for phase, count in self._phases().items():
-            if phase not in (Phase.DONE, Phase.FAILED):
-                phases.add_metric([phase.value], count)
-        yield phases
-        nodes = self._nodes()
-        yield from self._pools(nodes)
-        yield from self._counters(nodes)
-
-    def _pools(self, nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
-        up = GaugeMetricFamily("headrace_node_up", "1 unless a call was lost", labels=["node", "role"])
-        requests = GaugeMetricFamily("headrace_node_requests", "Requests on a node", labels=["node", "role", "phase"])
-        pools = GaugeMetricFamily(
-            "headrace_pool_units", "Blocks and slots of a node", labels=["node", "role", "pool", "use"]
-        )
-        for node in nodes:
-            place = [node.info.name, node.info.role.value]
-            up.add_metric(place, 0 if node.suspect else 1)
-            requests.add_metric([*place, "running"], node.status.running)
-            requests.add_metric([*place, "waiting"], node.status.waiting)
-            _add_pool(pools, [*place, "blocks"], node.status.blocks)
-            _add_pool(pools, [*place, "slots"], node.status.slots)
-        yield from (up, requests, pools)
-
-    def _counters(self, nodes: Sequence[Node]) -> Iterator[CounterMetricFamily]:
-        """A node's counter `x` is `headrace_node_x_total`."""
-        families: dict[str, CounterMetricFamily] = {}
-        for node in nodes:
-            for name, value in node.status.counters.items():
-                if name not in families:
-                    families[name] = CounterMetricFamily(
-                        f"headrace_node_{name}", "Counted by the node", labels=["node", "role"]
-                    )
-                families[name].add_metric([node.info.name, node.info.role.value], value)
-        yield from families.values()
-
-
-def _add_pool(family: GaugeMetricFamily, labels: list[str], pool: PoolStatus) -> None:
-    for use in ("free", "cached", "in_use"):
-        family.add_metric([*labels, use], getattr(pool, use))

@@ -42,6 +42,11 @@ class NodeTable:
         self._connect = connect
         self._nodes: dict[str, Node] = {}
         self._retired: list[Node] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Has `changed` called whenever a node was added or is gone; `all` says which are there."""
+        self._watchers.append(changed)
 
     def register(self, info: NodeInfo, status: NodeStatus) -> bool:
         """Adds a node (True) or renews its registration (False).
@@ -63,6 +68,7 @@ class NodeTable:
         if known is not None:
             self._retire(known)
         self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s)
+        self._tell()
         return True
 
     def leave(self, name: str, incarnation: int) -> None:
@@ -122,3 +128,8 @@ class NodeTable:
     def _retire(self, node: Node) -> None:
         del self._nodes[node.info.name]
         self._retired.append(node)
+        self._tell()
+
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed()

@@ -20,8 +20,10 @@ from router.metrics import RouterMetrics
 from router.nodes import NodeTable
 from router.orders import OrderDesk
 from router.policy import POLICIES
+from router.prefix_index import PrefixIndex
 from router.service import registry_server
 from router.status import ClusterStatus
+from router.subscriptions import Subscriptions
 from router.table import RequestTable
 from router.tokens import ModelTokens
 from wire.client import GrpcNodeClient, NodeClient
@@ -52,12 +54,14 @@ class RouterServer:
         table = RequestTable(config.max_attempts)
         admission = Admission(config.max_concurrent, config.max_queue)
         metrics = RouterMetrics()
-        metrics.watch(self.nodes.all, table.counts)
+        self.index = index = PrefixIndex()
+        self._subscriptions = Subscriptions(self.nodes, index)
+        metrics.watch(self.nodes.all, table.counts, index)
         policies = {role: POLICIES[config.policy]() for role in Role}
-        dispatcher = Dispatcher(config, self.nodes, table, policies, metrics, clock)
+        dispatcher = Dispatcher(config, self.nodes, table, policies, metrics, index, clock)
         desk = OrderDesk(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
         front = Front(config.served_model_name, tokens, desk, dispatcher, admission)
-        status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, clock)
+        status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, index, clock)
         self.app = build_app(front, status, config.max_body_bytes)
         self._registry = registry_server(self.nodes, config.heartbeat_s)
         self._closed = asyncio.Event()
@@ -85,6 +89,7 @@ class RouterServer:
             )
         )
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self._subscriptions.start()
         self._tidying = asyncio.create_task(self._forget_dead_nodes())
         log.info("router at %s, nodes register at %s", self.url, self.control_address)
 
@@ -98,6 +103,7 @@ class RouterServer:
             task.cancel()
         await asyncio.gather(self._serving, self._tidying, return_exceptions=True)
         await self._registry.stop(0)
+        await self._subscriptions.close()
         await self.nodes.close()
         self._closed.set()
 

@@ -12,7 +12,9 @@ from router.admission import Admission
 from router.errors import ApiError, overloaded
 from router.metrics import RouterMetrics
 from router.nodes import Node, NodeTable
+from router.prefix_index import PrefixIndex
 from router.table import RequestTable
+from wire.cache_updates import CACHE_CHANGES
 from wire.messages import Role
 
 
@@ -26,6 +28,7 @@ class ClusterStatus:
         table: RequestTable,
         admission: Admission,
         metrics: RouterMetrics,
+        index: PrefixIndex,
         clock: Callable[[], float],
     ) -> None:
         self._model = model
@@ -33,6 +36,7 @@ class ClusterStatus:
         self._table = table
         self._admission = admission
         self._metrics = metrics
+        self._index = index
         self._clock = clock
         self._created = int(time.time())
 
@@ -65,7 +69,7 @@ class ClusterStatus:
         return {
             "model": self._model,
             "ready": bool(self._nodes.live(Role.DECODE)),
-            "nodes": [_node(node, now_s) for node in self._nodes.all()],
+            "nodes": [_node(node, now_s) | {"index": _index(node, self._index)} for node in self._nodes.all()],
             "phases": {phase.value: count for phase, count in self._table.counts().items()},
             "waiting": self._admission.waiting,
             "requests": list(self._table.rows(now_s)),
@@ -90,4 +94,19 @@ def _node(node: Node, now_s: float) -> dict[str, Any]:
         "blocks": asdict(status.blocks),
         "slots": asdict(status.slots),
         "counters": dict(status.counters),
+    }
+
+
+def _index(node: Node, index: PrefixIndex) -> dict[str, Any] | None:
+    """How much of the node's cache the router knows of; `lag` is in changes, as of the node's last heartbeat."""
+    known = index.get(node.id)
+    if known is None:
+        return None
+    num_changes = int(node.status.counters.get(CACHE_CHANGES, 0))
+    return {
+        "blocks": known.num_blocks,
+        "checkpoints": known.num_checkpoints,
+        "sequence": known.sequence,
+        "is_followed": known.is_followed,
+        "lag": max(0, num_changes - (known.sequence or 0)),
     }

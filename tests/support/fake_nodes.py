@@ -13,6 +13,7 @@ from typing import Any
 
 from cache.layout import CacheLayout
 from wire import messages as m
+from wire.cache_updates import CacheUpdate
 from wire.errors import HandoverBroken, NodeError
 
 LAYOUT = CacheLayout("fake", "float32", "float32", 16, 2, 2, 8, (2, 8, 3), (2, 2, 8, 8))
@@ -81,6 +82,10 @@ class _FakeNode:
         self.resumed_tokens = resumed_tokens
         self.faults: list[Fault] = []
         self.requests: list[m.Request] = []
+        self.donors: list[m.Donor | None] = []  # of its prefills
+        self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # what it tells of its cache
+        self.num_subscriptions = 0
+        self.is_followed = False
         self.open_calls = 0
         self.closed = False
 
@@ -110,6 +115,7 @@ class _FakeNode:
 
     async def close(self) -> None:
         assert self.open_calls == 0, f"{self.name} was closed under {self.open_calls} calls"
+        assert not self.is_followed, f"{self.name} was closed while its cache was followed"
         self.closed = True
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> FakePrefillCall:
@@ -117,6 +123,9 @@ class _FakeNode:
 
     def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
         raise AssertionError(f"{self.name} is no decode node")
+
+    def cache_updates(self) -> FakeCacheUpdatesCall:
+        return FakeCacheUpdatesCall(self)
 
 
 class FakePrefillNode(_FakeNode):
@@ -158,11 +167,34 @@ class _Call:
         self._opened_on.open_calls -= 1
 
 
+class FakeCacheUpdatesCall:
+    """Tells what the test puts into the node's `updates`; breaks at an error."""
+
+    def __init__(self, node: _FakeNode) -> None:
+        self._node = node
+        node.num_subscriptions += 1
+
+    async def __aenter__(self) -> FakeCacheUpdatesCall:
+        self._node.is_followed = True
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._node.is_followed = False
+
+    async def __aiter__(self) -> AsyncIterator[CacheUpdate]:
+        while True:
+            update = await self._node.updates.get()
+            if isinstance(update, NodeError):
+                raise update
+            yield update
+
+
 class FakePrefillCall(_Call):
     def __init__(self, node: FakePrefillNode, work: m.PrefillRequest) -> None:
         super().__init__(node)
         self._node, self._work = node, work
         node.requests.append(work.request)
+        node.donors.append(work.donor)
 
     async def __aiter__(self) -> AsyncIterator[m.PrefillEvent]:
         node, request = self._node, self._work.request

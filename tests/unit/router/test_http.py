@@ -90,7 +90,7 @@ async def test_cluster_tells_nodes_requests_and_hits(running: Running):
     await running.http.post("/v1/chat/completions", json=CHAT)
     cluster = (await running.http.get("/cluster")).json()
     assert [node["name"] for node in cluster["nodes"]] == ["d0", "p0"]
-    assert cluster["nodes"][0]["blocks"] == {"total": 64, "free": 64, "cached": 0, "in_use": 0}
+    assert cluster["nodes"][0]["blocks"] == {"total": 64, "free": 64, "cached": 0, "in_use": 0, "indexed": 0}
     assert cluster["phases"]["done"] == 1
     (request,) = cluster["requests"]
     assert (request["phase"], request["prefill_node"], request["decode_node"]) == ("done", "p0", "d0")
@@ -110,14 +110,14 @@ async def test_metrics(running: Running):
         'headrace_hit_tokens_total{group="attention",node="d0",role="decode"} 32.0',
         'headrace_hit_tokens_total{group="state",node="p0",role="prefill"} 1.0',
         'headrace_skipped_state_groups_total{node="d0",role="decode"} 1.0',
-        'headrace_lookups_total{node="p0",role="prefill"} 1.0',
+        'headrace_lookups_total{group="state",node="p0",role="prefill"} 1.0',
         'headrace_transfer_bytes_total{kind="state"} 786432.0',
         'headrace_pool_units{node="d0",pool="slots",role="decode",use="free"} 8.0',
         'headrace_node_steps_total{node="p0",role="prefill"} 3.0',
         "headrace_time_to_first_token_seconds_count 1.0",
     ):
         assert line in text.splitlines()
-    assert 'group="state",node="d0"' not in text  # skipped, so neither hit nor miss
+    assert '_total{group="state",node="d0"' not in text  # skipped, so neither hit nor miss
 
 
 async def test_a_large_prompt_does_not_stop_the_router(start_router: StartRouter, tokens: ModelTokens):

@@ -1,0 +1,43 @@
+"""Which decode node a prefill node may learn from: pure, but for hashing long prompts in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from cache.hashing import prefix_keys
+from cache.hits import PrefixHit
+from cache.types import PrefixKey
+from wire.messages import Donor, NodeInfo, Request
+
+LONG_PROMPT_TOKENS = 1 << 14  # a millisecond's hashing; beyond it the event loop goes on meanwhile
+
+
+class PromptKeys:
+    """The prefix keys of one request, hashed when they are first asked for and kept."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+        self._keys: list[PrefixKey] = []
+
+    async def of(self, request: Request, block_size: int) -> Sequence[PrefixKey]:
+        """Of its tokens so far: they are hashed again only after a migration added some."""
+        tokens = request.tokens
+        if len(tokens) != self._num_tokens:
+            if len(tokens) < LONG_PROMPT_TOKENS:
+                self._keys = prefix_keys(tokens, block_size, request.salt)
+            else:
+                self._keys = await asyncio.to_thread(prefix_keys, tokens, block_size, request.salt)
+            self._num_tokens = len(tokens)
+        return self._keys
+
+
+def choose_donor(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> Donor | None:
+    """Of the decode nodes, the one with the prompt's deepest checkpoint; None if the prefill node's is as deep.
+
+    `held` is what each may hold of the prompt; `own` is what the prefill node may, None: not known.
+    """
+    info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))
+    if info is None or hit is None or hit.state_tokens <= (0 if own is None else own.resumable_tokens):
+        return None
+    return Donor(info.name, info.address, hit.state_tokens)

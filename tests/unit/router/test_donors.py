@@ -1,0 +1,38 @@
+"""Which decode node a prefill node is told to learn from."""
+
+from cache.hashing import prefix_keys
+from cache.hits import PrefixHit
+from router.donors import LONG_PROMPT_TOKENS, PromptKeys, choose_donor
+from tests.support.fake_nodes import node_info
+from wire.messages import Donor, Request, Role, Sampling
+
+D0, D1 = node_info("d0", Role.DECODE), node_info("d1", Role.DECODE)
+
+
+def hit(attention_tokens: int, state_tokens: int) -> PrefixHit:
+    return PrefixHit(attention_tokens, state_tokens, resumable_tokens=state_tokens)
+
+
+def test_the_deepest_checkpoint_counts_not_the_most_blocks() -> None:
+    assert choose_donor([(D0, hit(96, 32)), (D1, hit(64, 64))], hit(32, 32)) == Donor("d1", "d1:1", 64)
+
+
+def test_nobody_who_holds_no_more_than_the_prefill_node_can_resume_from() -> None:
+    assert choose_donor([(D0, hit(96, 32))], hit(32, 32)) is None
+    assert choose_donor([(D0, hit(96, 48))], hit(64, 32)) == Donor("d0", "d0:1", 48)
+    assert choose_donor([(D0, hit(96, 0))], hit(0, 0)) is None
+    assert choose_donor([], hit(0, 0)) is None
+
+
+def test_of_a_prefill_node_that_tells_nothing_nothing_is_assumed() -> None:
+    assert choose_donor([(D0, hit(16, 16))], None) == Donor("d0", "d0:1", 16)
+    assert choose_donor([(D0, hit(16, 0))], None) is None
+
+
+async def test_keys_are_those_of_the_tokens_so_far_and_hashed_once() -> None:
+    keys = PromptKeys()
+    for length in (40, LONG_PROMPT_TOKENS + 5):
+        request = Request("r", tuple(range(length)), 40, Sampling(max_tokens=9, seed=0), salt=b"tenant")
+        first = await keys.of(request, 16)
+        assert first == prefix_keys(range(length), 16, b"tenant")
+        assert await keys.of(request, 16) is first

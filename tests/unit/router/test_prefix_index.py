@@ -1,0 +1,120 @@
+"""What the router knows of the nodes' caches follows what they tell, and finds prompts as they do."""
+
+import random
+
+import pytest
+
+from cache.hashing import prefix_keys
+from cache.hits import PrefixHit
+from cache.journal import Journal, Reader
+from cache.types import PrefixKey
+from node.cache_feed import CacheFeed
+from router.errors import MissedUpdates
+from router.prefix_index import NodeIndex, PrefixIndex
+from tests.support.cache_node import FakeNode
+from wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
+
+KEYS = prefix_keys(range(64), 16)  # four blocks
+EMPTY = CacheSnapshotPart(7, 0, (), (), True)
+
+
+def followed(*updates: CacheSnapshotPart | CacheChanges) -> NodeIndex:
+    index = NodeIndex(7, block_size=16)
+    for update in updates:
+        index.apply(update)
+    return index
+
+
+def changes(first_sequence: int, *kinds_and_keys: tuple[CacheChange, PrefixKey]) -> CacheChanges:
+    return CacheChanges(7, first_sequence, kinds_and_keys)
+
+
+def test_hits_per_group_as_a_node_would_have_them() -> None:
+    index = followed(CacheSnapshotPart(7, 9, tuple(KEYS[:3]), (KEYS[1],), True))
+    assert index.match(KEYS, max_tokens=64) == PrefixHit(48, 32, 32)
+    assert index.match(KEYS, max_tokens=47) == PrefixHit(32, 32, 32)
+    assert index.match(KEYS, max_tokens=31) == PrefixHit(16, 0, 0)
+    assert index.match(KEYS[:1], max_tokens=64) == PrefixHit(16, 0, 0)
+    assert index.match(prefix_keys(range(1, 65), 16), max_tokens=64) == PrefixHit(0, 0, 0)
+    assert index.match([], max_tokens=64) == PrefixHit(0, 0, 0)
+    assert index.match(prefix_keys(range(64), 16, b"another tenant"), max_tokens=64) == PrefixHit(0, 0, 0)
+
+
+def test_changes_follow_on_the_snapshot() -> None:
+    index = followed(EMPTY, changes(1, (CacheChange.BLOCK_STORED, KEYS[0]), (CacheChange.CHECKPOINT_STORED, KEYS[0])))
+    assert index.match(KEYS, max_tokens=64) == PrefixHit(16, 16, 16)
+    assert (index.sequence, index.num_blocks, index.num_checkpoints) == (2, 1, 1)
+    index.apply(changes(3, (CacheChange.CHECKPOINT_EVICTED, KEYS[0])))
+    assert index.match(KEYS, max_tokens=64) == PrefixHit(16, 0, 0)
+    index.apply(changes(4, (CacheChange.BLOCK_EVICTED, KEYS[0])))
+    assert (index.sequence, index.num_blocks, index.num_checkpoints) == (4, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        changes(2, (CacheChange.BLOCK_STORED, KEYS[0])),  # change 1 is missing
+        changes(0, (CacheChange.BLOCK_STORED, KEYS[0])),
+        CacheChanges(8, 1, ((CacheChange.BLOCK_STORED, KEYS[0]),)),  # another incarnation
+        CacheSnapshotPart(8, 1, (KEYS[0],), (), True),
+    ],
+)
+def test_what_does_not_follow_on_is_refused(update: CacheSnapshotPart | CacheChanges) -> None:
+    index = followed(EMPTY)
+    with pytest.raises(MissedUpdates):
+        index.apply(update)
+    assert (index.sequence, index.num_blocks) == (0, 0)
+
+
+def test_changes_before_a_snapshot_are_refused_also_after_a_lost_call() -> None:
+    change = changes(1, (CacheChange.BLOCK_STORED, KEYS[0]))
+    with pytest.raises(MissedUpdates):
+        followed(change)
+    index = followed(EMPTY)
+    index.lost()
+    with pytest.raises(MissedUpdates):
+        index.apply(change)
+
+
+def test_a_snapshot_replaces_all_at_its_last_part_and_not_before() -> None:
+    index = followed(CacheSnapshotPart(7, 9, (KEYS[0], KEYS[1]), (KEYS[1],), True))
+    index.apply(CacheSnapshotPart(7, 50, (KEYS[0],), (), False))
+    assert (index.sequence, index.match(KEYS, max_tokens=64)) == (9, PrefixHit(32, 32, 32))
+    index.lost()  # a part of a broken call must not count with those of the next one
+    index.apply(CacheSnapshotPart(7, 60, (), (), True))
+    assert (index.sequence, index.match(KEYS, max_tokens=64)) == (60, PrefixHit(0, 0, 0))
+
+
+def test_what_was_known_stays_a_hint_while_a_node_is_not_followed() -> None:
+    index = followed(CacheSnapshotPart(7, 9, (KEYS[0],), (), True))
+    index.lost()
+    assert not index.is_followed
+    assert index.match(KEYS, max_tokens=64) == PrefixHit(16, 0, 0)
+
+
+def test_nodes_are_kept_apart() -> None:
+    index = PrefixIndex()
+    for name, blocks in (("d0", KEYS[:1]), ("d1", KEYS[:2])):
+        index.add((name, 7), 16).apply(CacheSnapshotPart(7, 1, tuple(blocks), (), True))
+    assert index.match(KEYS, max_tokens=64) == {("d0", 7): PrefixHit(16, 0, 0), ("d1", 7): PrefixHit(32, 0, 0)}
+    index.remove(("d0", 7))
+    assert list(index.match(KEYS, max_tokens=64)) == [("d1", 7)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_it_finds_what_the_node_finds_whatever_happened_there(seed: int) -> None:
+    rng = random.Random(seed)
+    journal = Journal(max_events=32)
+    node = FakeNode(num_blocks=16, num_slots=6, block_size=4, on_event=journal.record)
+    feed = CacheFeed(None, journal, node.cache, incarnation=7, max_keys=3)  # type: ignore[arg-type]
+    reader, index = Reader(lambda: None), NodeIndex(7, block_size=4)
+    for _ in range(80):
+        tokens = [token for _ in range(rng.randint(1, 5)) for token in [rng.randrange(2)] * 4] + [9]
+        node.serve(tokens, answer=[7] * rng.randint(0, 6), hints=(rng.randint(0, 20),))
+        if rng.random() < 0.5:
+            continue
+        for update in feed._messages(journal.read(reader, node.cache.contents)):
+            index.apply(update)
+        assert index.sequence == journal.sequence
+        assert index.match(prefix_keys(tokens, 4), max_tokens=len(tokens)) == node.match(tokens)
+    assert node.cache.stats().totals.block_evictions > 0
