@@ -8,24 +8,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-
-import torch
 
 from decode_node.accounting import HitAccounting
 from decode_node.config import DecodeNodeConfig
 from decode_node.inbox import Inbox
 from decode_node.policy import PrefillPlace
+from engine.engine import BadRequest
 from engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
 from node.chassis import Chassis
 from node.errors import NoRoom
 from node.notes import decode_note
+from node.packing import scatter
 from node.plans import plan_of
 from transfer.buffers import Buffer
 from transfer.envelope import new_nonce
 from transfer.errors import HandoverFailed as TransferFailed
-from transfer.plan import Kind, PlannedMessage
+from transfer.plan import PlannedMessage
 from transfer.receiver import HandoverReceiver, IncomingHandover, Landed
 from wire.messages import (
     DecodeCommand,
@@ -53,7 +53,7 @@ class _SessionEnded:
     outcome: Landed | TransferFailed
 
 
-_Item = Event | DecodeCommand | _SessionEnded
+_Item = Event | DecodeCommand | _SessionEnded | BadRequest
 
 
 class Decode:
@@ -63,17 +63,17 @@ class Decode:
         self._chassis = chassis
         self._config = config
         self._receiver = HandoverReceiver(chassis.transport, chassis.staging)
-        self._accounting = HitAccounting()
+        self._accounting = HitAccounting(chassis.built.layout)
 
     def counters(self) -> dict[str, float]:
-        return {name: float(value) for name, value in asdict(self._accounting).items()}
+        return self._accounting.counters()
 
     async def run(
         self, start: Start, commands: AsyncIterator[DecodeCommand], timeout_s: float
     ) -> AsyncGenerator[DecodeEvent, None]:
         """The request's events. Closing the iterator aborts it; either way all it held comes back.
 
-        Raises RequestTooLarge, NoRoom.
+        Raises BadRequest (a command that `commands` could not read, too), NoRoom.
         """
         request = _Decode(self._chassis, self._config, self._receiver, self._accounting)
         reading = asyncio.create_task(request.read(commands))
@@ -107,9 +107,12 @@ class _Decode:
         self._is_landed = False
 
     async def read(self, commands: AsyncIterator[DecodeCommand]) -> None:
-        """Puts the router's commands into the inbox."""
-        async for command in commands:
-            self._inbox.put(command)
+        """Puts the router's commands into the inbox; after one that cannot be read, what ends the request."""
+        try:
+            async for command in commands:
+                self._inbox.put(command)
+        except BadRequest as error:
+            self._inbox.put(error)
 
     async def run(self, start: Start, timeout_s: float) -> AsyncGenerator[DecodeEvent, None]:
         self._deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -137,6 +140,8 @@ class _Decode:
                     return
                 case Refused(message):
                     raise NoRoom(message)
+                case BadRequest() as error:
+                    raise error
                 case Computed():
                     pass  # a local prefill's progress is nobody else's business
 
@@ -199,12 +204,8 @@ class _Decode:
 
     def _scatter(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
         """In the engine's thread: one verified message into the request's own blocks or slot."""
-        memory, data = self._chassis.built.memory, torch.from_numpy(buffer)
-        if message.kind is Kind.STATE:
-            memory.scatter_state(sequence.held.slot, data)
-        else:
-            blocks = sequence.held.block_ids[message.first_block : message.first_block + message.num_blocks]
-            memory.scatter_blocks(blocks, data)
+        claim = sequence.held
+        scatter(self._chassis.built.memory, message, buffer, block_ids=claim.block_ids, slot=claim.slot)
 
     def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
         if isinstance(outcome, TransferFailed):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-import grpc
 import grpc.aio
 
 from decode_node.config import DecodeNodeConfig
 from decode_node.decode import Decode
+from decode_node.exports import Exports
+from engine.engine import BadRequest
 from node.chassis import Chassis, Node
-from node.service import NodeService, answers, timeout_s
+from node.service import NodeService, errors_as_status, read, timeout_s
 from wire import codecs
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
@@ -19,36 +20,60 @@ from wire.messages import DecodeCommand, Role, Start
 
 
 class DecodeService(rpc.DecodeServicer):
-    def __init__(self, decode: Decode) -> None:
+    def __init__(self, decode: Decode, exports: Exports) -> None:
         self._decode = decode
+        self._exports = exports
 
     async def Run(
         self,
         request_iterator: AsyncIterator[pb.DecodeCommand],
         context: grpc.aio.ServicerContext[pb.DecodeCommand, pb.DecodeEvent],
     ) -> AsyncIterator[pb.DecodeEvent]:
-        commands = _commands(request_iterator)
-        start = await anext(commands, None)
-        if not isinstance(start, Start):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first command must be start")
-        events = self._decode.run(start, commands, timeout_s(context))
-        async with aclosing(answers(events, context)) as answered:
-            async for event in answered:
-                yield codecs.encode_decode_event(event)
+        async with errors_as_status(context):
+            commands = _commands(request_iterator)
+            start = await anext(commands, None)
+            if not isinstance(start, Start):
+                raise BadRequest("the first command must be start")
+            async with aclosing(self._decode.run(start, commands, timeout_s(context))) as events:
+                async for event in events:
+                    yield codecs.encode_decode_event(event)
+
+    async def Export(
+        self, request: pb.ExportRequest, context: grpc.aio.ServicerContext[pb.ExportRequest, pb.ExportReply]
+    ) -> pb.ExportReply:
+        reply = pb.ExportReply()
+        async with errors_as_status(context):
+            wanted = read(codecs.decode_export_request, request)
+            codecs.encode(await self._exports.run(wanted, timeout_s(context)), reply)
+        return reply
 
 
 async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[DecodeCommand]:
     async for message in messages:
-        yield codecs.decode_decode_command(message)
+        yield read(codecs.decode_decode_command, message)
+
+
+class _DecodeRole:
+    """What the chassis asks of this role."""
+
+    def __init__(self, decode: Decode, exports: Exports) -> None:
+        self._decode = decode
+        self._exports = exports
+
+    def counters(self) -> dict[str, float]:
+        return {**self._decode.counters(), **self._exports.counters()}
+
+    async def close(self) -> None:
+        """Nothing: its calls have ended with the server, its sessions end with the transport."""
 
 
 def decode_node(config: DecodeNodeConfig) -> Node:
     """A decode node, not yet started."""
 
-    def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Decode:
-        decode = Decode(chassis, config)
-        rpc.add_DecodeServicer_to_server(DecodeService(decode), server)
+    def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> _DecodeRole:
+        decode, exports = Decode(chassis, config), Exports(chassis)
+        rpc.add_DecodeServicer_to_server(DecodeService(decode, exports), server)
         rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
-        return decode
+        return _DecodeRole(decode, exports)
 
     return Node(config, Role.DECODE, "Decode", serve)

@@ -7,9 +7,11 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from cache.layout import CacheLayout
 from engine.build import BuiltEngine, build_engine
 from engine.config import ConfigError
 from engine.loop import EngineLoop
@@ -18,6 +20,7 @@ from node.config import NodeConfig
 from node.registration import Registration
 from node.status import node_status
 from transfer.backend import Transport
+from transfer.errors import LayoutMismatch
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from wire.messages import NodeInfo, NodeStatus, Role
@@ -26,11 +29,16 @@ from wire.server import ControlServer
 log = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S = 0.25  # a heartbeat goes out even while a long step keeps the engine
+STOP_TIMEOUT_S = 60.0  # for the engine's step in progress
 
 
 @dataclass(frozen=True)
 class Chassis:
-    """A started node without its role: what the role's service works with."""
+    """A started node without its role: what the role's service works with.
+
+    `staging` is for the hand-overs of requests. What prefill nodes fetch from decode nodes goes the other way
+    and through `new_staging` of its own: one pool that both a sender and a receiver hold from can deadlock.
+    """
 
     config: NodeConfig
     built: BuiltEngine
@@ -45,11 +53,22 @@ class Chassis:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    def new_staging(self, num_buffers: int) -> Staging:
+        """Another pool of buffers as large as those of `staging`."""
+        return Staging(StagingConfig(num_buffers, self.staging.buffer_bytes))
+
+    def require_layout(self, peers: CacheLayout) -> None:
+        """Raises LayoutMismatch unless a peer's cache bytes may be put into this node's, and the other way round."""
+        mismatch = self.built.layout.mismatch(peers)
+        if mismatch is not None:
+            raise LayoutMismatch(f"{mismatch}: restart one of the two nodes with the other's setting")
+
 
 class RoleService(Protocol):
-    """What a role adds to the chassis: its gRPC service, and its own counters."""
+    """What a role adds to the chassis: its gRPC service, its own counters, and what it has to close."""
 
     def counters(self) -> dict[str, float]: ...
+    async def close(self) -> None: ...
 
 
 class Node:
@@ -78,24 +97,27 @@ class Node:
 
     async def start(self) -> None:
         """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
-        loop = asyncio.get_running_loop()
-        built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, loop.time)
+        clock = asyncio.get_running_loop().time
+        built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)
         if self.config.max_message_bytes < built.layout.block_bytes:
             raise ConfigError(
                 f"max_message_bytes {self.config.max_message_bytes} < {built.layout.block_bytes}, the bytes of one "
                 "block of this model: raise it"
             )
-        self._engine = EngineLoop(built.engine, loop.time, self._crashed)
-        self._transport: Transport = open_transport(replace(self.config.ucx, host=self.config.host))
-        buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
-        staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes))
-        self.cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
-        self.chassis = Chassis(self.config, built, self._engine, self._transport, staging, set())
-        self._server = ControlServer(
-            [self._service, "Node"], lambda server: self._add_services(server)
-        )
-        self._engine.start()
-        port = await self._server.start(self.config.host, self.config.port)
+        self._engine = EngineLoop(built.engine, clock, self._crashed)
+        async with AsyncExitStack() as undo:
+            self._transport: Transport = open_transport(replace(self.config.ucx, host=self.config.host))
+            undo.push_async_callback(self._transport.close)
+            buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
+            staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes))
+            self.cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
+            self.chassis = Chassis(self.config, built, self._engine, self._transport, staging, set())
+            self._engine.start()
+            undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
+            self._server = ControlServer([self._service, "Node"], lambda server: self._add_services(server))
+            undo.push_async_callback(self._server.stop, 0.0)
+            port = await self._server.start(self.config.host, self.config.port)
+            undo.pop_all()
         self.info = self._describe(f"{self.config.host}:{port}")
         self._registration: Registration | None = None
         if self.config.router_address is not None:
@@ -131,9 +153,10 @@ class Node:
             await self._server.stop(self.config.shutdown_grace_s)
             if self.chassis.tasks:
                 await asyncio.wait(self.chassis.tasks, timeout=self.config.shutdown_grace_s)
+            await self._role_service.close()
             await self._transport.close()
             if self._crash is None:
-                await self._engine.stop(timeout_s=60.0)
+                await self._engine.stop(STOP_TIMEOUT_S)
         finally:
             self._closed.set()
 

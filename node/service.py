@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from engine.engine import BadRequest
 from node.errors import CheckpointGone, NoRoom
@@ -19,6 +20,7 @@ from wire.generated import headrace_pb2_grpc as rpc
 from wire.messages import NodeInfo, NodeStatus
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (BadRequest, grpc.StatusCode.INVALID_ARGUMENT),
@@ -32,17 +34,22 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 DEFAULT_TIMEOUT_S = 600.0  # for a caller that set no deadline: nothing is held for ever
 
 
-async def answers(
-    events: AsyncGenerator[T, None], context: grpc.aio.ServicerContext[Any, Any]
-) -> AsyncGenerator[T, None]:
-    """The events, with a known error turned into the call's status; closes them however it ends."""
+@asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Turns a known error of its block into the call's status."""
     try:
-        async with aclosing(events):
-            async for event in events:
-                yield event
+        yield
     except tuple(kind for kind, _ in _CODES) as error:
         code = next(code for kind, code in _CODES if isinstance(error, kind))
         await context.abort(code, str(error))
+
+
+def read(decode: Callable[[M], T], message: M) -> T:
+    """`decode(message)`. Raises BadRequest for what is no message of this version."""
+    try:
+        return decode(message)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRequest(f"{type(message).__name__} cannot be read: {error}; do both sides run one version?") from error
 
 
 def timeout_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:

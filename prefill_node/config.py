@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine.config import ConfigError
 from node.config import NodeConfig
 
 
 @dataclass(frozen=True)
+class LearnFromDecodeConfig:
+    """When a prefill node fetches what a decode node holds of a prompt (answers of earlier turns) rather than
+    compute it.
+
+    enabled     False: it computes whatever is not in its own cache
+    min_tokens  a fetch must save this many tokens at least; what saves more is fetched if that is estimated to
+                take less time than computing them
+    timeout_s   a fetch that has not landed by then is given up, and the prompt computed
+    """
+
+    enabled: bool = True
+    min_tokens: int = 64
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.min_tokens < 1:
+            raise ConfigError(f"min_tokens {self.min_tokens}: must be at least 1; enabled: false turns fetching off")
+        if self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s {self.timeout_s}: must be above 0")
+
+
+@dataclass(frozen=True)
 class PrefillNodeConfig(NodeConfig):
-    """A prefill node has no settings of its own yet; see `NodeConfig`."""
+    """A prefill node; see `NodeConfig`, and `LearnFromDecodeConfig` for what it asks of decode nodes."""
+
+    learn_from_decode: LearnFromDecodeConfig = field(default_factory=LearnFromDecodeConfig)

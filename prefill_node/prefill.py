@@ -1,4 +1,8 @@
-"""The prefill role: compute a prompt, sample its first token, hand blocks and state over as they are ready."""
+"""The prefill role: compute a prompt, sample its first token, hand blocks and state over as they are ready.
+
+One `_Prefill` is one request's life here. Its order: admission; perhaps a fetch of what a decode node holds of the
+prompt (if that fails, the prompt is computed as if nobody had been asked); chunks; the first token; the state.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from functools import partial
 
-import torch
-
-from cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
 from node.chassis import Chassis
 from node.errors import NoRoom
 from node.notes import encode_note
+from node.packing import gather
 from node.plans import plan_of
+from prefill_node.config import PrefillNodeConfig
+from prefill_node.fetch import Fetch, Fetches, FetchFailed
 from transfer.buffers import Buffer
-from transfer.errors import HandoverFailed, LayoutMismatch
-from transfer.plan import Kind, PlannedMessage
+from transfer.errors import HandoverFailed
+from transfer.plan import PlannedMessage
 from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.stats import HandoverStats
 from wire.messages import (
     FirstToken,
     PrefillDone,
@@ -29,23 +34,14 @@ from wire.messages import (
     Reservation,
 )
 
-_RESUME = ResumeLocally()
-
-
-def _resume_locally(hit: PrefixHit) -> HitPolicy:
-    """A prefill node computes the state itself, whatever it finds."""
-    return _RESUME
-
 
 class Prefill:
     """Serves prefills on one chassis; any number at a time."""
 
-    def __init__(self, chassis: Chassis) -> None:
+    def __init__(self, chassis: Chassis, config: PrefillNodeConfig) -> None:
         self._chassis = chassis
-        self._engine = chassis.built.engine
-        self._loop = chassis.loop
-        self._clock = asyncio.get_running_loop().time
         self._sender = HandoverSender(chassis.transport, chassis.staging)
+        self._fetches = Fetches(chassis, config.learn_from_decode)
         self._handed_over_bytes = 0
         self._handover_seconds = 0.0
 
@@ -53,73 +49,77 @@ class Prefill:
         return {
             "handed_over_bytes": float(self._handed_over_bytes),
             "handover_seconds": self._handover_seconds,
+            **self._fetches.counters(),
         }
+
+    async def close(self) -> None:
+        """Closes what this role opened beside the chassis; no prefill may be running."""
+        await self._fetches.close()
 
     async def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
         """The request's events. Closing the iterator aborts it; either way all it held comes back.
 
-        Raises LayoutMismatch, RequestTooLarge, NoRoom, HandoverFailed.
+        Raises LayoutMismatch, BadRequest, NoRoom, HandoverFailed.
         """
         if request.reservation is not None:
-            self._require_layout(request.reservation)
+            self._chassis.require_layout(request.reservation.layout)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        inbox: asyncio.Queue[Event | HandoverFailed] = asyncio.Queue()
-        sequence = self._submit(request, deadline_s, inbox)
-        handover: OutgoingHandover | None = None
+        prefill = _Prefill(self._chassis, self._sender, self._fetches, request, deadline_s)
         try:
-            if request.reservation is not None:
-                handover = self._open(request.reservation, sequence, deadline_s)
-                self._chassis.spawn(_report_failure(handover, inbox))
-            async with aclosing(self._events(request, sequence, inbox, handover)) as events:
+            async with aclosing(prefill.run()) as events:
                 async for event in events:
                     yield event
+            if prefill.handed_over is not None:
+                stats = prefill.handed_over
+                self._handed_over_bytes += stats.attention_bytes + stats.state_bytes
+                self._handover_seconds += stats.seconds
         finally:
-            self._chassis.spawn(self._give_back(sequence, handover))
+            self._chassis.spawn(prefill.give_back())
 
-    def _submit(
-        self, request: PrefillRequest, deadline_s: float, inbox: asyncio.Queue[Event | HandoverFailed]
-    ) -> Sequence:
-        sampling = request.request.sampling
-        num_output = len(request.request.tokens) - request.request.num_prompt_tokens
-        job = Job(
-            request=request.request,
-            hit_policy=_resume_locally,
-            max_new=min(1, sampling.max_tokens - num_output),
-            admit_by_s=min(deadline_s, self._clock() + self._chassis.config.admission_timeout_s),
-            on_event=partial(self._loop.deliver, inbox.put_nowait),
-            prompt_logprobs=sampling.prompt_logprobs,
-        )
-        sequence = self._engine.sequence(job)
-        self._loop.post(lambda: self._engine.submit(sequence))
-        return sequence
 
-    async def _events(
-        self,
-        request: PrefillRequest,
-        sequence: Sequence,
-        inbox: asyncio.Queue[Event | HandoverFailed],
-        handover: OutgoingHandover | None,
-    ) -> AsyncGenerator[PrefillEvent, None]:
-        admitted: Admitted | None = None
+class _Prefill:
+    """`handed_over` is known once its `run` has ended, if there was anybody to hand over to."""
+
+    def __init__(
+        self, chassis: Chassis, sender: HandoverSender, fetches: Fetches, request: PrefillRequest, deadline_s: float
+    ) -> None:
+        self._chassis = chassis
+        self._engine = chassis.built.engine
+        self._loop = chassis.loop
+        self._clock = asyncio.get_running_loop().time
+        self._sender = sender
+        self._fetches = fetches
+        self._request = request
+        self._deadline_s = deadline_s
+        self._inbox: asyncio.Queue[Event | HandoverFailed] = asyncio.Queue()
+        self._policy = fetches.policy(request)
+        self._sequence = self._new_sequence()
+        self._handover: OutgoingHandover | None = None
+        self._fetch: Fetch | None = None
+        self._has_tried = False
+        self._admitted: Admitted | None = None
+        self._resumed_tokens = 0
+        self._began_s = 0.0
+        self.handed_over: HandoverStats | None = None
+
+    async def run(self) -> AsyncGenerator[PrefillEvent, None]:
+        self._loop.post(lambda: self._engine.submit(self._sequence))
+        if self._request.reservation is not None:
+            self._open(self._request.reservation)
         while True:
-            match await inbox.get():
+            match await self._inbox.get():
                 case Admitted() as admitted:
-                    if handover is not None and admitted.reused_tokens:
-                        handover.tokens_computed(admitted.reused_tokens)
+                    await self._begin(admitted)
                 case Computed(num_tokens):
-                    if handover is not None:
-                        handover.tokens_computed(num_tokens)
+                    self._tell_computed(num_tokens)
                 case Scored(tokens):
                     yield PromptLogprobs(tokens)
-                case Sampled(token, finish):
-                    # A retry goes on after the token that the client has seen, whatever is sampled this time.
-                    goes_on = finish is None or request.first_token is not None
-                    if handover is not None and goes_on:
-                        first = token.id if request.first_token is None else request.first_token
-                        handover.finish(encode_note(first))
-                    yield FirstToken(token, finish)
-                    if handover is not None and goes_on:
-                        await self._handed_over(handover)
+                case Sampled() as sampled:
+                    self._fetches.costs.computed(self._sequence.num_prefilled, self._clock() - self._began_s)
+                    hands_over = self._finish_handover(sampled)
+                    yield FirstToken(sampled.token, sampled.finish)
+                    if hands_over is not None:
+                        self.handed_over = await hands_over.done()
                     break
                 case Finished():
                     break
@@ -127,64 +127,114 @@ class Prefill:
                     raise NoRoom(message)
                 case HandoverFailed() as failure:
                     raise failure
-        assert admitted is not None, "the engine admits before it computes"
-        yield PrefillDone(self._report(sequence, admitted))
+        yield PrefillDone(self._report())
 
-    def _open(self, reservation: Reservation, sequence: Sequence, deadline_s: float) -> OutgoingHandover:
-        deadline_s = min(deadline_s, asyncio.get_running_loop().time() + reservation.deadline_s)
-        # Should this coroutine's clean-up never come, the blocks come back a little after the deadline.
-        self._loop.post(lambda: self._engine.lease(sequence, deadline_s + self._chassis.config.shutdown_grace_s))
-        return self._sender.open(
-            plan_of(reservation),
-            reservation.transfer_address,
-            pack=partial(self._pack, sequence),
-            deadline_s=deadline_s,
-        )
-
-    async def _pack(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._loop.call(lambda: self._gather(sequence, message, buffer))
-
-    def _gather(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
-        """In the engine's thread: one message's bytes, in order."""
-        memory, out = self._chassis.built.memory, torch.from_numpy(buffer)
-        if message.kind is Kind.STATE:
-            memory.gather_state(sequence.state_slot, out)
-        else:
-            blocks = sequence.held.block_ids[message.first_block : message.first_block + message.num_blocks]
-            memory.gather_blocks(blocks, out)
-
-    async def _handed_over(self, handover: OutgoingHandover) -> None:
-        stats = await handover.done()
-        self._handed_over_bytes += stats.attention_bytes + stats.state_bytes
-        self._handover_seconds += stats.seconds
-
-    async def _give_back(self, sequence: Sequence, handover: OutgoingHandover | None) -> None:
-        if handover is not None:
-            handover.cancel()
+    async def give_back(self) -> None:
+        """Ends fetch and hand-over, then releases blocks and slot: nothing reads or writes them any more."""
+        if self._fetch is not None:
+            await self._fetch.end()
+        if self._handover is not None:
+            self._handover.cancel()
             # Its failure was reported where it mattered; here only that packing has ended.
             with suppress(HandoverFailed):
-                await handover.done()
-        self._loop.post(lambda: self._engine.release(sequence))
+                await self._handover.done()
+        self._loop.post(lambda: self._engine.release(self._sequence))
 
-    def _require_layout(self, reservation: Reservation) -> None:
-        mismatch = self._chassis.built.layout.mismatch(reservation.layout)
-        if mismatch is not None:
-            raise LayoutMismatch(f"{mismatch}: restart one of the two nodes with the other's setting")
-
-    def _report(self, sequence: Sequence, admitted: Admitted) -> PrefillReport:
-        return PrefillReport(
-            node=self._chassis.config.name,
-            attention_hit_tokens=admitted.hit.attention_tokens,
-            state_hit_tokens=admitted.hit.state_tokens,
-            resumed_tokens=admitted.reused_tokens,
-            computed_tokens=sequence.num_prefilled,
-            checkpoints=sequence.all_checkpoints,
+    def _new_sequence(self) -> Sequence:
+        request, config = self._request.request, self._chassis.config
+        num_output = len(request.tokens) - request.num_prompt_tokens
+        return self._engine.sequence(
+            Job(
+                request=request,
+                hit_policy=self._policy.hit_policy,
+                max_new=min(1, request.sampling.max_tokens - num_output),
+                admit_by_s=min(self._deadline_s, self._clock() + config.admission_timeout_s),
+                on_event=partial(self._loop.deliver, self._inbox.put_nowait),
+                prompt_logprobs=request.sampling.prompt_logprobs,
+            )
         )
 
+    # ------------------------------------------------------------ what it starts from
 
-async def _report_failure(handover: OutgoingHandover, inbox: asyncio.Queue[Event | HandoverFailed]) -> None:
-    """A hand-over that fails while the prompt still computes ends the prefill: nobody waits for it."""
-    try:
-        await handover.done()
-    except HandoverFailed as failure:
-        inbox.put_nowait(failure)
+    async def _begin(self, admitted: Admitted) -> None:
+        """The engine computes from what is here; or it waits for a fetch, and then computes either way."""
+        self._admitted = admitted
+        if admitted.state_arrives:
+            await self._try_fetch(admitted)
+            return
+        if not self._has_tried and self._policy.candidate(admitted.hit) is not None:
+            self._fetches.declined()
+        self._computes_from(admitted.reused_tokens)
+
+    async def _try_fetch(self, admitted: Admitted) -> None:
+        donor = self._request.donor
+        assert donor is not None, "the policy waits for a donor's state"
+        self._has_tried = True
+        try:
+            self._fetch = self._fetches.open(self._sequence, donor, admitted, self._deadline_s)
+            await self._fetches.run(self._fetch)
+        except FetchFailed:
+            self._loop.post(lambda: self._engine.compute_instead(self._sequence))  # it is admitted once more
+        else:
+            self._loop.post(lambda: self._engine.resume(self._sequence, donor.num_tokens))
+            self._computes_from(donor.num_tokens)
+
+    def _computes_from(self, num_tokens: int) -> None:
+        self._resumed_tokens, self._began_s = num_tokens, self._clock()
+        if num_tokens:
+            self._tell_computed(num_tokens)
+
+    # ------------------------------------------------------------ the hand-over
+
+    def _open(self, reservation: Reservation) -> None:
+        deadline_s = min(self._deadline_s, self._clock() + reservation.deadline_s)
+        # Should this coroutine's clean-up never come, the blocks come back a little after the deadline.
+        lease_ends_s = deadline_s + self._chassis.config.shutdown_grace_s
+        self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
+        self._handover = self._sender.open(
+            plan_of(reservation), reservation.transfer_address, pack=self._pack, deadline_s=deadline_s
+        )
+        self._chassis.spawn(self._report_failure(self._handover))
+
+    async def _report_failure(self, handover: OutgoingHandover) -> None:
+        """A hand-over that fails while the prompt still computes ends the prefill: nobody waits for it."""
+        try:
+            await handover.done()
+        except HandoverFailed as failure:
+            self._inbox.put_nowait(failure)
+
+    async def _pack(self, message: PlannedMessage, buffer: Buffer) -> None:
+        await self._loop.call(lambda: self._gather(message, buffer))
+
+    def _gather(self, message: PlannedMessage, buffer: Buffer) -> None:
+        """In the engine's thread: one message's bytes, in order."""
+        sequence = self._sequence
+        memory = self._chassis.built.memory
+        gather(memory, message, buffer, block_ids=sequence.held.block_ids, slot=sequence.state_slot)
+
+    def _tell_computed(self, num_tokens: int) -> None:
+        if self._handover is not None:
+            self._handover.tokens_computed(num_tokens)
+
+    def _finish_handover(self, sampled: Sampled) -> OutgoingHandover | None:
+        """Lets the state go; None if there is nobody, or nothing, to go on with it."""
+        first_token = self._request.first_token
+        # A retry goes on after the token that the client has seen, whatever is sampled this time.
+        if self._handover is None or (sampled.finish is not None and first_token is None):
+            return None
+        self._handover.finish(encode_note(sampled.token.id if first_token is None else first_token))
+        return self._handover
+
+    # ------------------------------------------------------------ what it says
+
+    def _report(self) -> PrefillReport:
+        assert self._admitted is not None, "the engine admits before it computes"
+        return PrefillReport(
+            node=self._chassis.config.name,
+            attention_hit_tokens=self._admitted.hit.attention_tokens,
+            state_hit_tokens=self._admitted.hit.state_tokens,
+            resumed_tokens=self._resumed_tokens,
+            computed_tokens=self._sequence.num_prefilled,
+            checkpoints=self._sequence.all_checkpoints,
+            fetched_tokens=self._resumed_tokens - self._admitted.hit.resumable_tokens,
+        )

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from node.chassis import Chassis, Node
-from node.service import NodeService, answers, timeout_s
+from node.service import NodeService, errors_as_status, read, timeout_s
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.prefill import Prefill
 from wire import codecs
@@ -24,17 +24,18 @@ class PrefillService(rpc.PrefillServicer):
     async def Run(
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
     ) -> AsyncIterator[pb.PrefillEvent]:
-        events = self._prefill.run(codecs.decode_prefill_request(request), timeout_s(context))
-        async with aclosing(answers(events, context)) as answered:
-            async for event in answered:
-                yield codecs.encode_prefill_event(event)
+        async with errors_as_status(context):
+            wanted = read(codecs.decode_prefill_request, request)
+            async with aclosing(self._prefill.run(wanted, timeout_s(context))) as events:
+                async for event in events:
+                    yield codecs.encode_prefill_event(event)
 
 
 def prefill_node(config: PrefillNodeConfig) -> Node:
     """A prefill node, not yet started."""
 
     def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Prefill:
-        prefill = Prefill(chassis)
+        prefill = Prefill(chassis, config)
         rpc.add_PrefillServicer_to_server(PrefillService(prefill), server)
         rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
         return prefill

@@ -222,8 +222,9 @@ class DonorClient:
             raise node_error(self._name, error) from error
         return codecs.decode(reply, m.ExportReply)
 
-    async def close(self) -> None:
-        await self._channel.close(None)
+    async def close(self, grace_s: float | None = None) -> None:
+        """Calls in progress get `grace_s` seconds to end, then they are cancelled."""
+        await self._channel.close(grace_s)
 
 
 class RegistryClient:

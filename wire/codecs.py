@@ -191,6 +191,10 @@ def decode_decode_event(message: pb.DecodeEvent) -> m.DecodeEvent:
     return event
 
 
+def decode_export_request(message: pb.ExportRequest) -> m.ExportRequest:
+    return decode(message, m.ExportRequest)
+
+
 def encode_prefill_request(request: m.PrefillRequest) -> pb.PrefillRequest:
     message = pb.PrefillRequest()
     encode(request, message)

@@ -48,11 +48,13 @@ async def test_three_turns_of_a_chat_reuse_both_sides_and_change_no_token(cluste
         prefill, decode = answer.report["prefill"], answer.report["decode"]
         # The prefill node knows the previous prompt; the decode node its answer, too.
         assert prefill["state_hit_tokens"] == (previous - 1) // 16 * 16 if turn else prefill["state_hit_tokens"] == 0
-        assert prefill["computed_tokens"] == len(prompt) - prefill["state_hit_tokens"]
+        # What it fetches of that answer (if that is estimated to pay) it need not compute.
+        reused = prefill["state_hit_tokens"] + prefill["fetched_tokens"]
+        assert prefill["computed_tokens"] == len(prompt) - reused
         assert decode["attention_hit_tokens"] == ((previous + 63) // 16 * 16 if turn else 0)
         assert answer.report["transfer"]["attention_tokens"] == len(prompt) - decode["attention_hit_tokens"]
         assert answer.report["transfer"]["state_bytes"] > 0
-        assert answer.usage["prompt_tokens_details"]["cached_tokens"] == prefill["state_hit_tokens"]
+        assert answer.usage["prompt_tokens_details"]["cached_tokens"] == reused
         previous = len(prompt)
         prompt = [*prompt, *answer.tokens, *random_prompt(23, seed=turn)]
 

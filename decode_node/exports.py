@@ -1,0 +1,125 @@
+"""Sends what this decode node holds of a prefix to a prefill node that asks: a hand-over in the other direction.
+
+The checkpoint and the blocks below it are immutable and stay leased while they move; no request of this node
+has to be running for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from cache.claims import Hold
+from cache.leases import LeaseId
+from cache.types import PrefixKey
+from engine.loop import EngineLost
+from node.chassis import Chassis
+from node.errors import CheckpointGone
+from node.packing import gather
+from node.plans import plan_of
+from transfer.buffers import Buffer
+from transfer.errors import HandoverFailed
+from transfer.handover import PIPELINE_DEPTH
+from transfer.plan import PlannedMessage
+from transfer.sender import HandoverSender, OutgoingHandover
+from wire.messages import ExportReply, ExportRequest
+
+
+@dataclass(frozen=True)
+class _Leased:
+    hold: Hold
+    lease: LeaseId
+
+
+class Exports:
+    """Serves exports on one chassis; any number at a time, as many messages on their way as staging has buffers."""
+
+    def __init__(self, chassis: Chassis) -> None:
+        self._chassis = chassis
+        self._engine = chassis.built.engine
+        self._loop = chassis.loop
+        self._exports = 0
+        self._tokens = 0
+        self._bytes = 0
+        self._gone = 0
+        self._failures = 0
+
+    def counters(self) -> dict[str, float]:
+        return {
+            "exports": float(self._exports),
+            "exported_tokens": float(self._tokens),
+            "exported_bytes": float(self._bytes),
+            "exports_gone": float(self._gone),
+            "export_failures": float(self._failures),
+        }
+
+    async def run(self, request: ExportRequest, timeout_s: float) -> ExportReply:
+        """Returns when everything was sent. Cancelling it ends the export; either way all it held comes back.
+
+        Raises LayoutMismatch, CheckpointGone, HandoverFailed.
+        """
+        reservation = request.reservation
+        self._chassis.require_layout(reservation.layout)
+        plan = plan_of(reservation)
+        deadline_s = asyncio.get_running_loop().time() + min(timeout_s, reservation.deadline_s)
+        # A little longer than the session: should the clean-up below never come, nothing is held for ever.
+        lease_ends_s = deadline_s + self._chassis.config.shutdown_grace_s
+        leasing = asyncio.ensure_future(self._loop.call(lambda: self._lease(request, lease_ends_s)))
+        handover: OutgoingHandover | None = None
+        try:
+            leased = await asyncio.shield(leasing)
+            if leased is None:
+                self._gone += 1
+                raise CheckpointGone(f"no checkpoint at {reservation.num_tokens} tokens of that prefix, or no longer")
+            handover = self._sender.open(
+                plan, reservation.transfer_address, pack=partial(self._pack, leased.hold), deadline_s=deadline_s
+            )
+            handover.tokens_computed(reservation.num_tokens)
+            handover.finish()
+            stats = await handover.done()
+        except HandoverFailed:
+            self._failures += 1
+            raise
+        finally:
+            self._chassis.spawn(self._give_back(leasing, handover))
+        self._exports += 1
+        self._tokens += reservation.num_tokens
+        self._bytes += stats.attention_bytes + stats.state_bytes
+        return ExportReply(self._chassis.built.layout)
+
+    @cached_property
+    def _sender(self) -> HandoverSender:
+        """Its staging takes no memory before the first export."""
+        return HandoverSender(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
+
+    def _lease(self, request: ExportRequest, deadline_s: float) -> _Leased | None:
+        """In the engine's thread: keeps the checkpoint and the blocks below it from eviction; None: it is gone."""
+        cache = self._engine.cache
+        checkpoint = cache.find_checkpoint(PrefixKey(request.key))
+        if checkpoint is None or checkpoint.num_tokens != request.reservation.num_tokens:
+            return None
+        hold = cache.hold_checkpoint(checkpoint)
+        if hold is None:
+            return None
+        return _Leased(hold, self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s))
+
+    async def _pack(self, hold: Hold, message: PlannedMessage, buffer: Buffer) -> None:
+        await self._loop.call(lambda: self._gather(hold, message, buffer))
+
+    def _gather(self, hold: Hold, message: PlannedMessage, buffer: Buffer) -> None:
+        """In the engine's thread: one message's bytes, in order. Raises NotHeld once the lease has run out."""
+        hold.require_held()
+        assert hold.checkpoint is not None, "that is what was held"
+        memory = self._chassis.built.memory
+        gather(memory, message, buffer, block_ids=hold.block_ids, slot=hold.checkpoint.slot)
+
+    async def _give_back(self, leasing: asyncio.Future[_Leased | None], handover: OutgoingHandover | None) -> None:
+        if handover is not None:
+            handover.cancel()
+            with suppress(HandoverFailed):
+                await handover.done()
+        with suppress(EngineLost):
+            if (leased := await leasing) is not None:
+                self._loop.post(partial(self._engine.leases.release, leased.lease))

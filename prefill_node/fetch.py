@@ -1,0 +1,212 @@
+"""Fetching what a decode node holds of a prompt: the hand-over in the other direction.
+
+This node reserves (its sequence holds blocks for the whole prompt and a slot), the decode node sends the blocks
+beyond this node's attention hit and its checkpoint's state. What lands is verified and then published here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import cached_property, partial
+
+from engine.sequence import Admitted, Sequence
+from node.chassis import Chassis
+from node.packing import scatter
+from node.plans import plan_of
+from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.fetch_costs import MeasuredCosts
+from prefill_node.fetch_policy import FetchPolicy
+from transfer.buffers import Buffer
+from transfer.envelope import new_nonce
+from transfer.errors import HandoverFailed, LayoutMismatch
+from transfer.handover import PIPELINE_DEPTH
+from transfer.plan import PlannedMessage
+from transfer.receiver import HandoverReceiver, IncomingHandover
+from transfer.stats import HandoverStats
+from wire.client import DonorClient
+from wire.errors import CheckpointGone, DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
+from wire.messages import Donor, ExportRequest, PrefillRequest, Reservation
+
+log = logging.getLogger(__name__)
+
+_CAUSES: dict[type[NodeError], str] = {
+    CheckpointGone: "gone",
+    RequestRefused: "refused",
+    HandoverBroken: "handover_broken",
+    NodeBusy: "busy",
+    NodeLost: "donor_lost",
+    DeadlineExceeded: "deadline",
+}
+
+
+class FetchFailed(Exception):
+    """Nothing of this fetch may be used: the prompt is computed. `cause` is one word for the counters."""
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(f"{cause}: {message}")
+        self.cause = cause
+
+
+class Fetch:
+    """One fetch under way. Whoever opened it calls `end` before the sequence's blocks go to anyone else.
+
+    saved_tokens   what need not be computed once it has landed
+    """
+
+    def __init__(
+        self,
+        chassis: Chassis,
+        incoming: IncomingHandover,
+        client: DonorClient,
+        donor: Donor,
+        export: ExportRequest,
+        deadline_s: float,
+        saved_tokens: int,
+    ) -> None:
+        self.donor = donor
+        self.saved_tokens = saved_tokens
+        self._chassis = chassis
+        self._incoming = incoming
+        self._client = client
+        self._export = export
+        self._deadline_s = deadline_s
+
+    async def landed(self) -> HandoverStats:
+        """Until blocks and state are in their places, verified. Raises FetchFailed, by the deadline at the latest."""
+        timeout_s = self._deadline_s - asyncio.get_running_loop().time()
+        try:
+            reply = await self._client.export(self._export, timeout_s=max(timeout_s, 0.001))
+            self._chassis.require_layout(reply.layout)
+            return (await self._incoming.landed()).stats
+        except NodeError as error:
+            raise FetchFailed(_CAUSES[type(error)], str(error)) from error
+        except LayoutMismatch as error:
+            raise FetchFailed("refused", str(error)) from error
+        except HandoverFailed as error:
+            raise FetchFailed(error.cause, str(error)) from error
+
+    async def end(self) -> None:
+        """Cancels it unless it has landed. Nothing lands any more when this returns."""
+        self._incoming.cancel()
+        with suppress(HandoverFailed):
+            await self._incoming.landed()
+
+
+class Fetches:
+    """All fetches of one prefill node: its lines to decode nodes, what they cost, and their counts."""
+
+    def __init__(self, chassis: Chassis, config: LearnFromDecodeConfig) -> None:
+        self.costs = MeasuredCosts()
+        self._chassis = chassis
+        self._config = config
+        self._clients: dict[str, DonorClient] = {}
+        self._declined = 0
+        self._landed = 0
+        self._tokens = 0
+        self._bytes = 0
+        self._failures: dict[str, int] = {}
+
+    def counters(self) -> dict[str, float]:
+        return {
+            "fetches": float(self._landed),
+            "fetches_declined": float(self._declined),
+            "fetched_tokens": float(self._tokens),
+            "fetched_bytes": float(self._bytes),
+            "fetch_failures": float(sum(self._failures.values())),
+            **{f"fetch_failures_{cause}": float(count) for cause, count in self._failures.items()},
+        }
+
+    def policy(self, request: PrefillRequest) -> FetchPolicy:
+        """Of one request, by what is known now of the costs."""
+        return FetchPolicy(
+            config=self._config,
+            costs=self.costs.now,
+            layout=self._chassis.built.layout,
+            num_tokens=len(request.request.tokens),
+            donor_tokens=None if request.donor is None else request.donor.num_tokens,
+            is_scored=request.request.sampling.prompt_logprobs is not None,
+        )
+
+    def declined(self) -> None:
+        """There was a donor, and computing was estimated to take less time."""
+        self._declined += 1
+        self.costs.declined()
+
+    def open(self, sequence: Sequence, donor: Donor, admitted: Admitted, deadline_s: float) -> Fetch:
+        """Expects the donor's messages; `sequence` has been admitted to wait for them. Raises FetchFailed.
+
+        deadline_s   the request's, on the event loop's clock: a fetch has its own, which is shorter
+        """
+        layout, now_s = self._chassis.built.layout, asyncio.get_running_loop().time()
+        deadline_s = min(deadline_s, now_s + self._config.timeout_s)
+        reservation = Reservation(
+            nonce=new_nonce(),
+            attention_hit_tokens=admitted.reused_tokens,
+            num_tokens=donor.num_tokens,
+            transfer_address=self._chassis.transport.address,
+            layout=layout,
+            max_message_bytes=self._chassis.config.max_message_bytes,
+            deadline_s=deadline_s - now_s,
+        )
+        try:
+            land = partial(self._land, sequence)
+            incoming = self._receiver.expect(plan_of(reservation), land=land, deadline_s=deadline_s)
+        except LayoutMismatch as error:
+            failure = FetchFailed("refused", str(error))
+            self._failed(failure, 0.0)
+            raise failure from error
+        export = ExportRequest(sequence.hasher.keys[donor.num_tokens // layout.block_size - 1], reservation)
+        saved_tokens = donor.num_tokens - admitted.hit.resumable_tokens
+        return Fetch(self._chassis, incoming, self._client(donor), donor, export, deadline_s, saved_tokens)
+
+    async def run(self, fetch: Fetch) -> None:
+        """Until it has landed, counted either way. Raises FetchFailed; nothing lands any more then."""
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        try:
+            stats = await fetch.landed()
+        except FetchFailed as failure:
+            await fetch.end()
+            if failure.cause == "donor_lost":
+                self._forget(fetch.donor)
+            self._failed(failure, clock() - began_s)
+            raise
+        num_bytes = stats.attention_bytes + stats.state_bytes
+        self.costs.fetched(num_bytes, stats.seconds, clock() - began_s)
+        self._landed += 1
+        self._tokens += fetch.saved_tokens
+        self._bytes += num_bytes
+
+    def _failed(self, failure: FetchFailed, seconds: float) -> None:
+        self.costs.failed(seconds)
+        self._failures[failure.cause] = self._failures.get(failure.cause, 0) + 1
+        log.info("computes what could not be fetched: %s", failure)
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    @cached_property
+    def _receiver(self) -> HandoverReceiver:
+        """Its staging takes no memory before the first fetch."""
+        return HandoverReceiver(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
+
+    def _client(self, donor: Donor) -> DonorClient:
+        if donor.address not in self._clients:
+            self._clients[donor.address] = DonorClient(donor.node, donor.address)
+        return self._clients[donor.address]
+
+    def _forget(self, donor: Donor) -> None:
+        """A node that comes back has another address as a rule: its line would stay open for ever."""
+        if (client := self._clients.pop(donor.address, None)) is not None:
+            self._chassis.spawn(client.close(self._config.timeout_s))  # other fetches may still wait for it
+
+    async def _land(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
+        await self._chassis.loop.call(lambda: self._scatter(sequence, message, buffer))
+
+    def _scatter(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
+        """In the engine's thread: one verified message into the request's own blocks or slot."""
+        claim = sequence.held
+        scatter(self._chassis.built.memory, message, buffer, block_ids=claim.block_ids, slot=claim.slot)

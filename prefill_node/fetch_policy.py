@@ -1,0 +1,73 @@
+"""Whether a prefill node fetches what a decode node holds of a prompt, or computes it: pure.
+
+    seconds to compute = saved tokens / prefill_tokens_per_s
+    seconds to fetch   = latency_s + (blocks beyond the own hit + one state) / bytes_per_s
+
+The three figures are the node's own measurements (`MeasuredCosts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
+from cache.layout import CacheLayout
+from prefill_node.config import LearnFromDecodeConfig
+
+_RESUME = ResumeLocally()
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCosts:
+    """What fetching and computing are estimated to take.
+
+    The defaults are what a node assumes before it has measured anything: a slow GPU's prefill, a slow link.
+    """
+
+    prefill_tokens_per_s: float = 5_000.0
+    bytes_per_s: float = 500e6
+    latency_s: float = 0.010
+
+    def compute_s(self, num_tokens: int) -> float:
+        return num_tokens / self.prefill_tokens_per_s
+
+    def fetch_s(self, num_bytes: int) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPolicy:
+    """Picks the hit policy of one request.
+
+    num_tokens    its prompt's length
+    donor_tokens  how much of it a decode node is said to hold, with a checkpoint there; None: nobody is known to
+    is_scored     its whole prompt must be computed for its logprobs: nothing of it is skipped
+    """
+
+    config: LearnFromDecodeConfig
+    costs: FetchCosts
+    layout: CacheLayout
+    num_tokens: int
+    donor_tokens: int | None
+    is_scored: bool = False
+
+    def hit_policy(self, hit: PrefixHit) -> HitPolicy:
+        """`hit` is what a local prefill could use: at most all tokens but one."""
+        fetch = self.candidate(hit)
+        return fetch if fetch is not None and self._pays(fetch, hit) else _RESUME
+
+    def candidate(self, hit: PrefixHit) -> FetchState | None:
+        """The fetch that is possible and saves enough tokens, whether it pays or not."""
+        donor_tokens = self.donor_tokens
+        if not self.config.enabled or self.is_scored or donor_tokens is None:
+            return None
+        if not 0 < donor_tokens < self.num_tokens or donor_tokens % self.layout.block_size:
+            return None  # a hint that cannot be: one token at least is computed, checkpoints end blocks
+        saved_tokens = donor_tokens - hit.resumable_tokens
+        return FetchState(donor_tokens) if saved_tokens >= self.config.min_tokens else None
+
+    def _pays(self, fetch: FetchState, hit: PrefixHit) -> bool:
+        num_blocks = (fetch.num_tokens - fetch.reusable_tokens(hit)) // self.layout.block_size
+        num_bytes = num_blocks * self.layout.block_bytes + self.layout.state_bytes
+        saved_tokens = fetch.num_tokens - hit.resumable_tokens
+        return self.costs.fetch_s(num_bytes) < self.costs.compute_s(saved_tokens)
