@@ -88,7 +88,7 @@ class PrefixCache:
         storage.acquire_blocks(shared)
         if source is not None:
             self._acquire_source(source)
-        self._count_lookup(hit, max_reuse_tokens, reused_tokens)
+        self._count_lookup(hit, hit_policy, max_reuse_tokens)
         return Claim(
             block_ids=shared + storage.reserve_blocks(num_new),
             slot=storage.reserve_slot(),
@@ -282,14 +282,20 @@ class PrefixCache:
         self._storage.totals.checkpoints_used += source.num_resumes == 0
         source.num_resumes += 1
 
-    def _count_lookup(self, hit: PrefixHit, max_reuse_tokens: int, reused_tokens: int) -> None:
+    def _count_lookup(self, hit: PrefixHit, hit_policy: HitPolicy, max_reuse_tokens: int) -> None:
         totals = self._storage.totals
         totals.lookups += 1
         totals.looked_up_tokens += max_reuse_tokens
         totals.attention_hit_tokens += hit.attention_tokens
+        totals.reused_tokens += hit_policy.reusable_tokens(hit)
+        if hit_policy.state_arrives:
+            return
+        totals.state_lookups += 1
+        totals.state_looked_up_tokens += max_reuse_tokens
         totals.state_hit_tokens += hit.state_tokens
         totals.resumable_tokens += hit.resumable_tokens
-        totals.reused_tokens += reused_tokens
+        totals.placeholder_tokens += hit.attention_tokens - hit.state_tokens
+        totals.junctions += hit_policy.junction(hit) is not None
 
 
 def _blocks_through(tail: Entry | None) -> list[BlockId]:

@@ -1,8 +1,6 @@
 from cache.hits import PrefixHit, ReceiveState, ResumeLocally
-from decode_node.accounting import HitAccounting
 from decode_node.config import LocalPrefillConfig
 from decode_node.policy import PrefillPlace
-from engine.sequence import Admitted
 
 
 def chosen(num_tokens: int, resumable: int, *, remote: bool = True, max_tokens: int = 64, max_share: float = 0.5):
@@ -36,18 +34,3 @@ def test_a_prompt_to_be_scored_goes_to_the_prefill_node_however_much_is_cached()
 
 def test_zero_turns_local_prefill_off() -> None:
     assert chosen(161, 160, max_tokens=0) is ReceiveState
-
-
-def test_remote_requests_count_attention_hits_and_skip_the_state_groups() -> None:
-    accounting = HitAccounting()
-    accounting.admitted(Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True))
-    assert (accounting.remote_attention_hit_tokens, accounting.state_groups_skipped) == (64, 1)
-    assert (accounting.local_state_hit_tokens, accounting.local_requests) == (0, 0)
-
-
-def test_local_requests_use_the_common_hit() -> None:
-    accounting = HitAccounting()
-    accounting.admitted(Admitted(PrefixHit(64, 16, 16), reused_tokens=16, state_arrives=False))
-    assert accounting.local_attention_hit_tokens == 64
-    assert accounting.local_reused_tokens == accounting.local_state_hit_tokens == 16
-    assert accounting.state_groups_skipped == 0
