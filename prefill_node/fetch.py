@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
 
@@ -97,10 +98,13 @@ class Fetch:
 class Fetches:
     """All fetches of one prefill node: its lines to decode nodes, what they cost, and their counts."""
 
-    def __init__(self, chassis: Chassis, config: LearnFromDecodeConfig) -> None:
+    def __init__(
+        self, chassis: Chassis, config: LearnFromDecodeConfig, connect: Callable[[Donor], DonorClient]
+    ) -> None:
         self.costs = MeasuredCosts()
         self._chassis = chassis
         self._config = config
+        self._connect = connect
         self._clients: dict[str, DonorClient] = {}
         self._declined = 0
         self._landed = 0
@@ -195,7 +199,7 @@ class Fetches:
 
     def _client(self, donor: Donor) -> DonorClient:
         if donor.address not in self._clients:
-            self._clients[donor.address] = DonorClient(donor.node, donor.address)
+            self._clients[donor.address] = self._connect(donor)
         return self._clients[donor.address]
 
     def _forget(self, donor: Donor) -> None:

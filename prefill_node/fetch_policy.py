@@ -70,4 +70,4 @@ class FetchPolicy:
         num_blocks = (fetch.num_tokens - fetch.reusable_tokens(hit)) // self.layout.block_size
         num_bytes = num_blocks * self.layout.block_bytes + self.layout.state_bytes
         saved_tokens = fetch.num_tokens - hit.resumable_tokens
-        return self.costs.fetch_s(num_bytes) < self.costs.compute_s(saved_tokens)
+        return self.costs.fetch_s(num_bytes) <= self.config.max_time_ratio * self.costs.compute_s(saved_tokens)

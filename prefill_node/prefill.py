@@ -7,7 +7,7 @@ prompt (if that fails, the prompt is computed as if nobody had been asked); chun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -24,7 +24,9 @@ from transfer.errors import HandoverFailed
 from transfer.plan import PlannedMessage
 from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.stats import HandoverStats
+from wire.client import DonorClient
 from wire.messages import (
+    Donor,
     FirstToken,
     PrefillDone,
     PrefillEvent,
@@ -36,12 +38,14 @@ from wire.messages import (
 
 
 class Prefill:
-    """Serves prefills on one chassis; any number at a time."""
+    """Serves prefills on one chassis; any number at a time. `connect` opens a line to a decode node."""
 
-    def __init__(self, chassis: Chassis, config: PrefillNodeConfig) -> None:
+    def __init__(
+        self, chassis: Chassis, config: PrefillNodeConfig, connect: Callable[[Donor], DonorClient]
+    ) -> None:
         self._chassis = chassis
         self._sender = HandoverSender(chassis.transport, chassis.staging)
-        self._fetches = Fetches(chassis, config.learn_from_decode)
+        self._fetches = Fetches(chassis, config.learn_from_decode, connect)
         self._handed_over_bytes = 0
         self._handover_seconds = 0.0
 

@@ -12,6 +12,7 @@ from node.service import NodeService, errors_as_status, read, timeout_s
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.prefill import Prefill
 from wire import codecs
+from wire.client import GrpcDonorClient
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
 from wire.messages import Role
@@ -35,7 +36,7 @@ def prefill_node(config: PrefillNodeConfig) -> Node:
     """A prefill node, not yet started."""
 
     def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Prefill:
-        prefill = Prefill(chassis, config)
+        prefill = Prefill(chassis, config, GrpcDonorClient)
         rpc.add_PrefillServicer_to_server(PrefillService(prefill), server)
         rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
         return prefill

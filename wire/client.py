@@ -99,6 +99,18 @@ class NodeClient(Protocol):
     async def close(self) -> None: ...
 
 
+class DonorClient(Protocol):
+    """A prefill node's line to a decode node that holds what it wants to fetch; tests pass a fake."""
+
+    async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
+        """Returns when the donor has sent everything; raises NodeError. Cancelling it ends the donor's side, too."""
+        ...
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Calls in progress get `grace_s` seconds to end, then they are cancelled."""
+        ...
+
+
 class GrpcNodeClient:
     """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors."""
 
@@ -201,19 +213,16 @@ class _GrpcCacheUpdatesCall:
             raise node_error(self._node, error) from error
 
 
-class DonorClient:
-    """A prefill node's line to a decode node that holds what it wants to fetch."""
+class GrpcDonorClient:
+    """A `DonorClient` over one gRPC channel."""
 
-    def __init__(self, name: str, address: str) -> None:
-        self._name = name
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    def __init__(self, donor: m.Donor) -> None:
+        self._name = donor.node
+        self._channel = grpc.aio.insecure_channel(donor.address, options=CHANNEL_OPTIONS)
         self._decode = rpc.DecodeStub(self._channel)
 
     async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
-        """Returns when the donor has sent everything. Cancelling it ends the donor's side, too.
-
-        Raises CheckpointGone, RequestRefused (the layouts differ), HandoverBroken, NodeLost, DeadlineExceeded.
-        """
+        """Raises CheckpointGone, RequestRefused (the layouts differ), HandoverBroken, NodeLost, DeadlineExceeded."""
         message = pb.ExportRequest()
         codecs.encode(request, message)
         try:
@@ -223,7 +232,6 @@ class DonorClient:
         return codecs.decode(reply, m.ExportReply)
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Calls in progress get `grace_s` seconds to end, then they are cancelled."""
         await self._channel.close(grace_s)
 
 
