@@ -1,0 +1,155 @@
+"""A prefill role and a decode role in this process, each with an engine of its own, linked without sockets.
+
+For faults that no real process commits on demand: bytes that change on their way, a peer that dies in the middle.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from decode_node.config import DecodeNodeConfig
+from decode_node.decode import Decode
+from decode_node.exports import Exports
+from engine.build import build_engine
+from engine.engine import Engine
+from engine.loop import EngineLoop
+from node.chassis import Chassis
+from node.config import NodeConfig
+from node.errors import CheckpointGone as GoneHere
+from prefill_node.config import LearnFromDecodeConfig, PrefillNodeConfig
+from prefill_node.prefill import Prefill
+from tests.support.driving import SMALL
+from transfer.backend import Transport
+from transfer.errors import HandoverFailed, LayoutMismatch
+from transfer.inprocess import InProcessNetwork, InProcessTransport
+from transfer.staging import Staging, StagingConfig
+from wire.errors import CheckpointGone, HandoverBroken, RequestRefused
+from wire.messages import (
+    Donor,
+    ExportReply,
+    ExportRequest,
+    FirstToken,
+    PrefillDone,
+    PrefillReport,
+    PrefillRequest,
+    Request,
+    Start,
+    Tokens,
+)
+
+TIMEOUT_S = 60.0
+ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
+DONOR = "d0"
+
+
+class LocalDonor:
+    """A line to `exports`, with the errors that gRPC would bring. `before` runs ahead of each call."""
+
+    def __init__(self, exports: Exports) -> None:
+        self.exports = exports
+        self.before: Callable[[], None] = lambda: None
+        self.reply: Callable[[ExportReply], ExportReply] = lambda reply: reply
+        self.requests: list[ExportRequest] = []
+
+    async def export(self, request: ExportRequest, *, timeout_s: float) -> ExportReply:
+        self.requests.append(request)
+        self.before()
+        try:
+            return self.reply(await self.exports.run(request, timeout_s))
+        except GoneHere as error:
+            raise CheckpointGone(DONOR, str(error)) from error
+        except LayoutMismatch as error:
+            raise RequestRefused(DONOR, str(error)) from error
+        except HandoverFailed as error:
+            raise HandoverBroken(DONOR, str(error)) from error
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Nothing is open."""
+
+
+@dataclass
+class Linked:
+    prefill: Prefill
+    prefill_chassis: Chassis
+    decode: Decode
+    decode_chassis: Chassis
+    donor: LocalDonor
+
+    async def generate(self, request: Request) -> list[int]:
+        """By the decode node alone, which computes the prompt itself."""
+        tokens: list[int] = []
+        async for event in self.decode.run(Start(request, may_prefill_remotely=False), _none(), TIMEOUT_S):
+            if isinstance(event, Tokens):
+                tokens += [token.id for token in event.tokens]
+        return tokens
+
+    async def first_token(self, request: Request, donor_tokens: int | None) -> tuple[int, PrefillReport]:
+        """By the prefill node, which hands over to nobody; None: it knows of no donor."""
+        donor = None if donor_tokens is None else Donor(DONOR, "nowhere", donor_tokens)
+        events = [e async for e in self.prefill.run(PrefillRequest(request, donor=donor), TIMEOUT_S)]
+        first, done = events
+        assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
+        return first.token.id, done.report
+
+    async def settled(self) -> None:
+        """Until both nodes have given everything back; their pools hold together."""
+        async with asyncio.timeout(TIMEOUT_S):
+            for chassis in (self.prefill_chassis, self.decode_chassis):
+                while chassis.tasks:
+                    await asyncio.gather(*chassis.tasks)
+                await chassis.loop.call(partial(_check_idle, chassis.built.engine))
+
+
+@asynccontextmanager
+async def linked(
+    model: Path,
+    *,
+    learn: LearnFromDecodeConfig = ALWAYS,
+    distort: Callable[[Transport], Transport] = lambda transport: transport,
+    max_message_bytes: int = 1 << 20,
+) -> AsyncIterator[Linked]:
+    """`distort` wraps the prefill node's transport."""
+    network = InProcessNetwork()
+    common: dict[str, Any] = {"model_path": str(model), "engine": SMALL, "max_message_bytes": max_message_bytes}
+    prefill_config = PrefillNodeConfig("p0", learn_from_decode=learn, **common)
+    decode_config = DecodeNodeConfig(DONOR, **common)
+    prefill_chassis = _chassis(prefill_config, distort(InProcessTransport(network, "p0")))
+    decode_chassis = _chassis(decode_config, InProcessTransport(network, DONOR))
+    donor = LocalDonor(Exports(decode_chassis))
+    prefill = Prefill(prefill_chassis, prefill_config, lambda _: donor)
+    try:
+        yield Linked(prefill, prefill_chassis, Decode(decode_chassis, decode_config), decode_chassis, donor)
+    finally:
+        await prefill.close()
+        for chassis in (prefill_chassis, decode_chassis):
+            await chassis.transport.close()
+            await chassis.loop.stop(TIMEOUT_S)
+
+
+def _chassis(config: NodeConfig, transport: Transport) -> Chassis:
+    clock = asyncio.get_running_loop().time
+    built = build_engine(config.model_path, config.engine, clock)
+    loop = EngineLoop(built.engine, clock, _crashed)
+    loop.start()
+    staging = Staging(StagingConfig(config.staging_buffers, max(config.max_message_bytes, built.layout.state_bytes)))
+    return Chassis(config, built, loop, transport, staging, set())
+
+
+def _crashed(error: BaseException) -> None:
+    raise error
+
+
+def _check_idle(engine: Engine) -> None:
+    stats = engine.cache.stats()
+    assert (stats.blocks.in_use, stats.slots.in_use) == (0, 0)
+    assert (engine.num_running, engine.num_waiting, len(engine.leases)) == (0, 0, 0)
+    engine.cache.check()
+
+
+async def _none() -> AsyncIterator[Any]:
+    return
+    yield

@@ -1,0 +1,233 @@
+"""A prefill node fetches from a decode node, over a link that does what the test says: one process, real engines."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prefill_node.config import LearnFromDecodeConfig
+from tests.support.driving import GREEDY, request
+from tests.support.linked_roles import ALWAYS, linked
+from tests.support.oracle import greedy, random_prompt
+from transfer.backend import Arrival
+from transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
+from wire.errors import DeadlineExceeded, NodeLost
+from wire.messages import Request
+
+TURN = random_prompt(40, seed=7)
+ANSWER_TOKENS = 100
+KNOWN = 128  # of the 139 tokens that the decode node computes: its newest checkpoint
+
+
+def next_turn(answer: list[int]) -> Request:
+    return request([*TURN, *answer, *random_prompt(21, seed=8)])
+
+
+@pytest.fixture
+def model(tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint("qwen35")
+
+
+@pytest.fixture
+def asked(model: Path) -> Request:
+    return next_turn(greedy(model, TURN, ANSWER_TOKENS))
+
+
+@pytest.fixture
+def expected(model: Path, asked: Request) -> int:
+    return greedy(model, asked.tokens, 1)[0]
+
+
+LONG = request(TURN, replace(GREEDY, max_tokens=ANSWER_TOKENS))
+
+
+@pytest.mark.parametrize("family", ["granite", "granite_moe", "qwen35", "qwen35_moe"])
+async def test_what_the_decode_node_generated_is_fetched_and_found_again(family: str, tiny_checkpoint) -> None:
+    model = tiny_checkpoint(family)
+    async with linked(model) as nodes:
+        answer = await nodes.generate(LONG)
+        await nodes.first_token(request(TURN), None)
+        prompt = next_turn(answer)
+        token, report = await nodes.first_token(prompt, KNOWN)
+        assert token == greedy(model, prompt.tokens, 1)[0]
+        # Its own: 2 of the 3 blocks that it computed lie in the first 40 tokens, and the last boundary is there.
+        assert (report.attention_hit_tokens, report.state_hit_tokens) == (32, 32)
+        assert (report.fetched_tokens, report.resumed_tokens) == (KNOWN - 32, KNOWN)
+        assert report.computed_tokens == len(prompt.tokens) - KNOWN
+        assert report.checkpoints[0] == KNOWN
+        layout = nodes.prefill_chassis.built.layout
+        moved = (KNOWN - 32) // 16 * layout.block_bytes + layout.state_bytes
+        counters = nodes.prefill.counters()
+        assert (counters["fetches"], counters["fetched_tokens"], counters["fetched_bytes"]) == (1, KNOWN - 32, moved)
+        exported = nodes.donor.exports.counters()
+        assert (exported["exports"], exported["exported_bytes"]) == (1, moved)
+
+        other = request([*prompt.tokens[: KNOWN + 2], *random_prompt(9)])
+        token, report = await nodes.first_token(other, KNOWN)
+        assert token == greedy(model, other.tokens, 1)[0]
+        assert (report.fetched_tokens, report.state_hit_tokens) == (0, KNOWN)
+        await nodes.settled()
+
+
+async def test_blocks_that_are_here_do_not_move_again(model: Path, asked: Request) -> None:
+    async with linked(model) as nodes:
+        await nodes.generate(LONG)
+        await nodes.first_token(asked, None)  # all its blocks are here now, and a checkpoint at its end alone
+        parting = request([*asked.tokens[: KNOWN + 2], *random_prompt(30)])
+        token, report = await nodes.first_token(parting, KNOWN)
+        assert token == greedy(model, parting.tokens, 1)[0]
+        assert (report.attention_hit_tokens, report.state_hit_tokens, report.fetched_tokens) == (KNOWN, 0, KNOWN)
+        assert nodes.prefill.counters()["fetched_bytes"] == nodes.prefill_chassis.built.layout.state_bytes
+        await nodes.settled()
+
+
+def at_first_payload(fault: Callable[..., Callable[..., None]]) -> Callable[..., None]:
+    """The fault, at the first payload of whatever session comes."""
+    chosen: list[Callable[..., None]] = []
+
+    def act(part: Arrival, deliver: Callable[[Arrival], None]) -> None:
+        if part.tag.is_payload and not chosen:
+            chosen.append(fault(part.tag))
+        (chosen[0] if chosen else lambda part, deliver: deliver(part))(part, deliver)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [(flip_bit, "wrong_digest"), (truncate, "wrong_size"), (duplicate, "wrong_order")],
+)
+async def test_bytes_that_changed_on_their_way_are_computed_instead(model, asked, expected, fault, cause) -> None:
+    async with linked(model, distort=lambda inner: FaultyTransport(inner, at_first_payload(fault))) as nodes:
+        await nodes.generate(LONG)
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert token == expected
+        assert (report.fetched_tokens, report.computed_tokens) == (0, len(asked.tokens))
+        assert nodes.prefill.counters()[f"fetch_failures_{cause}"] == 1
+        # Nothing of it was published: the next one finds what this node computed, and no more.
+        await nodes.settled()
+
+
+async def test_a_donor_that_dies_in_the_middle_costs_no_token(model, asked, expected) -> None:
+    dying: list[asyncio.Task[None]] = []
+
+    async with linked(model, max_message_bytes=1 << 15) as nodes:
+        await nodes.generate(LONG)
+        inner = nodes.prefill_chassis.transport
+        expect = inner.expect
+
+        def die_at_the_third_part(nonce, inbox) -> None:
+            arrived = 0
+
+            class Dying:
+                def announced(self, arrival: Arrival) -> None:
+                    nonlocal arrived
+                    arrived += 1
+                    if arrived == 3:
+                        dying.append(asyncio.ensure_future(nodes.decode_chassis.transport.close()))
+                    inbox.announced(arrival)
+
+            expect(nonce, Dying())
+
+        inner.expect = die_at_the_third_part
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert dying and token == expected
+        assert (report.fetched_tokens, report.computed_tokens) == (0, len(asked.tokens))
+        assert nodes.prefill.counters()["fetch_failures"] == 1
+        await nodes.settled()
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"), [(NodeLost("d0", "gone"), "donor_lost"), (DeadlineExceeded("d0", "late"), "deadline")]
+)
+async def test_a_donor_that_cannot_be_reached_costs_no_token(model, asked, expected, error, cause) -> None:
+    def fail() -> None:
+        raise error
+
+    async with linked(model) as nodes:
+        await nodes.generate(LONG)
+        nodes.donor.before = fail
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert (token, report.fetched_tokens) == (expected, 0)
+        assert nodes.prefill.counters()[f"fetch_failures_{cause}"] == 1
+        await nodes.settled()
+
+
+async def test_a_stale_hint_costs_no_token(model, asked, expected) -> None:
+    async with linked(model) as nodes:
+        await nodes.generate(LONG)
+        token, report = await nodes.first_token(asked, KNOWN - 16)  # blocks, but no checkpoint any more
+        assert (token, report.fetched_tokens) == (expected, 0)
+        assert nodes.prefill.counters()["fetch_failures_gone"] == 1
+        assert nodes.donor.exports.counters()["exports_gone"] == 1
+        await nodes.settled()
+
+
+async def test_another_tenants_prompt_is_not_to_be_had(model, asked, expected) -> None:
+    async with linked(model) as nodes:
+        await nodes.generate(replace(LONG, salt=b"theirs"))
+        token, report = await nodes.first_token(replace(asked, salt=b"ours"), KNOWN)
+        assert (token, report.fetched_tokens) == (expected, 0)
+        assert nodes.prefill.counters()["fetch_failures_gone"] == 1
+        token, report = await nodes.first_token(replace(asked, salt=b"theirs"), KNOWN)
+        assert (token, report.fetched_tokens) == (expected, KNOWN)
+        await nodes.settled()
+
+
+async def test_a_donor_of_another_layout_is_not_believed(model, asked, expected) -> None:
+    async with linked(model) as nodes:
+        await nodes.generate(LONG)
+        nodes.donor.reply = lambda reply: replace(reply, layout=replace(reply.layout, fingerprint="other"))
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert (token, report.fetched_tokens) == (expected, 0)
+        assert nodes.prefill.counters()["fetch_failures_refused"] == 1
+        await nodes.settled()
+
+
+async def test_a_donor_refuses_another_layout(model, asked) -> None:
+    async with linked(model) as nodes:
+        await nodes.generate(LONG)
+        await nodes.first_token(asked, KNOWN)
+        export = nodes.donor.requests[0]
+        layout = replace(export.reservation.layout, block_size=32)
+        with pytest.raises(Exception, match="block_size 16 != 32"):
+            await nodes.donor.exports.run(replace(export, reservation=replace(export.reservation, layout=layout)), 5.0)
+        await nodes.settled()
+
+
+async def test_an_abort_while_it_fetches_gives_everything_back(model, asked, expected) -> None:
+    reached = asyncio.Event()
+
+    async with linked(model) as nodes:
+        await nodes.generate(LONG)
+        nodes.donor.before = reached.set
+        asking = asyncio.create_task(nodes.first_token(asked, KNOWN))
+        await reached.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await nodes.settled()
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert (token, report.fetched_tokens) == (expected, KNOWN)
+        await nodes.settled()
+
+
+async def test_off_means_that_nobody_is_asked(model, asked, expected) -> None:
+    async with linked(model, learn=replace(ALWAYS, enabled=False)) as nodes:
+        await nodes.generate(LONG)
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert (token, report.fetched_tokens, report.computed_tokens) == (expected, 0, len(asked.tokens))
+        assert nodes.donor.requests == []
+        await nodes.settled()
+
+
+async def test_what_does_not_pay_is_computed_and_counted(model, asked, expected) -> None:
+    async with linked(model, learn=LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e-9)) as nodes:
+        await nodes.generate(LONG)
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert (token, report.fetched_tokens) == (expected, 0)
+        assert nodes.prefill.counters()["fetches_declined"] == 1
+        assert nodes.donor.requests == []
+        await nodes.settled()
