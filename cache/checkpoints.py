@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from cache.errors import UnknownCheckpointPolicy
+from cache.types import FIRM, Tier
 
 T = TypeVar("T")
 
@@ -19,6 +20,14 @@ class ChunkSpan:
 
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A position whose state is to be kept, and how firmly."""
+
+    num_tokens: int
+    tier: Tier = FIRM
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +57,8 @@ class CheckpointPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
-        """Positions to keep of a prefill chunk: ascending multiples of the block size in (start, end]."""
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
+        """What to keep of a prefill chunk: ascending multiples of the block size in (start, end]."""
         ...
 
     def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
@@ -66,7 +75,7 @@ class KeepNone:
 
     name = "none"
 
-    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
         return ()
 
     def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
@@ -95,11 +104,11 @@ class Align(_KeepNewestDecoded):
 
     name = "align"
 
-    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
         positions = {span.end // prompt.block_size * prompt.block_size}
         if prompt.junction is not None:
             positions.add(prompt.junction)
-        return _within(span, positions)
+        return _firm(span, positions)
 
 
 class Every:
@@ -107,9 +116,9 @@ class Every:
 
     name = "every"
 
-    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
         size = prompt.block_size
-        return tuple(range((span.start // size + 1) * size, span.end + 1, size))
+        return tuple(Boundary(position) for position in range((span.start // size + 1) * size, span.end + 1, size))
 
     def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
         return num_tokens % block_size == 0
@@ -118,21 +127,44 @@ class Every:
         return ()
 
 
+SPARE_GRID_TOKENS = 512
+
+
 class Branch(_KeepNewestDecoded):
-    """Where prompts are likely to part: the prompt's last boundary, the router's hints, and the junction."""
+    """Where prompts are likely to part: the prompt's last boundary, the router's hints, and the junction.
+
+    Between them a grid of spare checkpoints, for those who part where nobody foresaw it. Every grid position
+    has the tier of the largest power of two that divides its number: when room gets short, every second one
+    goes, then every second one of those left. So while there is room the grid is as fine as `every` would
+    be, and when there is none it costs the firm ones nothing.
+    """
 
     name = "branch"
 
-    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[int, ...]:
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
+        size = prompt.block_size
         positions = {prompt.last_boundary}
-        positions.update(hint // prompt.block_size * prompt.block_size for hint in prompt.hints)
+        positions.update(hint // size * size for hint in prompt.hints)
         if prompt.junction is not None:
             positions.add(prompt.junction)
-        return _within(span, positions)
+        firm = _firm(span, positions)
+        step = max(SPARE_GRID_TOKENS // size, 1) * size
+        last = min(span.end, prompt.last_boundary)
+        spare = (
+            Boundary(number * step, _spare_tier(number))
+            for number in range(span.start // step + 1, last // step + 1)
+            if number * step not in positions
+        )
+        return tuple(sorted((*firm, *spare), key=lambda boundary: boundary.num_tokens))
 
 
-def _within(span: ChunkSpan, positions: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(position for position in positions if span.start < position <= span.end))
+def _spare_tier(number: int) -> Tier:
+    """0 for odd numbers, 1 for twice an odd number and so on, below FIRM."""
+    return Tier(min((number & -number).bit_length(), FIRM) - 1)
+
+
+def _firm(span: ChunkSpan, positions: Iterable[int]) -> tuple[Boundary, ...]:
+    return tuple(Boundary(position) for position in sorted(positions) if span.start < position <= span.end)
 
 
 _POLICIES: dict[str, CheckpointPolicy] = {

@@ -1,6 +1,6 @@
 """What requests and leases hold in the cache: values that own references."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cache.errors import NotHeld
 from cache.hits import PrefixHit
@@ -19,6 +19,8 @@ class Claim:
     reused_tokens   tokens that need neither computing nor receiving
     junction        where the prompt left a known prefix that has no checkpoint: its prefill should leave one
     tail            deepest index entry known for its tokens (the cache's own book-keeping)
+    firm_tokens     where the deepest firm checkpoint of its prefix stands, as far as it knows
+    checkpoints     those it has published, by position; some may be gone again
     """
 
     block_ids: list[BlockId]
@@ -28,6 +30,8 @@ class Claim:
     reused_tokens: int
     junction: int | None
     tail: Entry | None
+    firm_tokens: int
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     released: bool = False
 
     @property

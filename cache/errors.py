@@ -21,5 +21,9 @@ class BadTokens(CacheError, ValueError):
     """Token ids or keys that cannot be cached: out of range, or fewer keys than computed blocks."""
 
 
+class UnknownEvictionPolicy(CacheError, ValueError):
+    """No eviction policy has the configured name; the message lists those that exist."""
+
+
 class UnknownCheckpointPolicy(CacheError, ValueError):
     """No checkpoint policy has the configured name; the message lists those that exist."""

@@ -14,16 +14,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from cache.errors import CorruptCache
-from cache.types import BlockId, PrefixKey, SlotId
+from cache.types import BlockId, PrefixKey, SlotId, Tier
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """An immutable state at exactly `num_tokens` of the prefix `key`, kept in `slot`."""
+    """An immutable state at exactly `num_tokens` of the prefix `key`, kept in `slot`.
+
+    tier           how firmly it is kept: `FIRM` or less
+    above_tokens   where the firm checkpoint above it stood when it was published; from there to here is what
+                   it saves whoever resumes from it
+    """
 
     key: PrefixKey
     num_tokens: int
     slot: SlotId
+    tier: Tier
+    above_tokens: int
     num_resumes: int = 0
 
 

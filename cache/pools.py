@@ -3,20 +3,20 @@
 An id is in exactly one of three places:
 
     free      nobody refers to it, its contents mean nothing
-    cached    the prefix index refers to it and nobody else does; kept in order of last use, oldest first
+    cached    the prefix index refers to it and nobody else does; kept in the order in which they will go
     in use    somebody holds a reference; the index may refer to it as well
 
-A pool does not evict: the index must hear of it first. `oldest()` names the candidate, `uncache()` frees it.
+A pool does not evict: the index must hear of it first. `first()` names the candidate, `uncache()` frees it.
 Every operation is O(1) for each id.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cache.errors import CorruptCache, NotHeld
-from cache.types import BlockId, SlotId
+from cache.eviction import EvictionOrder
+from cache.types import FIRM, BlockId, SlotId, Tier
 
 Id = TypeVar("Id", bound=int)
 
@@ -31,14 +31,13 @@ class PoolCounts:
 
 
 class _Pool(Generic[Id]):
-    def __init__(self, ids: list[Id]) -> None:
+    def __init__(self, ids: list[Id], order: EvictionOrder[Id]) -> None:
         self._ids = ids
         self._total = len(ids)
         self._free = ids[::-1]
         self._references = [0] * self._total
         self._indexed = bytearray(self._total)
-        # An OrderedDict, since finding the first key of a dict is O(n) after n removals at its front.
-        self._unused: OrderedDict[Id, None] = OrderedDict()
+        self._unused = order
 
     @property
     def num_free(self) -> int:
@@ -66,18 +65,18 @@ class _Pool(Generic[Id]):
         if not self._references[id_]:
             if id_ not in self._unused:
                 raise NotHeld(f"{type(self).__name__}: {id_} is free and cannot be shared: reserve it")
-            del self._unused[id_]
+            self._unused.remove(id_)
         self._references[id_] += 1
 
     def drop(self, id_: Id) -> None:
-        """Give a reference back; with the last one the id becomes cached (newest) or free. Raises NotHeld."""
+        """Give a reference back; with the last one the id becomes cached, used just now, or free. Raises NotHeld."""
         if not self._references[id_]:
             raise NotHeld(f"{type(self).__name__}: {id_} was given back without being held: released twice?")
         self._references[id_] -= 1
         if self._references[id_]:
             return
         if self._indexed[id_]:
-            self._unused[id_] = None
+            self._unused.add(id_)
         else:
             self._free.append(id_)
 
@@ -93,20 +92,20 @@ class _Pool(Generic[Id]):
             raise NotHeld(f"{type(self).__name__}: {id_} cannot be evicted: it is not cached")
         self._indexed[id_] = False
         if not self._references[id_]:
-            del self._unused[id_]
+            self._unused.remove(id_)
             self._free.append(id_)
 
     def touch(self, id_: Id) -> None:
-        """Make `id_` the most recently used if it is cached; an id in use is left as it is."""
+        """Let `id_` count as used just now if it is cached; an id in use is left as it is."""
         if id_ in self._unused:
-            self._unused.move_to_end(id_)
+            self._unused.touch(id_)
 
-    def oldest(self) -> Id | None:
-        """The next id to evict: cached and least recently used."""
-        return next(iter(self._unused), None)
+    def first(self, up_to: Tier = FIRM) -> Id | None:
+        """The next id to evict, of the tiers up to this one; evict it, or ask again later."""
+        return self._unused.first(up_to)
 
     def unused(self) -> list[Id]:
-        """The cached ids, least recently used first."""
+        """The cached ids in the order in which they go."""
         return list(self._unused)
 
     def indexed(self) -> set[Id]:
@@ -137,12 +136,12 @@ class _Pool(Generic[Id]):
 class BlockPool(_Pool[BlockId]):
     """Attention blocks 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__([BlockId(block) for block in range(num_blocks)])
+    def __init__(self, num_blocks: int, order: EvictionOrder[BlockId]) -> None:
+        super().__init__([BlockId(block) for block in range(num_blocks)], order)
 
 
 class StatePool(_Pool[SlotId]):
     """State slots 0 .. num_slots - 1."""
 
-    def __init__(self, num_slots: int) -> None:
-        super().__init__([SlotId(slot) for slot in range(num_slots)])
+    def __init__(self, num_slots: int, order: EvictionOrder[SlotId]) -> None:
+        super().__init__([SlotId(slot) for slot in range(num_slots)], order)

@@ -12,19 +12,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cache.claims import Claim, Hold
-from cache.errors import BadTokens, MisplacedState
+from cache.errors import BadTokens, CorruptCache, MisplacedState
 from cache.events import CacheContents, CacheEvent
+from cache.eviction import EvictionPolicy, eviction_policy
 from cache.hits import HitPolicy, PrefixHit
 from cache.index import Checkpoint, Entry
 from cache.stats import CacheStats
 from cache.storage import Storage
-from cache.types import BlockId, PrefixKey, SlotId
+from cache.types import FIRM, BlockId, PrefixKey, SlotId, Tier
+
+REQUEST_SHARE = 2
+"""Once no slot is free, one request's checkpoints fill at most 1/REQUEST_SHARE of them: a long prompt cannot drive
+out all others'."""
 
 
 class PrefixCache:
     """Two pools that share nothing, under one index of prefixes.
 
-    `on_event` hears of everything that becomes findable or stops being so, as it happens.
+    eviction   what is evicted first; None: the default policy
+    on_event   hears of everything that becomes findable or stops being so, as it happens
     """
 
     def __init__(
@@ -33,6 +39,7 @@ class PrefixCache:
         num_blocks: int,
         num_slots: int,
         block_size: int,
+        eviction: EvictionPolicy | None = None,
         on_event: Callable[[CacheEvent], None] = lambda event: None,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("num_slots", num_slots), ("block_size", block_size)):
@@ -40,8 +47,13 @@ class PrefixCache:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.block_size = block_size
         self._storage = Storage(
-            num_blocks=num_blocks, num_slots=num_slots, block_size=block_size, on_event=on_event
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            block_size=block_size,
+            eviction=eviction or eviction_policy(),
+            on_event=on_event,
         )
+        self._max_checkpoints = max(1, num_slots // REQUEST_SHARE)
 
     # Matching and claiming
 
@@ -89,14 +101,18 @@ class PrefixCache:
         if source is not None:
             self._acquire_source(source)
         self._count_lookup(hit, hit_policy, max_reuse_tokens)
+        slot = storage.reserve_slot()
+        if slot is None:
+            raise CorruptCache("a slot was promised but is not there")
         return Claim(
             block_ids=shared + storage.reserve_blocks(num_new),
-            slot=storage.reserve_slot(),
+            slot=slot,
             source=source,
             hit=hit,
             reused_tokens=reused_tokens,
             junction=hit_policy.junction(hit),
             tail=tail,
+            firm_tokens=hit.state_tokens,
         )
 
     def extend(self, claim: Claim, num_tokens: int) -> bool:
@@ -142,33 +158,42 @@ class PrefixCache:
             tail = storage.index.get(key) or storage.index_block(key, tail, block)
         claim.tail = tail
 
-    def reserve_slot(self) -> SlotId | None:
+    def reserve_slot(self, claim: Claim, tier: Tier = FIRM) -> SlotId | None:
         """A slot for a checkpoint that a kernel will emit; owned by the caller until published or given back.
 
-        Evicts the least recently used checkpoint that nobody reads, if need be. None if there is none.
+        Evicts, if need be, a checkpoint that nobody reads: of this tier or below, and one of the claim's own
+        when these have their share of the slots. None if there is none to evict.
         """
-        return self._storage.reserve_slot() if self._storage.slots.room() else None
+        claim.require_held()
+        if not self._storage.slots.num_free and len(claim.checkpoints) >= self._max_checkpoints:
+            if tier < FIRM:
+                return None
+            self._forget_deepest(claim.checkpoints)
+        return self._storage.reserve_slot(tier)
 
     def release_slot(self, slot: SlotId) -> None:
         """Give back a reserved slot that will not be published (its request was aborted). Raises NotHeld."""
         self._storage.drop_slot(slot)
 
-    def publish_checkpoint(self, key: PrefixKey, num_tokens: int, slot: SlotId) -> Checkpoint | None:
+    def publish_checkpoint(
+        self, claim: Claim, key: PrefixKey, num_tokens: int, slot: SlotId, tier: Tier = FIRM
+    ) -> Checkpoint | None:
         """Donate a reserved slot, whose state is that of the `num_tokens` tokens that `key` names.
 
         None, and the slot is given back, if there is a checkpoint already or the blocks are not (or no
         longer) findable: publish the blocks first. Raises MisplacedState if `key` names another number of
         tokens.
         """
+        claim.require_held()
         entry = self._vacant_entry(key, num_tokens)
         if entry is None:
             self._storage.drop_slot(slot)
             return None
-        checkpoint = self._storage.index_state(entry, slot)
+        checkpoint = self._publish(claim, entry, slot, tier)
         self._storage.slots.drop(slot)
         return checkpoint
 
-    def donate_running(self, claim: Claim, key: PrefixKey, num_tokens: int) -> bool:
+    def donate_running(self, claim: Claim, key: PrefixKey, num_tokens: int, tier: Tier = FIRM) -> bool:
         """Turn the running state of `claim` into a checkpoint; nothing is copied.
 
         The next step reads that checkpoint (`claim.source`, referenced) and writes a newly reserved slot.
@@ -180,10 +205,10 @@ class PrefixCache:
         if claim.source is not None:
             raise MisplacedState(f"slot {claim.slot} cannot be donated before state_written(): it is empty")
         entry = self._vacant_entry(key, num_tokens)
-        slot = self.reserve_slot() if entry is not None else None
+        slot = self.reserve_slot(claim, tier) if entry is not None else None
         if entry is None or slot is None:
             return False
-        claim.source, claim.slot = self._storage.index_state(entry, claim.slot), slot
+        claim.source, claim.slot = self._publish(claim, entry, claim.slot, tier), slot
         return True
 
     def state_written(self, claim: Claim) -> None:
@@ -277,8 +302,21 @@ class PrefixCache:
             raise MisplacedState(f"a state of {num_tokens} tokens came with a key of {entry.num_tokens}")
         return entry if entry.checkpoint is None else None
 
+    def _forget_deepest(self, own: list[Checkpoint]) -> None:
+        """The deepest spare one of a claim, or else its deepest: others are likelier to share the shallow ones."""
+        deepest = next((i for i in reversed(range(len(own))) if own[i].tier < FIRM), len(own) - 1)
+        self._storage.forget_checkpoint(own.pop(deepest))
+
+    def _publish(self, claim: Claim, entry: Entry, slot: SlotId, tier: Tier) -> Checkpoint:
+        checkpoint = self._storage.index_state(entry, slot, tier, min(claim.firm_tokens, entry.num_tokens - 1))
+        claim.checkpoints.append(checkpoint)
+        if tier == FIRM:
+            claim.firm_tokens = entry.num_tokens
+        return checkpoint
+
     def _acquire_source(self, source: Checkpoint) -> None:
         self._storage.slots.acquire(source.slot)
+        source.tier = FIRM  # where one prompt has left it, others will
         self._storage.totals.checkpoints_used += source.num_resumes == 0
         source.num_resumes += 1
 

@@ -1,8 +1,8 @@
 """The pools and the index, kept in step: what is indexed is marked so in its pool, and the reverse.
 
-Eviction. The blocks nobody refers to are kept in order of last use. Whenever one of them is given back, so
-are those above it in its prefix, after it; hence within a prefix the suffix is always the first to go
-(`check()` asserts it). A block that two requests computed at the same time is indexed once; the second
+Eviction. The order is `cache.eviction`'s; for blocks it is that of last use. Whenever one of them is given
+back, so are those above it in its prefix, after it; hence within a prefix the suffix is always the first to
+go (`check()` asserts it). A block that two requests computed at the same time is indexed once; the second
 request keeps its own copy to itself, and what it publishes further on hangs below the first one's block.
 Should that block be evicted, all below it is forgotten as well, and the second request publishes its own
 copies with its next full block.
@@ -12,22 +12,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cache.errors import CorruptCache, NotHeld
 from cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
+from cache.eviction import EvictionPolicy, Rank, Ranked, Recency
 from cache.index import Checkpoint, Entry, PrefixIndex
 from cache.pools import BlockPool, StatePool
 from cache.stats import CacheCounters
-from cache.types import BlockId, PrefixKey, SlotId
+from cache.types import FIRM, BlockId, PrefixKey, SlotId, Tier
 
 
 class Storage:
     """Blocks, slots and the index over them; callers read the parts and change them through these methods."""
 
     def __init__(
-        self, *, num_blocks: int, num_slots: int, block_size: int, on_event: Callable[[CacheEvent], None]
+        self,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        block_size: int,
+        eviction: EvictionPolicy,
+        on_event: Callable[[CacheEvent], None],
     ) -> None:
         self.block_size = block_size
         self._on_event = on_event
-        self.blocks = BlockPool(num_blocks)
-        self.slots = StatePool(num_slots)
+        self._eviction = eviction
+        self.blocks = BlockPool(num_blocks, Recency())
+        self.slots = StatePool(num_slots, Ranked(self._rank))
         self.index = PrefixIndex(block_size)
         self.totals = CacheCounters()
 
@@ -40,11 +48,11 @@ class Storage:
     def reserve_blocks(self, num: int) -> list[BlockId]:
         """`num` blocks, evicting as needed. The caller has seen that there is room for them."""
         while (blocks := self.blocks.reserve(num)) is None:
-            oldest = self.blocks.oldest()
-            if oldest is None:
+            first = self.blocks.first()
+            if first is None:
                 raise CorruptCache(f"{num} blocks were promised but are not there")
             # Those below an entry come after it, and go before it.
-            for entry in reversed(self.index.remove(self.index.by_block(oldest))):
+            for entry in reversed(self.index.remove(self.index.by_block(first))):
                 if entry.checkpoint is not None:
                     self._evicted(entry.checkpoint)
                 self.blocks.uncache(entry.block)
@@ -52,14 +60,23 @@ class Storage:
                 self._on_event(BlockEvicted(entry.key))
         return blocks
 
-    def reserve_slot(self) -> SlotId:
-        """One slot, evicting as needed. The caller has seen that there is room for it."""
-        while (slots := self.slots.reserve(1)) is None:
-            oldest = self.slots.oldest()
-            if oldest is None:
-                raise CorruptCache("a slot was promised but is not there")
-            self._evicted(self.index.detach(self.index.by_slot(oldest)))
+    def reserve_slot(self, tier: Tier = FIRM) -> SlotId | None:
+        """One slot, evicting if need be what is of this tier or below; None if there is none."""
+        if not self.slots.num_free:
+            first = self.slots.first(tier)
+            if first is None:
+                return None
+            self._evicted(self.index.detach(self.index.by_slot(first)))
+        slots = self.slots.reserve(1)
+        assert slots is not None, "one is free now"
         return slots[0]
+
+    def _rank(self, slot: SlotId) -> Rank:
+        checkpoint = self.index.by_slot(slot).checkpoint
+        assert checkpoint is not None, "the index finds slots by their checkpoints"
+        if checkpoint.tier < FIRM:
+            return Rank(checkpoint.tier, worth=1.0)
+        return Rank(FIRM, self._eviction.worth(checkpoint.above_tokens, checkpoint.num_tokens))
 
     def _evicted(self, checkpoint: Checkpoint) -> None:
         self._removed(checkpoint)
@@ -79,9 +96,9 @@ class Storage:
         self._on_event(stored_block(entry))
         return entry
 
-    def index_state(self, entry: Entry, slot: SlotId) -> Checkpoint:
+    def index_state(self, entry: Entry, slot: SlotId, tier: Tier, above_tokens: int) -> Checkpoint:
         """Make the state in a held slot findable at `entry`, which has none."""
-        checkpoint = Checkpoint(entry.key, entry.num_tokens, slot)
+        checkpoint = Checkpoint(entry.key, entry.num_tokens, slot, tier, above_tokens)
         self.slots.cache(slot)
         self.index.attach(entry, checkpoint)
         self.totals.checkpoints_published += 1

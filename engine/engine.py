@@ -10,12 +10,12 @@ it can, its claim goes back, and it is admitted again before any new request.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from torch import Tensor
 
-from cache.checkpoints import CheckpointPolicy, ChunkSpan, PromptFacts
+from cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, PromptFacts
 from cache.hashing import PrefixHasher
 from cache.index import Checkpoint
 from cache.leases import Leases
@@ -44,9 +44,12 @@ class RequestTooLarge(BadRequest):
 
 @dataclass(frozen=True)
 class _Step:
+    """`inside` and `at_end` are the checkpoints that the policy wants of it, `emit` those that got a slot."""
+
     planned: Planned
-    emit: tuple[tuple[int, SlotId], ...]  # inside the chunk: (num_tokens, slot)
-    keep_end: bool  # a checkpoint is wanted where the chunk ends
+    inside: list[Boundary]
+    at_end: Boundary | None
+    emit: list[tuple[Boundary, SlotId]] = field(default_factory=list)
 
 
 class Engine:
@@ -214,6 +217,7 @@ class Engine:
     def step(self) -> bool:
         """Runs one step. False if no sequence was ready."""
         steps = [self._prepare(planned) for planned in self._plan()]
+        self._reserve_emissions(steps)
         if not steps:
             return False
         logits = self._runner.forward([self._sequence_step(step) for step in steps])
@@ -288,17 +292,22 @@ class Engine:
     def _prepare(self, planned: Planned) -> _Step:
         sequence, span = planned.sequence, planned.span
         if not sequence.is_prefilling:
-            return _Step(planned, (), False)
+            return _Step(planned, [], None)
         facts = PromptFacts(
             sequence.prefill_length, self.cache.block_size, sequence.request.boundaries, sequence.held.junction
         )
         boundaries = self._policy.prompt_boundaries(span, facts)
-        emit = []
-        for boundary in boundaries:
-            # Without a slot the prompt goes on without this checkpoint.
-            if boundary < span.end and (slot := self.cache.reserve_slot()) is not None:
-                emit.append((boundary, slot))
-        return _Step(planned, tuple(emit), span.end in boundaries)
+        at_end = next((boundary for boundary in boundaries if boundary.num_tokens == span.end), None)
+        return _Step(planned, [boundary for boundary in boundaries if boundary is not at_end], at_end)
+
+    def _reserve_emissions(self, steps: list[_Step]) -> None:
+        """Slots for what the step emits, the firmest first. Without one a prompt goes on without the checkpoint."""
+        wanted = [(boundary, step) for step in steps for boundary in step.inside]
+        for boundary, step in sorted(wanted, key=lambda pair: -pair[0].tier):
+            if (slot := self.cache.reserve_slot(step.planned.sequence.held, boundary.tier)) is not None:
+                step.emit.append((boundary, slot))
+        for step in steps:
+            step.emit.sort(key=lambda pair: pair[0].num_tokens)
 
     def _sequence_step(self, step: _Step) -> SequenceStep:
         sequence, span = step.planned.sequence, step.planned.span
@@ -309,7 +318,7 @@ class Engine:
             block_ids=claim.block_ids,
             src_slot=sequence.state_slot if span.start else None,
             dst_slot=claim.slot,
-            emit=step.emit,
+            emit=tuple((boundary.num_tokens, slot) for boundary, slot in step.emit),
             num_logits=self._num_logits(step.planned),
         )
 
@@ -328,9 +337,13 @@ class Engine:
         self._count(sequence, span)
         self.cache.publish_blocks(claim, keys, span.end)
         for boundary, slot in step.emit:
-            self._note(sequence, self.cache.publish_checkpoint(keys[boundary // size - 1], boundary, slot))
-        if step.keep_end and self.cache.donate_running(claim, keys[span.end // size - 1], span.end):
-            self._note(sequence, claim.source)
+            num_tokens = boundary.num_tokens
+            key = keys[num_tokens // size - 1]
+            self._note(sequence, self.cache.publish_checkpoint(claim, key, num_tokens, slot, boundary.tier))
+        if step.at_end is not None:
+            key = keys[span.end // size - 1]
+            if self.cache.donate_running(claim, key, span.end, step.at_end.tier):
+                self._note(sequence, claim.source)
         if span.end > sequence.prompt_length:
             self._keep_decoded(sequence)
 

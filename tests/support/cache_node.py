@@ -8,9 +8,10 @@ cache that serves another prompt's blocks, or a state that somebody overwrote, i
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cache.checkpoints import ChunkSpan, PromptFacts, checkpoint_policy
+from cache.checkpoints import Boundary, ChunkSpan, PromptFacts, checkpoint_policy
 from cache.claims import Claim
 from cache.events import CacheEvent
+from cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
 from cache.hashing import PrefixHasher
 from cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from cache.index import Checkpoint
@@ -29,7 +30,7 @@ class Request:
     claim: Claim
     facts: PromptFacts
     num_computed: int
-    emitting: dict[int, SlotId] = field(default_factory=dict)
+    emitting: dict[Boundary, SlotId] = field(default_factory=dict)
     published: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
 
@@ -48,10 +49,15 @@ class FakeNode:
         num_blocks: int = 64,
         num_slots: int = 16,
         block_size: int = 16,
+        eviction: str = DEFAULT_EVICTION_POLICY,
         on_event: Callable[[CacheEvent], None] = lambda event: None,
     ) -> None:
         self.cache = PrefixCache(
-            num_blocks=num_blocks, num_slots=num_slots, block_size=block_size, on_event=on_event
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            block_size=block_size,
+            eviction=eviction_policy(eviction),
+            on_event=on_event,
         )
         self.policy = checkpoint_policy(policy)
         self.block_bytes: dict[BlockId, Tokens] = {}
@@ -92,11 +98,12 @@ class FakeNode:
     def start_chunk(self, request: Request, end: int) -> None:
         """Schedule and run one chunk: read the state, write blocks, states and the slot; publish nothing."""
         span = ChunkSpan(request.num_computed, end)
-        for boundary in self.policy.prompt_boundaries(span, request.facts):
-            slot = self.cache.reserve_slot()
+        wanted = self.policy.prompt_boundaries(span, request.facts)
+        for boundary in sorted(wanted, key=lambda boundary: -boundary.tier):
+            slot = self.cache.reserve_slot(request.claim, boundary.tier)
             if slot is not None:
                 request.emitting[boundary] = slot
-                self.slot_bytes[slot] = tuple(request.tokens[:boundary])
+                self.slot_bytes[slot] = tuple(request.tokens[: boundary.num_tokens])
         self._run(request, end)
 
     def finish_chunk(self, request: Request) -> None:
@@ -104,9 +111,11 @@ class FakeNode:
         self.cache.state_written(request.claim)
         self.cache.publish_blocks(request.claim, request.keys, request.num_computed)
         for boundary, slot in request.emitting.items():
-            key = request.keys[boundary // self.cache.block_size - 1]
-            if self.cache.publish_checkpoint(key, boundary, slot) is not None:
-                request.published.append(boundary)
+            num_tokens = boundary.num_tokens
+            key = request.keys[num_tokens // self.cache.block_size - 1]
+            published = self.cache.publish_checkpoint(request.claim, key, num_tokens, slot, boundary.tier)
+            if published is not None:
+                request.published.append(num_tokens)
         request.emitting.clear()
         self.cache.check()
 
@@ -169,11 +178,14 @@ class FakeNode:
     def evict_states(self, num: int) -> None:
         """Make others want `num` slots more than are free, for a moment."""
         wanted = self.cache.stats().slots.free + num
-        slots = [self.cache.reserve_slot() for _ in range(wanted)]
-        for slot in slots:
-            assert slot is not None
-            self.cache.release_slot(slot)
+        for claim in [self._claim_a_slot() for _ in range(wanted)]:
+            self.cache.release(claim)
         self.cache.check()
+
+    def _claim_a_slot(self) -> Claim:
+        claim = self.cache.claim([], num_tokens=0, hit_policy=ResumeLocally(), max_reuse_tokens=0)
+        assert claim is not None
+        return claim
 
     def _decode_step(self, request: Request) -> None:
         cache, claim = self.cache, request.claim

@@ -2,12 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.checkpoints import CHECKPOINT_POLICIES, ChunkSpan, PromptFacts, checkpoint_policy
+from cache.checkpoints import CHECKPOINT_POLICIES, Boundary, ChunkSpan, PromptFacts, checkpoint_policy
 from cache.errors import UnknownCheckpointPolicy
 
 
 def boundaries(policy: str, span: tuple[int, int], num_tokens: int, **facts) -> tuple[int, ...]:
     prompt = PromptFacts(num_tokens=num_tokens, block_size=16, **facts)
+    return tuple(boundary.num_tokens for boundary in named_by(policy, span, prompt))
+
+
+def named_by(policy: str, span: tuple[int, int], prompt: PromptFacts) -> tuple[Boundary, ...]:
     return checkpoint_policy(policy).prompt_boundaries(ChunkSpan(*span), prompt)
 
 

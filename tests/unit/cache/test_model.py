@@ -13,8 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cache.checkpoints import CHECKPOINT_POLICIES
 from cache.claims import Hold
 from cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
+from cache.eviction import EVICTION_POLICIES
 from cache.hashing import prefix_keys
 from cache.hits import ReceiveState, ResumeLocally
 from cache.leases import LeaseId, Leases
@@ -43,12 +45,18 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(4, 24),
         num_slots=st.integers(1, 10),
-        policy=st.sampled_from(["none", "align", "every", "branch"]),
+        policy=st.sampled_from(CHECKPOINT_POLICIES),
+        eviction=st.sampled_from(EVICTION_POLICIES),
     )
-    def start(self, num_blocks: int, num_slots: int, policy: str) -> None:
+    def start(self, num_blocks: int, num_slots: int, policy: str, eviction: str) -> None:
         self.num_blocks, self.num_slots = num_blocks, num_slots
         self.node = FakeNode(
-            policy=policy, num_blocks=num_blocks, num_slots=num_slots, block_size=SIZE, on_event=self.hear
+            policy=policy,
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            block_size=SIZE,
+            eviction=eviction,
+            on_event=self.hear,
         )
         self.heard: dict[tuple[type, PrefixKey], CacheEvent] = {}
         self.index = self.node.cache._storage.index

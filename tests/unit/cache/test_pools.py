@@ -1,13 +1,14 @@
 import pytest
 
 from cache.errors import CorruptCache, NotHeld
+from cache.eviction import Recency
 from cache.pools import BlockPool, PoolCounts, StatePool
 from cache.types import BlockId
 
 
 def pool_with_cached(num_cached: int, total: int = 4) -> tuple[BlockPool, list[BlockId]]:
     """A pool whose first `num_cached` blocks are cached, the first the oldest."""
-    pool = BlockPool(total)
+    pool = BlockPool(total, Recency())
     blocks = pool.reserve(num_cached)
     assert blocks is not None
     for block in blocks:
@@ -17,7 +18,7 @@ def pool_with_cached(num_cached: int, total: int = 4) -> tuple[BlockPool, list[B
 
 
 def test_reserve_takes_distinct_free_ids_or_nothing() -> None:
-    pool = BlockPool(4)
+    pool = BlockPool(4, Recency())
     first = pool.reserve(3)
     assert first is not None and len(set(first)) == 3
     assert pool.reserve(2) is None
@@ -29,7 +30,7 @@ def test_reserve_takes_distinct_free_ids_or_nothing() -> None:
 
 
 def test_an_id_is_free_again_with_its_last_reference() -> None:
-    pool = StatePool(2)
+    pool = StatePool(2, Recency())
     (slot,) = pool.reserve(1) or []
     pool.acquire(slot)
     pool.drop(slot)
@@ -45,13 +46,13 @@ def test_a_cached_id_stays_cached_when_let_go_and_is_in_use_when_acquired() -> N
     assert pool.is_indexed(block) and pool.indexed() == {block}
     pool.acquire(block)
     assert pool.counts() == PoolCounts(free=3, cached=0, in_use=1)
-    assert pool.oldest() is None
+    assert pool.first() is None
     pool.check()
 
 
-def test_the_oldest_is_the_one_let_go_longest_ago() -> None:
+def test_the_first_to_go_is_the_one_let_go_longest_ago() -> None:
     pool, (first, second, third) = pool_with_cached(3)
-    assert pool.oldest() == first
+    assert pool.first() == first
     pool.touch(first)
     assert pool.unused() == [second, third, first]
     pool.acquire(second)
@@ -103,7 +104,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def test_caching_twice_is_refused() -> None:
-    pool = BlockPool(1)
+    pool = BlockPool(1, Recency())
     (block,) = pool.reserve(1) or []
     pool.cache(block)
     with pytest.raises(NotHeld, match="already cached"):

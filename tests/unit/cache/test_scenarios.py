@@ -88,12 +88,12 @@ def test_4_cached_shares_of_a_long_prompt_with_a_shared_start(policy, hints, sha
 
 
 def test_5_a_state_is_evicted_alone_and_its_blocks_still_serve_a_hand_over() -> None:
-    node = FakeNode(policy="none")
+    node = FakeNode(policy="none", eviction="lru")
     tokens = text(65, 1)
     first = admitted(node, tokens)
     node.policy = FakeNode(policy="every").policy
     node.start_chunk(first, 33)
-    first.emitting = dict(sorted(first.emitting.items(), reverse=True))  # 32 before 16: it is the older one
+    first.emitting = dict(reversed(first.emitting.items()))  # 32 before 16: it is the older one
     node.finish_chunk(first)
     node.policy = FakeNode(policy="none").policy
     node.prefill(first)
@@ -169,9 +169,9 @@ def test_10_a_checkpoint_being_read_is_not_evicted() -> None:
     node.serve(text(65, 1))
     reader = admitted(node, text(65, 1))
     assert reader.claim.source_slot is not None
-    last = node.cache.reserve_slot()
+    last = node.cache.reserve_slot(reader.claim)
     assert last is not None and last != reader.claim.source_slot
-    assert node.cache.reserve_slot() is None
+    assert node.cache.reserve_slot(reader.claim) is None
     node.cache.release_slot(last)
     node.prefill(reader)  # reads the checkpoint, and compares it
 
@@ -184,7 +184,7 @@ def test_10_a_leased_checkpoint_keeps_its_slot_and_blocks_until_the_deadline() -
     first = admitted(node, text(65, 1))
     node.start_chunk(first, 65)
     (slot,) = first.emitting.values()
-    checkpoint = node.cache.publish_checkpoint(first.keys[3], 64, slot)
+    checkpoint = node.cache.publish_checkpoint(first.claim, first.keys[3], 64, slot)
     assert checkpoint is None  # no blocks below it yet
     first.emitting.clear()
     node.finish_chunk(first)
