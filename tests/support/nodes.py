@@ -1,0 +1,62 @@
+"""Talks to single nodes over gRPC, as a router would."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from wire import codecs
+from wire.client import GrpcNodeClient
+from wire.generated import headrace_pb2 as pb
+from wire.generated import headrace_pb2_grpc as rpc
+from wire.messages import (
+    DecodeDone,
+    Donor,
+    FirstToken,
+    NodeStatus,
+    PrefillDone,
+    PrefillReport,
+    PrefillRequest,
+    Request,
+    Start,
+    Tokens,
+)
+
+CALL_TIMEOUT_S = 60.0
+
+
+@asynccontextmanager
+async def node_client(name: str, address: str) -> AsyncIterator[GrpcNodeClient]:
+    client = GrpcNodeClient(name, address)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def decode_alone(client: GrpcNodeClient, request: Request) -> list[int]:
+    """The decode node's answer; it computes the prompt itself."""
+    tokens: list[int] = []
+    async with client.decode(Start(request, may_prefill_remotely=False), timeout_s=CALL_TIMEOUT_S) as call:
+        async for event in call:
+            if isinstance(event, Tokens):
+                tokens += [token.id for token in event.tokens]
+            if isinstance(event, DecodeDone):
+                break
+    return tokens
+
+
+async def first_token(client: GrpcNodeClient, request: Request, donor: Donor | None) -> tuple[int, PrefillReport]:
+    """The prefill node's; it hands over to nobody."""
+    work = PrefillRequest(request, donor=donor)
+    async with client.prefill(work, timeout_s=CALL_TIMEOUT_S) as call:
+        first, done = [event async for event in call]
+    assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
+    return first.token.id, done.report
+
+
+async def status_of(address: str) -> NodeStatus:
+    """As it is now, not as it was at the last heartbeat."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        reply = await rpc.NodeStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)
+    return codecs.decode(reply.status, NodeStatus)
