@@ -1,0 +1,43 @@
+"""What a decode node does with commands that it cannot read."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from decode_node.config import DecodeNodeConfig
+from tests.support.cluster import SMALL, Process
+from tests.support.driving import GREEDY, request
+from tests.support.nodes import status_of
+from tests.support.oracle import random_prompt
+from wire import codecs
+from wire.generated import headrace_pb2 as pb
+from wire.generated import headrace_pb2_grpc as rpc
+from wire.messages import Start
+
+
+async def test_a_command_of_another_version_ends_the_request_at_once(tiny_checkpoint, tmp_path: Path) -> None:
+    config = DecodeNodeConfig("d0", str(tiny_checkpoint("granite")), engine=SMALL)
+    d0 = Process.start("d0", config, tmp_path)
+    try:
+        async with grpc.aio.insecure_channel(d0.ready["address"]) as channel:
+            stub = rpc.DecodeStub(channel)
+            call = stub.Run(timeout=30)
+            # Nobody ever hands over: without the second command the request would wait for its reservation's end.
+            await call.write(codecs.encode_decode_command(Start(request(random_prompt(40), GREEDY))))
+            assert (await call.read()).WhichOneof("event") == "reserved"
+            await call.write(pb.DecodeCommand())
+            with pytest.raises(grpc.aio.AioRpcError, match="DecodeCommand without a known command") as failed:
+                while await call.read():
+                    pass
+            assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            first = stub.Run(timeout=30)
+            await first.write(pb.DecodeCommand())
+            assert await first.code() is grpc.StatusCode.INVALID_ARGUMENT
+        async with asyncio.timeout(10):
+            while (status := await status_of(d0.ready["address"])).blocks.in_use + status.slots.in_use:
+                await asyncio.sleep(0.02)
+    finally:
+        d0.stop()
