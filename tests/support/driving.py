@@ -21,7 +21,8 @@ def small_engine(path: Path, **changes: object) -> BuiltEngine:
 
 def engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object) -> BuiltEngine:
     """A small engine with pools of exactly these sizes."""
-    layout = load_config(path).cache_layout("any", SMALL.model_dtype, SMALL.block_size)
+    config = replace(SMALL, **changes)
+    layout = load_config(path).cache_layout("any", config.model_dtype, config.block_size)
     block_bytes, state_bytes = (num_blocks + 0.5) * layout.block_bytes, (num_slots + 0.5) * layout.state_bytes
     cache_bytes = int(block_bytes + state_bytes)
     built = small_engine(path, cache_bytes=cache_bytes, state_share=state_bytes / cache_bytes, **changes)
