@@ -7,6 +7,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 
 BENCHMARKS = {
+    "cache-updates": ("bench.cache_updates", "following a cache of a million blocks"),
     "cpu-engine": ("bench.cpu_engine", "the forward pass against transformers"),
     "cpu-cluster": ("bench.cpu_cluster", "router and two nodes against the engine alone"),
     "emission": ("bench.emission", "a prefill with many checkpoints against one"),
