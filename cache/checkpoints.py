@@ -130,6 +130,7 @@ class Every:
 SPARE_GRID_TOKENS = 512
 
 
+@dataclass(frozen=True)
 class Branch(_KeepNewestDecoded):
     """Where prompts are likely to part: the prompt's last boundary, the router's hints, and the junction.
 
@@ -139,6 +140,7 @@ class Branch(_KeepNewestDecoded):
     be, and when there is none it costs the firm ones nothing.
     """
 
+    spare_grid_tokens: int = SPARE_GRID_TOKENS
     name = "branch"
 
     def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
@@ -148,7 +150,7 @@ class Branch(_KeepNewestDecoded):
         if prompt.junction is not None:
             positions.add(prompt.junction)
         firm = _firm(span, positions)
-        step = max(SPARE_GRID_TOKENS // size, 1) * size
+        step = max(self.spare_grid_tokens // size, 1) * size
         last = min(span.end, prompt.last_boundary)
         spare = (
             Boundary(number * step, _spare_tier(number))
@@ -167,19 +169,18 @@ def _firm(span: ChunkSpan, positions: Iterable[int]) -> tuple[Boundary, ...]:
     return tuple(Boundary(position) for position in sorted(positions) if span.start < position <= span.end)
 
 
-_POLICIES: dict[str, CheckpointPolicy] = {
-    policy.name: policy for policy in (KeepNone(), Align(), Every(), Branch())
-}
-CHECKPOINT_POLICIES = tuple(_POLICIES)
+CHECKPOINT_POLICIES = (KeepNone.name, Align.name, Every.name, Branch.name)
 """The names that `checkpoint_policy` knows."""
 
 DEFAULT_CHECKPOINT_POLICY = Branch.name
 
 
-def checkpoint_policy(name: str = DEFAULT_CHECKPOINT_POLICY) -> CheckpointPolicy:
+def checkpoint_policy(
+    name: str = DEFAULT_CHECKPOINT_POLICY, spare_grid_tokens: int = SPARE_GRID_TOKENS
+) -> CheckpointPolicy:
     """The policy called `name`. Raises UnknownCheckpointPolicy, listing the known ones."""
-    try:
-        return _POLICIES[name]
-    except KeyError:
-        known = ", ".join(CHECKPOINT_POLICIES)
-        raise UnknownCheckpointPolicy(f"checkpoint policy {name!r} is unknown: use one of {known}") from None
+    policies: tuple[CheckpointPolicy, ...] = (KeepNone(), Align(), Every(), Branch(spare_grid_tokens))
+    for policy in policies:
+        if policy.name == name:
+            return policy
+    raise UnknownCheckpointPolicy(f"checkpoint policy {name!r} is unknown: use one of {', '.join(CHECKPOINT_POLICIES)}")

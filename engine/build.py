@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from cache.checkpoints import checkpoint_policy
+from cache.eviction import eviction_policy
 from cache.journal import Journal
 from cache.layout import CacheLayout
 from cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig, PoolSizes, measure_free_bytes
 from engine.engine import Engine
+from engine.flops import attention_tokens
 from engine.memory import CacheMemory
 from engine.preemption import LatestArrival
 from engine.runner import ModelRunner
@@ -38,10 +40,11 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
         torch.set_num_threads(config.threads)
     model = load_model(model_path, getattr(torch, config.model_dtype), config.device)
     layout = model.cache_layout(config.block_size)
-    sizes = PoolSizes.fit(layout, config, free_bytes=measure_free_bytes(torch.device(config.device)))
+    longest = config.max_model_tokens or model.config.max_position
+    free_bytes = measure_free_bytes(torch.device(config.device))
+    sizes = PoolSizes.fit(layout, config, free_bytes=free_bytes, max_model_tokens=longest)
     memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots, config.device)
-    longest = sizes.num_blocks * config.block_size
-    max_model_tokens = min(config.max_model_tokens or model.config.max_position, longest)
+    max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
     journal = Journal()
     engine = Engine(
         ModelRunner(model, memory),
@@ -49,9 +52,10 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
             num_blocks=sizes.num_blocks,
             num_slots=sizes.num_slots,
             block_size=config.block_size,
+            eviction=eviction_policy(config.eviction_policy, attention_tokens(model.config)),
             on_event=journal.record,
         ),
-        checkpoint_policy(config.checkpoint_policy),
+        checkpoint_policy(config.checkpoint_policy, config.spare_grid_tokens),
         Scheduler(config.max_step_tokens, config.max_running, config.block_size),
         LatestArrival(),
         eos_token_ids=model.config.eos_token_ids,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cache.checkpoints import DEFAULT_CHECKPOINT_POLICY, checkpoint_policy
+from cache.checkpoints import DEFAULT_CHECKPOINT_POLICY, SPARE_GRID_TOKENS, checkpoint_policy
+from cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
 from cache.layout import DTYPE_BYTES, CacheLayout
 
 
@@ -24,8 +25,11 @@ class EngineConfig:
     threads            torch's CPU threads; None: torch's own choice
     block_size         tokens a block; all nodes of a cluster must agree
     cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded
-    state_share        of that budget, for states and checkpoints; the rest is for blocks
-    checkpoint_policy  none, align, every or branch (docs/architecture.md)
+    state_share        of that budget, for states and checkpoints, the rest is for blocks; None: one state for
+                       every 8,192 tokens of blocks, or for an eighth of the model's length if that is less
+    checkpoint_policy  none, align, every or branch (docs/cache-policy.md)
+    spare_grid_tokens  branch only: how far apart checkpoints are that are kept while there is room
+    eviction_policy    flop_aware or lru (docs/cache-policy.md)
     max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it
     max_running        requests in one step
     max_model_tokens   longest prompt + answer; None: what the checkpoint's config says
@@ -36,21 +40,24 @@ class EngineConfig:
     threads: int | None = None
     block_size: int = 16
     cache_bytes: int | None = None
-    state_share: float = 0.5
+    state_share: float | None = None
     checkpoint_policy: str = DEFAULT_CHECKPOINT_POLICY
+    spare_grid_tokens: int = SPARE_GRID_TOKENS
+    eviction_policy: str = DEFAULT_EVICTION_POLICY
     max_step_tokens: int = 1024
     max_running: int = 64
     max_model_tokens: int | None = None
 
     def __post_init__(self) -> None:
         checkpoint_policy(self.checkpoint_policy)
+        eviction_policy(self.eviction_policy)
         if self.dtype is not None and self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype {self.dtype!r}: use one of {', '.join(DTYPE_BYTES)}")
-        if not 0 < self.state_share < 1:
+        if self.state_share is not None and not 0 < self.state_share < 1:
             raise ConfigError(
                 f"state_share {self.state_share}: must lie between 0 and 1, both pools need some"
             )
-        for name in ("block_size", "max_step_tokens", "max_running"):
+        for name in ("block_size", "max_step_tokens", "max_running", "spare_grid_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
         for name in ("threads", "cache_bytes", "max_model_tokens"):
@@ -78,18 +85,32 @@ class PoolSizes:
     num_slots: int
 
     @classmethod
-    def fit(cls, layout: CacheLayout, config: EngineConfig, *, free_bytes: int) -> PoolSizes:
+    def fit(cls, layout: CacheLayout, config: EngineConfig, *, free_bytes: int, max_model_tokens: int) -> PoolSizes:
         """Raises ConfigError when the budget cannot hold a single request."""
         budget = config.cache_bytes or free_bytes
-        num_slots = int(budget * config.state_share) // layout.state_bytes
-        num_blocks = int(budget * (1 - config.state_share)) // layout.block_bytes
+        share = config.state_share or state_share(layout, max_model_tokens)
+        num_slots = int(budget * share) // layout.state_bytes
+        num_blocks = int(budget * (1 - share)) // layout.block_bytes
         # One running state, one checkpoint, one to write next; blocks for one step at least.
         if num_slots < 3 or num_blocks < 2:
             raise ConfigError(
                 f"cache_bytes {budget} holds {num_blocks} blocks of {layout.block_bytes} bytes and {num_slots} "
-                f"states of {layout.state_bytes}: raise cache_bytes or move state_share {config.state_share}"
+                f"states of {layout.state_bytes}: raise cache_bytes or move state_share {share:.2f}"
             )
         return cls(num_blocks, num_slots)
+
+
+TOKENS_PER_STATE = 8192
+
+
+def state_share(layout: CacheLayout, max_model_tokens: int) -> float:
+    """The states' share of a budget in which each comes with blocks for what a request computes anew.
+
+    How much that is, real traces say (docs/cache-policy.md); a model of short prompts computes less.
+    """
+    num_tokens = min(TOKENS_PER_STATE, max(max_model_tokens // 8, layout.block_size))
+    block_bytes = num_tokens / layout.block_size * layout.block_bytes
+    return layout.state_bytes / (layout.state_bytes + block_bytes)
 
 
 CPU_SHARE = 0.1  # of the memory that is available: nodes of a test cluster share one machine

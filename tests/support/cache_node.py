@@ -8,7 +8,7 @@ cache that serves another prompt's blocks, or a state that somebody overwrote, i
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cache.checkpoints import Boundary, ChunkSpan, PromptFacts, checkpoint_policy
+from cache.checkpoints import SPARE_GRID_TOKENS, Boundary, ChunkSpan, PromptFacts, checkpoint_policy
 from cache.claims import Claim
 from cache.events import CacheEvent
 from cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
@@ -50,6 +50,7 @@ class FakeNode:
         num_slots: int = 16,
         block_size: int = 16,
         eviction: str = DEFAULT_EVICTION_POLICY,
+        spare_grid_tokens: int = SPARE_GRID_TOKENS,
         on_event: Callable[[CacheEvent], None] = lambda event: None,
     ) -> None:
         self.cache = PrefixCache(
@@ -59,7 +60,7 @@ class FakeNode:
             eviction=eviction_policy(eviction),
             on_event=on_event,
         )
-        self.policy = checkpoint_policy(policy)
+        self.policy = checkpoint_policy(policy, spare_grid_tokens)
         self.block_bytes: dict[BlockId, Tokens] = {}
         self.slot_bytes: dict[SlotId, Tokens] = {}
 

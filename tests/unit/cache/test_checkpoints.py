@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from cache.checkpoints import CHECKPOINT_POLICIES, Boundary, ChunkSpan, PromptFacts, checkpoint_policy
 from cache.errors import UnknownCheckpointPolicy
+from cache.types import FIRM
 
 
 def boundaries(policy: str, span: tuple[int, int], num_tokens: int, **facts) -> tuple[int, ...]:
@@ -93,3 +94,24 @@ def test_the_default_is_branch_and_an_unknown_name_lists_the_known_ones() -> Non
         UnknownCheckpointPolicy, match=r"'brunch' is unknown: use one of none, align, every, branch"
     ):
         checkpoint_policy("brunch")
+
+
+def test_branch_keeps_a_spare_grid_whose_every_second_position_goes_first() -> None:
+    prompt = PromptFacts(num_tokens=1100, block_size=16, hints=(256,))
+    named = checkpoint_policy("branch", spare_grid_tokens=128).prompt_boundaries(ChunkSpan(0, 1100), prompt)
+    tiers = {boundary.num_tokens: boundary.tier for boundary in named}
+    assert tiers == {128: 0, 256: FIRM, 384: 0, 512: 2, 640: 0, 768: 1, 896: 0, 1024: 3, 1088: FIRM}
+
+
+def test_no_spare_position_is_as_firm_as_a_firm_one() -> None:
+    prompt = PromptFacts(num_tokens=1 << 20, block_size=16)
+    named = checkpoint_policy("branch").prompt_boundaries(ChunkSpan(0, 1 << 20), prompt)
+    assert {boundary.tier for boundary in named} == set(range(FIRM + 1))
+    assert [boundary.num_tokens for boundary in named if boundary.tier == FIRM] == [prompt.last_boundary]
+
+
+def test_a_grid_finer_than_a_block_is_every_boundary() -> None:
+    named = checkpoint_policy("branch", spare_grid_tokens=8).prompt_boundaries(
+        ChunkSpan(0, 70), PromptFacts(num_tokens=70, block_size=16)
+    )
+    assert [boundary.num_tokens for boundary in named] == [16, 32, 48, 64]

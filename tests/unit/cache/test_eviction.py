@@ -167,3 +167,38 @@ def test_a_checkpoint_read_by_a_request_survives_the_loss_of_its_prefix_until_it
     cache.state_written(second)
     assert cache.stats().slots.free == free + 1
     cache.check()
+
+
+def test_spare_checkpoints_take_only_room_that_no_firm_one_needs() -> None:
+    node = FakeNode(num_slots=5, spare_grid_tokens=SIZE)
+    node.serve(text(9, 1))  # 16 .. 112 spare, 128 firm: those that found a slot beside the running one
+    assert node.cache.stats().slots.cached == 4
+    for kind in (2, 3, 4):
+        node.serve(text(2, kind))
+    assert node.match(text(9, 1)).state_tokens == 8 * SIZE
+    assert [node.match(text(2, kind)).state_tokens for kind in (2, 3, 4)] == [SIZE, SIZE, SIZE]
+
+
+def test_a_spare_checkpoint_that_somebody_resumed_from_is_firm() -> None:
+    node = FakeNode(num_slots=4, spare_grid_tokens=SIZE, eviction="lru")
+    node.serve(text(4, 1))  # spare at 16 and 32, firm at 48
+    node.serve(text(2, 1) + text(1, 2))  # resumes at 32 and leaves no other
+    node.serve(text(2, 3))
+    node.serve(text(2, 4))
+    assert node.match(text(2, 1)).state_tokens == 2 * SIZE
+
+
+def test_one_long_prompt_does_not_drive_out_the_checkpoints_of_others() -> None:
+    node = FakeNode(policy="every", num_blocks=200, num_slots=16)
+    for kind in (1, 2, 3):
+        node.serve(text(2, kind))
+    node.cache.check()
+    long = node.admit(text(100, 9))
+    assert long is not None
+    node.prefill(long, chunk=SIZE)
+    node.finish(long)
+    kept = [node.match(text(2, kind)).state_tokens for kind in (1, 2, 3)]
+    assert kept == [2 * SIZE] * 3
+    # Of its own it has the first ones, which others are likelier to share, and the last one.
+    assert node.match(text(100, 9)).state_tokens == 100 * SIZE
+    assert node.match(text(100, 9), max_tokens=2 * SIZE).state_tokens == 2 * SIZE

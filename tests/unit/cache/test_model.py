@@ -56,6 +56,7 @@ class CacheMachine(RuleBasedStateMachine):
             num_slots=num_slots,
             block_size=SIZE,
             eviction=eviction,
+            spare_grid_tokens=SIZE,
             on_event=self.hear,
         )
         self.heard: dict[tuple[type, PrefixKey], CacheEvent] = {}

@@ -209,8 +209,8 @@ def test_the_same_seed_gives_the_same_answer_alone_in_a_batch_and_after_a_migrat
 def test_pools_that_hold_no_request_are_a_config_error(tiny_checkpoint) -> None:
     layout = small_engine(tiny_checkpoint("granite")).layout
     with pytest.raises(ConfigError, match="raise cache_bytes"):
-        PoolSizes.fit(layout, EngineConfig(cache_bytes=1000), free_bytes=0)
-    sizes = PoolSizes.fit(layout, EngineConfig(state_share=0.25), free_bytes=8 << 20)
+        PoolSizes.fit(layout, EngineConfig(cache_bytes=1000), free_bytes=0, max_model_tokens=100)
+    sizes = PoolSizes.fit(layout, EngineConfig(state_share=0.25), free_bytes=8 << 20, max_model_tokens=100)
     assert sizes.num_slots * layout.state_bytes <= 2 << 20
     assert sizes.num_blocks * layout.block_bytes <= 6 << 20
 

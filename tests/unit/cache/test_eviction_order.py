@@ -1,0 +1,100 @@
+"""The orders in which checkpoints go, by tier and by worth; and what a policy says that they are worth."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache.errors import UnknownEvictionPolicy
+from cache.eviction import FlopAware, Rank, Ranked, eviction_policy
+from cache.types import FIRM, SlotId, Tier
+
+
+def order_of(**ranks: tuple[int, float]) -> tuple[Ranked[SlotId], dict[str, SlotId]]:
+    """Slots named by letters, added in this order with these tiers and worths."""
+    slots = {name: SlotId(number) for number, name in enumerate(ranks)}
+    by_slot = {slots[name]: Rank(Tier(tier), worth) for name, (tier, worth) in ranks.items()}
+    order: Ranked[SlotId] = Ranked(by_slot.__getitem__)
+    for slot in slots.values():
+        order.add(slot)
+    return order, slots
+
+
+def evict(order: Ranked[SlotId], slots: dict[str, SlotId], up_to: int = FIRM) -> str | None:
+    first = order.first(Tier(up_to))
+    if first is None:
+        return None
+    order.remove(first)
+    return next(name for name, slot in slots.items() if slot == first)
+
+
+def test_with_equal_worths_the_least_recently_used_goes_first() -> None:
+    order, slots = order_of(a=(FIRM, 8), b=(FIRM, 8), c=(FIRM, 8))
+    order.touch(slots["a"])
+    assert [evict(order, slots) for _ in range(4)] == ["b", "c", "a", None]
+
+
+def test_lower_tiers_go_first_whatever_they_are_worth() -> None:
+    order, slots = order_of(a=(FIRM, 1), b=(1, 1000), c=(0, 10), d=(1, 10))
+    assert list(order) == [slots[name] for name in "cdba"]
+    assert [evict(order, slots) for _ in range(4)] == ["c", "d", "b", "a"]
+
+
+def test_a_spare_one_finds_no_room_above_its_tier() -> None:
+    order, slots = order_of(a=(FIRM, 1), b=(2, 1))
+    assert evict(order, slots, up_to=1) is None
+    assert evict(order, slots, up_to=2) == "b"
+    assert evict(order, slots, up_to=5) is None
+
+
+def test_what_saves_more_stays_longer_but_not_for_ever() -> None:
+    order, slots = order_of(big=(FIRM, 1024))
+    small = [SlotId(number) for number in range(1, 100)]
+    order._rank = lambda slot: Rank(FIRM, 1024 if slot == slots["big"] else 128)
+    survived = 0
+    for slot in small:  # a stream of small ones through a pool of two
+        order.add(slot)
+        first = order.first()
+        assert first is not None
+        order.remove(first)
+        if first == slots["big"]:
+            break
+        survived += 1
+    # Each small one that goes moves the clock on by its worth.
+    assert survived in (1024 / 128 - 1, 1024 / 128)
+
+
+def test_use_makes_it_young_again() -> None:
+    order, slots = order_of(a=(FIRM, 4), b=(FIRM, 4), c=(FIRM, 4))
+    assert evict(order, slots) == "a"
+    order.touch(slots["b"])
+    assert [evict(order, slots), evict(order, slots)] == ["c", "b"]
+
+
+@given(st.lists(st.tuples(st.integers(0, FIRM), st.floats(1, 1e9)), max_size=30))
+def test_iteration_is_the_order_of_eviction(ranks: list[tuple[int, float]]) -> None:
+    order: Ranked[SlotId] = Ranked(lambda slot: Rank(Tier(ranks[slot][0]), ranks[slot][1]))
+    for number in range(len(ranks)):
+        order.add(SlotId(number))
+    expected = list(order)
+    assert len(order) == len(expected) == len(ranks)
+    evicted = []
+    while (first := order.first()) is not None:
+        assert first in order
+        order.remove(first)
+        evicted.append(first)
+    assert evicted == expected
+
+
+def test_worth_is_what_the_checkpoint_saves() -> None:
+    assert FlopAware().worth(512, 1536) == 1024
+    # Where attention costs as much as all else, a token costs double; its mean over the stretch counts.
+    assert FlopAware(attention_tokens=1000).worth(0, 1000) == 1500
+    assert FlopAware(attention_tokens=1000).worth(1000, 2000) == 2500
+    assert eviction_policy("lru").worth(0, 10) == eviction_policy("lru").worth(0, 100_000)
+
+
+def test_an_unknown_policy_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(UnknownEvictionPolicy, match="'fifo' is unknown: use one of lru, flop_aware"):
+        eviction_policy("fifo", math.inf)
