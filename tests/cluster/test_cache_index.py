@@ -97,6 +97,22 @@ async def test_after_requests_after_evictions_and_after_a_restart(cluster: Clust
     assert nodes["d0"]["index"]["blocks"] == 7
 
 
+async def test_a_node_that_was_silent_for_a_while_is_followed_again(cluster: Cluster) -> None:
+    silent = cluster.processes["d1"]
+    silent.kill(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(SETTLE_S):
+            while "d1" in await asyncio.to_thread(cluster.nodes):
+                await asyncio.sleep(0.1)
+        await ask_all(cluster.url, [random_prompt(100, seed=60)], at_once=1, num_tokens=20)
+    finally:
+        silent.kill(signal.SIGCONT)
+    await asyncio.to_thread(cluster.wait_for_nodes, 3)
+    await ask_all(cluster.url, [random_prompt(100, seed=seed) for seed in (61, 62)], at_once=1, num_tokens=20)
+    nodes = await settled(cluster)
+    assert nodes["d1"]["index"]["blocks"] > 0
+
+
 async def test_metrics_per_node_and_group(tiny_checkpoint, tmp_path: Path) -> None:
     """Two turns on one pair: 100 tokens and 28 more, then these 128 and 22 more, answers of 29 tokens."""
     with Cluster(tiny_checkpoint("granite"), tmp_path) as pair:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.__main__ import main
+from router.__main__ import _config, main
 from router.config import RouterConfig
 from router.errors import ConfigError
 
@@ -41,6 +41,16 @@ def test_bad_files_and_flags_end_with_a_message(tmp_path: Path, capsys: pytest.C
     file.write_text("model_pth: x")
     assert main(["-c", str(file)]) == 1
     assert "unknown field 'model_pth': did you mean 'model_path'?" in capsys.readouterr().err
+
+
+def test_a_switch_is_turned_off_by_flag_and_by_file(model_folder: Path, tmp_path: Path):
+    model = ["--model-path", str(model_folder)]
+    assert _config(model).learn_from_decode
+    assert not _config([*model, "--no-learn-from-decode"]).learn_from_decode
+    file = tmp_path / "router.yaml"
+    file.write_text("learn_from_decode: false")
+    assert not _config([*model, "-c", str(file)]).learn_from_decode
+    assert _config([*model, "-c", str(file), "--learn-from-decode"]).learn_from_decode
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -97,6 +97,18 @@ async def test_a_node_that_goes_is_forgotten_and_its_call_left(running: Running)
     assert len(running.server.index) == 2
 
 
+async def test_a_node_that_comes_back_as_it_was_is_followed_again(running: Running) -> None:
+    """It missed heartbeats, no more: the end of the first task must not touch what the second one knows."""
+    tell(running, "d0", ALL)
+    await until(running, "d0", sequence=9)
+    running.server.nodes.leave("d0", 1)
+    running.server.nodes.register(node_info("d0", Role.DECODE), node_status())
+    assert (await indexes(running))["d0"]["sequence"] is None
+    tell(running, "d0", ALL)
+    await until(running, "d0", sequence=9, blocks=4, is_followed=True)
+    assert len(running.server.index) == 3
+
+
 async def test_a_restarted_node_is_followed_from_its_own_snapshot(running: Running) -> None:
     tell(running, "d0", ALL)
     await until(running, "d0", sequence=9)
