@@ -23,7 +23,7 @@ import httpx
 from engine.config import EngineConfig
 from prefill_node.config import LearnFromDecodeConfig
 from tests.support.cluster import Cluster
-from tests.support.nodes import node_client
+from tests.support.nodes import until_the_router_knows
 
 DEFAULT_MODEL = Path(__file__).parents[1] / "models" / "headrace-tiny-qwen3.5"
 FIRST_TOKENS = 100
@@ -48,7 +48,7 @@ async def chat(cluster: Cluster, arguments: argparse.Namespace, seed: int) -> li
             answer, turn = await _ask(client, prompt, arguments.answer)
             turns.append(turn)
             prompt = [*prompt, *answer, *_tokens(dice, arguments.new)]
-            await _until_the_router_knows(cluster)
+            await until_the_router_knows(cluster)
     return turns
 
 
@@ -78,15 +78,6 @@ async def _ask(client: httpx.AsyncClient, prompt: list[int], num_tokens: int) ->
             report = (event.get("usage") or {}).get("headrace", report)
     prefill = report["prefill"]
     return answer, Turn(len(prompt), prefill["computed_tokens"], prefill["fetched_tokens"], first_s)
-
-
-async def _until_the_router_knows(cluster: Cluster) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        for node in cluster.nodes().values():
-            async with node_client(node["name"], node["address"]) as client, client.cache_updates() as call:
-                truth = await anext(aiter(call))
-            while (cluster.nodes()[node["name"]]["index"]["sequence"] or 0) < truth.sequence:
-                await asyncio.sleep(0.02)
 
 
 def _tokens(dice: random.Random, count: int) -> list[int]:

@@ -229,7 +229,10 @@ class GrpcDonorClient:
             reply = await self._decode.Export(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._name, error) from error
-        return codecs.decode(reply, m.ExportReply)
+        try:
+            return codecs.decode(reply, m.ExportReply)
+        except ValueError as error:
+            raise RequestRefused(self._name, f"its reply cannot be read, do both run one version? {error}") from error
 
     async def close(self, grace_s: float | None = None) -> None:
         await self._channel.close(grace_s)

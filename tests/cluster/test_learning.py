@@ -10,7 +10,7 @@ import pytest
 from prefill_node.config import LearnFromDecodeConfig
 from tests.support.asking import Answered, ask_all
 from tests.support.cluster import Cluster
-from tests.support.nodes import node_client
+from tests.support.nodes import until_the_router_knows
 from tests.support.oracle import greedy, random_prompt
 
 pytestmark = pytest.mark.slow
@@ -18,16 +18,6 @@ pytestmark = pytest.mark.slow
 ANSWER_TOKENS, NEW_TOKENS, TURNS = 70, 19, 3
 ON = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
 OFF = replace(ON, enabled=False)
-
-
-async def until_the_router_knows(cluster: Cluster) -> None:
-    """All that the nodes themselves say that they hold: what the next turn's hint is made of."""
-    async with asyncio.timeout(20):
-        for node in cluster.nodes().values():
-            async with node_client(node["name"], node["address"]) as client, client.cache_updates() as call:
-                truth = await anext(aiter(call))
-            while (cluster.nodes()[node["name"]]["index"]["sequence"] or 0) < truth.sequence:
-                await asyncio.sleep(0.02)
 
 
 async def chats(cluster: Cluster, model: Path, seeds: Sequence[int]) -> list[list[Answered]]:

@@ -1,11 +1,14 @@
 """Talks to single nodes over gRPC, as a router would."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc.aio
 
+from tests.support.cluster import Cluster
 from wire import codecs
+from wire.cache_updates import CacheSnapshotPart
 from wire.client import GrpcNodeClient
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
@@ -60,3 +63,14 @@ async def status_of(address: str) -> NodeStatus:
     async with grpc.aio.insecure_channel(address) as channel:
         reply = await rpc.NodeStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)
     return codecs.decode(reply.status, NodeStatus)
+
+
+async def until_the_router_knows(cluster: Cluster) -> None:
+    """All that the nodes themselves say that they hold: what the next turn's hint is made of."""
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        for node in cluster.nodes().values():
+            async with node_client(node["name"], node["address"]) as client, client.cache_updates() as call:
+                truth = await anext(aiter(call))
+            assert isinstance(truth, CacheSnapshotPart)
+            while (cluster.nodes()[node["name"]]["index"]["sequence"] or 0) < truth.sequence:
+                await asyncio.sleep(0.02)
