@@ -10,20 +10,18 @@ it can, its claim goes back, and it is admitted again before any new request.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
 
 from torch import Tensor
 
-from cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, PromptFacts
+from cache.checkpoints import CheckpointPolicy, ChunkSpan
 from cache.hashing import PrefixHasher
-from cache.index import Checkpoint
 from cache.leases import Leases
 from cache.prefix_cache import PrefixCache
-from cache.types import SlotId
 from engine.answer import AnswerRules
 from engine.batch import SequenceStep
 from engine.preemption import VictimPolicy
+from engine.publishing import Publisher, Share
 from engine.runner import ModelRunner
 from engine.sampler import sample, score
 from engine.scheduler import Planned, Scheduler, after_turn
@@ -40,16 +38,6 @@ class BadRequest(ValueError):
 
 class RequestTooLarge(BadRequest):
     """The request can never fit this node; the message says what it needs and what there is."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """`inside` and `at_end` are the checkpoints that the policy wants of it, `emit` those that got a slot."""
-
-    planned: Planned
-    inside: list[Boundary]
-    at_end: Boundary | None
-    emit: list[tuple[Boundary, SlotId]] = field(default_factory=list)
 
 
 class Engine:
@@ -71,7 +59,7 @@ class Engine:
     ) -> None:
         self._runner = runner
         self.cache = cache
-        self._policy = policy
+        self._publisher = Publisher(cache, policy)
         self._scheduler = scheduler
         self._victims = victims
         self._rules = AnswerRules(tuple(t for t in eos_token_ids if t < vocab_size), max_model_tokens)
@@ -128,8 +116,8 @@ class Engine:
     def run_decode(self, sequence: Sequence, first_token: int) -> None:
         """All blocks and the state of the prompt have landed: decode goes on after `first_token`."""
         sequence.num_computed = sequence.prompt_length
-        self.cache.publish_blocks(sequence.held, sequence.hasher.keys, sequence.num_computed)
-        self._keep_decoded(sequence)
+        self._publisher.publish_blocks(sequence)
+        self._publisher.keep_decoded(sequence)
         self._append(sequence, first_token)
         self._running.append(sequence)
         finish = self._rules.finish_reason(sequence)
@@ -142,14 +130,11 @@ class Engine:
         That state becomes a checkpoint, as if it had been decoded here. Nothing is done if the sequence's
         lease has run out meanwhile: it holds nothing any more.
         """
-        claim, keys = sequence.claim, sequence.hasher.keys
-        if claim is None:
+        if sequence.claim is None:
             return
         sequence.num_computed = num_tokens
-        self.cache.publish_blocks(claim, keys, num_tokens)
-        wanted = self._policy.decoded_boundary(num_tokens, self.cache.block_size)
-        if wanted and self.cache.donate_running(claim, keys[num_tokens // self.cache.block_size - 1], num_tokens):
-            sequence.checkpoints.append(num_tokens)
+        self._publisher.publish_blocks(sequence)
+        self._publisher.keep_received(sequence)
         self._running.append(sequence)
 
     def compute_instead(self, sequence: Sequence) -> None:
@@ -216,17 +201,18 @@ class Engine:
 
     def step(self) -> bool:
         """Runs one step. False if no sequence was ready."""
-        steps = [self._prepare(planned) for planned in self._plan()]
-        self._reserve_emissions(steps)
-        if not steps:
+        shares = self._publisher.prepare(self._plan())
+        if not shares:
             return False
-        logits = self._runner.forward([self._sequence_step(step) for step in steps])
+        logits = self._runner.forward([self._sequence_step(share) for share in shares])
         drawing: list[tuple[Sequence, int]] = []
         row = 0
-        for step in steps:
-            sequence, span = step.planned.sequence, step.planned.span
-            rows = self._num_logits(step.planned)
-            self._written(step)
+        for share in shares:
+            sequence, span = share.planned.sequence, share.planned.span
+            rows = self._num_logits(share.planned)
+            sequence.num_computed = span.end
+            self._publisher.written(share)
+            self._count(sequence, span)
             if sequence.scoring is not None:
                 self._score(sequence, logits[row : row + rows], span.start)
             row += rows
@@ -280,7 +266,7 @@ class Engine:
     def _preempt(self, sequence: Sequence) -> None:
         """Its blocks are published as they fill; its state is, too, if it stands where one may be kept."""
         self._running.remove(sequence)
-        self._keep_decoded(sequence)
+        self._publisher.keep_decoded(sequence)
         self.cache.release(sequence.held)
         sequence.claim = None
         sequence.start_over()
@@ -289,28 +275,8 @@ class Engine:
 
     # ------------------------------------------------------------ pieces of a step
 
-    def _prepare(self, planned: Planned) -> _Step:
-        sequence, span = planned.sequence, planned.span
-        if not sequence.is_prefilling:
-            return _Step(planned, [], None)
-        facts = PromptFacts(
-            sequence.prefill_length, self.cache.block_size, sequence.request.boundaries, sequence.held.junction
-        )
-        boundaries = self._policy.prompt_boundaries(span, facts)
-        at_end = next((boundary for boundary in boundaries if boundary.num_tokens == span.end), None)
-        return _Step(planned, [boundary for boundary in boundaries if boundary is not at_end], at_end)
-
-    def _reserve_emissions(self, steps: list[_Step]) -> None:
-        """Slots for what the step emits, the firmest first. Without one a prompt goes on without the checkpoint."""
-        wanted = [(boundary, step) for step in steps for boundary in step.inside]
-        for boundary, step in sorted(wanted, key=lambda pair: -pair[0].tier):
-            if (slot := self.cache.reserve_slot(step.planned.sequence.held, boundary.tier)) is not None:
-                step.emit.append((boundary, slot))
-        for step in steps:
-            step.emit.sort(key=lambda pair: pair[0].num_tokens)
-
-    def _sequence_step(self, step: _Step) -> SequenceStep:
-        sequence, span = step.planned.sequence, step.planned.span
+    def _sequence_step(self, share: Share) -> SequenceStep:
+        sequence, span = share.planned.sequence, share.planned.span
         claim = sequence.held
         return SequenceStep(
             tokens=sequence.tokens[span.start : span.end],
@@ -318,8 +284,8 @@ class Engine:
             block_ids=claim.block_ids,
             src_slot=sequence.state_slot if span.start else None,
             dst_slot=claim.slot,
-            emit=tuple((boundary.num_tokens, slot) for boundary, slot in step.emit),
-            num_logits=self._num_logits(step.planned),
+            emit=tuple((boundary.num_tokens, slot) for boundary, slot in share.emit),
+            num_logits=self._num_logits(share.planned),
         )
 
     def _num_logits(self, planned: Planned) -> int:
@@ -327,25 +293,6 @@ class Engine:
         if sequence.scoring is not None:
             return span.end - span.start
         return int(span.end >= sequence.prefill_length and sequence.job.max_new > 0)
-
-    def _written(self, step: _Step) -> None:
-        """The step has written blocks and states: publish what is complete."""
-        sequence, span = step.planned.sequence, step.planned.span
-        claim, keys, size = sequence.held, sequence.hasher.keys, self.cache.block_size
-        self.cache.state_written(claim)
-        sequence.num_computed = span.end
-        self._count(sequence, span)
-        self.cache.publish_blocks(claim, keys, span.end)
-        for boundary, slot in step.emit:
-            num_tokens = boundary.num_tokens
-            key = keys[num_tokens // size - 1]
-            self._note(sequence, self.cache.publish_checkpoint(claim, key, num_tokens, slot, boundary.tier))
-        if step.at_end is not None:
-            key = keys[span.end // size - 1]
-            if self.cache.donate_running(claim, key, span.end, step.at_end.tier):
-                self._note(sequence, claim.source)
-        if span.end > sequence.prompt_length:
-            self._keep_decoded(sequence)
 
     def _count(self, sequence: Sequence, span: ChunkSpan) -> None:
         """Tells of the prompt's progress; what was computed before a preemption is no progress."""
@@ -355,31 +302,6 @@ class Engine:
         if start < end:
             sequence.num_prefilled += end - start
             sequence.job.on_event(Computed(end))
-
-    def _note(self, sequence: Sequence, checkpoint: Checkpoint | None) -> None:
-        """A prefill left a checkpoint (None: it did not): in the prompt, or in what it computes again."""
-        if checkpoint is None:
-            return
-        if checkpoint.num_tokens <= sequence.prompt_length:
-            sequence.checkpoints.append(checkpoint.num_tokens)
-        else:
-            sequence.decoded.append(checkpoint)
-
-    def _keep_decoded(self, sequence: Sequence) -> None:
-        """Past the prompt, the policy keeps boundaries; a newer one may supersede the request's older ones."""
-        num_tokens, size = sequence.num_computed, self.cache.block_size
-        claim = sequence.held
-        if num_tokens == 0 or num_tokens % size or not self._policy.decoded_boundary(num_tokens, size):
-            return
-        if claim.source is not None:
-            return  # its state is a checkpoint already
-        # First, so that the newer one finds room.
-        for old in list(self._policy.superseded(sequence.decoded)):
-            self.cache.unpublish(old)
-            sequence.decoded.remove(old)
-        if self.cache.donate_running(claim, sequence.hasher.keys[num_tokens // size - 1], num_tokens):
-            assert claim.source is not None, "a donated state is what the claim reads next"
-            sequence.decoded.append(claim.source)
 
     def _score(self, sequence: Sequence, logits: Tensor, start: int) -> None:
         """Row i of logits predicts the prompt's token start + i + 1; nothing predicts its first."""
