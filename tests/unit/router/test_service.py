@@ -97,12 +97,13 @@ async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: typ
             async with client.prefill(PrefillRequest(request), timeout_s=5) as prefill:
                 async for _ in prefill:
                     pass
-        with pytest.raises(error, match="n0: the cause"):
-            async with client.decode(Start(request), timeout_s=5) as decode:
+        call = client.decode(Start(request), timeout_s=5)
+        with pytest.raises(error, match="n0: the cause"):  # on entering it already, if the node was quicker
+            async with call as decode:
                 async for _ in decode:
                     pass
         with pytest.raises(error, match="n0: the cause"):
-            await decode.send(Stop())
+            await call.send(Stop())
     finally:
         await client.close()
         await server.stop(0)
