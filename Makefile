@@ -1,7 +1,7 @@
 # Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check proto bench-cpu clean
+.PHONY: help venv demo test check proto bench-cpu bench-cache clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,7 @@ help:
 	@echo 'make test       every test (PYTEST_ARGS="-m not\ slow" leaves the slow ones out)'
 	@echo 'make check      ruff, mypy, import-linter'
 	@echo 'make bench-cpu  the benchmarks that need no GPU'
+	@echo 'make bench-cache  replay request traces through the cache (TRACES="FILE ..."), and what its own work costs'
 	@echo 'make proto      generate wire/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
 
@@ -59,6 +60,13 @@ proto: venv
 bench-cpu: venv
 	OMP_NUM_THREADS=2 $(BIN)/python -m bench cpu-engine
 	OMP_NUM_THREADS=2 $(BIN)/python -m bench cpu-cluster
+
+TRACES ?= ../shared/traces/conversation_trace.jsonl ../shared/traces/synthetic_trace.jsonl
+
+bench-cache: venv
+	$(BIN)/python -m bench cache-table $(addprefix --trace ,$(TRACES)) --plot docs/cache-hit-rates.png
+	$(BIN)/python -m bench cache-costs
+	$(BIN)/python -m bench emission
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .run

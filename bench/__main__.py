@@ -7,6 +7,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 
 BENCHMARKS = {
+    "cache-costs": ("bench.cache_costs", "the cache's own work: hashing, matching, publishing, evicting"),
+    "cache-table": ("bench.cache_table", "hit rates of checkpoint and eviction policies on request traces"),
     "cache-updates": ("bench.cache_updates", "following a cache of a million blocks"),
     "cpu-engine": ("bench.cpu_engine", "the forward pass against transformers"),
     "cpu-cluster": ("bench.cpu_cluster", "router and two nodes against the engine alone"),
