@@ -15,11 +15,13 @@ from tests.support.driving import (
     engine_of,
     generate,
     request,
+    run_all,
     serve,
     small_engine,
     submit,
 )
 from tests.support.oracle import random_prompt
+from tests.support.pair import move
 from wire.messages import FinishReason, Sampling
 
 POLICIES = ("none", "align", "every", "branch")
@@ -201,6 +203,25 @@ def test_the_only_running_request_waits_for_blocks_that_a_reservation_holds(tiny
     built.engine.release(landing.sequence)  # its hand-over has failed
     serve(built, run)
     assert run.tokens == generate(small_engine(path), request(FIRST, replace(GREEDY, max_tokens=100))).tokens
+    assert_nothing_in_use(built)
+
+
+@pytest.mark.parametrize("policy", ["none", "branch"])
+def test_an_answer_that_began_with_a_hand_over_goes_on_from_what_this_engine_has(policy, tiny_checkpoint) -> None:
+    path = tiny_checkpoint("qwen35")
+    source, built = small_engine(path), engine_of(path, num_blocks=7, num_slots=8, checkpoint_policy=policy)
+    here = submit(source, request(SECOND, ANSWER), max_new=1)
+    run_all(source)
+    first = submit(built, request(FIRST, ANSWER))
+    there = submit(built, request(SECOND, ANSWER), hit_policy=lambda hit: ReceiveState())
+    built.engine.admit()
+    move(source, here, built, there)
+    built.engine.run_decode(there.sequence, here.tokens[0])
+    serve(built, first, there)
+    assert there.sequence.num_preemptions == 1
+    assert here.tokens + there.tokens == generate(source, request(SECOND, ANSWER)).tokens
+    assert there.sequence.num_prefilled == 0  # what it computes again is no part of its prompt's cost
+    assert [type(event) for event in there.events] == [Admitted, *[Sampled] * 39, Finished]
     assert_nothing_in_use(built)
 
 
