@@ -11,7 +11,7 @@ The index knows nothing of references; `cache.prefix_cache` keeps it in step wit
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cache.errors import CorruptCache
 from cache.types import BlockId, PrefixKey, SlotId, Tier
@@ -36,15 +36,45 @@ class Checkpoint:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One cached block: the last `block_size` of the `num_tokens` tokens that `key` names."""
+    """One cached block: the last `block_size` of the `num_tokens` tokens that `key` names.
+
+    Its children are a list linked through themselves: a set in each of a million entries would keep the garbage
+    collector as busy as the entries do.
+    """
 
     key: PrefixKey
     parent: "Entry | None"
     num_tokens: int
     block: BlockId
-    children: set["Entry"] = field(default_factory=set)
+    first_child: "Entry | None" = None
+    previous_sibling: "Entry | None" = None
+    next_sibling: "Entry | None" = None
     checkpoint: Checkpoint | None = None
     indexed: bool = True
+
+    def children(self) -> Iterator["Entry"]:
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.next_sibling
+
+    def adopt(self, child: "Entry") -> None:
+        """`child`, whose parent this is, is one of its children from now on."""
+        child.next_sibling = self.first_child
+        if self.first_child is not None:
+            self.first_child.previous_sibling = child
+        self.first_child = child
+
+    def leave_parent(self) -> None:
+        """It is no longer among its parent's children; it still knows its parent."""
+        before, after = self.previous_sibling, self.next_sibling
+        if before is not None:
+            before.next_sibling = after
+        elif self.parent is not None:
+            self.parent.first_child = after
+        if after is not None:
+            after.previous_sibling = before
+        self.previous_sibling = self.next_sibling = None
 
     def upward(self) -> Iterator["Entry"]:
         """This entry, its parent and so on to the first block of the prompt."""
@@ -95,7 +125,7 @@ class PrefixIndex:
         num_tokens = (parent.num_tokens if parent else 0) + self._block_size
         entry = Entry(key, parent, num_tokens, block)
         if parent is not None:
-            parent.children.add(entry)
+            parent.adopt(entry)
         self._entries[key] = self._by_block[block] = entry
         return entry
 
@@ -116,13 +146,13 @@ class PrefixIndex:
 
     def remove(self, entry: Entry) -> list[Entry]:
         """Remove `entry` and all below it; return them, each with its checkpoint, which is removed too."""
-        if entry.parent is not None:
-            entry.parent.children.discard(entry)
+        entry.leave_parent()
         removed, pending = [], [entry]
         while pending:
             current = pending.pop()
-            pending.extend(current.children)
-            current.children.clear()
+            pending.extend(current.children())
+            # Nothing points down or sideways any more: what is let go is freed at once, without the collector.
+            current.first_child = current.previous_sibling = current.next_sibling = None
             current.indexed = False
             del self._entries[current.key], self._by_block[current.block]
             if current.checkpoint is not None:
@@ -151,17 +181,23 @@ class PrefixIndex:
 
     def check(self) -> None:
         """Raise CorruptCache unless the tree is prefix-closed and the three ways to an entry agree."""
+        num_children = 0
         for key, entry in self._entries.items():
             if not entry.indexed or entry.key != key or self._by_block.get(entry.block) is not entry:
                 raise CorruptCache(f"entry of block {entry.block} is not found by its key and block")
             parent = entry.parent
-            if parent is not None and (not parent.indexed or entry not in parent.children):
+            if parent is not None and not parent.indexed:
                 raise CorruptCache(f"entry of block {entry.block} has no indexed parent")
+            if any(child.parent is not entry or not child.indexed for child in entry.children()):
+                raise CorruptCache(f"entry of block {entry.block} has a child that is not its own")
+            num_children += sum(1 for _ in entry.children())
             checkpoint = entry.checkpoint
             if checkpoint is None:
                 continue
             if self._by_slot.get(checkpoint.slot) is not entry or checkpoint.num_tokens != entry.num_tokens:
                 raise CorruptCache(f"checkpoint in slot {checkpoint.slot} is not where its entry says")
+        if num_children != sum(entry.parent is not None for entry in self._entries.values()):
+            raise CorruptCache("an entry is not among its parent's children")
         if len(self._by_block) != len(self._entries):
             raise CorruptCache("the index holds a block whose key is gone")
         if any(entry.checkpoint is None or not entry.indexed for entry in self._by_slot.values()):
