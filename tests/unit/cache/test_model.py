@@ -9,9 +9,17 @@ may disappear only by an eviction and only if no request reuses it.
 from enum import Enum
 from functools import partial
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from cache.checkpoints import CHECKPOINT_POLICIES
 from cache.claims import Hold
@@ -42,6 +50,8 @@ class Phase(Enum):
 
 
 class CacheMachine(RuleBasedStateMachine):
+    num_steps = 0
+
     @initialize(
         num_blocks=st.integers(4, 24),
         num_slots=st.integers(1, 10),
@@ -225,6 +235,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def pools_and_index_are_sound(self) -> None:
+        CacheMachine.num_steps += 1
         self.node.cache.check()
 
     @invariant()
@@ -263,5 +274,8 @@ class CacheMachine(RuleBasedStateMachine):
             assert self.node.match(request.tokens, max_tokens=reused).attention_tokens == reused
 
 
-CacheMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
-TestCacheAgainstModel = CacheMachine.TestCase
+@pytest.mark.slow
+def test_20_000_steps_of_random_histories_keep_to_the_model() -> None:
+    CacheMachine.num_steps = 0
+    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=400, stateful_step_count=80, deadline=None))
+    assert CacheMachine.num_steps >= 20_000

@@ -1,9 +1,12 @@
 """The cache's part of the scenarios that a hybrid prefix cache must get right, with their numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from cache.errors import NotHeld
 from cache.hits import PrefixHit, ReceiveState, ResumeLocally
+from cache.layout import CacheLayout
 from cache.leases import Leases
 from tests.support.cache_node import FakeNode, Request
 
@@ -304,3 +307,9 @@ def test_18_two_tenants_with_the_same_prompt_share_nothing() -> None:
     assert node.match(text(65, 1), salt=b"tenant b") == PrefixHit(0, 0, 0)
     other = admitted(node, text(65, 1), salt=b"tenant b")
     assert (other.claim.reused_tokens, other.claim.junction) == (0, None)
+
+
+def test_20_states_of_another_width_are_refused_not_mixed_up() -> None:
+    layout = CacheLayout("model", "float32", "float32", 16, 2, 2, 32, conv_shape=(6, 576, 3), rec_shape=(6, 6, 32, 32))
+    half = replace(layout, conv_shape=(6, 288, 3), rec_shape=(6, 3, 32, 32))
+    assert layout.mismatch(half) == "conv_shape (6, 576, 3) != (6, 288, 3)"
