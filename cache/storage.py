@@ -8,7 +8,7 @@ Should that block be evicted, all below it is forgotten as well, and the second 
 copies with its next full block.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache.errors import CorruptCache, NotHeld
 from cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
@@ -93,7 +93,7 @@ class Storage:
         """Make a held block findable under a key that is not known yet."""
         self.blocks.cache(block)
         entry = self.index.add(key, parent, block)
-        self._on_event(stored_block(entry))
+        self._on_event(BlockStored(key, None if parent is None else parent.key))
         return entry
 
     def index_state(self, entry: Entry, slot: SlotId, tier: Tier, above_tokens: int) -> Checkpoint:
@@ -112,13 +112,6 @@ class Storage:
             return False
         self._removed(self.index.detach(entry))
         return True
-
-    def contents(self) -> Iterator[CacheEvent]:
-        """The events that would fill an empty cache with what is findable now."""
-        for entry in self.index.entries():
-            yield stored_block(entry)
-            if entry.checkpoint is not None:
-                yield CheckpointStored(entry.key, entry.num_tokens)
 
     # References
 
@@ -176,7 +169,3 @@ class Storage:
             if own > limit:
                 raise CorruptCache(f"block {entry.block} would be evicted after one above it in its prefix")
             first_above[entry] = own
-
-
-def stored_block(entry: Entry) -> BlockStored:
-    return BlockStored(entry.key, None if entry.parent is None else entry.parent.key)

@@ -107,7 +107,7 @@ class Cluster:
         self.processes: dict[str, Process] = {}
         with ExitStack() as undo:
             undo.callback(self._stop)
-            settings: dict[str, Any] = {"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 0.5}
+            settings: dict[str, Any] = {"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 1.0}
             config = RouterConfig(**settings | self.router)
             self.processes["router"] = Process.start("router", config, self.folder)
             self.url = self.processes["router"].ready["url"]
