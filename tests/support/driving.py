@@ -19,13 +19,18 @@ def small_engine(path: Path, **changes: object) -> BuiltEngine:
     return build_engine(str(path), replace(SMALL, **changes), time.monotonic)
 
 
-def engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object) -> BuiltEngine:
-    """A small engine with pools of exactly these sizes."""
+def sized(path: Path, num_blocks: int, num_slots: int, **changes: object) -> EngineConfig:
+    """The config of a small engine with pools of exactly these sizes."""
     config = replace(SMALL, **changes)
     layout = load_config(path).cache_layout("any", config.model_dtype, config.block_size)
     block_bytes, state_bytes = (num_blocks + 0.5) * layout.block_bytes, (num_slots + 0.5) * layout.state_bytes
     cache_bytes = int(block_bytes + state_bytes)
-    built = small_engine(path, cache_bytes=cache_bytes, state_share=state_bytes / cache_bytes, **changes)
+    return replace(config, cache_bytes=cache_bytes, state_share=state_bytes / cache_bytes)
+
+
+def engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object) -> BuiltEngine:
+    """A small engine with pools of exactly these sizes."""
+    built = build_engine(str(path), sized(path, num_blocks, num_slots, **changes), time.monotonic)
     assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
     return built
 
