@@ -1,10 +1,15 @@
 """Checkpoints that every test of a session may share: random tiny models, made once."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Before the first Triton kernel is imported: here they run in the interpreter, or not at all.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.support.tiny_checkpoints import make_checkpoint
 
