@@ -71,6 +71,7 @@ class Engine:
         self._arrivals = count()
         self._waiting = WaitingLine()
         self._running: list[Sequence] = []  # first those that have waited longest for a step
+        self._expecting: set[Sequence] = set()  # admitted, and their state has yet to arrive
         self.computed_tokens = 0
         self.recomputed_tokens = 0  # of these, what had been computed before a preemption
         self.preemptions = 0
@@ -115,6 +116,7 @@ class Engine:
 
     def run_decode(self, sequence: Sequence, first_token: int) -> None:
         """All blocks and the state of the prompt have landed: decode goes on after `first_token`."""
+        self._expecting.discard(sequence)
         sequence.num_computed = sequence.prompt_length
         self._publisher.publish_blocks(sequence)
         self._publisher.keep_decoded(sequence)
@@ -132,6 +134,7 @@ class Engine:
         """
         if sequence.claim is None:
             return
+        self._expecting.discard(sequence)
         sequence.num_computed = num_tokens
         self._publisher.publish_blocks(sequence)
         self._publisher.keep_received(sequence)
@@ -144,6 +147,7 @@ class Engine:
         """
         if sequence.claim is None:
             return
+        self._expecting.discard(sequence)
         self.cache.release(sequence.claim)
         sequence.claim = None
         sequence.compute_instead()
@@ -160,6 +164,7 @@ class Engine:
     def release(self, sequence: Sequence) -> None:
         """Gives back all it holds, in whatever phase it is; nothing if it holds nothing (any more)."""
         self._waiting.leave(sequence)
+        self._expecting.discard(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
         if sequence.lease is not None:
@@ -239,12 +244,14 @@ class Engine:
             hit_policy=policy,
             max_reuse_tokens=limit,
             # A block for each that will ask for one: else the newcomer would be preempted at once.
-            spare_blocks=sum(self._may_grow(other) for other in self._running),
+            spare_blocks=sum(self._may_grow(other) for other in (*self._running, *self._expecting)),
         )
         if claim is None:
             return False
         sequence.claim = claim
-        if not policy.state_arrives:
+        if policy.state_arrives:
+            self._expecting.add(sequence)
+        else:
             sequence.num_computed = claim.reused_tokens
             self._running.append(sequence)
         if sequence.num_preemptions == 0:

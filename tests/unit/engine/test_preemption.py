@@ -289,6 +289,22 @@ def test_a_newcomer_leaves_a_block_for_each_running_request(tiny_checkpoint) -> 
     assert len(second.tokens) == 40
 
 
+def test_a_newcomer_leaves_a_block_for_each_that_waits_for_its_state(tiny_checkpoint) -> None:
+    built = engine_of(tiny_checkpoint("granite"), num_blocks=10, num_slots=8)
+    expecting = [
+        submit(built, request(random_prompt(20, seed), ANSWER), hit_policy=lambda hit: ReceiveState())
+        for seed in range(3)
+    ]
+    built.engine.admit()
+    assert [run.sequence.claim is not None for run in expecting] == [True, True, False]
+    built.engine.release(expecting[0].sequence)
+    built.engine.admit()
+    assert expecting[2].sequence.claim is not None
+    for run in expecting:
+        built.engine.release(run.sequence)
+    assert_nothing_in_use(built)
+
+
 def test_many_that_outgrow_the_cache_all_finish_in_the_end(tiny_checkpoint) -> None:
     path = tiny_checkpoint("qwen35")
     built = engine_of(path, num_blocks=18, num_slots=6)
