@@ -1,0 +1,125 @@
+"""Compile Triton kernels for an H200 (sm_90) on a machine that may have no GPU, and report what they take.
+
+    [report] = compile_for_h200([Launch("kernels.x:_x_kernel", {"x_ptr": "*bf16:16", "rows": "i32"}, {"BLOCK": 64})])
+    assert report.stack_bytes == 0
+
+The compiler and ptxas come with Triton's wheel. A child process compiles, all launches in one: this process may
+have Triton's interpreter switched on, which replaces the compiler when a kernel is imported.
+"""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SHARED_BYTES_A_BLOCK = 227 * 1024
+REGISTERS_A_MULTIPROCESSOR = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One specialisation of a kernel."""
+
+    kernel: str  # "module:name"
+    types: dict[str, str]  # of runtime arguments: "*bf16", "i64"; ":16" after it says divisible by 16
+    constexprs: dict[str, Any]  # None, numbers, strings; a None pointer is one of these
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class Compiled:
+    registers: int  # a thread
+    stack_bytes: int  # a thread: what is spilled, and arrays that are indexed at run time
+    shared_bytes: int  # a block
+    resident_warps: int  # a multiprocessor, as far as registers, shared memory and its limit of 64 allow
+    ptx: str = field(repr=False)
+
+    def accesses(self, instruction: str) -> list[str]:
+        """Forms in which a PTX instruction occurs: `accesses("ld.global")` -> ["v4.b32", "b16"], most frequent first."""
+        found = re.findall(rf"\b{re.escape(instruction)}((?:\.[\w:]+)+)", self.ptx)
+        widths = [re.search(r"(v\d\.)?[bufs]\d+$", form) for form in found]
+        names = [match.group() for match in widths if match]
+        return sorted(set(names), key=lambda name: -names.count(name))
+
+
+def compile_for_h200(launches: Sequence[Launch]) -> list[Compiled]:
+    """One report a launch. Raises AssertionError with the compiler's words when a kernel does not compile."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    with tempfile.TemporaryDirectory() as folder:
+        reports = Path(folder, "reports.json")
+        child = subprocess.run(
+            [sys.executable, __file__, str(reports)],
+            input=json.dumps([asdict(launch) for launch in launches]),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+        assert child.returncode == 0, f"{child.stdout}\n{child.stderr}"
+        return [Compiled(**report) for report in json.loads(reports.read_text())]
+
+
+def _compile(launch: Launch) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, name = launch.kernel.split(":")
+    kernel = getattr(importlib.import_module(module), name)
+    unknown = {*launch.types, *launch.constexprs} ^ set(kernel.arg_names)
+    if unknown:
+        raise TypeError(f"{launch.kernel}: {sorted(unknown)} missing, or no arguments of the kernel")
+    signature, attributes = {}, {}
+    for place, argument in enumerate(kernel.arg_names):
+        type_name, _, divisor = launch.types.get(argument, "constexpr").partition(":")
+        signature[argument] = type_name
+        if divisor:
+            attributes[(place,)] = [["tt.divisibility", int(divisor)]]
+    source = ASTSource(kernel, signature, constexprs=launch.constexprs, attrs=attributes)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    usage = _resource_usage(binary.asm["cubin"])
+    return Compiled(
+        registers=usage["REG"],
+        stack_bytes=usage["STACK"],
+        shared_bytes=binary.metadata.shared,
+        resident_warps=_resident_warps(usage["REG"], binary.metadata.shared, launch.num_warps),
+        ptx=binary.asm["ptx"],
+    )
+
+
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    """What cuobjdump reads in the binary: registers, stack and the like."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        dump = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    [line] = [line for line in dump.stdout.splitlines() if "REG:" in line]
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
+
+
+def _resident_warps(registers: int, shared_bytes: int, num_warps: int) -> int:
+    a_warp = -(-registers * 32 // 256) * 256  # registers are handed out to warps in steps of 256
+    blocks = min(64 // num_warps, 32, REGISTERS_A_MULTIPROCESSOR // (a_warp * num_warps))
+    if shared_bytes:
+        blocks = min(blocks, 228 * 1024 // (shared_bytes + 1024))
+    return blocks * num_warps
+
+
+if __name__ == "__main__":
+    compiled = [_compile(Launch(**launch)) for launch in json.load(sys.stdin)]
+    Path(sys.argv[1]).write_text(json.dumps([asdict(report) for report in compiled]))
