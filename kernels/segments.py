@@ -27,26 +27,44 @@ class StateWrite(NamedTuple):
 
 @dataclass(frozen=True)
 class StateSource:
-    """Where N sequences find their state. Rows of `fresh` start from zeros whatever the slot holds."""
+    """Where N sequences find their state: a slot, or -1 for a fresh state of zeros, which is not read.
 
-    slots_N: Tensor  # int64, 0 where fresh
-    fresh_N: Tensor | None  # bool; None when no sequence is fresh
+    A slot's convolution window may hold more inputs than the convolution has taps to look back with: those of
+    draft tokens, of which a later step counts the first few as accepted. `window_offsets_N` says where in the
+    window a sequence's history begins.
+    """
+
+    slots_N: Tensor  # int64
+    any_fresh: bool
+    window_offsets_N: Tensor | None = None  # int64; None: all zero
 
     @classmethod
-    def of(cls, slots: Sequence[int | None], device: torch.device) -> "StateSource":
-        fresh = [slot is None for slot in slots]
+    def of(
+        cls, slots: Sequence[int | None], device: torch.device, window_offsets: Sequence[int] | None = None
+    ) -> "StateSource":
         return cls(
-            slots_N=torch.tensor([slot or 0 for slot in slots], dtype=torch.int64, device=device),
-            fresh_N=torch.tensor(fresh, device=device) if any(fresh) else None,
+            slots_N=torch.tensor([-1 if slot is None else slot for slot in slots], dtype=torch.int64, device=device),
+            any_fresh=None in slots,
+            window_offsets_N=None
+            if window_offsets is None
+            else torch.tensor(window_offsets, dtype=torch.int64, device=device),
         )
 
     def read(self, pool: Tensor) -> Tensor:
         """A copy [N, ...] of the sequences' states from pool [S, ...]."""
-        states = pool.index_select(0, self.slots_N)
-        if self.fresh_N is not None:
-            # Not a multiplication by zero: the slot may hold NaN.
-            states.masked_fill_(self.fresh_N.view(-1, *[1] * (states.dim() - 1)), 0)
-        return states
+        if not self.any_fresh:
+            return pool.index_select(0, self.slots_N)
+        states = pool.index_select(0, self.slots_N.clamp(min=0))
+        # Not a multiplication by zero: the slot may hold NaN.
+        return states.masked_fill_((self.slots_N < 0).view(-1, *[1] * (states.dim() - 1)), 0)
+
+    def read_windows(self, window_pool: Tensor, length: int) -> Tensor:
+        """A copy [N, C, length] of the sequences' histories from windows [S, C, length or more]."""
+        if self.window_offsets_N is None:
+            return self.read(window_pool[..., :length])
+        place_NL = self.window_offsets_N[:, None] + torch.arange(length, device=window_pool.device)
+        windows = self.read(window_pool)
+        return windows.gather(2, place_NL[:, None].expand(-1, windows.shape[1], -1))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Compiled:
     ptx: str = field(repr=False)
 
     def accesses(self, instruction: str) -> list[str]:
-        """Forms in which a PTX instruction occurs: `accesses("ld.global")` -> ["v4.b32", "b16"], most frequent first."""
+        """Forms in which a PTX instruction occurs: `accesses("ld.global")` -> ["v4.b32", "b16"]."""
         found = re.findall(rf"\b{re.escape(instruction)}((?:\.[\w:]+)+)", self.ptx)
         widths = [re.search(r"(v\d\.)?[bufs]\d+$", form) for form in found]
         names = [match.group() for match in widths if match]
