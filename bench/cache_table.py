@@ -16,9 +16,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.cache_replay import TRACE_BLOCK_TOKENS, Trace, replay
+from bench.cache_replay import BLOCK_TOKENS, Trace, replay
 from bench.shapes import SHAPES
-from cache.checkpoints import CHECKPOINT_POLICIES, DEFAULT_CHECKPOINT_POLICY, checkpoint_policy
+from cache.checkpoints import CHECKPOINT_POLICIES, DEFAULT_CHECKPOINT_POLICY, SPARE_GRID_TOKENS, checkpoint_policy
 from cache.eviction import DEFAULT_EVICTION_POLICY, EVICTION_POLICIES, eviction_policy
 from cache.layout import CacheLayout
 from cache.prefix_cache import PrefixCache
@@ -42,29 +42,30 @@ class Setting:
 
 @dataclass(frozen=True)
 class Options:
-    block_size: int
     chunk_tokens: int
+    spare_grid_tokens: int
     limit: int | None
 
 
-def layout_of(shape: str, block_size: int) -> CacheLayout:
-    return SHAPES[shape].cache_layout(shape, "bfloat16", block_size)
+def layout_of(shape: str) -> CacheLayout:
+    return SHAPES[shape].cache_layout(shape, "bfloat16", BLOCK_TOKENS)
 
 
-def hit_share(trace: Trace, setting: Setting, chunk_tokens: int) -> float:
+def hit_share(trace: Trace, setting: Setting, options: Options) -> float:
     """Of the trace's prompt tokens; for the bound, those that attention blocks match."""
     model = SHAPES[setting.shape]
-    layout = layout_of(setting.shape, trace.block_size)
+    layout = layout_of(setting.shape)
     budget = int(setting.budget_gb * 1e9)
     is_bound = setting.checkpoints == ATTENTION_ONLY
     share = 0.0 if is_bound else setting.share or state_share(layout, model.max_position)
     cache = PrefixCache(
         num_blocks=int(budget * (1 - share)) // layout.block_bytes,
         num_slots=max(int(budget * share) // layout.state_bytes, 3),
-        block_size=trace.block_size,
+        block_size=BLOCK_TOKENS,
         eviction=eviction_policy(setting.eviction, attention_tokens(model)),
     )
-    replayed = replay(trace, cache, checkpoint_policy("none" if is_bound else setting.checkpoints), chunk_tokens)
+    policy = checkpoint_policy("none" if is_bound else setting.checkpoints, options.spare_grid_tokens)
+    replayed = replay(trace, cache, policy, options.chunk_tokens)
     cache.check()
     return replayed.attention_share if is_bound else replayed.resumed_share
 
@@ -74,8 +75,8 @@ def infinite_share(trace: Trace) -> float:
     known: set[bytes] = set()
     found = 0
     for prompt in trace.prompts:
-        usable = prompt.keys[: (prompt.num_tokens - 1) // trace.block_size]
-        found += trace.block_size * next((i for i, key in enumerate(usable) if key not in known), len(usable))
+        usable = prompt.keys[: (prompt.num_tokens - 1) // BLOCK_TOKENS]
+        found += BLOCK_TOKENS * next((i for i, key in enumerate(usable) if key not in known), len(usable))
         known.update(prompt.keys)
     return found / trace.num_tokens
 
@@ -87,8 +88,8 @@ def _work(path: Path, options: Options, setting: Setting) -> float:
     """In a worker process, which reads a trace once."""
     if (path, options) not in _loaded:
         _loaded.clear()
-        _loaded[path, options] = Trace.read(path, options.block_size, options.limit)
-    return hit_share(_loaded[path, options], setting, options.chunk_tokens)
+        _loaded[path, options] = Trace.read(path, options.limit)
+    return hit_share(_loaded[path, options], setting, options)
 
 
 def settings(shapes: Sequence[str], budgets_gb: Sequence[float], share: float | None) -> list[Setting]:
@@ -163,15 +164,15 @@ def main() -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), action="append", help="default: all")
     parser.add_argument("--budget-gb", type=float, action="append", help=f"default: {BUDGETS_GB}")
     parser.add_argument("--share", type=float, help="of the budget, for states; default: the engine's own ratio")
-    parser.add_argument("--block-size", type=int, default=TRACE_BLOCK_TOKENS, help="must divide 512")
     parser.add_argument("--chunk-tokens", type=int, default=8192, help="of a prefill step; `align` depends on it")
+    parser.add_argument("--spare-grid-tokens", type=int, default=SPARE_GRID_TOKENS, help="of `branch`")
     parser.add_argument("--limit", type=int, help="only the first so many requests")
     parser.add_argument("--plot", type=Path, help="write the figure here")
     args = parser.parse_args()
-    options = Options(args.block_size, args.chunk_tokens, args.limit)
+    options = Options(args.chunk_tokens, args.spare_grid_tokens, args.limit)
     shapes = args.shape or list(SHAPES)
     for shape in shapes:
-        share = args.share or state_share(layout_of(shape, args.block_size), SHAPES[shape].max_position)
+        share = args.share or state_share(layout_of(shape), SHAPES[shape].max_position)
         print(f"{shape}: {100 * share:.1f} % of the bytes for states")
     results = {}
     with ProcessPoolExecutor(os.cpu_count()) as workers:
@@ -179,7 +180,7 @@ def main() -> None:
             todo = settings(shapes, args.budget_gb or BUDGETS_GB, args.share)
             futures = {setting: workers.submit(_work, path, options, setting) for setting in todo}
             found = {setting: future.result() for setting, future in futures.items()}
-            infinite = infinite_share(Trace.read(path, options.block_size, options.limit))
+            infinite = infinite_share(Trace.read(path, options.limit))
             for shape in shapes:
                 print_table(path.stem, shape, found, infinite)
             results[path.stem] = (found, infinite)
