@@ -1,18 +1,22 @@
 """What the state kernels must know of a batch besides its numbers: sequences, chunks and slots.
 
 These values are built once a step on the host and shared by all layers. Rows of the sequences of a prefill
-are packed one after the other; the chunked kernels cut each sequence into chunks of CHUNK_SIZE rows, the
-last one zero-padded.
+are packed one after the other; the chunked torch kernels cut each sequence into chunks of CHUNK_SIZE rows, the
+last one zero-padded, the Triton kernels as kernels/chunks.py says.
 
 Legend: N sequences, T packed rows, C chunks, Q = CHUNK_SIZE rows a chunk, W state writes, S slots of a pool
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from kernels.chunks import ChunkTable, cut
 
 CHUNK_SIZE = 32  # fastest on CPU among 16, 32 and 64 for both recurrences
 
@@ -72,13 +76,11 @@ class PrefillSegments:
     """Packed sequences of at least one row each, the states they start from and the states to write."""
 
     lengths: tuple[int, ...]
+    src_slots: tuple[int | None, ...]
     source: StateSource
     writes: tuple[StateWrite, ...]
-    write_slots_W: Tensor  # int64
-    write_chunk_W: Tensor  # int64, the chunk in which the write's last row lies
-    write_row_W: Tensor  # int64, that row's place in its chunk, 0..Q-1
     chunk_counts: tuple[int, ...]
-    padded_rows_T: Tensor | None  # int64, place of each packed row among the C*Q; None when no row is padding
+    device: torch.device
 
     @classmethod
     def build(
@@ -88,25 +90,66 @@ class PrefillSegments:
         writes: Sequence[StateWrite],
         device: torch.device,
     ) -> "PrefillSegments":
-        counts = tuple(-(-length // CHUNK_SIZE) for length in lengths)
-        first_chunk = [sum(counts[:i]) for i in range(len(counts))]
-        last_rows = [first_chunk[w.sequence] * CHUNK_SIZE + w.num_rows - 1 for w in writes]
-        last_row_W = torch.tensor(last_rows, dtype=torch.int64, device=device)
-        padded = any(length % CHUNK_SIZE for length in lengths)
-        rows = [
-            torch.arange(first * CHUNK_SIZE, first * CHUNK_SIZE + length)
-            for first, length in zip(first_chunk, lengths, strict=True)
-        ]
         return cls(
             lengths=tuple(lengths),
+            src_slots=tuple(src_slots),
             source=StateSource.of(src_slots, device),
             writes=tuple(writes),
-            write_slots_W=torch.tensor([w.slot for w in writes], dtype=torch.int64, device=device),
-            write_chunk_W=last_row_W // CHUNK_SIZE,
-            write_row_W=last_row_W % CHUNK_SIZE,
-            chunk_counts=counts,
-            padded_rows_T=torch.cat(rows).to(device) if padded else None,
+            chunk_counts=tuple(-(-length // CHUNK_SIZE) for length in lengths),
+            device=torch.device(device),
         )
+
+    # What only the torch or only the Triton implementations read is made when the step's first layer asks for it.
+
+    @cached_property
+    def gpu_chunks(self) -> dict[int, ChunkTable]:
+        """By chunk size; see `chunk_table`."""
+        return {}
+
+    def chunk_table(self, size: int) -> ChunkTable:
+        """The chunks of at most `size` rows, for the Triton kernels."""
+        if size not in self.gpu_chunks:
+            writes: list[list[tuple[int, int]]] = [[] for _ in self.lengths]
+            for write in self.writes:
+                writes[write.sequence].append((write.num_rows, write.slot))
+            first_rows = accumulate(self.lengths, initial=0)
+            chunks = [cut(*span, size) for span in zip(first_rows, self.lengths, writes, strict=False)]
+            self.gpu_chunks[size] = ChunkTable.build(chunks, self.src_slots, self.device)
+        return self.gpu_chunks[size]
+
+    @cached_property
+    def write_slots_W(self) -> Tensor:
+        return torch.tensor([w.slot for w in self.writes], dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def write_chunk_W(self) -> Tensor:
+        """int64, the chunk in which the write's last row lies."""
+        return self._last_row_W // CHUNK_SIZE
+
+    @cached_property
+    def write_row_W(self) -> Tensor:
+        """int64, that row's place in its chunk, 0..Q-1."""
+        return self._last_row_W % CHUNK_SIZE
+
+    @cached_property
+    def _last_row_W(self) -> Tensor:
+        last_rows = [self._first_chunks[w.sequence] * CHUNK_SIZE + w.num_rows - 1 for w in self.writes]
+        return torch.tensor(last_rows, dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def _first_chunks(self) -> list[int]:
+        return list(accumulate(self.chunk_counts, initial=0))
+
+    @cached_property
+    def padded_rows_T(self) -> Tensor | None:
+        """int64, place of each packed row among the C*Q; None when no row is padding."""
+        if not any(length % CHUNK_SIZE for length in self.lengths):
+            return None
+        rows = [
+            torch.arange(first * CHUNK_SIZE, first * CHUNK_SIZE + length)
+            for first, length in zip(self._first_chunks, self.lengths, strict=False)
+        ]
+        return torch.cat(rows).to(self.device)
 
     @property
     def num_chunks(self) -> int:
@@ -129,3 +172,10 @@ class PrefillSegments:
 def rows_up_to(row_W: Tensor) -> Tensor:
     """[W, Q] float mask: 1 for the chunk's rows up to and including row_W."""
     return (torch.arange(CHUNK_SIZE, device=row_W.device) <= row_W[:, None]).float()
+
+
+def steps_of_each(dst_slots: Tensor, num_rows: int) -> int:
+    """Rows T of each sequence of a decode batch: dst_slots [B, T], or [B] for T = 1, names a slot for every row."""
+    if dst_slots.numel() != num_rows or dst_slots.dim() not in (1, 2):
+        raise ValueError(f"{num_rows} rows and destination slots {tuple(dst_slots.shape)} disagree")
+    return 1 if dst_slots.dim() == 1 else dst_slots.shape[1]
