@@ -16,10 +16,11 @@ from engine.config import EngineConfig, PoolSizes, measure_free_bytes
 from engine.engine import Engine
 from engine.flops import attention_tokens
 from engine.memory import CacheMemory
+from engine.model import HybridModel
 from engine.preemption import LatestArrival
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
-from engine.weights import load_model
+from engine.weights import dummy_model, load_config, load_model
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
     """Loads the weights, measures what memory is left, sizes the pools. Raises ModelError, ConfigError."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    model = load_model(model_path, getattr(torch, config.model_dtype), config.device)
-    layout = model.cache_layout(config.block_size)
+    model = _model(model_path, config)
+    layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     free_bytes = measure_free_bytes(torch.device(config.device))
     sizes = PoolSizes.fit(layout, config, free_bytes=free_bytes, max_model_tokens=longest)
@@ -65,3 +66,10 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
         clock=clock,
     )
     return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)
+
+
+def _model(path: str, config: EngineConfig) -> HybridModel:
+    dtype = getattr(torch, config.model_dtype)
+    if config.load_format == "dummy":
+        return dummy_model(load_config(path), dtype, config.device)
+    return load_model(path, dtype, config.device)

@@ -2,8 +2,9 @@
 
 import json
 import struct
+from collections.abc import Set
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from blake3 import blake3
@@ -13,6 +14,19 @@ from torch import Tensor
 from engine.model_config import ModelError
 
 SAMPLE_BYTES = 1024  # of each tensor's start, middle and end, for the fingerprint
+
+
+class Tensors(Protocol):
+    """Where a model's weights come from: `Checkpoint`, or `DummyCheckpoint`."""
+
+    @property
+    def remaining(self) -> Set[str]: ...
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor: ...
+
+    def skip(self, *prefixes: str) -> None: ...
+
+    def assert_all_taken(self) -> None: ...
 
 
 class Checkpoint:
@@ -39,7 +53,8 @@ class Checkpoint:
         tensor = self._remaining.pop(name).get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{self.path}: {name} is {list(tensor.shape)}, the config says {list(shape)}")
-        return tensor.to(device=self._device, dtype=dtype or self._dtype)
+        # The file is mapped: it moves tensor by tensor, and is cast where it arrives.
+        return tensor.to(self._device).to(dtype or self._dtype)
 
     def skip(self, *prefixes: str) -> None:
         """Drop tensors of parts that the engine does not run."""

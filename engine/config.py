@@ -11,6 +11,9 @@ from cache.checkpoints import DEFAULT_CHECKPOINT_POLICY, SPARE_GRID_TOKENS, chec
 from cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
 from cache.layout import DTYPE_BYTES, CacheLayout
 
+STATE_DTYPES = ("float32", "bfloat16")
+LOAD_FORMATS = ("safetensors", "dummy")
+
 
 class ConfigError(ValueError):
     """A setting cannot work; the message names the field, its value and the remedy."""
@@ -22,6 +25,10 @@ class EngineConfig:
 
     device             torch device: cpu, cuda, cuda:1
     dtype              of weights and attention blocks; None: float32 on a CPU (bf16 is slower there), else bfloat16
+    state_dtype        of recurrent states; half the bytes in bfloat16. On a CPU float32 is the only one
+    load_format        safetensors, or dummy: random weights for the shape in config.json, for benchmarks
+    overlap            schedule a step while the one before it runs (docs/architecture.md); None: on a GPU. On a
+                       CPU there is nothing to gain, and tests may still ask for it
     threads            torch's CPU threads; None: torch's own choice
     block_size         tokens a block; all nodes of a cluster must agree
     cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded
@@ -37,6 +44,9 @@ class EngineConfig:
 
     device: str = "cpu"
     dtype: str | None = None
+    state_dtype: str = "float32"
+    load_format: str = "safetensors"
+    overlap: bool | None = None
     threads: int | None = None
     block_size: int = 16
     cache_bytes: int | None = None
@@ -53,6 +63,12 @@ class EngineConfig:
         eviction_policy(self.eviction_policy)
         if self.dtype is not None and self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype {self.dtype!r}: use one of {', '.join(DTYPE_BYTES)}")
+        if self.state_dtype not in STATE_DTYPES:
+            raise ConfigError(f"state_dtype {self.state_dtype!r}: use one of {', '.join(STATE_DTYPES)}")
+        if self.is_on_cpu and self.state_dtype != "float32":
+            raise ConfigError(f"state_dtype {self.state_dtype} on {self.device}: use float32, or a GPU")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(f"load_format {self.load_format!r}: use one of {', '.join(LOAD_FORMATS)}")
         if self.state_share is not None and not 0 < self.state_share < 1:
             raise ConfigError(
                 f"state_share {self.state_share}: must lie between 0 and 1, both pools need some"
@@ -74,7 +90,15 @@ class EngineConfig:
     def model_dtype(self) -> str:
         if self.dtype is not None:
             return self.dtype
-        return "float32" if self.device == "cpu" else "bfloat16"
+        return "float32" if self.is_on_cpu else "bfloat16"
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.device.partition(":")[0] == "cpu"
+
+    @property
+    def overlaps(self) -> bool:
+        return self.overlap if self.overlap is not None else not self.is_on_cpu
 
 
 @dataclass(frozen=True)

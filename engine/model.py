@@ -66,8 +66,9 @@ class HybridModel:
     def device(self) -> torch.device:
         return self.embedding.device
 
-    def cache_layout(self, block_size: int) -> CacheLayout:
-        return self.config.cache_layout(self.fingerprint, str(self.dtype).removeprefix("torch."), block_size)
+    def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return self.config.cache_layout(self.fingerprint, dtype, block_size, state_dtype)
 
     def forward(self, plan: StepPlan, memory: CacheMemory) -> Tensor:
         """Run one step: caches in `memory` advance; float32 logits of the plan's logit rows come back."""

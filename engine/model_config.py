@@ -138,11 +138,13 @@ class ModelConfig:
         """The same text for the same model: part of the fingerprint."""
         return json.dumps(asdict(self), sort_keys=True)
 
-    def cache_layout(self, fingerprint: str, dtype: str, block_size: int) -> CacheLayout:
+    def cache_layout(
+        self, fingerprint: str, dtype: str, block_size: int, state_dtype: str = "float32"
+    ) -> CacheLayout:
         return CacheLayout(
             fingerprint=fingerprint,
             dtype=dtype,
-            state_dtype="float32",
+            state_dtype=state_dtype,
             block_size=block_size,
             num_attention_layers=self.num_attention_layers,
             num_kv_heads=self.attention.num_kv_heads,

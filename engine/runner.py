@@ -13,7 +13,8 @@ from engine.step_plan import StepPlan
 
 class ModelRunner:
     def __init__(self, model: HybridModel, memory: CacheMemory):
-        difference = model.cache_layout(memory.layout.block_size).mismatch(memory.layout)
+        layout = memory.layout
+        difference = model.cache_layout(layout.block_size, layout.state_dtype).mismatch(layout)
         if difference is not None:
             raise ValueError(f"the cache memory was made for another model: {difference}")
         self.model = model

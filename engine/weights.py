@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import Checkpoint, fingerprint
+from engine.checkpoint import Checkpoint, Tensors, fingerprint
+from engine.dummy import DummyCheckpoint, dummy_fingerprint
 from engine.families.family import Family
 from engine.families.granite import BAMBA, GRANITE
 from engine.families.qwen import QWEN
@@ -43,20 +44,31 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
     family, config = _read(path)
     checkpoint = Checkpoint(path, dtype, torch.device(device))
     checkpoint.skip(*family.skipped)
-    names = checkpoint.remaining
+    return _assemble(family, config, checkpoint, fingerprint(path, config.canonical()))
+
+
+def dummy_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
+    """A model of that shape with random weights, made on `device`: no file is read."""
+    place = torch.device(device)
+    identity = dummy_fingerprint(config.canonical(), place)
+    return _assemble(FAMILIES[config.architecture], config, DummyCheckpoint(dtype, place), identity)
+
+
+def _assemble(family: Family, config: ModelConfig, tensors: Tensors, fingerprint: str) -> HybridModel:
+    names = tensors.remaining
     base = next((p for p in BASE_PREFIXES if f"{p}embed_tokens.weight" in names), BASE_PREFIXES[-1])
-    embedding = checkpoint.take(f"{base}embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    embedding = tensors.take(f"{base}embed_tokens.weight", (config.vocab_size, config.hidden_size))
     if config.tied_embeddings:
-        checkpoint.skip("lm_head.weight")  # some files repeat the embedding under this name
+        tensors.skip("lm_head.weight")  # some files repeat the embedding under this name
         head = embedding
     else:
-        head = checkpoint.take("lm_head.weight", (config.vocab_size, config.hidden_size))
-    layers = tuple(family.load_layer(checkpoint, f"{base}layers.{i}", config, i) for i in range(len(config.layers)))
-    norm = checkpoint.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
-    checkpoint.assert_all_taken()
+        head = tensors.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+    layers = tuple(family.load_layer(tensors, f"{base}layers.{i}", config, i) for i in range(len(config.layers)))
+    norm = tensors.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
+    tensors.assert_all_taken()
     return HybridModel(
         config=config,
-        fingerprint=fingerprint(path, config.canonical()),
+        fingerprint=fingerprint,
         embedding=embedding,
         layers=layers,
         norm=norm + family.norm_offset,

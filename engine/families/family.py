@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import Tensors
 from engine.model import DecoderLayer
 from engine.model_config import ModelConfig, RawConfig
 
@@ -11,7 +11,7 @@ from engine.model_config import ModelConfig, RawConfig
 @dataclass(frozen=True)
 class Family:
     read_config: Callable[[RawConfig], ModelConfig]
-    load_layer: Callable[[Checkpoint, str, ModelConfig, int], DecoderLayer]  # checkpoint, "…layers.3", config, 3
+    load_layer: Callable[[Tensors, str, ModelConfig, int], DecoderLayer]  # checkpoint, "…layers.3", config, 3
     final_norm: str = "norm"
     norm_offset: float = 0.0  # added to stored norm weights
     skipped: tuple[str, ...] = ()  # prefixes of parts that the engine does not run

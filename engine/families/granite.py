@@ -5,7 +5,7 @@ Bamba is its ancestor: the same mixers, half-rotary attention, a dense MLP under
 
 import torch
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import Tensors
 from engine.families.family import Family
 from engine.layers.attention import Attention
 from engine.layers.feed_forward import MixtureOfExperts, SwiGlu
@@ -107,7 +107,7 @@ def _number(value: float | dict) -> float:
     return float(value["__float__"]) if isinstance(value, dict) else float(value)
 
 
-def load_granite_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_granite_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     mlp = f"{prefix}.shared_mlp"
     shared = SwiGlu(
@@ -127,7 +127,7 @@ def load_granite_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig,
     )
 
 
-def _load_moe(checkpoint: Checkpoint, prefix: str, moe: MoeConfig, shared: SwiGlu) -> MixtureOfExperts:
+def _load_moe(checkpoint: Tensors, prefix: str, moe: MoeConfig, shared: SwiGlu) -> MixtureOfExperts:
     num, inner, hidden = moe.num_experts, moe.intermediate_size, shared.down.out_features
     return MixtureOfExperts(
         config=moe,
@@ -139,7 +139,7 @@ def _load_moe(checkpoint: Checkpoint, prefix: str, moe: MoeConfig, shared: SwiGl
     )
 
 
-def load_bamba_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_bamba_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
     hidden = config.hidden_size
     return DecoderLayer(
         mixer=_load_mixer(checkpoint, prefix, config, layer),
@@ -151,7 +151,7 @@ def load_bamba_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, l
     )
 
 
-def _load_mixer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int) -> Attention | Mamba2:
+def _load_mixer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> Attention | Mamba2:
     index, hidden, eps = config.mixer_index(layer), config.hidden_size, config.norm_eps
     if config.layers[layer].mixer == "attention":
         return Attention.load(checkpoint, f"{prefix}.self_attn", config.attention, index, hidden, eps)

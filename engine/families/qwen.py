@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import Tensors
 from engine.families.family import Family
 from engine.layers.attention import Attention
 from engine.layers.feed_forward import MixtureOfExperts, SwiGlu
@@ -87,7 +87,7 @@ def _feed_forward(raw: RawConfig, moe: MoeConfig | None, layer: int) -> Literal[
     return "dense" if moe is None or dense else "moe"
 
 
-def load_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
     hidden = config.hidden_size
 
     def norm(name: str) -> Tensor:
@@ -107,7 +107,7 @@ def load_layer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: 
     )
 
 
-def _load_mixer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer: int) -> Attention | GatedDelta:
+def _load_mixer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> Attention | GatedDelta:
     index, hidden, eps = config.mixer_index(layer), config.hidden_size, config.norm_eps
     if config.layers[layer].mixer == "attention":
         return Attention.load(checkpoint, f"{prefix}.self_attn", config.attention, index, hidden, eps)
@@ -119,13 +119,13 @@ def _load_mixer(checkpoint: Checkpoint, prefix: str, config: ModelConfig, layer:
     return GatedDelta.load(checkpoint, prefix, config.state, index, in_proj, eps)
 
 
-def _load_split_in_proj(checkpoint: Checkpoint, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
+def _load_split_in_proj(checkpoint: Tensors, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
     """Qwen3.5: four matrices, already in our order."""
     rows = {"qkv": c.conv_channels, "z": c.value_size, "b": c.num_value_heads, "a": c.num_value_heads}
     return torch.cat([checkpoint.take(f"{prefix}.in_proj_{n}.weight", (r, hidden)) for n, r in rows.items()])
 
 
-def _load_fused_in_proj(checkpoint: Checkpoint, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
+def _load_fused_in_proj(checkpoint: Tensors, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
     """Qwen3-Next: two matrices, a key head's rows together: q, k, its value heads' v and z; their b and a."""
     Hk, value_rows = c.num_key_heads, c.value_size // c.num_key_heads
     qkvz = checkpoint.take(f"{prefix}.in_proj_qkvz.weight", (2 * c.key_size + 2 * c.value_size, hidden))
@@ -135,7 +135,7 @@ def _load_fused_in_proj(checkpoint: Checkpoint, prefix: str, c: GatedDeltaConfig
     return torch.cat([part.reshape(-1, hidden) for part in (*by_head, *b_and_a)])
 
 
-def _load_moe(checkpoint: Checkpoint, prefix: str, config: ModelConfig) -> MixtureOfExperts:
+def _load_moe(checkpoint: Tensors, prefix: str, config: ModelConfig) -> MixtureOfExperts:
     assert config.moe is not None
     moe, hidden = config.moe, config.hidden_size
     gate_up, down = _load_experts(checkpoint, f"{prefix}.experts", moe, hidden)
@@ -149,7 +149,7 @@ def _load_moe(checkpoint: Checkpoint, prefix: str, config: ModelConfig) -> Mixtu
     )
 
 
-def _load_experts(checkpoint: Checkpoint, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
+def _load_experts(checkpoint: Tensors, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
     """gate_up [E, 2 I, hidden] and down [E, hidden, I], from one matrix an expert or from stacked tensors."""
     num, inner = moe.num_experts, moe.intermediate_size
     if f"{prefix}.gate_up_proj" in checkpoint.remaining:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import Tensors
 from engine.layers.step import Step
 from engine.model_config import AttentionConfig
 from kernels.linear import LinearWeight
@@ -31,7 +31,7 @@ class Attention:
     @classmethod
     def load(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: Tensors,
         prefix: str,
         config: AttentionConfig,
         index: int,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import Tensors
 from engine.model_config import MoeConfig
 from kernels.linear import LinearWeight
 from kernels.moe import moe_experts
@@ -18,7 +18,7 @@ class SwiGlu:
     down: LinearWeight  # [hidden, I]
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint, prefix: str, hidden: int, intermediate: int) -> "SwiGlu":
+    def load(cls, checkpoint: Tensors, prefix: str, hidden: int, intermediate: int) -> "SwiGlu":
         """From gate_proj, up_proj and down_proj."""
         gate = checkpoint.take(f"{prefix}.gate_proj.weight", (intermediate, hidden))
         up = checkpoint.take(f"{prefix}.up_proj.weight", (intermediate, hidden))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import Tensors
 from engine.layers.step import Step
 from engine.memory import CacheMemory
 from engine.model_config import GatedDeltaConfig
@@ -38,7 +38,7 @@ class GatedDelta:
     @classmethod
     def load(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: Tensors,
         prefix: str,
         config: GatedDeltaConfig,
         index: int,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.checkpoint import Checkpoint
+from engine.checkpoint import Tensors
 from engine.layers.step import Step
 from engine.memory import CacheMemory
 from engine.model_config import Mamba2Config
@@ -40,7 +40,7 @@ class Mamba2:
     @classmethod
     def load(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: Tensors,
         prefix: str,
         config: Mamba2Config,
         index: int,

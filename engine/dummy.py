@@ -1,0 +1,59 @@
+"""Weights of a shape that has no files: random, and such that the model's numbers stay ordinary. For benchmarks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+SEED = 0
+DT_MIN, DT_MAX = 1e-3, 1e-1  # Mamba2's steps at initialisation (Dao & Gu 2024): the state forgets, but slowly
+A_MAX = 16.0
+
+
+class DummyCheckpoint:
+    """Stands in for `Checkpoint`: any name has a tensor, filled on the device, that depends on name and seed alone.
+
+    Rows of matrices have length about one, so that activations keep their size from layer to layer; the vectors
+    that a state's decay is made of are drawn as its authors initialise them.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = SEED):
+        self._dtype = dtype
+        self._device = device
+        self._seed = seed
+        self.remaining: Set[str] = frozenset()  # no name is there beforehand: loaders take the plainest layout
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """As `Checkpoint.take`, of any name."""
+        generator = torch.Generator(self._device).manual_seed(_seed_of(f"{self._seed}/{name}"))
+        weight = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
+        match name.rsplit(".", 2)[-2:]:
+            case [*_, "A_log"]:
+                return weight.uniform_(1.0, A_MAX, generator=generator).log_()
+            case [*_, "dt_bias"]:
+                dt = weight.uniform_(math.log(DT_MIN), math.log(DT_MAX), generator=generator).exp_()
+                return torch.log(torch.expm1(dt))  # softplus gives it back
+            case [*_, "D"]:
+                return weight.fill_(1.0)
+            case [layer, "weight"] if layer.endswith("norm"):
+                return weight.fill_(1.0)
+        return weight.normal_(0.0, shape[-1] ** -0.5, generator=generator)
+
+    def skip(self, *prefixes: str) -> None:
+        """Nothing is left over."""
+
+    def assert_all_taken(self) -> None:
+        """Nothing is left over."""
+
+
+def dummy_fingerprint(config: str, device: torch.device, seed: int = SEED) -> str:
+    """That of no files: another device's random numbers are other weights."""
+    return blake3(f"dummy/{seed}/{device.type}/{config}".encode()).hexdigest()
+
+
+def _seed_of(text: str) -> int:
+    return int.from_bytes(blake3(text.encode()).digest(length=7))
