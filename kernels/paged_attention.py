@@ -5,7 +5,8 @@ Shapes    q [T, H, D]; k, v [T, Hkv, D]; k_pool, v_pool [P, bs, Hkv, D], any str
 Contract  `store_kv` has put this step's keys and values into the pool before; a row sees the pool's tokens
           up to its own position and nothing behind it: memory past a sequence's end may hold anything, NaN
           included
-Numerics  softmax in float32 (torch's fused attention), the result in q's dtype
+Numerics  softmax in float32, the result in q's dtype
+Source    torch's fused attention on the CPU; kernels/paged_prefill.py and kernels/paged_decode.py on a GPU
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
 """
@@ -17,12 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.paged_decode import PagedContexts, paged_decode_triton
+from kernels.paged_prefill import PagedChunks, paged_prefill_triton
+
 
 @dataclass(frozen=True)
-class PagedPrefill:
-    """Chunks of prompts: sequence i has lengths[i] new rows behind starts[i] tokens that its blocks hold."""
+class DenseChunks:
+    """What torch's attention needs of a prefill."""
 
-    lengths: tuple[int, ...]
     starts: tuple[int, ...]
     blocks: tuple[Tensor | None, ...]  # int64 [ceil(end / bs)]; None without a cached prefix: nothing to read
     visible: tuple[Tensor | None, ...]  # bool [length, end]; None without a cached prefix: plain causal
@@ -35,7 +38,7 @@ class PagedPrefill:
         block_ids: Sequence[Sequence[int]],
         block_size: int,
         device: torch.device,
-    ) -> "PagedPrefill":
+    ) -> "DenseChunks":
         blocks: list[Tensor | None] = []
         visible: list[Tensor | None] = []
         for length, start, ids in zip(lengths, starts, block_ids, strict=True):
@@ -44,15 +47,34 @@ class PagedPrefill:
             blocks.append(torch.tensor(used, dtype=torch.int64, device=device) if start else None)
             mask = torch.ones(length, end, dtype=torch.bool, device=device).tril_(start) if start else None
             visible.append(mask)
-        return cls(tuple(lengths), tuple(starts), tuple(blocks), tuple(visible))
+        return cls(tuple(starts), tuple(blocks), tuple(visible))
 
 
 @dataclass(frozen=True)
-class PagedDecode:
-    """One row a sequence, the last of context_lens[i] tokens."""
+class PagedPrefill:
+    """Chunks of prompts: sequence i has lengths[i] new rows behind starts[i] tokens that its blocks hold."""
+
+    lengths: tuple[int, ...]
+    chunks: PagedChunks | DenseChunks  # for Triton, for torch
+
+    @classmethod
+    def build(
+        cls,
+        lengths: Sequence[int],
+        starts: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device,
+    ) -> "PagedPrefill":
+        form = PagedChunks if device.type == "cuda" else DenseChunks
+        return cls(tuple(lengths), form.build(lengths, starts, block_ids, block_size, device))
+
+
+@dataclass(frozen=True)
+class DenseContexts:
+    """What torch's attention needs of a decode."""
 
     blocks_NM: Tensor  # int64, flattened; places past a sequence's last block repeat some valid block
-    num_sequences: int
     max_context: int
     hidden_Nn: Tensor | None  # bool, places past a sequence's end; None when all contexts are equally long
     bias_N11n: Tensor | None  # float, -inf at hidden places
@@ -64,7 +86,7 @@ class PagedDecode:
         block_ids: Sequence[Sequence[int]],
         block_size: int,
         device: torch.device,
-    ) -> "PagedDecode":
+    ) -> "DenseContexts":
         longest = max(context_lens)
         num_blocks = -(-longest // block_size)
         table = []
@@ -77,11 +99,30 @@ class PagedDecode:
             hidden = torch.arange(longest, device=device) >= lengths[:, None]
             bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
         blocks = torch.tensor(table, dtype=torch.int64, device=device)
-        return cls(blocks, len(context_lens), longest, hidden, bias)
+        return cls(blocks, longest, hidden, bias)
+
+
+@dataclass(frozen=True)
+class PagedDecode:
+    """One row a sequence, the last of context_lens[i] tokens."""
+
+    num_sequences: int
+    contexts: PagedContexts | DenseContexts  # for Triton, for torch
+
+    @classmethod
+    def build(
+        cls,
+        context_lens: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device,
+    ) -> "PagedDecode":
+        form = PagedContexts if device.type == "cuda" else DenseContexts
+        return cls(len(context_lens), form.build(context_lens, block_ids, block_size, device))
 
 
 def store_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, block_T: Tensor, offset_T: Tensor) -> None:
-    """Write row t to place offset_T[t] of block block_T[t]."""
+    """Write row t to place offset_T[t] of block block_T[t]. On a GPU `prepare_qkv` does it along the way."""
     if k.shape != v.shape or k.shape[1:] != k_pool.shape[2:] or k.dtype != k_pool.dtype:
         raise ValueError(f"k {tuple(k.shape)} {k.dtype} does not fit the pool {tuple(k_pool.shape)} {k_pool.dtype}")
     k_pool[block_T, offset_T] = k
@@ -93,17 +134,26 @@ def paged_prefill(
 ) -> Tensor:
     if sum(batch.lengths) != q.shape[0] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit rows {batch.lengths}")
-    return paged_prefill_torch(q, k, v, k_pool, v_pool, scale, batch)
+    if isinstance(batch.chunks, PagedChunks):
+        return paged_prefill_triton(q, k_pool, v_pool, scale, batch.chunks)
+    return paged_prefill_torch(q, k, v, k_pool, v_pool, scale, batch.lengths, batch.chunks)
 
 
 def paged_prefill_torch(
-    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedPrefill
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    scale: float,
+    lengths: Sequence[int],
+    chunks: DenseChunks,
 ) -> Tensor:
     T, H, D = q.shape
     num_kv = k.shape[1]
     out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
     first = 0
-    for length, start, blocks, visible in zip(batch.lengths, batch.starts, batch.blocks, batch.visible, strict=True):
+    for length, start, blocks, visible in zip(lengths, chunks.starts, chunks.blocks, chunks.visible, strict=True):
         rows = slice(first, first + length)
         keys, values = k[rows], v[rows]
         if blocks is not None:
@@ -129,22 +179,24 @@ def paged_prefill_torch(
 def paged_decode(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedDecode) -> Tensor:
     if q.shape[0] != batch.num_sequences or q.shape[1] % k_pool.shape[2]:
         raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences, {k_pool.shape[2]} KV heads")
-    return paged_decode_torch(q, k_pool, v_pool, scale, batch)
+    if isinstance(batch.contexts, PagedContexts):
+        return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts)
+    return paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts)
 
 
-def paged_decode_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedDecode) -> Tensor:
+def paged_decode_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, contexts: DenseContexts) -> Tensor:
     N, H, D = q.shape
     num_kv = k_pool.shape[2]
     keys, values = (
-        pool.index_select(0, batch.blocks_NM).view(N, -1, num_kv, D)[:, : batch.max_context]
+        pool.index_select(0, contexts.blocks_NM).view(N, -1, num_kv, D)[:, : contexts.max_context]
         for pool in (k_pool, v_pool)
     )
     bias = None
-    if batch.hidden_Nn is not None and batch.bias_N11n is not None:
+    if contexts.hidden_Nn is not None and contexts.bias_N11n is not None:
         # A weight of zero does not hide a NaN: clear the places, on the copies.
-        keys.masked_fill_(batch.hidden_Nn[..., None, None], 0)
-        values.masked_fill_(batch.hidden_Nn[..., None, None], 0)
-        bias = batch.bias_N11n.to(q.dtype)
+        keys.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
+        values.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
+        bias = contexts.bias_N11n.to(q.dtype)
     # The query heads of one KV head are the rows of one small matrix.
     attended = F.scaled_dot_product_attention(
         q.view(N, num_kv, H // num_kv, D),

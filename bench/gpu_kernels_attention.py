@@ -1,0 +1,274 @@
+"""Attention kernels on one GPU: paged prefill, paged decode, and the preparation of queries, keys and values.
+
+    python -m bench.gpu_kernels_attention [--variants]
+
+Times are medians of CUDA graph replays. A floor is the larger of FLOPs / 790 TFLOP/s and bytes / 4.3 TB/s, what
+such a machine reaches (shared/anchors/h200.md); K and V count once. `--variants` adds other tile sizes, and the
+library beside ours: torch's FlashAttention over keys and values gathered before it, gathering included.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from bench.shapes import SHAPES
+from engine.model_config import AttentionConfig
+from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
+from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
+from kernels.prepare_qkv import prepare_qkv_triton
+from kernels.rotary import inverse_frequencies, rotary_angles
+from tests.support.compiled import Launch, compile_for_h200
+
+FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
+BLOCK = 16
+BF16 = torch.bfloat16
+
+
+class Row(NamedTuple):
+    kernel: str
+    shape: str
+    time_us: float
+    floor_us: float
+
+    def __str__(self) -> str:
+        share = self.floor_us / self.time_us
+        return f"| {self.kernel} | {self.shape} | {self.time_us:.1f} | {self.floor_us:.1f} | {share:.0%} |"
+
+
+HEADER = "| kernel | shape | us | floor us | of floor |\n|---|---|---|---|---|"
+
+
+def time_us(run: Callable[[], object]) -> float:
+    return triton.testing.do_bench_cudagraph(run, rep=50, return_mode="median") * 1e3
+
+
+def row(kernel: str, shape: str, run: Callable[[], object], num_bytes: float, flops: float = 0.0) -> Row:
+    """A variant that does not fit the chip gives no row's time, but its name."""
+    try:
+        took = time_us(run)
+    except (triton.runtime.errors.OutOfResources, RuntimeError, NotImplementedError) as error:
+        print(f"{kernel}, {shape}: {error}")
+        took = float("nan")
+    return Row(kernel, shape, took, max(num_bytes / BYTES_A_SECOND, flops / FLOPS_A_SECOND) * 1e6)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sequences of `new` rows behind `cached` tokens, of one model's attention layer."""
+
+    model: str
+    num_sequences: int
+    new: int
+    cached: int
+
+    @property
+    def config(self) -> AttentionConfig:
+        config = SHAPES[self.model].attention
+        assert config is not None
+        return config
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.num_sequences} x {self.new} behind {self.cached}"
+
+    def tables(self) -> tuple[Tensor, Tensor, Tensor, list[list[int]]]:
+        """q, a layer's pools in a model of four attention layers, and scattered blocks."""
+        c, rows = self.config, self.num_sequences * self.new
+        blocks_each = -(-(self.new + self.cached) // BLOCK)
+        shape = (self.num_sequences * blocks_each, 4, 2, BLOCK, c.num_kv_heads, c.head_dim)
+        pool = torch.randn(shape, device="cuda", dtype=BF16)
+        ids = torch.randperm(shape[0]).view(self.num_sequences, blocks_each).tolist()
+        width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        projected = torch.randn(rows, width, device="cuda", dtype=BF16)
+        q = projected[:, : c.num_heads * c.head_dim].view(rows, c.num_heads, c.head_dim)
+        return q, pool[:, 1, 0], pool[:, 1, 1], ids
+
+    def flops(self) -> float:
+        pairs = self.num_sequences * self.new * (self.cached + (self.new + 1) / 2)
+        return 4 * pairs * self.config.num_heads * self.config.head_dim
+
+    def num_bytes(self) -> float:
+        c = self.config
+        rows = self.num_sequences * self.new * 2 * c.num_heads
+        return 2.0 * c.head_dim * (rows + self.num_sequences * (self.new + self.cached) * 2 * c.num_kv_heads)
+
+
+PREFILLS = [
+    Workload(model, *shape)
+    for model in SHAPES
+    for shape in [(1, 2048, 0), (1, 8192, 0), (1, 32768, 0), (16, 4096, 0), (1, 2048, 30720), (8, 16, 4096)]
+]
+DECODES = [
+    Workload(model, *shape)
+    for model in SHAPES
+    for shape in [(1, 1, 255), (1, 1, 8191), (16, 1, 255), (64, 1, 255), (64, 1, 8191), (256, 1, 255), (256, 1, 2047)]
+]
+PREFILL_VARIANTS = {
+    64: [(128, 64, 4, 2), (128, 64, 4, 4), (128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 8, 3)],
+    256: [(64, 64, 4, 2), (128, 32, 8, 3), (128, 32, 8, 4), (64, 32, 4, 3)],
+}
+DECODE_VARIANTS = {
+    64: [(64, 128, 2, 3), (64, 128, 4, 2), (64, 128, 4, 5), (128, 128, 4, 3), (32, 128, 2, 4), (64, 64, 4, 3),
+         (64, 256, 4, 3)],
+    256: [(32, 128, 4, 2), (32, 128, 8, 3), (64, 128, 4, 2), (64, 128, 8, 2), (16, 128, 4, 4), (32, 64, 4, 3),
+          (32, 256, 4, 3)],
+}  # fmt: skip
+SPLITS = [1, 2, 8, 16, 32]
+
+
+def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
+    q, k_pool, v_pool, ids = work.tables()
+    N, c = work.num_sequences, work.config
+    device = torch.device("cuda")
+    chunks = PagedChunks.build([work.new] * N, [work.cached] * N, ids, BLOCK, device)
+    tiles = [prefill_tile(c.head_dim, BF16)]
+    tiles += [PrefillTile(*tile) for tile in PREFILL_VARIANTS[c.head_dim]] if variants else []
+    for tile in tiles:
+        run = lambda tile=tile: paged_prefill_triton(q, k_pool, v_pool, c.scale, chunks, tile)  # noqa: E731
+        yield row(f"prefill {tuple(tile)}", str(work), run, work.num_bytes(), work.flops())
+    if variants:
+        yield row("gather, FlashAttention", str(work), flash(work, q, k_pool, v_pool, ids), work.num_bytes(),
+                  work.flops())  # fmt: skip
+
+
+def flash(work: Workload, q: Tensor, k_pool: Tensor, v_pool: Tensor, ids: list[list[int]]) -> Callable[[], object]:
+    """The library: torch's own FlashAttention-2, its causal mask aligned to the last key."""
+    N, c, end = work.num_sequences, work.config, work.new + work.cached
+    blocks = torch.tensor(ids, device="cuda").flatten()
+    rows_N1, keys_N1 = (torch.arange(N + 1, device="cuda", dtype=torch.int32) * each for each in (work.new, end))
+    assert end % BLOCK == 0
+
+    def run() -> object:
+        k, v = (pool.index_select(0, blocks).view(N * end, *pool.shape[2:]) for pool in (k_pool, v_pool))
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, rows_N1, keys_N1, work.new, end, 0.0, True, False, scale=c.scale
+        )
+
+    return run
+
+
+def decode_rows(work: Workload, variants: bool) -> Iterator[Row]:
+    q, k_pool, v_pool, ids = work.tables()
+    N, c = work.num_sequences, work.config
+    lens = [work.cached + 1] * N
+    contexts = PagedContexts.build(lens, ids, BLOCK, torch.device("cuda"))
+    tile = decode_tile(c.head_dim, BF16)
+    chosen = num_splits(N, c.num_kv_heads, contexts.table_NM.shape[1] * BLOCK, tile.split_keys)
+    choices = [(tile, chosen)]
+    if variants:
+        choices += [(DecodeTile(*other), chosen) for other in DECODE_VARIANTS[c.head_dim]]
+        choices += [(tile, splits) for splits in SPLITS if splits != chosen]
+    for tile, splits in choices:
+        def run(tile: DecodeTile = tile, splits: int = splits) -> Tensor:
+            return paged_decode_triton(q, k_pool, v_pool, c.scale, contexts, tile, splits)
+
+        yield row(f"decode {tuple(tile)}, {splits} splits", str(work), run, work.num_bytes(), work.flops())
+
+
+def prepare_rows(model: str, rows: int) -> Row:
+    """Queries, keys, values: read; what changes and what the pool keeps: written."""
+    config = Workload(model, 1, rows, 0).config
+    H, KV, D, R = config.num_heads, config.num_kv_heads, config.head_dim, config.rotary_dim or 0
+    projected = torch.randn(rows, (H + 2 * KV) * D, device="cuda", dtype=BF16)
+    pool = torch.empty(-(-rows // BLOCK), 2, BLOCK, KV, D, device="cuda", dtype=BF16)
+    place = torch.arange(rows, device="cuda")
+    norm = torch.rand(H + KV, D, device="cuda") if config.has_qk_norm else None
+    rotary = rotary_angles(place, inverse_frequencies(R, 1e7, place.device)) if R else None
+
+    block, offset = place // BLOCK, place % BLOCK
+    run = lambda: prepare_qkv_triton(  # noqa: E731
+        projected, pool[:, 0], pool[:, 1], block, offset, H, norm, 1e-6, rotary
+    )
+    heads = 4 * KV if norm is None and rotary is None else (H + 2 * KV) + (H + KV) + 2 * KV
+    return row("prepare q, k, v", f"{model}, {rows} rows", run, 2.0 * rows * heads * D)
+
+
+def rows(variants: bool = False) -> Iterator[Row]:
+    for work in PREFILLS:
+        yield from prefill_rows(work, variants)
+    for work in DECODES:
+        yield from decode_rows(work, variants)
+    for model in SHAPES:
+        for count in (1, 64, 256, 8192):
+            yield prepare_rows(model, count)
+
+
+# ---------------------------------------------------------------- what the compiler makes of them, without a GPU
+
+
+def compile_checks() -> Iterator[tuple[str, Launch]]:
+    """The launches of the shapes above."""
+    for model in SHAPES:
+        c = Workload(model, 1, 1, 0).config
+        H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
+        yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
+        for splits in (1, 8):
+            yield f"decode {model}, {splits} splits", decode_launch(H, KV, D, decode_tile(D, BF16), splits)
+        yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16), 32)
+        yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
+    yield "prefill float32", prefill_launch(8, 2, 256, prefill_tile(256, torch.float32), "fp32")
+    yield "decode float32", decode_launch(8, 2, 256, decode_tile(256, torch.float32), 8, "fp32")
+
+
+def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf16") -> Launch:
+    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr", "out_ptr")}
+    types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
+    types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "stride_table": "i32"}
+    group = H // KV
+    constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs |= {"TOKENS": tile.rows // group, "KEYS": tile.keys}
+    return Launch("kernels.paged_prefill:_prefill_kernel", types | {"scale_log2": "fp32"}, constexprs,
+                  tile.num_warps, tile.num_stages)  # fmt: skip
+
+
+def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype: str = "bf16") -> Launch:
+    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr")}
+    types |= {name: "*fp32:16" if splits > 1 else f"*{dtype}:16" for name in ("out_ptr", "log_sum_ptr")}
+    types |= {"lens_ptr": "*i32:16", "table_ptr": "*i32", "stride_table": "i32"}
+    types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "scale_log2": "fp32"}
+    constexprs = {"H": H, "GROUP": H // KV, "ROWS": max(16, H // KV), "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs |= {"KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys, "SPLITS": splits}
+    return Launch("kernels.paged_decode:_decode_kernel", types, constexprs, tile.num_warps, tile.num_stages)
+
+
+def merge_launch(H: int, D: int, tile: DecodeTile, splits: int) -> Launch:
+    types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32:16"}
+    constexprs = {"H": H, "D": D, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys, "SPLITS": splits}
+    return Launch("kernels.paged_decode:_merge_kernel", types, constexprs)
+
+
+def prepare_launch(H: int, KV: int, D: int, R: int, has_norm: bool) -> Launch:
+    types = {name: "*bf16:16" for name in ("x_ptr", "out_ptr", "k_pool_ptr", "v_pool_ptr")}
+    types |= {"block_ptr": "*i64:16", "offset_ptr": "*i64:16", "eps": "fp32"}
+    types |= {"stride_x": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16"}
+    optional = {"norm_ptr": has_norm, "cos_ptr": R > 0, "sin_ptr": R > 0}
+    types |= {name: "*fp32:16" for name, is_there in optional.items() if is_there}
+    first = 0 if has_norm or R else H
+    constexprs = {name: None for name, is_there in optional.items() if not is_there}
+    constexprs |= {"FIRST_HEAD": first, "H": H, "HKV": KV, "D": D, "R": R, "HAS_NORM": has_norm, "BLOCK_D": D}
+    heads = min(triton.next_power_of_2(H + 2 * KV - first), max(1, 2048 // D))
+    return Launch("kernels.prepare_qkv:_prepare_kernel", types, constexprs | {"BLOCK_HEADS": heads})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", action="store_true", help="other tiles and the library, too")
+    parser.add_argument("--compile-only", action="store_true", help="registers and shared memory; needs no GPU")
+    arguments = parser.parse_args()
+    if arguments.compile_only:
+        checks = list(compile_checks())
+        reports = compile_for_h200([launch for _, launch in checks])
+        for (name, _), report in zip(checks, reports, strict=True):
+            print(name, report)
+        return
+    print(HEADER)
+    for line in rows(arguments.variants):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Attention of one query row a sequence over the paged KV pool: the Triton half of `paged_decode`.
+
+    out_i = softmax(scale * q_i K^T) V        K, V: sequence i's first context_lens[i] tokens
+
+Shapes    q [N, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of the same strides; returns [N, H, D]
+Contract  D is a power of two, at least 16; a context of no tokens (a padding row) gives zeros. Grid and split
+          count follow from N, Hkv and the table's width alone, never from the contexts: captured graphs replay
+          with other contexts
+Numerics  as in paged_prefill.py; the splits are merged in float32
+Source    Dao et al. 2023, "Flash-Decoding": the context is cut among programs, a second kernel merges them. The
+          query heads of one KV head are the rows of one product, padded to the 16 that `tl.dot` needs
+
+Legend    N sequences, M blocks of the longest, S splits
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.dispatch import UPCAST_DOT
+from kernels.paged_prefill import LOG2_E, check_paged, padded_table
+from kernels.upload import upload_int32
+
+
+@dataclass(frozen=True)
+class PagedContexts:
+    """What each row sees: int32, on the device."""
+
+    lens_N: Tensor  # tokens of context, the row's own among them
+    table_NM: Tensor  # places past a sequence's last block are not read
+
+    @classmethod
+    def build(
+        cls, context_lens: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int, device: torch.device
+    ) -> "PagedContexts":
+        width, table = padded_table(context_lens, block_ids, block_size)
+        lens_N, flat = upload_int32([context_lens, table], device)
+        return cls(lens_N, flat.view(len(context_lens), width))
+
+
+class DecodeTile(NamedTuple):
+    """How one program works: `keys` keys at a time, at least `split_keys` of them where the context has as many."""
+
+    keys: int
+    split_keys: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
+    """32 to 64 KiB of keys and values in flight a program, two programs or more a multiprocessor."""
+    if dtype == torch.float32:
+        return DecodeTile(32, 128, 4, 2)
+    return DecodeTile(64, 128, 4, 3) if head_dim <= 128 else DecodeTile(32, 128, 4, 3)
+
+
+TARGET_PROGRAMS = 2048  # about 15 for each of an H200's 132 multiprocessors: uneven contexts even out
+MOST_SPLITS = 64
+
+
+def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
+    """A power of two, from shapes alone."""
+    wanted = -(-TARGET_PROGRAMS // (num_sequences * num_kv_heads))
+    useful = -(-table_tokens // split_keys)
+    return triton.next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
+
+
+@triton.jit
+def _split_of(length, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr):
+    """Keys that each split takes, a multiple of KEYS; some of the last splits may be left without any."""
+    return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), SPLITS) * KEYS, SPLIT_KEYS)
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, log_sum_ptr, lens_ptr, table_ptr,
+    stride_q, stride_block, stride_token, stride_table, scale_log2,
+    H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """One split of one sequence's context for the GROUP query heads of one KV head.
+
+    SPLITS = 1: out [N, H, D] is the result. Otherwise out [N, H, SPLITS, D] and log_sum [N, H, SPLITS], base 2,
+    are float32; splits without keys write nothing.
+    """
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = tl.load(lens_ptr + sequence)
+    split_keys = _split_of(length, KEYS, SPLIT_KEYS, SPLITS)
+    first_key = split * split_keys
+    if SPLITS > 1 and first_key >= length:
+        return
+    last_key = tl.minimum(first_key + split_keys, length)
+
+    member, d = tl.arange(0, ROWS), tl.arange(0, D)
+    head = kv_head * GROUP + member
+    is_head = member < GROUP
+    q_row = q_ptr + sequence.to(tl.int64) * stride_q
+    q = tl.load(q_row + head[:, None] * D + d[None, :], mask=is_head[:, None], other=0.0)
+    if UPCAST_DOT:
+        q = q.to(tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    k_ptr += kv_head * D
+    v_ptr += kv_head * D
+    table_ptr += sequence.to(tl.int64) * stride_table
+    for start in range(first_key, last_key, KEYS):
+        key = start + tl.arange(0, KEYS)
+        is_key = key < last_key
+        block = tl.load(table_ptr + key // BLOCK_SIZE, mask=is_key, other=0)
+        place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token
+        k = tl.load(k_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
+        v = tl.load(v_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
+        if UPCAST_DOT:
+            k = k.to(tl.float32)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        score = tl.where(is_key[None, :], score, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(score, 1))
+        weight = tl.exp2(score - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
+        row_sum = row_sum * shrink + tl.sum(weight, 1)
+        row_max = new_max
+        weight = weight.to(v.dtype)
+        if UPCAST_DOT:
+            weight, v = weight.to(tl.float32), v.to(tl.float32)
+        acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
+    row_out = sequence.to(tl.int64) * H + head
+    out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    out_place = (row_out * SPLITS + split)[:, None] * D + d[None, :]
+    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=is_head[:, None])
+    if SPLITS > 1:
+        tl.store(log_sum_ptr + row_out * SPLITS + split, row_max + tl.log2(row_sum), mask=is_head)
+
+
+@triton.jit
+def _merge_kernel(
+    part_ptr, log_sum_ptr, out_ptr, lens_ptr,
+    H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys."""
+    row = tl.program_id(0).to(tl.int64)
+    length = tl.load(lens_ptr + row // H)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
+    has_keys = split * _split_of(length, KEYS, SPLIT_KEYS, SPLITS) < length
+    log_sum = tl.load(log_sum_ptr + row * SPLITS + split, mask=has_keys, other=float("-inf"))
+    weight = tl.exp2(log_sum - tl.maximum(tl.max(log_sum, 0), -1e30))  # without any context: all zero
+    part_place = (row * SPLITS + split)[:, None] * D + d[None, :]
+    part = tl.load(part_ptr + part_place, mask=has_keys[:, None], other=0.0)
+    total = tl.sum(weight, 0)
+    out = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + row * D + d, out.to(out_ptr.dtype.element_ty))
+
+
+def paged_decode_triton(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    scale: float,
+    contexts: PagedContexts,
+    tile: DecodeTile | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    N, H, D = q.shape
+    num_kv, block_size = k_pool.shape[2], k_pool.shape[1]
+    check_paged(q, k_pool, v_pool)
+    out = torch.empty((N, H, D), dtype=q.dtype, device=q.device)
+    if N == 0:
+        return out
+    tile = tile or decode_tile(D, q.dtype)
+    S = splits or num_splits(N, num_kv, contexts.table_NM.shape[1] * block_size, tile.split_keys)
+    part, log_sum = out, out
+    if S > 1:
+        part = torch.empty((N, H, S, D), dtype=torch.float32, device=q.device)
+        log_sum = torch.empty((N, H, S), dtype=torch.float32, device=q.device)
+    _decode_kernel[(N, num_kv, S)](
+        q, k_pool, v_pool, part, log_sum, contexts.lens_N, contexts.table_NM,
+        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E,
+        H=H, GROUP=H // num_kv, ROWS=max(16, triton.next_power_of_2(H // num_kv)), D=D, BLOCK_SIZE=block_size,
+        KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if S > 1:
+        _merge_kernel[(N * H,)](
+            part, log_sum, out, contexts.lens_N,
+            H=H, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S, num_warps=4,
+        )  # fmt: skip
+    return out

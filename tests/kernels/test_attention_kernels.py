@@ -1,0 +1,204 @@
+"""The Triton kernels of attention against float64, on a GPU or in the interpreter; pools are NaN where nothing lies."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.paged_decode import PagedContexts, num_splits, paged_decode_triton
+from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
+from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
+from kernels.rotary import inverse_frequencies, rotary_angles
+from tests.kernels.naive import NAN, naive_attention
+from tests.support.compiled import Launch, compile_for_h200
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BLOCK = 16
+needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter")
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+class Paged:
+    """Sequences in scattered blocks of one layer of a pool; everything else is NaN."""
+
+    def __init__(self, ends: list[int], H: int, KV: int, D: int, dtype: torch.dtype = torch.float32):
+        self.H, self.KV, self.D, self.dtype = H, KV, D, dtype
+        counts = [-(-end // BLOCK) for end in ends]
+        pool = torch.full((sum(counts) + 3, 3, 2, BLOCK, KV, D), NAN, dtype=dtype, device=DEVICE)
+        self.k_pool, self.v_pool = pool[:, 1, 0], pool[:, 1, 1]
+        free = torch.randperm(len(pool)).tolist()
+        self.blocks = [[free.pop() for _ in range(count)] for count in counts]
+        self.free = free
+        self.k, self.v = ([self.random(end, KV, D) for end in ends] for _ in range(2))
+        for i, end in enumerate(ends):
+            for place in range(end):
+                block = self.blocks[i][place // BLOCK]
+                self.k_pool[block, place % BLOCK] = self.k[i][place]
+                self.v_pool[block, place % BLOCK] = self.v[i][place]
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=DEVICE).to(self.dtype)
+
+    def queries(self, rows: int) -> Tensor:
+        """A slice of a projection, as the engine passes it."""
+        return self.random(rows, (self.H + 2) * self.D)[:, : self.H * self.D].view(rows, self.H, self.D)
+
+    def check(self, out: Tensor, q: Tensor, sequence: int, scale: float) -> None:
+        expected = naive_attention(q.cpu(), self.k[sequence].cpu(), self.v[sequence].cpu(), scale)
+        torch.testing.assert_close(out.cpu().double(), expected, atol=BOUND[self.dtype], rtol=BOUND[self.dtype])
+
+
+def check_prefill(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype, tile=None) -> None:
+    paged = Paged([end for _, end in spans], H, KV, D, dtype)
+    lengths, starts = [end - start for start, end in spans], [start for start, _ in spans]
+    q = paged.queries(sum(lengths))
+    chunks = PagedChunks.build(lengths, starts, paged.blocks, BLOCK, DEVICE)
+    out = paged_prefill_triton(q, paged.k_pool, paged.v_pool, D**-0.5, chunks, tile)
+    assert out.dtype == dtype
+    for i, (part, rows) in enumerate(zip(out.split(lengths), q.split(lengths), strict=True)):
+        paged.check(part, rows, i, D**-0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "spans", [[(0, 1)], [(0, 33)], [(17, 18)], [(5, 40)], [(0, 20), (33, 50), (0, 1), (31, 48)]], ids=str
+)
+def test_prefill_sees_its_prefix_and_itself(spans: list[tuple[int, int]], dtype: torch.dtype):
+    check_prefill(spans, 4, 2, 16, dtype, None if DEVICE.type == "cuda" else PrefillTile(32, 32, 4, 1))
+
+
+@pytest.mark.parametrize(("H", "KV"), [(3, 1), (2, 2), (8, 1)])
+def test_prefill_groups_any_number_of_query_heads(H: int, KV: int):
+    check_prefill([(7, 30)], H, KV, 16, torch.float32)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256)])
+@pytest.mark.parametrize(
+    "spans", [[(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100)], [(0, 600)], [(500, 564)]], ids=str
+)
+def test_prefill_of_real_shapes(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype):
+    check_prefill(spans, H, KV, D, dtype)
+
+
+def test_an_empty_prefill_is_none():
+    paged = Paged([1], 2, 1, 16)
+    chunks = PagedChunks.build([], [], [], BLOCK, DEVICE)
+    assert paged_prefill_triton(paged.queries(0), paged.k_pool, paged.v_pool, 1.0, chunks).shape == (0, 2, 16)
+
+
+def check_decode(lens: list[int], H: int, KV: int, D: int, dtype: torch.dtype, splits: int | None) -> None:
+    paged = Paged(lens, H, KV, D, dtype)
+    q = paged.queries(len(lens))
+    reserved = [[*blocks, paged.free[0]] for blocks in paged.blocks]  # blocks behind the context are not read
+    contexts = PagedContexts.build(lens, reserved, BLOCK, DEVICE)
+    wide = torch.full((len(lens), contexts.table_NM.shape[1] + 5), 2**30, dtype=torch.int32, device=DEVICE)
+    wide[:, :-5] = contexts.table_NM  # a captured graph's table is wider than any context
+    contexts = PagedContexts(contexts.lens_N, wide)
+    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, splits=splits)
+    for i, length in enumerate(lens):
+        if length:
+            paged.check(out[i : i + 1], q[i : i + 1], i, D**-0.5)
+        else:
+            assert not out[i].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("lens", [[1], [129], [5, 300, 0, 64]], ids=str)
+def test_decode_sees_exactly_its_own_context(lens: list[int], splits: int, dtype: torch.dtype):
+    check_decode(lens, 6, 2, 16, dtype, splits)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256)])
+@pytest.mark.parametrize("lens", [[8192], [1, 63, 64, 65, 5000, 127, 128, 129], [700] * 80], ids=len)
+def test_decode_of_real_shapes(lens: list[int], H: int, KV: int, D: int, dtype: torch.dtype):
+    check_decode(lens, H, KV, D, dtype, None)
+
+
+def test_an_empty_decode_is_none():
+    paged = Paged([1], 2, 1, 16)
+    contexts = PagedContexts.build([], [], BLOCK, DEVICE)
+    assert len(paged_decode_triton(paged.queries(0), paged.k_pool, paged.v_pool, 1.0, contexts)) == 0
+
+
+def test_splits_follow_from_shapes():
+    assert num_splits(1, 8, 131072, 128) == 64
+    assert num_splits(64, 8, 8192, 128) == 4
+    assert num_splits(256, 8, 131072, 128) == 1
+    assert num_splits(1, 8, 256, 128) == 2
+
+
+@needs_gpu
+def test_a_captured_decode_replays_with_other_contexts():
+    paged = Paged([900, 40], 4, 2, 64, torch.bfloat16)
+    q = paged.queries(2)
+    full = PagedContexts.build([900, 40], paged.blocks, BLOCK, DEVICE)
+    static = PagedContexts(torch.ones_like(full.lens_N), full.table_NM)
+    run = lambda: paged_decode_triton(q, paged.k_pool, paged.v_pool, 0.125, static)  # noqa: E731
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    static.lens_N.copy_(full.lens_N)
+    graph.replay()
+    for i in range(2):
+        paged.check(out[i : i + 1], q[i : i + 1], i, 0.125)
+
+
+def test_heads_that_do_not_lie_side_by_side_are_refused():
+    paged = Paged([4], 2, 1, 16)
+    contexts = PagedContexts.build([4], paged.blocks, BLOCK, DEVICE)
+    q = paged.random(1, 2, 32)[..., ::2]
+    with pytest.raises(ValueError, match="side by side"):
+        paged_decode_triton(q, paged.k_pool, paged.v_pool, 1.0, contexts)
+    with pytest.raises(ValueError, match="power of two"):
+        paged_decode_triton(paged.random(1, 2, 24), paged.k_pool, paged.v_pool, 1.0, contexts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rotary_dim", [0, 8, 24])
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_prepared_queries_and_keys_equal_norm_rotation_and_store(has_norm: bool, rotary_dim: int, dtype: torch.dtype):
+    T, H, KV, D = 5, 6, 3, 24
+    projected = torch.randn(T, (H + 2 * KV) * D + 7, device=DEVICE).to(dtype)
+    norm = torch.rand(H + KV, D, device=DEVICE) if has_norm else None
+    rotary = None
+    if rotary_dim:
+        positions = torch.tensor([0, 3, 70, 71, 4000], device=DEVICE)
+        rotary = rotary_angles(positions, inverse_frequencies(rotary_dim, 1e4, DEVICE))
+    block, offset = (torch.tensor(values, device=DEVICE) for values in ([2, 0, 2, 2, 1], [15, 0, 3, 4, 7]))
+    results, pools = [], []
+    for prepare in (prepare_qkv_torch, prepare_qkv_triton):
+        pool = torch.full((4, 2, 2, BLOCK, KV, D), NAN, dtype=dtype, device=DEVICE)
+        pools.append(pool)
+        k_pool, v_pool = pool[:, 1, 0], pool[:, 1, 1]
+        results.append(prepare(projected.clone(), k_pool, v_pool, block, offset, H, norm, 1e-3, rotary))
+    bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for expected, actual in zip((*results[0], pools[0]), (*results[1], pools[1]), strict=True):
+        torch.testing.assert_close(actual, expected, atol=bound, rtol=bound, equal_nan=True)
+
+
+def test_no_rows_prepare_nothing():
+    pool = torch.full((2, BLOCK, 1, 16), NAN, device=DEVICE)
+    none = torch.empty(0, dtype=torch.int64, device=DEVICE)
+    q, k, v = prepare_qkv_triton(torch.empty(0, 64, device=DEVICE), pool, pool, none, none, 2, None, 1e-3, None)
+    assert (len(q), len(k), len(v)) == (0, 0, 0)
+
+
+def launches() -> list[Launch]:
+    from bench.gpu_kernels_attention import compile_checks
+
+    return [launch for _, launch in compile_checks()]
+
+
+def test_kernels_compile_for_an_h200_without_spilling():
+    for report in compile_for_h200(launches()):
+        assert report.stack_bytes == 0 and report.shared_bytes <= 227 * 1024
