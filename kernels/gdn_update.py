@@ -1,25 +1,30 @@
-"""One step of the gated delta rule for each sequence of a decode batch, from source slots to destination
-slots.
+"""Steps of the gated delta rule for each sequence of a decode batch, from source slots to destination slots.
 
     S = e^g S;   S += k outer beta (v - S^T k);   o = S^T q
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [B, Hk, Dk]; v [B, Hv, Dv]; g, beta [B, Hv]; state_pool [S, Hv, Dk, Dv] float32, any stride
-          over slots; dst_slots [B] int64; returns o [B, Hv, Dv] in v's dtype. Value head h reads key head h
-          // (Hv / Hk)
-Contract  dst_slots unique; a destination may be its own sequence's source and no other's; every source is
-          read before any slot is written; B = 0 is a no-op
-Numerics  all arithmetic in float32
+Shapes    q, k [R, Hk, Dk]; v [R, Hv, Dv]; g, beta [R, Hv]; state_pool [S, Hv, Dk, Dv] float32 or bfloat16,
+          any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns o [R, Hv, Dv] in v's
+          dtype. Value head h reads key head h // (Hv / Hk). B sequences of T rows (a token and its drafts)
+          make R = B * T rows, a sequence's rows one after the other; row t's state goes to dst_slots[:, t]
+Contract  destinations are unique; one may be its own sequence's source and no other's; every source is read
+          before any slot is written; B = 0 is a no-op. In the Triton kernel a destination of -1 is written
+          nowhere: a row that only fills up the batch of a captured graph
+Numerics  all arithmetic in float32; T rows at once equal T steps of one row, a bfloat16 pool's rounding after
+          each row included
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", equation 10
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from kernels.dispatch import runs_triton
 from kernels.gdn_prefill import L2_NORM_EPS
 from kernels.rms_norm import l2_normalize
-from kernels.segments import StateSource
+from kernels.segments import StateSource, steps_of_each
 
 
 def gdn_update(
@@ -36,9 +41,10 @@ def gdn_update(
     Hk, Dk = k.shape[1:]
     if q.shape != k.shape or Hv % Hk:
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} disagree")
-    if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype != torch.float32:
-        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold float32 states")
-    return gdn_update_torch(q, k, v, g, beta, state_pool, source, dst_slots)
+    if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold these states")
+    implementation = gdn_update_triton if runs_triton(v) else gdn_update_torch
+    return implementation(q, k, v, g, beta, state_pool, source, dst_slots)
 
 
 def gdn_update_torch(
@@ -51,6 +57,23 @@ def gdn_update_torch(
     source: StateSource,
     dst_slots: Tensor,
 ) -> Tensor:
+    T = steps_of_each(dst_slots, len(v))
+    state = source.read(state_pool).float()
+    if T == 1:
+        o = _step(q, k, v, g, beta, state)
+        state_pool.index_copy_(0, dst_slots.flatten(), state.to(state_pool.dtype))
+        return o
+    outputs = []
+    for t, dst in enumerate(dst_slots.unbind(1)):
+        outputs.append(_step(q[t::T], k[t::T], v[t::T], g[t::T], beta[t::T], state))
+        rounded = state.to(state_pool.dtype)
+        state_pool.index_copy_(0, dst, rounded)
+        state = rounded.float()
+    return torch.stack(outputs, dim=1).flatten(0, 1)
+
+
+def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """One row of each sequence: returns o, changes `state` [B, Hv, Dk, Dv]."""
     batch, Hv, Dv = v.shape
     Hk, Dk = k.shape[1:]
     k_BHK = l2_normalize(k.float(), L2_NORM_EPS)
@@ -58,11 +81,132 @@ def gdn_update_torch(
     if Hv != Hk:
         k_BHK, q_BHK = k_BHK.repeat_interleave(Hv // Hk, dim=1), q_BHK.repeat_interleave(Hv // Hk, dim=1)
     key_row, query_row = k_BHK.reshape(-1, 1, Dk), q_BHK.reshape(-1, 1, Dk)
-    state = source.read(state_pool)
     state.mul_(torch.exp(g.float())[..., None, None])
     flat = state.view(batch * Hv, Dk, Dv)
     delta = (v.float().reshape(-1, 1, Dv) - torch.bmm(key_row, flat)) * beta.float().reshape(-1, 1, 1)
     flat.baddbmm_(key_row.transpose(1, 2), delta)
     o = torch.bmm(query_row, flat)
-    state_pool.index_copy_(0, dst_slots, state)
     return o.view(batch, Hv, Dv).to(v.dtype)
+
+
+@triton.jit(do_not_specialize_on_alignment=["src_ptr", "dst_ptr"])
+def _gdn_update_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    o_ptr,
+    pool_ptr,
+    src_ptr,
+    dst_ptr,
+    q_stride,  # the strides are those of rows, and of slots
+    k_stride,
+    v_stride,
+    g_stride,
+    beta_stride,
+    slot_stride,
+    T: tl.constexpr,
+    H: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    HEADS_A_KEY: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    TILE_V: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """A program holds columns TILE_V of one head's state in registers: it is read once and written once a row.
+
+    With the decayed S of before the update, o = S^T q + (k . q) delta: both products with S are sums over the
+    same registers and wait for each other no longer.
+    """
+    head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
+    column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
+    key = tl.arange(0, PADDED_K)
+    sequence = tl.program_id(1)
+    in_k, in_v = key < DK, column < DV
+    place = head * DK * DV + key[:, None] * DV + column[None, :]
+    key_place = head // HEADS_A_KEY * DK + key
+
+    src = tl.load(src_ptr + sequence)
+    found = (key < tl.where(src >= 0, DK, 0))[:, None] & in_v[None, :]
+    state = tl.load(pool_ptr + src * slot_stride + place, mask=found, other=0.0).to(tl.float32)
+    for t in tl.static_range(T):
+        row = sequence * T + t
+        k = tl.load(k_ptr + row * k_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
+        q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
+        decay = tl.exp(tl.load(g_ptr + row * g_stride + head).to(tl.float32))
+        beta = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32)
+        k = k * tl.rsqrt(tl.sum(k * k) + EPS)
+        q = q * (tl.rsqrt(tl.sum(q * q) + EPS) * DK**-0.5)
+        state = state * decay
+        delta = beta * (v - tl.sum(state * k[:, None], axis=0))
+        o = tl.sum(state * q[:, None], axis=0) + tl.sum(k * q) * delta
+        state = state + k[:, None] * delta[None, :]
+        tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
+        dst = tl.load(dst_ptr + row)
+        rounded = state.to(pool_ptr.dtype.element_ty)
+        kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
+        tl.store(pool_ptr + dst * slot_stride + place, rounded, mask=kept)
+        state = rounded.to(tl.float32)
+
+
+def gdn_update_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    source: StateSource,
+    dst_slots: Tensor,
+) -> Tensor:
+    T = steps_of_each(dst_slots, len(v))
+    R, Hv, Dv = v.shape
+    Hk, Dk = k.shape[1:]
+    # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("state pool", state_pool)):
+        if len(tensor) and not tensor[0].is_contiguous():
+            raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")
+    o = torch.empty((R, Hv, Dv), dtype=v.dtype, device=v.device)
+    if R == 0:
+        return o
+    tile_v, num_warps = launch_shape(R // T * Hv, Dv, state_pool.element_size())
+    _gdn_update_kernel[(Hv * triton.cdiv(Dv, tile_v), R // T)](
+        q,
+        k,
+        v,
+        g,
+        beta,
+        o,
+        state_pool,
+        source.slots_N,
+        dst_slots,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        g.stride(0),
+        beta.stride(0),
+        state_pool.stride(0),
+        T=T,
+        H=Hv,
+        DK=Dk,
+        DV=Dv,
+        HEADS_A_KEY=Hv // Hk,
+        PADDED_K=triton.next_power_of_2(Dk),
+        TILE_V=tile_v,
+        EPS=L2_NORM_EPS,
+        num_warps=num_warps,
+    )
+    return o
+
+
+def launch_shape(num_heads: int, value_dim: int, element_bytes: int) -> tuple[int, int]:
+    """Columns of the state a program holds, and its warps, for a batch with so many value heads in all.
+
+    A row of the tile is 128 bytes: whole sectors in whole cache lines, and 16 kilobytes a program of four warps.
+    A small batch is cut finer to occupy all 132 multiprocessors.
+    """
+    row_bytes = 64 if num_heads < 256 else 128
+    return min(row_bytes // element_bytes, triton.next_power_of_2(value_dim)), 4

@@ -1,20 +1,27 @@
-"""One Mamba2 (SSD) step for each sequence of a decode batch, from source slots to destination slots.
+"""Mamba2 (SSD) steps for each sequence of a decode batch, from source slots to destination slots.
 
     S = exp(dt * A) * S + (dt * x) outer B          y = S C + D * x
 
-Shapes    x [B, H, P]; dt [B, H]; A, D [H]; B, C [B, G, N]; state_pool [S, H, P, N] float32, any stride over
-          slots; dst_slots [B] int64; returns y [B, H, P] in x's dtype
-Contract  dt is already softplus(dt + bias), A is negative; dst_slots unique; a destination may be its own
+Shapes    x [R, H, P]; dt [R, H]; A, D [H] float32; B, C [R, G, N]; state_pool [S, H, P, N] float32 or
+          bfloat16, any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns y [R, H, P] in
+          x's dtype. B sequences of T rows (a token and its drafts) make R = B * T rows, a sequence's rows
+          one after the other; row t's state goes to dst_slots[:, t]
+Contract  dt is already softplus(dt + bias), A is negative; destinations are unique; one may be its own
           sequence's source and no other's; every source is read before any slot is written; B = 0 is a
-          no-op
-Numerics  all arithmetic in float32
+          no-op. In the Triton kernel a destination of -1 is written nowhere: a row that only fills up the
+          batch of a captured graph
+Numerics  all arithmetic in float32; T rows at once equal T steps of one row, a bfloat16 pool's rounding after
+          each row included
 Source    Dao & Gu 2024, "Transformers are SSMs" (recurrent form)
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from kernels.segments import StateSource
+from kernels.dispatch import runs_triton
+from kernels.segments import StateSource, steps_of_each
 
 
 def ssd_update(
@@ -31,9 +38,10 @@ def ssd_update(
     H, P = x.shape[1:]
     if H % B.shape[1] or B.shape != C.shape:
         raise ValueError(f"x {tuple(x.shape)}, B {tuple(B.shape)}, C {tuple(C.shape)} disagree")
-    if state_pool.shape[1:] != (H, P, B.shape[2]) or state_pool.dtype != torch.float32:
-        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold float32 states")
-    return ssd_update_torch(x, dt, A, B, C, D, state_pool, source, dst_slots)
+    if state_pool.shape[1:] != (H, P, B.shape[2]) or state_pool.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold these states")
+    implementation = ssd_update_triton if runs_triton(x) else ssd_update_torch
+    return implementation(x, dt, A, B, C, D, state_pool, source, dst_slots)
 
 
 def ssd_update_torch(
@@ -47,14 +55,144 @@ def ssd_update_torch(
     source: StateSource,
     dst_slots: Tensor,
 ) -> Tensor:
+    T = steps_of_each(dst_slots, len(x))
+    state = source.read(state_pool).float()
+    if T == 1:
+        y = _step(x, dt, A, B, C, D, state)
+        state_pool.index_copy_(0, dst_slots.flatten(), state.to(state_pool.dtype))
+        return y
+    outputs = []
+    for t, dst in enumerate(dst_slots.unbind(1)):
+        outputs.append(_step(x[t::T], dt[t::T], A, B[t::T], C[t::T], D, state))
+        rounded = state.to(state_pool.dtype)
+        state_pool.index_copy_(0, dst, rounded)
+        state = rounded.float()
+    return torch.stack(outputs, dim=1).flatten(0, 1)
+
+
+def _step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor) -> Tensor:
+    """One row of each sequence: returns y, changes `state` [B, H, P, N]."""
     batch, H, P = x.shape
     G, N = B.shape[1:]
     x_BHP, dt_BH = x.float(), dt.float()
-    state = source.read(state_pool)
     state.mul_(torch.exp(dt_BH * A)[..., None, None])
     # Heads of a group share B and C: one rank-1 update and one product a group instead of a head.
     grouped = state.view(batch * G, H // G * P, N)
     grouped.baddbmm_((x_BHP * dt_BH[..., None]).view(batch * G, H // G * P, 1), B.float().reshape(batch * G, 1, N))
     y = torch.bmm(grouped, C.float().reshape(batch * G, N, 1)).view(batch, H, P)
-    state_pool.index_copy_(0, dst_slots, state)
     return y.addcmul_(x_BHP, D[:, None]).to(x.dtype)
+
+
+@triton.jit(do_not_specialize_on_alignment=["src_ptr", "dst_ptr"])
+def _ssd_update_kernel(
+    x_ptr,
+    dt_ptr,
+    A_ptr,
+    B_ptr,
+    C_ptr,
+    D_ptr,
+    y_ptr,
+    pool_ptr,
+    src_ptr,
+    dst_ptr,
+    x_stride,  # the strides are those of rows, and of slots
+    dt_stride,
+    B_stride,
+    C_stride,
+    slot_stride,
+    T: tl.constexpr,
+    H: tl.constexpr,
+    P: tl.constexpr,
+    N: tl.constexpr,
+    HEADS_A_GROUP: tl.constexpr,
+    TILE_P: tl.constexpr,
+    PADDED_N: tl.constexpr,
+):
+    """A program holds rows TILE_P of one head's state in registers: it is read once and written once a row."""
+    head = tl.program_id(0) // tl.cdiv(P, TILE_P)
+    p = tl.program_id(0) % tl.cdiv(P, TILE_P) * TILE_P + tl.arange(0, TILE_P)
+    n = tl.arange(0, PADDED_N)
+    sequence = tl.program_id(1)
+    in_p, in_n = p < P, n < N
+    place = head * P * N + p[:, None] * N + n[None, :]
+    group = head // HEADS_A_GROUP * N + n
+    A = tl.load(A_ptr + head)
+    D = tl.load(D_ptr + head)
+
+    src = tl.load(src_ptr + sequence)
+    found = (p < tl.where(src >= 0, P, 0))[:, None] & in_n[None, :]
+    state = tl.load(pool_ptr + src * slot_stride + place, mask=found, other=0.0).to(tl.float32)
+    for t in tl.static_range(T):
+        row = sequence * T + t
+        dt = tl.load(dt_ptr + row * dt_stride + head).to(tl.float32)
+        x = tl.load(x_ptr + row * x_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
+        B = tl.load(B_ptr + row * B_stride + group, mask=in_n, other=0.0).to(tl.float32)
+        C = tl.load(C_ptr + row * C_stride + group, mask=in_n, other=0.0).to(tl.float32)
+        state = state * tl.exp(dt * A) + (dt * x)[:, None] * B[None, :]
+        y = tl.sum(state * C[None, :], axis=1) + D * x
+        tl.store(y_ptr + (row * H + head) * P + p, y.to(y_ptr.dtype.element_ty), mask=in_p)
+        dst = tl.load(dst_ptr + row)
+        rounded = state.to(pool_ptr.dtype.element_ty)
+        kept = (p < tl.where(dst >= 0, P, 0))[:, None] & in_n[None, :]
+        tl.store(pool_ptr + dst * slot_stride + place, rounded, mask=kept)
+        state = rounded.to(tl.float32)
+
+
+def ssd_update_triton(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    state_pool: Tensor,
+    source: StateSource,
+    dst_slots: Tensor,
+) -> Tensor:
+    T = steps_of_each(dst_slots, len(x))
+    R, H, P = x.shape
+    G, N = B.shape[1:]
+    # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
+    for name, tensor in (("x", x), ("dt", dt), ("B", B), ("C", C), ("state pool", state_pool)):
+        if len(tensor) and not tensor[0].is_contiguous():
+            raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")
+    y = torch.empty((R, H, P), dtype=x.dtype, device=x.device)
+    if R == 0:
+        return y
+    tile_p, num_warps = launch_shape(R // T * H, P)
+    _ssd_update_kernel[(H * triton.cdiv(P, tile_p), R // T)](
+        x,
+        dt,
+        A,
+        B,
+        C,
+        D,
+        y,
+        state_pool,
+        source.slots_N,
+        dst_slots,
+        x.stride(0),
+        dt.stride(0),
+        B.stride(0),
+        C.stride(0),
+        state_pool.stride(0),
+        T=T,
+        H=H,
+        P=P,
+        N=N,
+        HEADS_A_GROUP=H // G,
+        TILE_P=tile_p,
+        PADDED_N=triton.next_power_of_2(N),
+        num_warps=num_warps,
+    )
+    return y
+
+
+def launch_shape(num_heads: int, head_dim: int) -> tuple[int, int]:
+    """Rows of the state a program holds, and its warps, for a batch with so many heads in all.
+
+    Sixteen kilobytes of float32 state a program of four warps keep a multiprocessor's loads going while others
+    compute; a small batch is cut finer to occupy all 132 of them.
+    """
+    tile_p = 16 if num_heads < 512 else 32
+    return min(tile_p, triton.next_power_of_2(head_dim)), 4
