@@ -7,21 +7,92 @@ Contract  rows in range; for scatter also unique; staging and pool do not alias;
 Numerics  bit-exact
 """
 
+import math
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from kernels.dispatch import runs_triton
+
+WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def gather_rows(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
     _check(pool, rows, staging)
-    torch.index_select(pool, 0, rows, out=staging.view(len(rows), pool.shape[1]))
+    (gather_rows_triton if runs_triton(pool) else gather_rows_torch)(pool, rows, staging)
 
 
 def scatter_rows(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
     _check(pool, rows, staging)
-    pool.index_copy_(0, rows, staging.view(len(rows), pool.shape[1]))
+    (scatter_rows_triton if runs_triton(pool) else scatter_rows_torch)(pool, rows, staging)
 
 
 def _check(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
     expected = len(rows) * pool.shape[1]
     if staging.dtype != torch.uint8 or staging.dim() != 1 or len(staging) != expected:
         raise ValueError(f"staging is {tuple(staging.shape)} {staging.dtype}, not [{expected}] uint8")
+    if not (pool.is_contiguous() and staging.is_contiguous()):
+        raise ValueError(f"pool strides {pool.stride()}, staging strides {staging.stride()}: both must be contiguous")
+
+
+def gather_rows_torch(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
+    torch.index_select(pool, 0, rows, out=staging.view(len(rows), pool.shape[1]))
+
+
+def scatter_rows_torch(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
+    pool.index_copy_(0, rows, staging.view(len(rows), pool.shape[1]))
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr"])
+def _copy_rows_kernel(
+    pool_ptr,
+    rows_ptr,
+    staging_ptr,
+    WORDS_A_ROW: tl.constexpr,
+    TILE: tl.constexpr,
+    TO_POOL: tl.constexpr,
+):
+    """A program copies TILE words of one row."""
+    i = tl.program_id(0) // tl.cdiv(WORDS_A_ROW, TILE)
+    word = tl.program_id(0) % tl.cdiv(WORDS_A_ROW, TILE) * TILE + tl.arange(0, TILE)
+    in_row = word < WORDS_A_ROW
+    in_pool = pool_ptr + tl.load(rows_ptr + i) * WORDS_A_ROW + word
+    in_staging = staging_ptr + i.to(tl.int64) * WORDS_A_ROW + word
+    if TO_POOL:
+        tl.store(in_pool, tl.load(in_staging, mask=in_row), mask=in_row)
+    else:
+        tl.store(in_staging, tl.load(in_pool, mask=in_row), mask=in_row)
+
+
+def gather_rows_triton(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
+    _copy_rows(pool, rows, staging, to_pool=False)
+
+
+def scatter_rows_triton(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
+    _copy_rows(pool, rows, staging, to_pool=True)
+
+
+def _copy_rows(pool: Tensor, rows: Tensor, staging: Tensor, to_pool: bool) -> None:
+    # The widest words that every row and both buffers are made of: eight bytes, of which a thread moves two at
+    # a time, unless a row's length is odd in some way.
+    word_bytes = math.gcd(8, pool.shape[1], pool.data_ptr(), staging.data_ptr())
+    if not len(staging):
+        return
+    words_a_row = pool.shape[1] // word_bytes
+    tile, num_warps = launch_shape(words_a_row)
+    _copy_rows_kernel[(len(rows) * triton.cdiv(words_a_row, tile),)](
+        pool.view(WORDS[word_bytes]),
+        rows,
+        staging.view(WORDS[word_bytes]),
+        WORDS_A_ROW=words_a_row,
+        TILE=tile,
+        TO_POOL=to_pool,
+        num_warps=num_warps,
+    )
+
+
+def launch_shape(words_a_row: int) -> tuple[int, int]:
+    """Words a program copies, and its warps: 8 KiB by four warps, four 16-byte loads a thread in flight."""
+    return min(1024, triton.next_power_of_2(words_a_row)), 4

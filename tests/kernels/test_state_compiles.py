@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels import gdn_update, ssd_update
+from kernels import gather_scatter, gdn_update, ssd_update
 from tests.support.compiled import Launch, compile_for_h200
 
 KILOBYTES_IN_FLIGHT = 32  # of loads a multiprocessor: 4.8 TB/s over 132 of them, 0.7 us until the bytes arrive
@@ -42,3 +42,16 @@ def test_state_updates_keep_enough_bytes_in_flight(launch_of):
             tile_bytes = rows * 128 * POOLS[pool]
             resident = report.resident_warps // launch.num_warps
             assert resident * tile_bytes >= KILOBYTES_IN_FLIGHT * 1024, report
+
+
+@pytest.mark.parametrize("to_pool", [False, True], ids=["gather", "scatter"])
+def test_rows_are_copied_in_words_of_sixteen_bytes(to_pool: bool):
+    tile, num_warps = gather_scatter.launch_shape(65536 // 8)
+    types = {"pool_ptr": "*i64:16", "rows_ptr": "*i64", "staging_ptr": "*i64:16"}
+    sizes = {"WORDS_A_ROW": 65536 // 8, "TILE": tile, "TO_POOL": to_pool}
+    kernel = "kernels.gather_scatter:_copy_rows_kernel"
+    [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps=num_warps)])
+    assert report.accesses("st.global") == ["v2.b64"]
+    assert report.accesses("ld.global") == ["v2.b64", "b64"]  # the words, and the row's number
+    assert report.stack_bytes == report.shared_bytes == 0
+    assert report.resident_warps == 64
