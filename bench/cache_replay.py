@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, PromptFacts
+from cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, PromptFacts, by_need
 from cache.claims import Claim
 from cache.hits import ResumeLocally
 from cache.prefix_cache import PrefixCache
@@ -112,9 +112,9 @@ def _chunks(start: int, num_tokens: int, chunk_tokens: int) -> Iterator[ChunkSpa
 
 
 def _reserve(cache: PrefixCache, claim: Claim, wanted: Sequence[Boundary]) -> list[tuple[Boundary, SlotId]]:
-    """The firmest first; in order of position."""
+    """Those that got a slot, in order of position."""
     found = []
-    for boundary in sorted(wanted, key=lambda boundary: -boundary.tier):
+    for boundary in by_need(wanted):
         if (slot := cache.reserve_slot(claim, boundary.tier)) is not None:
             found.append((boundary, slot))
     return sorted(found, key=lambda pair: pair[0].num_tokens)

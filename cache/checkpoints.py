@@ -51,6 +51,15 @@ class PromptFacts:
         return (self.num_tokens - 1) // self.block_size * self.block_size
 
 
+def by_need(boundaries: Sequence[Boundary]) -> list[Boundary]:
+    """The order in which ascending boundaries of one chunk should get slots, should these not suffice.
+
+    The firmest first; of these the last one, where the next turn resumes, and then the shallow ones, which others
+    are likelier to share.
+    """
+    return sorted((*boundaries[-1:], *boundaries[:-1]), key=lambda boundary: -boundary.tier)
+
+
 class CheckpointPolicy(Protocol):
     """Which states are worth a slot."""
 

@@ -20,7 +20,8 @@ class Claim:
     junction        where the prompt left a known prefix that has no checkpoint: its prefill should leave one
     tail            deepest index entry known for its tokens (the cache's own book-keeping)
     firm_tokens     where the deepest firm checkpoint of its prefix stands, as far as it knows
-    checkpoints     those it has published, by position; some may be gone again
+    spare, firm     the checkpoints it has published, by position; some may be gone again
+    num_reserved    slots it has been given for further ones
     """
 
     block_ids: list[BlockId]
@@ -31,13 +32,20 @@ class Claim:
     junction: int | None
     tail: Entry | None
     firm_tokens: int
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    spare: list[Checkpoint] = field(default_factory=list)
+    firm: list[Checkpoint] = field(default_factory=list)
+    num_reserved: int = 0
     released: bool = False
 
     @property
     def source_slot(self) -> SlotId | None:
         """The slot of `source`: read it in the next step, write `slot`, then call `state_written`."""
         return self.source.slot if self.source is not None else None
+
+    @property
+    def num_checkpoints(self) -> int:
+        """How many slots its checkpoints fill, and will once those under way are published; not fewer than really."""
+        return len(self.spare) + len(self.firm) + self.num_reserved
 
     def require_held(self) -> None:
         """Raise NotHeld once the claim has been released."""

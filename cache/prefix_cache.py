@@ -165,15 +165,17 @@ class PrefixCache:
         when these have their share of the slots. None if there is none to evict.
         """
         claim.require_held()
-        if not self._storage.slots.num_free and len(claim.checkpoints) >= self._max_checkpoints:
-            if tier < FIRM:
+        while not self._storage.slots.num_free and claim.num_checkpoints >= self._max_checkpoints:
+            if tier < FIRM or not self._give_up_deepest(claim):
                 return None
-            self._forget_deepest(claim.checkpoints)
-        return self._storage.reserve_slot(tier)
+        slot = self._storage.reserve_slot(tier)
+        claim.num_reserved += slot is not None
+        return slot
 
-    def release_slot(self, slot: SlotId) -> None:
+    def release_slot(self, claim: Claim, slot: SlotId) -> None:
         """Give back a reserved slot that will not be published (its request was aborted). Raises NotHeld."""
         self._storage.drop_slot(slot)
+        claim.num_reserved -= 1
 
     def publish_checkpoint(
         self, claim: Claim, key: PrefixKey, num_tokens: int, slot: SlotId, tier: Tier = FIRM
@@ -187,7 +189,7 @@ class PrefixCache:
         claim.require_held()
         entry = self._vacant_entry(key, num_tokens)
         if entry is None:
-            self._storage.drop_slot(slot)
+            self.release_slot(claim, slot)
             return None
         checkpoint = self._publish(claim, entry, slot, tier)
         self._storage.slots.drop(slot)
@@ -302,16 +304,28 @@ class PrefixCache:
             raise MisplacedState(f"a state of {num_tokens} tokens came with a key of {entry.num_tokens}")
         return entry if entry.checkpoint is None else None
 
-    def _forget_deepest(self, own: list[Checkpoint]) -> None:
-        """The deepest spare one of a claim, or else its deepest: others are likelier to share the shallow ones."""
-        deepest = next((i for i in reversed(range(len(own))) if own[i].tier < FIRM), len(own) - 1)
-        self._storage.forget_checkpoint(own.pop(deepest))
+    def _give_up_deepest(self, claim: Claim) -> bool:
+        """A claim's deepest spare checkpoint, or else its deepest: others are likelier to share the shallow ones.
+
+        One that is gone already is taken off its list instead. False if there is none, somebody reads them all, or
+        the deepest are those under way.
+        """
+        storage = self._storage
+        for own in (claim.spare,) if claim.num_reserved else (claim.spare, claim.firm):
+            for i in reversed(range(len(own))):
+                if storage.forget_checkpoint(own[i]) or storage.index.find(own[i]) is None:
+                    del own[i]
+                    return True
+        return False
 
     def _publish(self, claim: Claim, entry: Entry, slot: SlotId, tier: Tier) -> Checkpoint:
         checkpoint = self._storage.index_state(entry, slot, tier, min(claim.firm_tokens, entry.num_tokens - 1))
-        claim.checkpoints.append(checkpoint)
+        claim.num_reserved -= 1
         if tier == FIRM:
+            claim.firm.append(checkpoint)
             claim.firm_tokens = entry.num_tokens
+        else:
+            claim.spare.append(checkpoint)
         return checkpoint
 
     def _acquire_source(self, source: Checkpoint) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cache.checkpoints import Boundary, CheckpointPolicy, PromptFacts
+from cache.checkpoints import Boundary, CheckpointPolicy, PromptFacts, by_need
 from cache.index import Checkpoint
 from cache.prefix_cache import PrefixCache
 from cache.types import PrefixKey, SlotId
@@ -41,7 +41,7 @@ class Publisher:
         Without a slot a prompt goes on without that checkpoint.
         """
         shares = [self._share(each) for each in planned]
-        wanted = [(boundary, share) for share in shares for boundary in share.inside]
+        wanted = [(boundary, share) for share in shares for boundary in by_need(share.inside)]
         for boundary, share in sorted(wanted, key=lambda pair: -pair[0].tier):
             slot = self._cache.reserve_slot(share.planned.sequence.held, boundary.tier)
             if slot is not None:

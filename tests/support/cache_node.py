@@ -8,7 +8,7 @@ cache that serves another prompt's blocks, or a state that somebody overwrote, i
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cache.checkpoints import SPARE_GRID_TOKENS, Boundary, ChunkSpan, PromptFacts, checkpoint_policy
+from cache.checkpoints import SPARE_GRID_TOKENS, Boundary, ChunkSpan, PromptFacts, by_need, checkpoint_policy
 from cache.claims import Claim
 from cache.events import CacheEvent
 from cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
@@ -100,11 +100,12 @@ class FakeNode:
         """Schedule and run one chunk: read the state, write blocks, states and the slot; publish nothing."""
         span = ChunkSpan(request.num_computed, end)
         wanted = self.policy.prompt_boundaries(span, request.facts)
-        for boundary in sorted(wanted, key=lambda boundary: -boundary.tier):
+        for boundary in by_need(wanted):
             slot = self.cache.reserve_slot(request.claim, boundary.tier)
             if slot is not None:
                 request.emitting[boundary] = slot
                 self.slot_bytes[slot] = tuple(request.tokens[: boundary.num_tokens])
+        request.emitting = dict(sorted(request.emitting.items(), key=lambda pair: pair[0].num_tokens))
         self._run(request, end)
 
     def finish_chunk(self, request: Request) -> None:
@@ -172,7 +173,7 @@ class FakeNode:
     def finish(self, request: Request) -> None:
         """End or abort a request at any point."""
         for slot in request.emitting.values():
-            self.cache.release_slot(slot)
+            self.cache.release_slot(request.claim, slot)
         self.cache.release(request.claim)
         self.cache.check()
 

@@ -1,5 +1,7 @@
 """What goes first when room is short, and what happens to those whose prefix went."""
 
+import pytest
+
 from cache.hashing import prefix_keys
 from cache.hits import PrefixHit, ReceiveState, ResumeLocally
 from cache.prefix_cache import PrefixCache
@@ -188,14 +190,15 @@ def test_a_spare_checkpoint_that_somebody_resumed_from_is_firm() -> None:
     assert node.match(text(2, 1)).state_tokens == 2 * SIZE
 
 
-def test_one_long_prompt_does_not_drive_out_the_checkpoints_of_others() -> None:
+@pytest.mark.parametrize("chunk_blocks", [1, 4, 25, 100])
+def test_one_long_prompt_does_not_drive_out_the_checkpoints_of_others(chunk_blocks: int) -> None:
     node = FakeNode(policy="every", num_blocks=200, num_slots=16)
     for kind in (1, 2, 3):
         node.serve(text(2, kind))
     node.cache.check()
     long = node.admit(text(100, 9))
     assert long is not None
-    node.prefill(long, chunk=SIZE)
+    node.prefill(long, chunk=chunk_blocks * SIZE)
     node.finish(long)
     kept = [node.match(text(2, kind)).state_tokens for kind in (1, 2, 3)]
     assert kept == [2 * SIZE] * 3

@@ -206,7 +206,7 @@ def test_a_checkpoint_under_a_key_of_another_length_is_refused() -> None:
     assert slot is not None
     with pytest.raises(MisplacedState, match="a state of 12 tokens came with a key of 8"):
         cache.publish_checkpoint(claim, KEYS[1], 12, slot)
-    cache.release_slot(slot)
+    cache.release_slot(claim, slot)
     cache.check()
 
 
@@ -218,12 +218,12 @@ def test_a_reserved_slot_can_be_given_back_once_and_a_published_one_not() -> Non
     assert slot is not None
     assert cache.publish_checkpoint(claim, KEYS[0], 4, slot) is not None
     with pytest.raises(NotHeld, match="unpublish"):
-        cache.release_slot(slot)
+        cache.release_slot(claim, slot)
     other = cache.reserve_slot(claim)
     assert other is not None
-    cache.release_slot(other)
+    cache.release_slot(claim, other)
     with pytest.raises(NotHeld):
-        cache.release_slot(other)
+        cache.release_slot(claim, other)
 
 
 def test_a_donated_state_is_read_next_and_another_slot_written() -> None:

@@ -175,7 +175,7 @@ def test_10_a_checkpoint_being_read_is_not_evicted() -> None:
     last = node.cache.reserve_slot(reader.claim)
     assert last is not None and last != reader.claim.source_slot
     assert node.cache.reserve_slot(reader.claim) is None
-    node.cache.release_slot(last)
+    node.cache.release_slot(reader.claim, last)
     node.prefill(reader)  # reads the checkpoint, and compares it
 
     node.evict_states(1)
