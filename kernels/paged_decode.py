@@ -55,7 +55,7 @@ class DecodeTile(NamedTuple):
 def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
     """32 to 64 KiB of keys and values in flight a program, two programs or more a multiprocessor."""
     if dtype == torch.float32:
-        return DecodeTile(32, 128, 4, 2)
+        return DecodeTile(16, 128, 4, 1)
     return DecodeTile(64, 128, 4, 3) if head_dim <= 128 else DecodeTile(32, 128, 4, 3)
 
 
@@ -109,10 +109,10 @@ def _decode_kernel(
     k_ptr += kv_head * D
     v_ptr += kv_head * D
     table_ptr += sequence.to(tl.int64) * stride_table
-    for start in range(first_key, last_key, KEYS):
-        key = start + tl.arange(0, KEYS)
+    key = first_key + tl.arange(0, KEYS)
+    block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
+    for _ in range(first_key, last_key, KEYS):
         is_key = key < last_key
-        block = tl.load(table_ptr + key // BLOCK_SIZE, mask=is_key, other=0)
         place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token
         k = tl.load(k_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
         v = tl.load(v_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
@@ -129,6 +129,9 @@ def _decode_kernel(
         if UPCAST_DOT:
             weight, v = weight.to(tl.float32), v.to(tl.float32)
         acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
+        # One step ahead, so that the addresses of keys to prefetch wait for no other load.
+        key += KEYS
+        block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
     row_out = sequence.to(tl.int64) * H + head
     out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     out_place = (row_out * SPLITS + split)[:, None] * D + d[None, :]

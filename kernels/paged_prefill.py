@@ -82,12 +82,8 @@ class PrefillTile(NamedTuple):
 def prefill_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
     """Sized by registers and shared memory of sm_90 (tests/kernels/test_attention_kernels.py compiles them)."""
     if dtype == torch.float32:  # full-precision products run outside the tensor cores: small tiles, for tests
-        return PrefillTile(32, 32, 4, 1)
-    if head_dim <= 64:
-        return PrefillTile(128, 64, 4, 3)
-    if head_dim <= 128:
-        return PrefillTile(128, 64, 8, 3)
-    return PrefillTile(128, 64, 8, 2)
+        return PrefillTile(16, 16, 8, 1)
+    return PrefillTile(128, 64 if head_dim <= 128 else 32, 8, 3)
 
 
 @triton.jit

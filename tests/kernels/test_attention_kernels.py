@@ -68,7 +68,7 @@ def check_prefill(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: 
     "spans", [[(0, 1)], [(0, 33)], [(17, 18)], [(5, 40)], [(0, 20), (33, 50), (0, 1), (31, 48)]], ids=str
 )
 def test_prefill_sees_its_prefix_and_itself(spans: list[tuple[int, int]], dtype: torch.dtype):
-    check_prefill(spans, 4, 2, 16, dtype, None if DEVICE.type == "cuda" else PrefillTile(32, 32, 4, 1))
+    check_prefill(spans, 4, 2, 16, dtype, PrefillTile(32, 32, 4, 2))
 
 
 @pytest.mark.parametrize(("H", "KV"), [(3, 1), (2, 2), (8, 1)])
