@@ -4,26 +4,41 @@
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; g, beta [T, Hv]; state_pool [S, Hv, Dk, Dv] float32, any stride
-          over slots; returns o [T, Hv, Dv] in v's dtype. Hk divides Hv; value head h reads key head h //
+Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; g, beta [T, Hv]; state_pool [S, Hv, Dk, Dv] float32 or bfloat16, any
+          stride over slots; returns o [T, Hv, Dv] in v's dtype. Hk divides Hv; value head h reads key head h //
           (Hv / Hk)
-Contract  g <= 0 (log decay), beta in (0, 1); rows are packed as `segments` says; every source slot is read
-          before any slot is written, no other slot changes; T = 0 is a no-op
-Numerics  all arithmetic in float32; the unit lower triangular system of a chunk is solved, not inverted
+Contract  g <= 0 (log decay), beta in (0, 1); rows are packed as `segments` says; a slot that is written may be
+          its own sequence's source and no other's; no other slot changes; T = 0 is a no-op
+Numerics  torch: all arithmetic in float32; the unit lower triangular system of a chunk is solved, not inverted.
+          Triton: sums, decays, norms and states in float32, factors of matrix products in v's dtype; the system
+          is inverted by blocks, in float16 where v is not float32 (the inverse's entries are below 1: a
+          product of contractions lies between any two rows)
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", section 3.3 (WY form). Row i of the solved
           values V' depends on rows up to i only, so the state after any row of a chunk is a partial sum
           over V'
 
+The Triton form has three kernels: U and W of each chunk; states, with a program for each sequence, head and
+tile of the state that walks over the sequence's chunks and turns U into V'; outputs. Norms, decays and beta
+scale the small matrices between products, so that keys, queries and values go to the matrix units as they are.
+
 Legend    C chunks, Q rows a chunk, H = Hv, R = Hv / Hk, K = Dk, V = Dv, W state writes
 """
 
+from typing import NamedTuple
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from kernels.chunks import ChunkTable
+from kernels.dispatch import runs_triton
+from kernels.dot import dot
 from kernels.rms_norm import l2_normalize
 from kernels.segments import PrefillSegments, rows_up_to
 
 L2_NORM_EPS = 1e-6
+LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
 
 
 def gdn_prefill(
@@ -33,13 +48,14 @@ def gdn_prefill(
     Hk, Dk = k.shape[1:]
     if q.shape != k.shape or Hv % Hk or g.shape != (T, Hv) or beta.shape != (T, Hv):
         raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, g {tuple(g.shape)} disagree")
-    if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype != torch.float32:
-        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {Hv}, {Dk}, {Dv}] float32")
+    if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {Hv}, {Dk}, {Dv}]")
     if sum(segments.lengths) != T:
         raise ValueError(f"segments describe {sum(segments.lengths)} rows, v has {T}")
     if T == 0:
         return torch.empty_like(v)
-    return gdn_prefill_torch(q, k, v, g, beta, state_pool, segments)
+    implementation = gdn_prefill_triton if runs_triton(v) else gdn_prefill_torch
+    return implementation(q, k, v, g, beta, state_pool, segments)
 
 
 def gdn_prefill_torch(
@@ -71,7 +87,7 @@ def gdn_prefill_torch(
     o_CHQV += torch.matmul(q_CHQK * from_start_CHQ1, start_CHKV)
     if segments.writes:
         states = _states_at_writes(k_CHQK, values_CHQV, decay_CHQ1, start_CHKV, segments)
-        state_pool.index_copy_(0, segments.write_slots_W, states)
+        state_pool.index_copy_(0, segments.write_slots_W, states.to(state_pool.dtype))
     return segments.from_chunks(o_CHQV.transpose(1, 2)).to(v.dtype)
 
 
@@ -129,3 +145,359 @@ def _states_at_writes(
     weight_WHQ1 = (at_row_WH11 - decay_WHQ1).clamp_(max=0).exp_() * rows_up_to(row_W)[:, None, :, None]
     states = torch.matmul((k_CHQK[chunk_W] * weight_WHQ1).transpose(2, 3), values_CHQV[chunk_W])
     return states.addcmul_(start_CHKV[chunk_W], at_row_WH11.exp())
+
+
+@triton.jit
+def _inverse_of_unit_lower(system, Q: tl.constexpr, dtype: tl.constexpr):
+    """(I + system)^-1 for a strictly lower triangular system [Q, Q], Q a power of two.
+
+    Known inverses X, Y of two neighbouring diagonal blocks give that of both with the block A below X:
+    [[X, 0], [-Y A X, Y]]. All pairs of one size at once, sizes 1, 2, 4, ... Q / 2.
+    """
+    row, column = tl.arange(0, Q)[:, None], tl.arange(0, Q)[None, :]
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, system, 0.0)
+    size = 2
+    for _ in tl.static_range(6):
+        if size < Q:
+            below = (row // (2 * size) == column // (2 * size)) & (row // size != column // size)
+            corner = tl.where(below, system, 0.0).to(dtype)
+            product = dot(inverse.to(dtype), corner)
+            inverse -= dot(product.to(dtype), inverse.to(dtype))
+            size *= 2
+    return inverse
+
+
+@triton.jit
+def _gdn_systems_kernel(
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    u_ptr,
+    w_ptr,
+    decay_ptr,
+    to_end_ptr,
+    chunks_ptr,
+    k_stride,  # the strides are those of rows
+    v_stride,
+    g_stride,
+    beta_stride,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    EPS: tl.constexpr,
+    Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    SYSTEM_DTYPE: tl.constexpr,
+):
+    """For one chunk and value head: u [C, H, Q, V] and w [C, H, Q, K] of (I + A) [u, w] = [beta v, beta e^decay k];
+    decay [C, H, Q], log2 of the decay since the chunk's start, whose last entry is the chunk's whole decay; to_end
+    [C, H, Q], the decay from each row to the chunk's end over its key's norm. All are zero in padding rows but
+    for the decay."""
+    head, chunk = tl.program_id(0), tl.program_id(1)
+    row, key, value = tl.arange(0, Q), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
+    first_row = tl.load(chunks_ptr + chunk * 4).to(tl.int64)
+    inside = row < tl.load(chunks_ptr + chunk * 4 + 1)
+    packed = first_row + row
+    g = tl.load(g_ptr + packed * g_stride + head, mask=inside, other=0.0).to(tl.float32)
+    beta = tl.load(beta_ptr + packed * beta_stride + head, mask=inside, other=0.0).to(tl.float32)
+    in_k = inside[:, None] & (key < K)[None, :]
+    k = tl.load(k_ptr + packed[:, None] * k_stride + (head // R * K + key)[None, :], mask=in_k, other=0.0)
+    k_float = k.to(tl.float32)
+    over_norm = tl.rsqrt(tl.sum(k_float * k_float, 1) + EPS)
+    decay = tl.cumsum(g * LOG2_E, 0)
+    decay_whole = tl.sum(g, 0) * LOG2_E
+    chunk_rows = (chunk * H + head) * Q
+    tl.store(decay_ptr + chunk_rows + row, decay)
+    tl.store(to_end_ptr + chunk_rows + row, tl.where(inside, tl.exp2(decay_whole - decay) * over_norm, 0.0))
+
+    weight = tl.exp2(tl.minimum(decay[:, None] - decay[None, :], 0.0)) * (beta * over_norm)[:, None]
+    system = dot(k, tl.trans(k)) * weight * over_norm[None, :]
+    inverse = _inverse_of_unit_lower(tl.where(row[:, None] > row[None, :], system, 0.0), Q, SYSTEM_DTYPE)
+
+    tile = tl.cast(chunk_rows, tl.int64)
+    w = dot((inverse * (beta * over_norm * tl.exp2(decay))[None, :]).to(k.dtype), k)
+    w_place = w_ptr + tile * K + row[:, None] * K + key[None, :]
+    tl.store(w_place, w.to(w_ptr.dtype.element_ty), mask=(key < K)[None, :])
+    in_v = inside[:, None] & (value < V)[None, :]
+    v = tl.load(v_ptr + packed[:, None] * v_stride + (head * V + value)[None, :], mask=in_v, other=0.0)
+    u = dot((inverse * beta[None, :]).to(v.dtype), v)
+    u_place = u_ptr + tile * V + row[:, None] * V + value[None, :]
+    tl.store(u_place, u.to(u_ptr.dtype.element_ty), mask=(value < V)[None, :])
+
+
+@triton.jit
+def _gdn_states_kernel(
+    k_ptr,
+    u_ptr,
+    w_ptr,
+    decay_ptr,
+    to_end_ptr,
+    start_ptr,
+    pool_ptr,
+    chunks_ptr,
+    sequences_ptr,
+    k_stride,
+    slot_stride,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """start [C, H, K, V], the state before each chunk; V' = u - w start, in place of u; and the states to write:
+    the only loop over time."""
+    head, sequence = tl.program_id(1), tl.program_id(2)
+    row, key = tl.arange(0, Q), tl.arange(0, BLOCK_K)
+    value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_k, in_v = key < K, value < V
+    in_state = in_k[:, None] & in_v[None, :]
+    place = key[:, None] * V + value[None, :]
+    k_ptr += head // R * K
+    pool_ptr += head * K * V
+
+    first_chunk = tl.load(sequences_ptr + sequence * 4)
+    end_chunk = tl.load(sequences_ptr + sequence * 4 + 1)
+    src = tl.load(sequences_ptr + sequence * 4 + 2).to(tl.int64)
+    found = (key < tl.where(src >= 0, K, 0))[:, None] & in_v[None, :]
+    state = tl.load(pool_ptr + src * slot_stride + place, mask=found, other=0.0).to(tl.float32)
+    for chunk in range(first_chunk, end_chunk):
+        first_row = tl.load(chunks_ptr + chunk * 4).to(tl.int64)
+        num_rows = tl.load(chunks_ptr + chunk * 4 + 1)
+        dst = tl.load(chunks_ptr + chunk * 4 + 2).to(tl.int64)
+        tile = tl.cast(chunk * H + head, tl.int64)
+        rounded = state.to(start_ptr.dtype.element_ty)
+        tl.store(start_ptr + tile * (K * V) + place, rounded, mask=in_state)
+
+        w = tl.load(w_ptr + tile * (Q * K) + row[:, None] * K + key[None, :], mask=in_k[None, :], other=0.0)
+        u_place = u_ptr + tile * (Q * V) + row[:, None] * V + value[None, :]
+        u = tl.load(u_place, mask=in_v[None, :], other=0.0)
+        values = u.to(tl.float32) - dot(w, rounded)
+        tl.store(u_place, values.to(u_ptr.dtype.element_ty), mask=in_v[None, :])
+
+        chunk_rows = (chunk * H + head) * Q
+        decay_whole = tl.load(decay_ptr + chunk_rows + Q - 1)
+        to_end = tl.load(to_end_ptr + chunk_rows + row)
+        in_rows = in_k[:, None] & (row < num_rows)[None, :]
+        k = tl.load(k_ptr + first_row * k_stride + row[None, :] * k_stride + key[:, None], mask=in_rows, other=0.0)
+        weighted = (values * to_end[:, None]).to(k_ptr.dtype.element_ty)
+        state = dot(k, weighted, state * tl.exp2(decay_whole))
+        kept = (key < tl.where(dst >= 0, K, 0))[:, None] & in_v[None, :]
+        tl.store(pool_ptr + dst * slot_stride + place, state.to(pool_ptr.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _gdn_output_kernel(
+    q_ptr,
+    k_ptr,
+    values_ptr,
+    decay_ptr,
+    start_ptr,
+    o_ptr,
+    chunks_ptr,
+    q_stride,
+    k_stride,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    EPS: tl.constexpr,
+    Q: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """o of one chunk for BLOCK_V columns of the value heads of one key head."""
+    key_head, chunk = tl.program_id(1), tl.program_id(2)
+    num_rows = tl.load(chunks_ptr + chunk * 4 + 1)
+    if num_rows == 0:
+        return
+    first_row = tl.load(chunks_ptr + chunk * 4).to(tl.int64)
+    row, key = tl.arange(0, Q), tl.arange(0, BLOCK_K)
+    value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    inside, in_k, in_v = row < num_rows, key < K, value < V
+    in_rows = inside[:, None] & in_k[None, :]
+    column = (key_head * K + key)[None, :]
+    q = tl.load(q_ptr + first_row * q_stride + row[:, None] * q_stride + column, mask=in_rows, other=0.0)
+    k = tl.load(k_ptr + first_row * k_stride + row[:, None] * k_stride + column, mask=in_rows, other=0.0)
+    q_float, k_float = q.to(tl.float32), k.to(tl.float32)
+    q_over_norm = tl.rsqrt(tl.sum(q_float * q_float, 1) + EPS) * (K**-0.5)
+    k_over_norm = tl.rsqrt(tl.sum(k_float * k_float, 1) + EPS)
+    score = tl.where(row[:, None] >= row[None, :], dot(q, tl.trans(k)) * k_over_norm[None, :], 0.0)
+
+    for head in range(key_head * R, key_head * R + R):
+        tile = tl.cast(chunk * H + head, tl.int64)
+        decay = tl.load(decay_ptr + tile * Q + row)
+        start_KV = start_ptr + tile * (K * V) + key[:, None] * V + value[None, :]
+        start = tl.load(start_KV, mask=in_k[:, None] & in_v[None, :], other=0.0)
+        values_QV = values_ptr + tile * (Q * V) + row[:, None] * V + value[None, :]
+        values = tl.load(values_QV, mask=in_v[None, :], other=0.0)
+        o = dot(q, start) * tl.exp2(decay)[:, None]
+        # Above the diagonal the score is 0; the minimum keeps the factor finite there.
+        weight = score * tl.exp2(tl.minimum(decay[:, None] - decay[None, :], 0.0))
+        o = dot(weight.to(values.dtype), values, o) * q_over_norm[:, None]
+        out = o_ptr + first_row * (H * V) + row[:, None] * (H * V) + (head * V + value)[None, :]
+        tl.store(out, o.to(o_ptr.dtype.element_ty), mask=inside[:, None] & in_v[None, :])
+
+
+class GdnTiles(NamedTuple):
+    """How the Triton form cuts the work."""
+
+    chunk_size: int
+    state_columns: int  # of V, for a program of the states kernel
+    output_columns: int  # of V, for a program of the output kernel
+    systems_warps: int = 4
+    states_warps: int = 4
+    states_stages: int = 3
+    output_warps: int = 4
+    output_stages: int = 2
+
+
+def gdn_tiles(dtype: torch.dtype) -> GdnTiles:
+    if dtype == torch.float32:
+        # For exactness, not for speed: products of float32 run outside of the matrix units and live in registers.
+        return GdnTiles(chunk_size=32, state_columns=16, output_columns=32, systems_warps=8, output_warps=8)
+    return GdnTiles(chunk_size=64, state_columns=32, output_columns=128)
+
+
+def gdn_prefill_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    segments: PrefillSegments,
+    tiles: GdnTiles | None = None,
+) -> Tensor:
+    # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
+    inputs = (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("state pool", state_pool))
+    for name, tensor in inputs:
+        if len(tensor) and not tensor[0].is_contiguous():
+            raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")
+    o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    if len(v) == 0:
+        return o
+    tiles = tiles or gdn_tiles(v.dtype)
+    table = segments.chunk_table(tiles.chunk_size)
+    u, w, decay, to_end = _launch_systems(k, v, g, beta, table, tiles)
+    start = _launch_states(k, u, w, decay, to_end, state_pool, table, tiles)
+    _launch_outputs(q, k, u, decay, start, o, table, tiles)
+    return o
+
+
+def _launch_systems(
+    k: Tensor, v: Tensor, g: Tensor, beta: Tensor, table: ChunkTable, tiles: GdnTiles
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (Hk, K), (H, V) = k.shape[1:], v.shape[1:]
+    num_chunks, Q = len(table.chunks_C4), tiles.chunk_size
+    u, w = v.new_empty((num_chunks, H, Q, V)), v.new_empty((num_chunks, H, Q, K))
+    decay, to_end = g.new_empty((2, num_chunks, H, Q), dtype=torch.float32)
+    _gdn_systems_kernel[(H, num_chunks)](
+        k,
+        v,
+        g,
+        beta,
+        u,
+        w,
+        decay,
+        to_end,
+        table.chunks_C4,
+        k.stride(0),
+        v.stride(0),
+        g.stride(0),
+        beta.stride(0),
+        H=H,
+        R=H // Hk,
+        K=K,
+        V=V,
+        EPS=L2_NORM_EPS,
+        Q=Q,
+        BLOCK_K=_block(K),
+        BLOCK_V=_block(V),
+        SYSTEM_DTYPE=tl.float32 if v.dtype == torch.float32 else tl.float16,
+        num_warps=tiles.systems_warps,
+    )
+    return u, w, decay, to_end
+
+
+def _launch_states(
+    k: Tensor,
+    u: Tensor,
+    w: Tensor,
+    decay: Tensor,
+    to_end: Tensor,
+    state_pool: Tensor,
+    table: ChunkTable,
+    tiles: GdnTiles,
+) -> Tensor:
+    num_chunks, H, Q, V = u.shape
+    Hk, K = k.shape[1:]
+    start = u.new_empty((num_chunks, H, K, V))
+    block_v = min(tiles.state_columns, _block(V))
+    _gdn_states_kernel[(triton.cdiv(V, block_v), H, len(table.sequences_N4))](
+        k,
+        u,
+        w,
+        decay,
+        to_end,
+        start,
+        state_pool,
+        table.chunks_C4,
+        table.sequences_N4,
+        k.stride(0),
+        state_pool.stride(0),
+        H=H,
+        R=H // Hk,
+        K=K,
+        V=V,
+        Q=Q,
+        BLOCK_K=_block(K),
+        BLOCK_V=block_v,
+        num_warps=tiles.states_warps,
+        num_stages=tiles.states_stages,
+    )
+    return start
+
+
+def _launch_outputs(
+    q: Tensor,
+    k: Tensor,
+    values: Tensor,
+    decay: Tensor,
+    start: Tensor,
+    o: Tensor,
+    table: ChunkTable,
+    tiles: GdnTiles,
+) -> None:
+    num_chunks, H, Q, V = values.shape
+    Hk, K = k.shape[1:]
+    block_v = min(tiles.output_columns, _block(V))
+    _gdn_output_kernel[(triton.cdiv(V, block_v), Hk, num_chunks)](
+        q,
+        k,
+        values,
+        decay,
+        start,
+        o,
+        table.chunks_C4,
+        q.stride(0),
+        k.stride(0),
+        H=H,
+        R=H // Hk,
+        K=K,
+        V=V,
+        EPS=L2_NORM_EPS,
+        Q=Q,
+        BLOCK_K=_block(K),
+        BLOCK_V=block_v,
+        num_warps=tiles.output_warps,
+        num_stages=tiles.output_stages,
+    )
+
+
+def _block(size: int) -> int:
+    return max(16, triton.next_power_of_2(size))  # 16: the least a matrix product takes

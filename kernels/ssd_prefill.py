@@ -292,7 +292,7 @@ class SsdTiles(NamedTuple):
     output_rows: int  # of a chunk, for a program of the output kernel
     output_heads: int
     states_warps: int = 4
-    states_stages: int = 3
+    states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
     output_stages: int = 2
 
@@ -300,7 +300,7 @@ class SsdTiles(NamedTuple):
 def ssd_tiles(dtype: torch.dtype, heads_a_group: int, state_size: int) -> SsdTiles:
     if dtype == torch.float32:
         # For exactness, not for speed: products of float32 run outside of the matrix units and live in registers.
-        return SsdTiles(chunk_size=32, state_columns=32, output_rows=32, output_heads=1)
+        return SsdTiles(chunk_size=32, state_columns=32, output_rows=32, output_heads=1, output_warps=8)
     chunk_size = 128 if state_size <= 128 else 64  # shared memory holds a chunk's B and C
     shared_heads = heads_a_group & -heads_a_group  # the largest power of two that divides it
     return SsdTiles(chunk_size, state_columns=64, output_rows=64, output_heads=min(8, shared_heads))
