@@ -148,7 +148,7 @@ def _states_at_writes(
 
 
 @triton.jit
-def _inverse_of_unit_lower(system, Q: tl.constexpr, dtype: tl.constexpr):
+def _inverse_of_unit_lower(system, Q: tl.constexpr, EXACT: tl.constexpr):
     """(I + system)^-1 for a strictly lower triangular system [Q, Q], Q a power of two.
 
     Known inverses X, Y of two neighbouring diagonal blocks give that of both with the block A below X:
@@ -156,14 +156,13 @@ def _inverse_of_unit_lower(system, Q: tl.constexpr, dtype: tl.constexpr):
     """
     row, column = tl.arange(0, Q)[:, None], tl.arange(0, Q)[None, :]
     inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, system, 0.0)
-    size = 2
-    for _ in tl.static_range(6):
-        if size < Q:
-            below = (row // (2 * size) == column // (2 * size)) & (row // size != column // size)
-            corner = tl.where(below, system, 0.0).to(dtype)
-            product = dot(inverse.to(dtype), corner)
+    dtype: tl.constexpr = tl.float32 if EXACT else tl.float16
+    for level in tl.static_range(1, 7):  # up to Q = 128
+        if 2**level < Q:
+            same_pair = row // 2 ** (level + 1) == column // 2 ** (level + 1)
+            corner = tl.where(same_pair & (row // 2**level != column // 2**level), system, 0.0)
+            product = dot(inverse.to(dtype), corner.to(dtype))
             inverse -= dot(product.to(dtype), inverse.to(dtype))
-            size *= 2
     return inverse
 
 
@@ -190,7 +189,7 @@ def _gdn_systems_kernel(
     Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    SYSTEM_DTYPE: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     """For one chunk and value head: u [C, H, Q, V] and w [C, H, Q, K] of (I + A) [u, w] = [beta v, beta e^decay k];
     decay [C, H, Q], log2 of the decay since the chunk's start, whose last entry is the chunk's whole decay; to_end
@@ -215,7 +214,7 @@ def _gdn_systems_kernel(
 
     weight = tl.exp2(tl.minimum(decay[:, None] - decay[None, :], 0.0)) * (beta * over_norm)[:, None]
     system = dot(k, tl.trans(k)) * weight * over_norm[None, :]
-    inverse = _inverse_of_unit_lower(tl.where(row[:, None] > row[None, :], system, 0.0), Q, SYSTEM_DTYPE)
+    inverse = _inverse_of_unit_lower(tl.where(row[:, None] > row[None, :], system, 0.0), Q, EXACT)
 
     tile = tl.cast(chunk_rows, tl.int64)
     w = dot((inverse * (beta * over_norm * tl.exp2(decay))[None, :]).to(k.dtype), k)
@@ -418,7 +417,7 @@ def _launch_systems(
         Q=Q,
         BLOCK_K=_block(K),
         BLOCK_V=_block(V),
-        SYSTEM_DTYPE=tl.float32 if v.dtype == torch.float32 else tl.float16,
+        EXACT=v.dtype == torch.float32,
         num_warps=tiles.systems_warps,
     )
     return u, w, decay, to_end
