@@ -9,16 +9,21 @@ Numerics  float32 inside, the result in x's dtype
 Source    Dao & Gu 2024 (Mamba2's grouped norm); Yang et al. 2024, "Gated Delta Networks"
 """
 
+import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from kernels.rms_norm import inverse_rms, rms_norm
+from kernels.dispatch import runs_triton
+from kernels.rms_norm import inverse_rms, rms_norm_torch, row_tile
 
 
 def gate_then_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
     if x.shape != gate.shape or x.shape[-1] != weight.shape[0] or x.shape[-1] % num_groups:
         raise ValueError(f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree")
-    return gate_then_norm_torch(x, gate, weight, eps, num_groups)
+    norm = gate_then_norm_triton if runs_triton(x) else gate_then_norm_torch
+    return norm(x, gate, weight, eps, num_groups)
 
 
 def gate_then_norm_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
@@ -30,8 +35,62 @@ def gate_then_norm_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float, nu
 def norm_then_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.shape != gate.shape or x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree")
-    return norm_then_gate_torch(x, gate, weight, eps)
+    return (norm_then_gate_triton if runs_triton(x) else norm_then_gate_torch)(x, gate, weight, eps)
 
 
 def norm_then_gate_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return rms_norm(x.float(), weight, eps).mul_(F.silu(gate.float())).to(x.dtype)
+    return rms_norm_torch(x.float(), weight, eps).mul_(F.silu(gate.float())).to(x.dtype)
+
+
+@triton.jit
+def _gated_norm_kernel(
+    x_ptr, gate_ptr, weight_ptr, out_ptr, num_rows, stride_x, stride_gate, eps,
+    GROUPS: tl.constexpr, D: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, GATE_FIRST: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Rows are groups of D values, GROUPS side by side in each token; out has no gaps."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    is_here = (row < num_rows) & (d < D)
+    token, group = (row // GROUPS).to(tl.int64), row % GROUPS
+    x = tl.load(x_ptr + token * stride_x + group * D + d, mask=is_here, other=0.0)
+    gate = tl.load(gate_ptr + token * stride_gate + group * D + d, mask=is_here, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + group * WEIGHT_STRIDE + d, mask=d < D, other=0.0)
+    silu = gate * tl.sigmoid(gate)
+    wide = x.to(tl.float32)
+    if GATE_FIRST:
+        wide *= silu
+    y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
+    if not GATE_FIRST:
+        y *= silu
+    tl.store(out_ptr + row.to(tl.int64) * D + d, y.to(x.dtype), mask=is_here)
+
+
+def gate_then_norm_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
+    T, D = x.shape
+    group = D // num_groups
+    return _launch(x, gate, weight, eps, num_groups, group, group, gate_first=True).view(T, D)
+
+
+def norm_then_gate_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    T, H, D = x.shape
+    if x.stride(1) != D or gate.stride(1) != D:
+        raise ValueError(f"heads of x {x.stride()} and gate {gate.stride()} do not lie side by side")
+    return _launch(x, gate, weight, eps, H, D, 0, gate_first=False).view(T, H, D)
+
+
+def _launch(
+    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, D: int, weight_stride: int, gate_first: bool
+) -> Tensor:
+    if x.stride(-1) != 1 or gate.stride(-1) != 1 or not weight.is_contiguous():
+        raise ValueError("values of one row must lie side by side, and weights have no gaps")
+    num_rows = len(x) * groups
+    out = torch.empty((num_rows, D), dtype=x.dtype, device=x.device)
+    rows, num_warps = row_tile(D)
+    if num_rows:
+        _gated_norm_kernel[(triton.cdiv(num_rows, rows),)](
+            x, gate, weight, out, num_rows, x.stride(0), gate.stride(0), eps,
+            GROUPS=groups, D=D, WEIGHT_STRIDE=weight_stride, GATE_FIRST=gate_first,
+            ROWS=rows, BLOCK_D=triton.next_power_of_2(D), num_warps=num_warps,
+        )  # fmt: skip
+    return out

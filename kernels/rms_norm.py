@@ -1,26 +1,48 @@
-"""Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight.
+"""Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight; alone, or behind a residual addition.
 
-Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D]: one weight a head)
-Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time
-Numerics  float32 inside, the result in x's dtype
+    add_rms_norm    s = x + alpha * branch;  returns s, rms_norm(s)
+
+Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D]: one weight a head);
+          add_rms_norm: x, branch [T, D], weight [D]
+Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time; rows may have any
+          stride
+Numerics  float32 inside, the result in x's dtype; s is rounded to it before it is normed
 Source    Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"
 """
 
 import functools
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from kernels.dispatch import runs_triton
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} differ in the last dimension")
-    return rms_norm_torch(x, weight, eps)
+    return rms_norm_triton(x, weight, eps) if runs_triton(x) else rms_norm_torch(x, weight, eps)
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return torch.mul(wide, inverse_rms(wide, eps)).mul_(weight).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if x.shape != branch.shape or x.dim() != 2 or x.dtype != branch.dtype or weight.shape != x.shape[1:]:
+        raise ValueError(f"x {tuple(x.shape)}, branch {tuple(branch.shape)}, weight {tuple(weight.shape)} disagree")
+    add = add_rms_norm_triton if runs_triton(x) else add_rms_norm_torch
+    return add(x, branch, alpha, weight, eps)
+
+
+def add_rms_norm_torch(
+    x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    total = torch.add(x, branch, alpha=alpha)
+    return total, rms_norm_torch(total, weight, eps)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -38,3 +60,62 @@ def l2_normalize(x: Tensor, eps: float) -> Tensor:
 @functools.cache
 def _constant(value: float, device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, branch_ptr, weight_ptr, sum_ptr, out_ptr, num_rows, num_weights, stride_x, stride_branch, alpha, eps,
+    D: tl.constexpr, HAS_BRANCH: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows a program; row r takes weight row r % num_weights; sum and out have no gaps between rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    is_here = (row < num_rows) & (d < D)
+    weight_row = row % num_weights
+    row = row.to(tl.int64)
+    x = tl.load(x_ptr + row * stride_x + d, mask=is_here, other=0.0)
+    wide = x.to(tl.float32)
+    if HAS_BRANCH:
+        wide += alpha * tl.load(branch_ptr + row * stride_branch + d, mask=is_here, other=0.0).to(tl.float32)
+        total = wide.to(x.dtype)
+        tl.store(sum_ptr + row * D + d, total, mask=is_here)
+        wide = total.to(tl.float32)
+    weight = tl.load(weight_ptr + weight_row * D + d, mask=d < D, other=0.0)
+    y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
+    tl.store(out_ptr + row * D + d, y.to(x.dtype), mask=is_here)
+
+
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x.reshape(-1, x.shape[-1]), None, 0.0, weight, eps, None, out)
+    return out
+
+
+def add_rms_norm_triton(
+    x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    total, out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    _launch(x, branch, alpha, weight, eps, total, out)
+    return total, out
+
+
+def _launch(
+    x: Tensor, branch: Tensor | None, alpha: float, weight: Tensor, eps: float, total: Tensor | None, out: Tensor
+) -> None:
+    """x, branch [T, D]; a weight of several rows repeats along T."""
+    T, D = x.shape
+    if x.stride(1) != 1 or (branch is not None and branch.stride(1) != 1) or not weight.is_contiguous():
+        raise ValueError("values of one row must lie side by side, and weights have no gaps")
+    rows, num_warps = row_tile(D)
+    if T:
+        _rms_norm_kernel[(triton.cdiv(T, rows),)](
+            x, branch, weight, total, out, T, weight.numel() // D,
+            x.stride(0), 0 if branch is None else branch.stride(0), alpha, eps,
+            D=D, HAS_BRANCH=branch is not None, ROWS=rows, BLOCK_D=triton.next_power_of_2(D), num_warps=num_warps,
+        )  # fmt: skip
+
+
+def row_tile(D: int) -> tuple[int, int]:
+    """Rows a program and its warps: about 2,048 values, 16 a thread, in four loads of 16 bytes or fewer."""
+    width = triton.next_power_of_2(D)
+    return max(1, 2048 // width), 4 if width <= 4096 else 8
