@@ -1,21 +1,22 @@
 """Attention kernels on one GPU: paged prefill, paged decode, and the preparation of queries, keys and values.
 
     python -m bench.gpu_kernels_attention [--variants]
+    python -m bench.gpu_kernels_attention --compile-only
 
-Times are medians of CUDA graph replays. A floor is the larger of FLOPs / 790 TFLOP/s and bytes / 4.3 TB/s, what
-such a machine reaches (shared/anchors/h200.md); K and V count once. `--variants` adds other tile sizes, and the
-library beside ours: torch's FlashAttention over keys and values gathered before it, gathering included.
+Times as in bench/gpu_timing.py; K and V count once. `--variants` adds other tile sizes, and the library
+beside ours: torch's FlashAttention over keys and values gathered before it, gathering included.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import triton
 from torch import Tensor
 
+from bench.gpu_timing import HEADER, Row, measure
 from bench.shapes import SHAPES
 from engine.model_config import AttentionConfig
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
@@ -24,37 +25,8 @@ from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch, compile_for_h200
 
-FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
 BLOCK = 16
 BF16 = torch.bfloat16
-
-
-class Row(NamedTuple):
-    kernel: str
-    shape: str
-    time_us: float
-    floor_us: float
-
-    def __str__(self) -> str:
-        share = self.floor_us / self.time_us
-        return f"| {self.kernel} | {self.shape} | {self.time_us:.1f} | {self.floor_us:.1f} | {share:.0%} |"
-
-
-HEADER = "| kernel | shape | us | floor us | of floor |\n|---|---|---|---|---|"
-
-
-def time_us(run: Callable[[], object]) -> float:
-    return triton.testing.do_bench_cudagraph(run, rep=50, return_mode="median") * 1e3
-
-
-def row(kernel: str, shape: str, run: Callable[[], object], num_bytes: float, flops: float = 0.0) -> Row:
-    """A variant that does not fit the chip gives no row's time, but its name."""
-    try:
-        took = time_us(run)
-    except (triton.runtime.errors.OutOfResources, RuntimeError, NotImplementedError) as error:
-        print(f"{kernel}, {shape}: {error}")
-        took = float("nan")
-    return Row(kernel, shape, took, max(num_bytes / BYTES_A_SECOND, flops / FLOPS_A_SECOND) * 1e6)
 
 
 @dataclass(frozen=True)
@@ -123,16 +95,18 @@ SPLITS = [1, 2, 8, 16, 32]
 def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
     q, k_pool, v_pool, ids = work.tables()
     N, c = work.num_sequences, work.config
-    device = torch.device("cuda")
-    chunks = PagedChunks.build([work.new] * N, [work.cached] * N, ids, BLOCK, device)
+    chunks = PagedChunks.build([work.new] * N, [work.cached] * N, ids, BLOCK, q.device)
     tiles = [prefill_tile(c.head_dim, BF16)]
     tiles += [PrefillTile(*tile) for tile in PREFILL_VARIANTS[c.head_dim]] if variants else []
+
+    def row(name: str, run: Callable[[], object]) -> Row:
+        return measure(name, str(work), lambda: run, work.num_bytes(), work.flops())
+
     for tile in tiles:
-        run = lambda tile=tile: paged_prefill_triton(q, k_pool, v_pool, c.scale, chunks, tile)  # noqa: E731
-        yield row(f"prefill {tuple(tile)}", str(work), run, work.num_bytes(), work.flops())
+        run = partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks, tile)
+        yield row(f"prefill {tuple(tile)}", run)
     if variants:
-        yield row("gather, FlashAttention", str(work), flash(work, q, k_pool, v_pool, ids), work.num_bytes(),
-                  work.flops())  # fmt: skip
+        yield row("gather, FlashAttention", flash(work, q, k_pool, v_pool, ids))
 
 
 def flash(work: Workload, q: Tensor, k_pool: Tensor, v_pool: Tensor, ids: list[list[int]]) -> Callable[[], object]:
@@ -152,39 +126,44 @@ def flash(work: Workload, q: Tensor, k_pool: Tensor, v_pool: Tensor, ids: list[l
 
 
 def decode_rows(work: Workload, variants: bool) -> Iterator[Row]:
-    q, k_pool, v_pool, ids = work.tables()
     N, c = work.num_sequences, work.config
-    lens = [work.cached + 1] * N
-    contexts = PagedContexts.build(lens, ids, BLOCK, torch.device("cuda"))
+    table_tokens = -(-(work.cached + 1) // BLOCK) * BLOCK
     tile = decode_tile(c.head_dim, BF16)
-    chosen = num_splits(N, c.num_kv_heads, contexts.table_NM.shape[1] * BLOCK, tile.split_keys)
+    chosen = num_splits(N, c.num_kv_heads, table_tokens, tile.split_keys)
     choices = [(tile, chosen)]
     if variants:
         choices += [(DecodeTile(*other), chosen) for other in DECODE_VARIANTS[c.head_dim]]
         choices += [(tile, splits) for splits in SPLITS if splits != chosen]
     for tile, splits in choices:
-        def run(tile: DecodeTile = tile, splits: int = splits) -> Tensor:
-            return paged_decode_triton(q, k_pool, v_pool, c.scale, contexts, tile, splits)
-
-        yield row(f"decode {tuple(tile)}, {splits} splits", str(work), run, work.num_bytes(), work.flops())
+        name = f"decode {tuple(tile)}, {splits} splits"
+        yield measure(name, str(work), partial(decode_run, work, tile, splits), work.num_bytes(), work.flops())
 
 
-def prepare_rows(model: str, rows: int) -> Row:
+def decode_run(work: Workload, tile: DecodeTile, splits: int) -> Callable[[], object]:
+    q, k_pool, v_pool, ids = work.tables()
+    contexts = PagedContexts.build([work.cached + 1] * work.num_sequences, ids, BLOCK, q.device)
+    return partial(paged_decode_triton, q, k_pool, v_pool, work.config.scale, contexts, tile, splits)
+
+
+def prepare_row(model: str, count: int) -> Row:
     """Queries, keys, values: read; what changes and what the pool keeps: written."""
-    config = Workload(model, 1, rows, 0).config
-    H, KV, D, R = config.num_heads, config.num_kv_heads, config.head_dim, config.rotary_dim or 0
-    projected = torch.randn(rows, (H + 2 * KV) * D, device="cuda", dtype=BF16)
-    pool = torch.empty(-(-rows // BLOCK), 2, BLOCK, KV, D, device="cuda", dtype=BF16)
-    place = torch.arange(rows, device="cuda")
-    norm = torch.rand(H + KV, D, device="cuda") if config.has_qk_norm else None
-    rotary = rotary_angles(place, inverse_frequencies(R, 1e7, place.device)) if R else None
+    c = Workload(model, 1, count, 0).config
+    is_changed = c.has_qk_norm or bool(c.rotary_dim)
+    heads = 2 * c.num_heads + 5 * c.num_kv_heads if is_changed else 4 * c.num_kv_heads
+    return measure("prepare q, k, v", f"{model}, {count} rows", partial(prepare_run, c, count),
+                   2.0 * count * heads * c.head_dim)  # fmt: skip
 
-    block, offset = place // BLOCK, place % BLOCK
-    run = lambda: prepare_qkv_triton(  # noqa: E731
-        projected, pool[:, 0], pool[:, 1], block, offset, H, norm, 1e-6, rotary
+
+def prepare_run(c: AttentionConfig, count: int) -> Callable[[], object]:
+    H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
+    projected = torch.randn(count, (H + 2 * KV) * D, device="cuda", dtype=BF16)
+    pool = torch.empty(-(-count // BLOCK), 2, BLOCK, KV, D, device="cuda", dtype=BF16)
+    place = torch.arange(count, device="cuda")
+    norm = torch.rand(H + KV, D, device="cuda") if c.has_qk_norm else None
+    rotary = rotary_angles(place, inverse_frequencies(R, 1e7, place.device)) if R else None
+    return partial(
+        prepare_qkv_triton, projected, pool[:, 0], pool[:, 1], place // BLOCK, place % BLOCK, H, norm, 1e-6, rotary
     )
-    heads = 4 * KV if norm is None and rotary is None else (H + 2 * KV) + (H + KV) + 2 * KV
-    return row("prepare q, k, v", f"{model}, {rows} rows", run, 2.0 * rows * heads * D)
 
 
 def rows(variants: bool = False) -> Iterator[Row]:
@@ -194,7 +173,7 @@ def rows(variants: bool = False) -> Iterator[Row]:
         yield from decode_rows(work, variants)
     for model in SHAPES:
         for count in (1, 64, 256, 8192):
-            yield prepare_rows(model, count)
+            yield prepare_row(model, count)
 
 
 # ---------------------------------------------------------------- what the compiler makes of them, without a GPU
@@ -248,7 +227,7 @@ def prepare_launch(H: int, KV: int, D: int, R: int, has_norm: bool) -> Launch:
     optional = {"norm_ptr": has_norm, "cos_ptr": R > 0, "sin_ptr": R > 0}
     types |= {name: "*fp32:16" for name, is_there in optional.items() if is_there}
     first = 0 if has_norm or R else H
-    constexprs = {name: None for name, is_there in optional.items() if not is_there}
+    constexprs: dict[str, object] = {name: None for name, is_there in optional.items() if not is_there}
     constexprs |= {"FIRST_HEAD": first, "H": H, "HKV": KV, "D": D, "R": R, "HAS_NORM": has_norm, "BLOCK_D": D}
     heads = min(triton.next_power_of_2(H + 2 * KV - first), max(1, 2048 // D))
     return Launch("kernels.prepare_qkv:_prepare_kernel", types, constexprs | {"BLOCK_HEADS": heads})

@@ -1,0 +1,64 @@
+"""Times of GPU kernels beside what the chip allows, as rows of a Markdown table."""
+
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import triton
+
+FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12  # bf16 products and copies, measured on an H200
+CACHE_BYTES = 256 << 20  # several times an H200's L2
+MOST_COPIES = 32
+HEADER = "| kernel | shape | us | floor us | of floor |\n|---|---|---|---|---|"
+
+
+class Row(NamedTuple):
+    kernel: str
+    shape: str
+    time_us: float
+    floor_us: float
+
+    def __str__(self) -> str:
+        share = self.floor_us / self.time_us
+        return f"| {self.kernel} | {self.shape} | {self.time_us:.1f} | {self.floor_us:.1f} | {share:.0%} |"
+
+
+def measure(
+    kernel: str, shape: str, prepare: Callable[[], Callable[[], object]], num_bytes: float, flops: float = 0.0
+) -> Row:
+    """Time what `prepare` returns, over as many of its inputs as overflow the cache.
+
+    Bytes and FLOPs are those that the work cannot do without. A variant that does not fit the chip gives a row
+    whose time is NaN.
+    """
+    try:
+        took = time_us([prepare() for _ in range(min(MOST_COPIES, int(CACHE_BYTES // max(num_bytes, 1)) + 1))])
+    except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+        print(f"{kernel}, {shape}: {error}")
+        took = float("nan")
+    return Row(kernel, shape, took, max(num_bytes / BYTES_A_SECOND, flops / FLOPS_A_SECOND) * 1e6)
+
+
+def time_us(runs: list[Callable[[], object]], replays: int = 9) -> float:
+    """Median over replays of one CUDA graph that holds every run, in turn; 20 of them at least."""
+    rounds = -(-20 // len(runs))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for run in runs:  # compiles and allocates outside the graph
+            run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(rounds):
+            for run in runs:
+                run()
+    times = []
+    for _ in range(replays + 1):  # the first warms up
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / (rounds * len(runs)))
+    return statistics.median(times[1:])
