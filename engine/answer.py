@@ -16,12 +16,20 @@ class AnswerRules:
     eos_token_ids: tuple[int, ...]
     max_model_tokens: int
 
-    def draw(self, sequence: Sequence) -> Draw:
-        """How the next token is sampled."""
+    def draw(self, sequence: Sequence, num_pending: int) -> Draw:
+        """How the next token is sampled, behind `num_pending` that have been and are not in its tokens yet."""
         sampling = sequence.request.sampling
-        too_early = sequence.num_output < sampling.min_tokens
+        too_early = sequence.num_output + num_pending < sampling.min_tokens
         banned = self._stop_ids(sequence) if too_early else ()
-        return Draw(sampling, sequence.tokens, sequence.request.num_prompt_tokens, banned)
+        return Draw(sampling, sequence.tokens, sequence.request.num_prompt_tokens, banned, num_pending)
+
+    def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
+        """Whether it goes on after its pending tokens, whatever they turn out to be: unless one of them stops it."""
+        return (
+            sequence.num_sampled + num_pending < sequence.job.max_new
+            and sequence.num_output + num_pending < sequence.request.sampling.max_tokens
+            and len(sequence.tokens) + num_pending < self.max_model_tokens
+        )
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Why its newest token is its last; None if it goes on."""

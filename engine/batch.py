@@ -15,17 +15,20 @@ class SequenceStep:
 
     tokens: Sequence[int]  # at least one
     start: int  # absolute position of tokens[0]; what lies before it is in blocks and state
-    block_ids: Sequence[int]  # in order, covering start + len(tokens) tokens or more
+    block_ids: Sequence[int]  # in order, covering start + len(tokens) tokens or more; a list may grow, never change
     src_slot: int | None
     dst_slot: int
     emit: tuple[tuple[int, int], ...] = ()  # (num_tokens, slot): also write the state after num_tokens tokens
     num_logits: int = 1  # 0, 1 (after the last token) or len(tokens)
+    feed: int | None = None  # tokens[0] is a placeholder for what the launch before drew, at this place of its draws
 
     def __post_init__(self) -> None:
         if not self.tokens:
             raise ValueError("a step needs at least one token")
         if self.num_logits not in (0, 1, len(self.tokens)):
             raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {len(self.tokens)}")
+        if self.feed is not None and len(self.tokens) != 1:
+            raise ValueError(f"{len(self.tokens)} tokens, and one to be fed: only the newest is not known yet")
         if self.start < 0 or (self.src_slot is None) != (self.start == 0):
             raise ValueError(f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0")
         for num_tokens, _ in self.emit:

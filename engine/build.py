@@ -63,6 +63,7 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
         vocab_size=model.config.vocab_size,
         max_model_tokens=max_model_tokens,
         num_blocks=sizes.num_blocks,
+        overlap=config.overlaps,
         clock=clock,
     )
     return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)

@@ -1,8 +1,12 @@
-"""One node's engine: admits jobs into the cache, runs steps, samples, publishes. Synchronous, one thread.
+"""One node's engine: admits jobs into the cache, runs steps, samples, publishes. One thread.
 
 A claim covers the tokens that are there and grows with the answer. When a running request finds no block to
 grow by, the victim policy's choice is preempted: what it has computed stays findable in the cache as long as
 it can, its claim goes back, and it is admitted again before any new request.
+
+With `overlap`, a step is launched before the tokens of the one before are known: lengths say what runs next, and
+the runner feeds the tokens on the device. A sequence that turns out to have ended has then computed one token too
+many, which is dropped. Whatever else needs a token's value (hashes, penalties, a preemption) waits for it.
 
 `EngineLoop` (engine/loop.py) drives it; prefill and decode nodes differ only in the jobs they submit.
 """
@@ -20,16 +24,18 @@ from cache.leases import Leases
 from cache.prefix_cache import PrefixCache
 from engine.answer import AnswerRules
 from engine.batch import SequenceStep
+from engine.in_flight import InFlight
 from engine.preemption import VictimPolicy
 from engine.publishing import Publisher, Share
 from engine.runner import ModelRunner
-from engine.sampler import sample, score
+from engine.sampler import Draw, score
 from engine.scheduler import Planned, Scheduler, after_turn
 from engine.sequence import Admitted, Computed, Finished, Job, Refused, Sampled, Scored, Sequence
 from engine.waiting import WaitingLine
 from wire.messages import FinishReason, Request, Token
 
 HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
+UNKNOWN = 0  # in the place of a token whose value is still on the device
 
 
 class BadRequest(ValueError):
@@ -55,9 +61,12 @@ class Engine:
         vocab_size: int,
         max_model_tokens: int,
         num_blocks: int,
+        overlap: bool,
         clock: Callable[[], float],
     ) -> None:
         self._runner = runner
+        self._overlap = overlap
+        self._in_flight: InFlight | None = None  # launched, and its tokens are not known yet
         self.cache = cache
         self._publisher = Publisher(cache, policy)
         self._scheduler = scheduler
@@ -205,30 +214,79 @@ class Engine:
         return self._waiting.next_deadline_s()
 
     def step(self) -> bool:
-        """Runs one step. False if no sequence was ready."""
+        """Launches a step and takes in the tokens of the one before; without overlap, its own at once.
+
+        False if there was nothing to do.
+        """
+        if self._in_flight is not None and not self._in_flight.may_wait:
+            self._settle()
         shares = self._publisher.prepare(self._plan())
-        if not shares:
-            return False
-        logits = self._runner.forward([self._sequence_step(share) for share in shares])
-        drawing: list[tuple[Sequence, int]] = []
-        row = 0
+        before, self._in_flight = self._in_flight, self._launch(shares) if shares else None
+        if before is not None:
+            self._receive(before)  # while the new one runs
+        if self._in_flight is not None:
+            self._account(self._in_flight)
+            if not self._overlap:
+                self._settle()
+        return bool(shares) or before is not None
+
+    def _launch(self, shares: list[Share]) -> InFlight:
+        drawing: list[Sequence] = []
+        draws: list[tuple[int, Draw]] = []
+        num_rows = 0
         for share in shares:
+            sequence = share.planned.sequence
+            num_rows += self._num_logits(share.planned)
+            if share.planned.span.end >= sequence.prefill_length and sequence.job.max_new > 0:
+                drawing.append(sequence)
+                draws.append((num_rows - 1, self._rules.draw(sequence, self._num_pending(sequence))))
+        launched = self._runner.launch([self._sequence_step(share) for share in shares], draws)
+        may_wait = not any(draw.has_penalty for _, draw in draws)
+        places = {sequence: place for place, sequence in enumerate(drawing)}
+        return InFlight(shares, places, launched, may_wait)
+
+    def _account(self, step: InFlight) -> None:
+        """What the step computes is there from here on, for whatever is launched after it."""
+        running, row = set(self._running), 0
+        for share in step.shares:
             sequence, span = share.planned.sequence, share.planned.span
             rows = self._num_logits(share.planned)
+            row += rows
+            if sequence not in running:
+                continue  # its last token came in meanwhile: this one was too many
             sequence.num_computed = span.end
             self._publisher.written(share)
             self._count(sequence, span)
             if sequence.scoring is not None:
-                self._score(sequence, logits[row : row + rows], span.start)
-            row += rows
-            if sequence.is_prefilling:
-                continue
-            if sequence.job.max_new > 0:
-                drawing.append((sequence, row - 1))
-            else:
+                self._score(sequence, step.launched.logits[row - rows : row], span.start)
+            if not sequence.is_prefilling and sequence.job.max_new == 0:
                 self._end(sequence, FinishReason.LENGTH)
-        self._sample(logits, drawing)
+
+    def _receive(self, step: InFlight) -> None:
+        """Its tokens, once they are there: whoever has ended or was cancelled gets none."""
+        running = set(self._running)
+        for sequence, token in zip(step.places, step.launched.drawn.tokens(), strict=True):
+            if sequence not in running:
+                continue
+            self.sampled_tokens += 1
+            self._append(sequence, token.id)
+            finish = self._rules.finish_reason(sequence)
+            sequence.job.on_event(Sampled(token, finish))
+            if finish is not None:
+                self._end(sequence, finish)
+            elif sequence.num_sampled >= sequence.job.max_new:
+                self._running.remove(sequence)  # a prefill node's share is done, the answer goes on elsewhere
+
+    def _settle(self) -> bool:
+        """Waits for the tokens in flight; False if there are none."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return False
+        self._receive(step)
         return True
+
+    def _num_pending(self, sequence: Sequence) -> int:
+        return int(self._in_flight is not None and sequence in self._in_flight.places)
 
     # ------------------------------------------------------------ room
 
@@ -264,11 +322,15 @@ class Engine:
     def _plan(self) -> list[Planned]:
         """The next step's sequences, each with blocks for what it writes; who has to give way has done so."""
         while True:
-            planned = self._scheduler.plan(self._running)
+            planned = self._scheduler.plan(s for s in self._running if self._goes_on(s))
             if all(self.cache.extend(p.sequence.held, p.span.end) for p in planned):
                 self._running = after_turn(self._running, planned)
                 return planned
-            self._preempt(self._victims.victim(self._running))
+            if not self._settle():
+                self._preempt(self._victims.victim(self._running))
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        return not self._num_pending(sequence) or self._rules.wants_more(sequence, 1)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Its blocks are published as they fill; its state is, too, if it stands where one may be kept."""
@@ -285,14 +347,16 @@ class Engine:
     def _sequence_step(self, share: Share) -> SequenceStep:
         sequence, span = share.planned.sequence, share.planned.span
         claim = sequence.held
+        feed = self._in_flight.places.get(sequence) if self._in_flight is not None else None
         return SequenceStep(
-            tokens=sequence.tokens[span.start : span.end],
+            tokens=sequence.tokens[span.start : span.end] if feed is None else (UNKNOWN,),
             start=span.start,
             block_ids=claim.block_ids,
             src_slot=sequence.state_slot if span.start else None,
             dst_slot=claim.slot,
             emit=tuple((boundary.num_tokens, slot) for boundary, slot in share.emit),
             num_logits=self._num_logits(share.planned),
+            feed=feed,
         )
 
     def _num_logits(self, planned: Planned) -> int:
@@ -321,21 +385,6 @@ class Engine:
         if not sequence.is_prefilling:
             sequence.scoring = None
             sequence.job.on_event(Scored(tuple(sequence.scored)))
-
-    def _sample(self, logits: Tensor, drawing: list[tuple[Sequence, int]]) -> None:
-        if not drawing:
-            return
-        draws = [self._rules.draw(sequence) for sequence, _ in drawing]
-        tokens = sample(logits[[row for _, row in drawing]], draws)
-        self.sampled_tokens += len(tokens)
-        for (sequence, _), token in zip(drawing, tokens, strict=True):
-            self._append(sequence, token.id)
-            finish = self._rules.finish_reason(sequence)
-            sequence.job.on_event(Sampled(token, finish))
-            if finish is not None:
-                self._end(sequence, finish)
-            elif sequence.num_sampled >= sequence.job.max_new:
-                self._running.remove(sequence)  # a prefill node's share is done, the answer goes on elsewhere
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         sequence.tokens.append(token_id)

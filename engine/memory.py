@@ -16,7 +16,9 @@ class CacheMemory:
     conv  [num_slots, state layers, channels, taps - 1] in the model's dtype
     rec   [num_slots, state layers, heads, ...] in the state's dtype
 
-    Memory starts uninitialised: whoever takes a block or slot writes it before reading it.
+    Memory starts uninitialised: whoever takes a block or slot writes it before reading it. One block more than
+    the pool knows of, `scratch_block`, takes what rows write that only fill up a captured graph's batch; their
+    states go to slot -1, which is written nowhere.
     """
 
     def __init__(self, layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device | str = "cpu"):
@@ -26,11 +28,13 @@ class CacheMemory:
         self.device = torch.device(device)
         dtype, state_dtype = getattr(torch, layout.dtype), getattr(torch, layout.state_dtype)
         kv_shape = (layout.num_attention_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
-        self.kv = torch.empty((num_blocks, *kv_shape), dtype=dtype, device=device)
+        self.scratch_block = num_blocks
+        with_scratch = torch.empty((num_blocks + 1, *kv_shape), dtype=dtype, device=device)
+        self.kv = with_scratch[:num_blocks]
         self.conv = torch.empty((num_slots, *layout.conv_shape), dtype=dtype, device=device)
         self.rec = torch.empty((num_slots, *layout.rec_shape), dtype=state_dtype, device=device)
         # One entry a layer of its kind: (keys, values), and (conv windows, recurrent states).
-        self.kv_pools = [(self.kv[:, i, 0], self.kv[:, i, 1]) for i in range(layout.num_attention_layers)]
+        self.kv_pools = [(with_scratch[:, i, 0], with_scratch[:, i, 1]) for i in range(layout.num_attention_layers)]
         self.state_pools = [(self.conv[:, i], self.rec[:, i]) for i in range(layout.conv_shape[0])]
         self._block_bytes = _as_bytes(self.kv)
         self._conv_bytes = _as_bytes(self.conv)

@@ -1,17 +1,32 @@
-"""Runs engine steps of one model over one node's cache memory."""
+"""Runs engine steps of one model over one node's cache memory, and draws the next tokens where the logits are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from engine.batch import SequenceStep
+from engine.decode_inputs import DecodeInputs
+from engine.graphs import BATCH_SIZES, Capture, CudaCapture, DecodeGraphs, sizes_up_to
 from engine.memory import CacheMemory
 from engine.model import HybridModel
-from engine.step_plan import StepPlan
+from engine.sampler import Draw, Drawn, choose
+from engine.step_plan import StepPlan, upload
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that was launched: on a GPU it may not have begun."""
+
+    logits: Tensor  # float32 [sum of num_logits, V] in the order of the steps; the next launch may overwrite them
+    drawn: Drawn
 
 
 class ModelRunner:
+    """Launches follow each other on one stream: what one writes, the next one reads, whatever the host knows."""
+
     def __init__(self, model: HybridModel, memory: CacheMemory):
         layout = memory.layout
         difference = model.cache_layout(layout.block_size, layout.state_dtype).mismatch(layout)
@@ -19,11 +34,44 @@ class ModelRunner:
             raise ValueError(f"the cache memory was made for another model: {difference}")
         self.model = model
         self.memory = memory
+        # What the last launch drew, in the order of its draws. Each sequence of a step has a slot of its own.
+        most_draws = max(memory.num_slots, BATCH_SIZES[-1])
+        self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
+        self._graphs: DecodeGraphs | None = None
+
+    @torch.inference_mode()
+    def capture_decodes(self, max_sequences: int, max_tokens: int, capture: Capture | None = None) -> None:
+        """From now on steps of single tokens are replays, padded to a few batch sizes.
+
+        max_sequences   larger steps run as before; so do those of sequences longer than `max_tokens`
+        capture         None: on the current CUDA device
+        """
+        sizes = sizes_up_to(min(max_sequences, BATCH_SIZES[-1]))
+        inputs = DecodeInputs(self.memory, self._drawn, sizes[-1], max_tokens)
+        forward = partial(self.model.forward, memory=self.memory)
+        self._graphs = DecodeGraphs(forward, inputs, self._drawn, sizes, capture or CudaCapture())
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[SequenceStep]) -> Tensor:
         """Float32 logits [sum of num_logits, V], in the order of `steps`; blocks and slots advance."""
         if not steps:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
-        plan = StepPlan.build(steps, self.memory.layout.block_size, self.model.device)
+        plan = StepPlan.build(steps, self.memory.layout.block_size, self.model.device, self._drawn)
         return self.model.forward(plan, self.memory)
+
+    @torch.inference_mode()
+    def launch(self, steps: Sequence[SequenceStep], draws: Sequence[tuple[int, Draw]]) -> Launched:
+        """Runs a step and draws a token for each (row of its logits, draw). On a GPU nothing is waited for.
+
+        A step of the next launch may be fed from a place among these draws.
+        """
+        rows, asked = [row for row, _ in draws], [draw for _, draw in draws]
+        ids = self._drawn[: len(draws)]
+        replays = self._graphs is not None and self._graphs.fits(steps) and len(draws) == len(steps)
+        logits = self._graphs.run(steps) if self._graphs is not None and replays else self.forward(steps)
+        drawn_from = logits
+        if rows != list(range(len(logits))):
+            drawn_from = logits.index_select(0, upload([rows], logits.device)[0])
+        if draws and not (replays and all(draw.is_greedy for draw in asked)):  # those a replay draws itself
+            ids.copy_(choose(drawn_from, asked))
+        return Launched(logits, Drawn(drawn_from, ids, asked))

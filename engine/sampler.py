@@ -7,6 +7,7 @@ the position, and on nothing else in the batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,30 +24,72 @@ COLDEST = 1e-5  # at and below this temperature the best token is taken: dividin
 class Draw:
     """One token to sample: `tokens` so far, of which the first `num_prompt_tokens` are the prompt.
 
-    `banned` are the ids that may not come now: the stop tokens while `min_tokens` is not reached.
+    `banned` are the ids that may not come now: the stop tokens while `min_tokens` is not reached. `num_pending`
+    tokens behind `tokens` have been drawn, and the host does not know them yet.
     """
 
     sampling: Sampling
     tokens: Sequence[int]
     num_prompt_tokens: int
     banned: Sequence[int] = ()
+    num_pending: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the token to be drawn, counted from the prompt's first."""
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def is_greedy(self) -> bool:
+        """The best token of the logits as they are."""
+        return not self.banned and not self.has_penalty and self.sampling.temperature <= COLDEST
+
+    @property
+    def has_penalty(self) -> bool:
+        """What was drawn before matters."""
+        sampling = self.sampling
+        return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Token]:
     """One token for each row. logits [N, V] float32, N = len(draws); not changed."""
-    if not draws:
-        return []
+    return Drawn(logits, choose(logits, draws), draws).tokens()
+
+
+def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The ids that are drawn, int64 [N], where the logits are; on a GPU nothing is waited for."""
     adjusted = _penalised(logits, draws)
     chosen = adjusted.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:
-        index = torch.tensor(random_rows, device=logits.device)
+        index = _upload(random_rows, logits.device)
         chosen[index] = _drawn(adjusted[index], [draws[row] for row in random_rows])
-    ids = chosen.tolist()
-    return [
-        Token(token_id, _logprobs(logits[row], token_id, draw.sampling.logprobs))
-        for row, (token_id, draw) in enumerate(zip(ids, draws, strict=True))
-    ]
+    return chosen
+
+
+class Drawn:
+    """Tokens that a step draws, on their way to the host: made when the step is launched, read when it is over."""
+
+    def __init__(self, logits: Tensor, ids: Tensor, draws: Sequence[Draw]):
+        """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
+        self._draws = draws
+        reported = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+        self._logits = dict(zip(reported, logits[_upload(reported, logits.device)], strict=True)) if reported else {}
+        host_ids = torch.empty(len(ids), dtype=ids.dtype, pin_memory=ids.is_cuda)
+        self._ids = host_ids.copy_(ids, non_blocking=True)
+        self._arrived = torch.cuda.Event() if ids.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def tokens(self) -> list[Token]:
+        """In the order of the draws, with the logprobs that were asked for. Waits for the step."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        drawn = enumerate(zip(self._ids.tolist(), self._draws, strict=True))
+        return [
+            Token(token_id, _logprobs(self._logits.get(row), token_id, draw.sampling.logprobs))
+            for row, (token_id, draw) in drawn
+        ]
 
 
 def score(logits: Tensor, targets: Sequence[int], num_top: int) -> list[Token]:
@@ -56,8 +99,8 @@ def score(logits: Tensor, targets: Sequence[int], num_top: int) -> list[Token]:
     ]
 
 
-def _logprobs(logits: Tensor, token_id: int, num_top: int | None) -> Logprobs | None:
-    if num_top is None:
+def _logprobs(logits: Tensor | None, token_id: int, num_top: int | None) -> Logprobs | None:
+    if logits is None or num_top is None:
         return None
     logprobs = torch.log_softmax(logits.double(), dim=-1)
     top = logprobs.topk(min(num_top, logprobs.numel()))
@@ -67,33 +110,30 @@ def _logprobs(logits: Tensor, token_id: int, num_top: int | None) -> Logprobs | 
 
 def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Repetition over prompt and answer (Keskar et al. 2019), presence and frequency over the answer (OpenAI)."""
-    rows = [row for row, draw in enumerate(draws) if draw.banned or _has_penalty(draw.sampling)]
+    rows = [row for row, draw in enumerate(draws) if draw.banned or draw.has_penalty]
     if not rows:
         return logits
     logits = logits.clone()
     for row in rows:
         draw, sampling, line = draws[row], draws[row].sampling, logits[row]
         if sampling.repetition_penalty != 1.0:
-            seen = torch.tensor(list(set(draw.tokens)), device=logits.device)
+            seen = _upload(list(set(draw.tokens)), logits.device)
             values = line[seen]
             line[seen] = torch.where(
                 values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
             )
         answer = draw.tokens[draw.num_prompt_tokens :]
         if answer and (sampling.presence_penalty or sampling.frequency_penalty):
-            ids, counts = torch.tensor(answer, device=logits.device).unique(return_counts=True)
-            line[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+            counts = Counter(answer)
+            penalties = [sampling.presence_penalty + sampling.frequency_penalty * count for count in counts.values()]
+            line[_upload(list(counts), logits.device)] -= _upload(penalties, logits.device, line.dtype)
         if draw.banned:
-            line[torch.tensor(draw.banned, device=logits.device)] = -torch.inf
+            line[_upload(draw.banned, logits.device)] = -torch.inf
     return logits
 
 
-def _has_penalty(sampling: Sampling) -> bool:
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty != 0.0
-        or sampling.frequency_penalty != 0.0
-    )
+def _upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _drawn(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -101,7 +141,7 @@ def _drawn(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
     def column(name: str) -> Tensor:
         values = [float(getattr(draw.sampling, name)) for draw in draws]
-        return torch.tensor(values, device=logits.device, dtype=torch.float64).unsqueeze(1)
+        return _upload(values, logits.device, torch.float64).unsqueeze(1)
 
     # Sorted by logit, ties by id: the order, and so the draw, is the same wherever it is computed.
     values_NV, ids_NV = torch.sort(
@@ -118,9 +158,7 @@ def _drawn(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     keep &= probs_NV >= column("min_p") * probs_NV[:, :1]
     keep[:, 0] = True
     cumulative = (probs_NV * keep).cumsum(dim=-1)
-    numbers = [uniform(draw.sampling.seed, len(draw.tokens)) for draw in draws]
-    threshold = (
-        torch.tensor(numbers, device=logits.device, dtype=torch.float64).unsqueeze(1) * cumulative[:, -1:]
-    )
+    numbers = [uniform(draw.sampling.seed, draw.position) for draw in draws]
+    threshold = _upload(numbers, logits.device, torch.float64).unsqueeze(1) * cumulative[:, -1:]
     rank = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=probs_NV.shape[1] - 1)
     return ids_NV.gather(1, rank).squeeze(1)

@@ -6,6 +6,7 @@ at once, mixers treat the two parts apart.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -45,22 +46,32 @@ class StepPlan:
     tails: PagedDecode | None  # the logit rows as queries of their own, where each is its sequence's last row
 
     @classmethod
-    def build(cls, steps: Sequence[SequenceStep], block_size: int, device: torch.device) -> "StepPlan":
-        _check(steps, block_size)
+    def build(
+        cls, steps: Sequence[SequenceStep], block_size: int, device: torch.device, drawn: Tensor | None = None
+    ) -> "StepPlan":
+        """`drawn`, int64 on the device: what the launch before drew, for the steps that are fed from it."""
+        check_steps(steps, block_size)
         decodes = [step for step in steps if len(step.tokens) == 1]
         prefills = [step for step in steps if len(step.tokens) > 1]
         ordered = decodes + prefills
-        positions = [position for step in ordered for position in range(step.start, step.end)]
-        blocks = [step.block_ids[p // block_size] for step in ordered for p in range(step.start, step.end)]
-        positions_T = torch.tensor(positions, dtype=torch.int64, device=device)
+        tokens_T, positions_T, block_T, offset_T = upload(
+            [
+                [token for step in ordered for token in step.tokens],
+                [position for step in ordered for position in range(step.start, step.end)],
+                [step.block_ids[p // block_size] for step in ordered for p in range(step.start, step.end)],
+                [p % block_size for step in ordered for p in range(step.start, step.end)],
+            ],
+            device,
+        )
+        _feed_(tokens_T, decodes, drawn)
         return cls(
             num_decodes=len(decodes),
             decode=_decode_rows(decodes, block_size, device) if decodes else None,
             prefill=_prefill_rows(prefills, block_size, device) if prefills else None,
-            tokens_T=torch.tensor([t for step in ordered for t in step.tokens], dtype=torch.int64, device=device),
+            tokens_T=tokens_T,
             positions_T=positions_T,
-            block_T=torch.tensor(blocks, dtype=torch.int64, device=device),
-            offset_T=positions_T % block_size,
+            block_T=block_T,
+            offset_T=offset_T,
             logit_rows=_logit_rows(steps, len(decodes), device),
             tails=_tails(steps, block_size, device),
         )
@@ -71,10 +82,27 @@ class StepPlan:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def upload(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
+    """An int64 tensor for each list, views of one buffer that came to the device in one copy. Waits for nothing."""
+    packed = torch.tensor(list(chain.from_iterable(lists)), dtype=torch.int64, pin_memory=device.type == "cuda")
+    return packed.to(device, non_blocking=True).split([len(values) for values in lists])
+
+
+def _feed_(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) -> None:
+    """Decodes are the first rows: those whose token the host does not know yet get it here."""
+    fed = [(row, step.feed) for row, step in enumerate(decodes) if step.feed is not None]
+    if not fed:
+        return
+    if drawn is None:
+        raise ValueError(f"{len(fed)} steps are to be fed, and nothing was drawn before")
+    rows, places = upload(list(zip(*fed, strict=True)), tokens_T.device)
+    tokens_T.index_copy_(0, rows, drawn.index_select(0, places))
+
+
 def _decode_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> DecodeRows:
     return DecodeRows(
         source=StateSource.of([step.src_slot for step in steps], device),
-        dst_slots=torch.tensor([step.dst_slot for step in steps], dtype=torch.int64, device=device),
+        dst_slots=upload([[step.dst_slot for step in steps]], device)[0],
         attention=PagedDecode.build(
             [step.end for step in steps], [step.block_ids for step in steps], block_size, device
         ),
@@ -114,10 +142,10 @@ def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.d
         rows.extend(range(end - step.num_logits, end))
     if rows == list(range(next_prefill)):
         return None
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    return upload([rows], device)[0]
 
 
-def _check(steps: Sequence[SequenceStep], block_size: int) -> None:
+def check_steps(steps: Sequence[SequenceStep], block_size: int) -> None:
     """Refuse what would let one sequence's state or tokens reach another."""
     written: set[int] = set()
     for step in steps:
