@@ -20,7 +20,7 @@ class Claim:
     junction        where the prompt left a known prefix that has no checkpoint: its prefill should leave one
     tail            deepest index entry known for its tokens (the cache's own book-keeping)
     firm_tokens     where the deepest firm checkpoint of its prefix stands, as far as it knows
-    spare, firm     the checkpoints it has published, by position; some may be gone again
+    spare, firm     the checkpoints on its prefix, found or published, by position; some may be gone again
     num_reserved    slots it has been given for further ones
     """
 
@@ -44,7 +44,7 @@ class Claim:
 
     @property
     def num_checkpoints(self) -> int:
-        """How many slots its checkpoints fill, and will once those under way are published; not fewer than really."""
+        """How many slots the checkpoints on its prefix fill, those under way among them; not fewer than really."""
         return len(self.spare) + len(self.firm) + self.num_reserved
 
     def require_held(self) -> None:

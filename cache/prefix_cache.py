@@ -21,9 +21,9 @@ from cache.stats import CacheStats
 from cache.storage import Storage
 from cache.types import FIRM, BlockId, PrefixKey, SlotId, Tier
 
-REQUEST_SHARE = 2
-"""Once no slot is free, one request's checkpoints fill at most 1/REQUEST_SHARE of them: a long prompt cannot drive
-out all others'."""
+PREFIX_SHARE = 2
+"""Once no slot is free, the checkpoints along one prefix fill at most 1/PREFIX_SHARE of them: neither a long prompt
+nor a chat of many turns can drive out all others'."""
 
 
 class PrefixCache:
@@ -53,7 +53,7 @@ class PrefixCache:
             eviction=eviction or eviction_policy(),
             on_event=on_event,
         )
-        self._max_checkpoints = max(1, num_slots // REQUEST_SHARE)
+        self._max_checkpoints = max(1, num_slots // PREFIX_SHARE)
 
     # Matching and claiming
 
@@ -104,6 +104,7 @@ class PrefixCache:
         slot = storage.reserve_slot()
         if slot is None:
             raise CorruptCache("a slot was promised but is not there")
+        found = _checkpoints_through(tail)
         return Claim(
             block_ids=shared + storage.reserve_blocks(num_new),
             slot=slot,
@@ -113,6 +114,8 @@ class PrefixCache:
             junction=hit_policy.junction(hit),
             tail=tail,
             firm_tokens=hit.state_tokens,
+            spare=[checkpoint for checkpoint in found if checkpoint.tier < FIRM],
+            firm=[checkpoint for checkpoint in found if checkpoint.tier == FIRM],
         )
 
     def extend(self, claim: Claim, num_tokens: int) -> bool:
@@ -161,7 +164,7 @@ class PrefixCache:
     def reserve_slot(self, claim: Claim, tier: Tier = FIRM) -> SlotId | None:
         """A slot for a checkpoint that a kernel will emit; owned by the caller until published or given back.
 
-        Evicts, if need be, a checkpoint that nobody reads: of this tier or below, and one of the claim's own
+        Evicts, if need be, a checkpoint that nobody reads: of this tier or below, and one on the claim's prefix
         when these have their share of the slots. None if there is none to evict.
         """
         claim.require_held()
@@ -305,7 +308,7 @@ class PrefixCache:
         return entry if entry.checkpoint is None else None
 
     def _give_up_deepest(self, claim: Claim) -> bool:
-        """A claim's deepest spare checkpoint, or else its deepest: others are likelier to share the shallow ones.
+        """The deepest spare checkpoint of a prefix, or else its deepest: others are likelier to share the shallow ones.
 
         One that is gone already is taken off its list instead. False if there is none, somebody reads them all, or
         the deepest are those under way.
@@ -348,6 +351,13 @@ class PrefixCache:
         totals.resumable_tokens += hit.resumable_tokens
         totals.placeholder_tokens += hit.attention_tokens - hit.state_tokens
         totals.junctions += hit_policy.junction(hit) is not None
+
+
+def _checkpoints_through(tail: Entry | None) -> list[Checkpoint]:
+    """Those of a prefix in order."""
+    found = [] if tail is None else [entry.checkpoint for entry in tail.upward() if entry.checkpoint is not None]
+    found.reverse()
+    return found
 
 
 def _blocks_through(tail: Entry | None) -> list[BlockId]:

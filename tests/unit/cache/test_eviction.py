@@ -2,6 +2,7 @@
 
 import pytest
 
+from cache.eviction import EVICTION_POLICIES
 from cache.hashing import prefix_keys
 from cache.hits import PrefixHit, ReceiveState, ResumeLocally
 from cache.prefix_cache import PrefixCache
@@ -205,3 +206,18 @@ def test_one_long_prompt_does_not_drive_out_the_checkpoints_of_others(chunk_bloc
     # Of its own it has the first ones, which others are likelier to share, and the last one.
     assert node.match(text(100, 9)).state_tokens == 100 * SIZE
     assert node.match(text(100, 9), max_tokens=2 * SIZE).state_tokens == 2 * SIZE
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_one_chat_of_many_turns_does_not_drive_out_the_checkpoints_of_others(eviction: str) -> None:
+    node = FakeNode(num_blocks=600, num_slots=16, eviction=eviction)
+    for kind in (1, 2, 3):
+        node.serve(text(4, kind))
+    chat = text(4, 9)
+    for turn in range(30):
+        node.serve(chat, answer=[turn] * 20)
+        chat += [turn] * 20
+        assert node.match(chat).state_tokens == (len(chat) - 1) // SIZE * SIZE
+        chat += text(2, 100 + turn)
+    assert [node.match(text(4, kind)).state_tokens for kind in (1, 2, 3)] == [3 * SIZE] * 3
+    assert node.match(chat, max_tokens=4 * SIZE).state_tokens == 3 * SIZE
