@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.chunks import ChunkTable, cut
+from kernels.conv_table import ConvTable
 
 CHUNK_SIZE = 32  # fastest on CPU among 16, 32 and 64 for both recurrences
 
@@ -89,11 +90,12 @@ class PrefillSegments:
         src_slots: Sequence[int | None],
         writes: Sequence[StateWrite],
         device: torch.device,
+        window_offsets: Sequence[int] | None = None,
     ) -> "PrefillSegments":
         return cls(
             lengths=tuple(lengths),
             src_slots=tuple(src_slots),
-            source=StateSource.of(src_slots, device),
+            source=StateSource.of(src_slots, device, window_offsets),
             writes=tuple(writes),
             chunk_counts=tuple(-(-length // CHUNK_SIZE) for length in lengths),
             device=torch.device(device),
@@ -109,13 +111,32 @@ class PrefillSegments:
     def chunk_table(self, size: int) -> ChunkTable:
         """The chunks of at most `size` rows, for the Triton kernels."""
         if size not in self.gpu_chunks:
-            writes: list[list[tuple[int, int]]] = [[] for _ in self.lengths]
-            for write in self.writes:
-                writes[write.sequence].append((write.num_rows, write.slot))
             first_rows = accumulate(self.lengths, initial=0)
-            chunks = [cut(*span, size) for span in zip(first_rows, self.lengths, writes, strict=False)]
+            spans = zip(first_rows, self.lengths, self._writes_of_each, strict=False)
+            chunks = [cut(*span, size) for span in spans]
             self.gpu_chunks[size] = ChunkTable.build(chunks, self.src_slots, self.device)
         return self.gpu_chunks[size]
+
+    @cached_property
+    def conv_tables(self) -> dict[tuple[int, int], ConvTable]:
+        """By taps and rows a tile; see `conv_table`."""
+        return {}
+
+    def conv_table(self, taps: int, tile_rows: int) -> ConvTable:
+        """The tiles, sequences and writes of a convolution, for its Triton kernel."""
+        key = taps, tile_rows
+        if key not in self.conv_tables:
+            rows = self.lengths, self.src_slots, self._writes_of_each
+            self.conv_tables[key] = ConvTable.build(*rows, taps, tile_rows, self.device)
+        return self.conv_tables[key]
+
+    @property
+    def _writes_of_each(self) -> list[list[tuple[int, int]]]:
+        """(rows of the sequence before it, slot) of each write, by sequence."""
+        writes: list[list[tuple[int, int]]] = [[] for _ in self.lengths]
+        for write in self.writes:
+            writes[write.sequence].append((write.num_rows, write.slot))
+        return writes
 
     @cached_property
     def write_slots_W(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels import gather_scatter, gdn_update, ssd_update
+from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
 from tests.support.compiled import Launch, compile_for_h200
 
 KILOBYTES_IN_FLIGHT = 32  # of loads a multiprocessor: 4.8 TB/s over 132 of them, 0.7 us until the bytes arrive
@@ -55,3 +55,32 @@ def test_rows_are_copied_in_words_of_sixteen_bytes(to_pool: bool):
     assert report.accesses("ld.global") == ["v2.b64", "b64"]  # the words, and the row's number
     assert report.stack_bytes == report.shared_bytes == 0
     assert report.resident_warps == 64
+
+
+CONV_TYPES = {f"{name}_ptr": "*bf16:16" for name in ("u", "weight", "bias", "pool", "y")} | {
+    "u_stride": "i32:16",
+    "slot_stride": "i32:16",
+}
+CONV_SIZES = {"C": 4352, "K": 4, "offset_ptr": None}
+
+
+def test_packed_convolution_reads_and_writes_sixteen_bytes():
+    tile_t, tile_c, num_warps = causal_conv1d.launch_shape(4352)
+    types = CONV_TYPES | {f"{name}_ptr": "*i32" for name in ("sequences", "tiles", "writes")} | {"num_sequences": "i32"}
+    sizes = CONV_SIZES | {"W": 3, "TILE_T": tile_t, "TILE_C": tile_c}
+    [report] = compile_for_h200([Launch("kernels.causal_conv1d:_causal_conv1d_kernel", types, sizes, num_warps)])
+    assert report.stack_bytes == 0
+    assert "v4.b32" in report.accesses("ld.global") and "v4.b32" in report.accesses("st.global")
+    assert report.resident_warps >= 16
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_convolution_steps_stay_in_registers(drafts: int):
+    tile_c, num_warps = causal_conv1d_update.launch_shape(4352)
+    types = CONV_TYPES | {"src_ptr": "*i64", "dst_ptr": "*i64"} | ({"offset_ptr": "*i64"} if drafts else {})
+    sizes = {"C": 4352, "K": 4, "W": 3 + drafts, "T": 1 + drafts, "TILE_C": tile_c}
+    sizes |= {} if drafts else {"offset_ptr": None}
+    kernel = "kernels.causal_conv1d_update:_causal_conv1d_update_kernel"
+    [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps)])
+    assert report.stack_bytes == 0
+    assert report.resident_warps >= 48

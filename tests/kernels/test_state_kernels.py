@@ -218,7 +218,7 @@ def test_rows_that_the_segments_do_not_describe_are_refused(case: Case):
 
 @every_case
 def test_a_pool_of_another_shape_is_refused(case: Case):
-    pool = torch.zeros(NUM_SLOTS, *case.state_shape[:-1], case.state_shape[-1] + 1)
+    pool = torch.zeros(NUM_SLOTS, *case.state_shape[:-1], case.state_shape[-1] - 1)
     with pytest.raises(ValueError):
         case.prefill(case.inputs(3), pool, PrefillSegments.build([3], [None], [], CPU))
     with pytest.raises(ValueError):
