@@ -56,6 +56,7 @@ class EngineLoop:
         await asyncio.to_thread(self._thread.join, timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(f"the engine's step did not end within {timeout_s} s")
+        self._lose(EngineLost("the engine has stopped: the node takes no more requests"))
 
     def deliver(self, callback: Callable[..., None], *args: Any) -> None:
         """From the engine's thread: have `callback(*args)` called in the event loop, in order, after this step."""
@@ -97,9 +98,13 @@ class EngineLoop:
             self._loop.call_soon_threadsafe(self._crashed, error)
 
     def _crashed(self, error: BaseException) -> None:
-        for future in list(self._awaited):
-            _set_exception(future, EngineLost(f"the engine has crashed: {error}"))
+        self._lose(EngineLost(f"the engine has crashed: {error}"))
         self._on_crash(error)
+
+    def _lose(self, error: EngineLost) -> None:
+        """Nobody runs any more what callers still wait for."""
+        for future in list(self._awaited):
+            _set_exception(future, error)
 
     def _drain(self, *, wait: bool) -> None:
         """Runs the commands that are there; with `wait`, sleeps until there is one or a deadline to see to."""

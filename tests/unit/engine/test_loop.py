@@ -1,0 +1,46 @@
+"""The engine's thread as its callers see it."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from engine.loop import EngineLoop, EngineLost
+
+TIMEOUT_S = 10.0
+
+
+class SteppedEngine:
+    """Always has work; each step waits until the test lets it go."""
+
+    num_running = 1
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
+
+    def admit(self) -> None:
+        pass
+
+    def step(self) -> bool:
+        self.begun.release()
+        return self.may_end.acquire(timeout=TIMEOUT_S)
+
+
+async def test_a_call_that_comes_after_the_last_commands_were_run_fails_instead_of_waiting_for_ever() -> None:
+    engine: Any = SteppedEngine()
+    loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
+    loop.start()
+    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
+    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
+    await asyncio.sleep(0)  # the end is in the queue, behind the first step
+    engine.may_end.release()
+    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)  # the queue was run; this is the last step
+    late = asyncio.create_task(loop.call(lambda: None))
+    await asyncio.sleep(0)
+    engine.may_end.release()
+    await stopping
+    with pytest.raises(EngineLost):
+        async with asyncio.timeout(TIMEOUT_S):
+            await late
