@@ -99,7 +99,7 @@ class PrefixCache:
 
         storage.acquire_blocks(shared)
         if source is not None:
-            self._acquire_source(source)
+            self._resume_from(source)
         self._count_lookup(hit, hit_policy, max_reuse_tokens)
         slot = storage.reserve_slot()
         if slot is None:
@@ -244,13 +244,13 @@ class PrefixCache:
         return None if entry is None else entry.checkpoint
 
     def hold_checkpoint(self, checkpoint: Checkpoint) -> Hold | None:
-        """References to a checkpoint and the blocks below it; None if it is gone."""
+        """References to a checkpoint and the blocks below it, for a node that resumes from it; None if it is gone."""
         tail = self._storage.index.find(checkpoint)
         if tail is None:
             return None
         block_ids = _blocks_through(tail)
         self._storage.acquire_blocks(block_ids)
-        self._storage.slots.acquire(checkpoint.slot)
+        self._resume_from(checkpoint)
         return Hold(block_ids, tail, checkpoint)
 
     def drop(self, hold: Hold) -> None:
@@ -331,7 +331,7 @@ class PrefixCache:
             claim.spare.append(checkpoint)
         return checkpoint
 
-    def _acquire_source(self, source: Checkpoint) -> None:
+    def _resume_from(self, source: Checkpoint) -> None:
         self._storage.slots.acquire(source.slot)
         source.tier = FIRM  # where one prompt has left it, others will
         self._storage.totals.checkpoints_used += source.num_resumes == 0

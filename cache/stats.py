@@ -24,7 +24,7 @@ class CacheCounters:
     reused_tokens                of all claims, tokens really reused
     block_evictions              blocks that the index had to forget
     checkpoints_published        emitted or donated states that became findable
-    checkpoints_used             of these, those resumed from at least once
+    checkpoints_used             of these, those resumed from at least once, here or on a node they were sent to
     checkpoints_evicted          of these, those forgotten to make room, or with the blocks below them
     checkpoints_evicted_unused   of the evicted, those that nobody ever resumed from
     """

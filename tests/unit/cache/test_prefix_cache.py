@@ -9,7 +9,7 @@ from cache.hashing import prefix_keys
 from cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocally
 from cache.pools import PoolCounts
 from cache.prefix_cache import PrefixCache
-from cache.types import PrefixKey
+from cache.types import FIRM, PrefixKey, Tier
 
 SIZE = 4
 KEYS = prefix_keys(range(40), SIZE)
@@ -311,6 +311,23 @@ def test_a_hold_keeps_blocks_after_the_request_is_gone() -> None:
     cache.check()
     with pytest.raises(NotHeld, match="dropped already"):
         cache.drop(hold)
+
+
+def test_a_checkpoint_held_for_another_node_counts_as_used_and_is_firm() -> None:
+    cache = new_cache()
+    claim = claimed(cache, 8)
+    cache.publish_blocks(claim, KEYS, 8)
+    slot = cache.reserve_slot(claim, Tier(0))
+    assert slot is not None
+    checkpoint = cache.publish_checkpoint(claim, KEYS[1], 8, slot, Tier(0))
+    cache.release(claim)
+    assert checkpoint is not None
+    hold = cache.hold_checkpoint(checkpoint)
+    assert hold is not None
+    cache.drop(hold)
+    assert checkpoint.tier == FIRM
+    assert cache.stats().totals.checkpoints_used == 1
+    cache.check()
 
 
 def test_a_checkpoint_that_is_gone_cannot_be_held() -> None:
