@@ -358,8 +358,8 @@ class GdnTiles(NamedTuple):
 def gdn_tiles(dtype: torch.dtype) -> GdnTiles:
     if dtype == torch.float32:
         # For exactness, not for speed: products of float32 run outside of the matrix units and live in registers.
-        return GdnTiles(chunk_size=32, state_columns=16, output_columns=32, systems_warps=8, output_warps=8)
-    return GdnTiles(chunk_size=64, state_columns=32, output_columns=128)
+        return GdnTiles(32, state_columns=16, output_columns=32, systems_warps=8, states_warps=8, output_warps=8)
+    return GdnTiles(chunk_size=64, state_columns=32, output_columns=64)
 
 
 def gdn_prefill_triton(

@@ -1,0 +1,278 @@
+"""Prefill scans on one GPU: Mamba2 (SSD) and the gated delta rule, and what checkpoints on the way cost.
+
+    python -m bench.gpu_kernels_scan [--variants] [--parts]
+
+Times are medians of CUDA graph replays of one layer's scan. A floor is the larger of FLOPs / 790 TFLOP/s and bytes
+/ 4.3 TB/s, what such a machine reaches (shared/anchors/h200.md): inputs and outputs once, the products that the
+chunked form needs at our chunk size, no scratch. `--variants` adds other tile sizes, `--parts` the kernels one by
+one, with the scratch that each reads and writes in its floor.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from bench.shapes import SHAPES
+from engine.model_config import GatedDeltaConfig, Mamba2Config
+from kernels import gdn_prefill, ssd_prefill
+from kernels.gdn_prefill import GdnTiles, gdn_prefill_triton, gdn_tiles
+from kernels.segments import PrefillSegments, StateWrite
+from kernels.ssd_prefill import SsdTiles, ssd_prefill_triton, ssd_tiles
+
+FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
+BF16 = torch.bfloat16
+
+
+class Row(NamedTuple):
+    kernel: str
+    shape: str
+    time_us: float
+    floor_us: float
+
+    def __str__(self) -> str:
+        share = self.floor_us / self.time_us
+        return f"| {self.kernel} | {self.shape} | {self.time_us:.1f} | {self.floor_us:.1f} | {share:.0%} |"
+
+
+HEADER = "| kernel | shape | us | floor us | of floor |\n|---|---|---|---|---|"
+
+
+def row(kernel: str, shape: str, run: Callable[[], object], num_bytes: float, flops: float) -> Row:
+    """A variant that does not fit the chip gives no row's time, but its name."""
+    try:
+        took = triton.testing.do_bench_cudagraph(run, rep=50, return_mode="median") * 1e3
+    except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+        print(f"{kernel}, {shape}: {error}")
+        took = float("nan")
+    return Row(kernel, shape, took, max(num_bytes / BYTES_A_SECOND, flops / FLOPS_A_SECOND) * 1e6)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Fresh sequences of equal length, each with `checkpoints` evenly spaced states, the last at its end."""
+
+    num_sequences: int
+    length: int
+    checkpoints: int = 1
+    shift: int = 0  # rows by which all but the last lie off even spacing
+
+    def __str__(self) -> str:
+        off = f" {self.shift} rows off" if self.shift else ""
+        return f"{self.num_sequences} x {self.length}, {self.checkpoints} states{off}"
+
+    @property
+    def rows(self) -> int:
+        return self.num_sequences * self.length
+
+    @property
+    def num_writes(self) -> int:
+        return self.num_sequences * self.checkpoints
+
+    def segments(self) -> PrefillSegments:
+        spacing = self.length // self.checkpoints
+        ends = [(i + 1) * spacing + self.shift for i in range(self.checkpoints - 1)] + [self.length]
+        writes = [
+            StateWrite(sequence, end, sequence * self.checkpoints + i)
+            for sequence in range(self.num_sequences)
+            for i, end in enumerate(ends)
+        ]
+        sources = [None] * self.num_sequences
+        return PrefillSegments.build([self.length] * self.num_sequences, sources, writes, torch.device("cuda"))
+
+
+BATCHES = [Batch(1, 2048), Batch(1, 8192), Batch(16, 4096), Batch(1, 32768)]
+CHECKPOINTED = [Batch(1, 32768, 64), Batch(1, 32768, 64, shift=16)]
+VARIED = [Batch(1, 8192), Batch(16, 4096)]
+
+_SSD, _GDN = ssd_tiles(BF16, 64, 128), gdn_tiles(BF16)
+SSD_VARIANTS = [
+    _SSD._replace(chunk_size=64),
+    _SSD._replace(chunk_size=256),
+    _SSD._replace(state_columns=32),
+    _SSD._replace(state_columns=32, states_stages=3),
+    _SSD._replace(states_stages=3),
+    _SSD._replace(states_warps=8),
+    _SSD._replace(output_heads=4),
+    _SSD._replace(output_heads=16),
+    _SSD._replace(output_rows=128, output_warps=8),
+    _SSD._replace(output_stages=1),
+    _SSD._replace(output_stages=3),
+]
+GDN_VARIANTS = [
+    _GDN._replace(systems_warps=8),
+    _GDN._replace(systems_warps=2),
+    _GDN._replace(state_columns=64),
+    _GDN._replace(state_columns=64, states_stages=5),
+    _GDN._replace(states_stages=5),
+    _GDN._replace(state_columns=16),
+    _GDN._replace(states_warps=8),
+    _GDN._replace(output_warps=8),
+    _GDN._replace(output_columns=128),
+    _GDN._replace(output_stages=1),
+    _GDN._replace(output_columns=128, output_stages=1),
+    _GDN._replace(output_columns=128, output_stages=1, output_warps=8),
+]
+
+
+class SsdLayer:
+    """One layer of granite-h-micro."""
+
+    def __init__(self, batch: Batch):
+        config = SHAPES["granite-h-micro"].state
+        assert isinstance(config, Mamba2Config)
+        self.batch, self.segments = batch, batch.segments()
+        self.H, self.P, self.N = H, P, N = config.num_heads, config.head_dim, config.state_size
+        u = torch.randn(batch.rows, H * P + 2 * N, device="cuda", dtype=BF16)
+        x, B, C = u.split((H * P, N, N), dim=-1)
+        self.x, self.B, self.C = x.view(-1, H, P), B.view(-1, 1, N), C.view(-1, 1, N)
+        self.dt = torch.nn.functional.softplus(torch.randn(batch.rows, H, device="cuda") - 2)
+        self.A, self.D = -torch.rand(H, device="cuda") * 8, torch.randn(H, device="cuda")
+        self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda")[:, 1]
+
+    def run(self, tiles: SsdTiles = _SSD) -> Tensor:
+        return ssd_prefill_triton(self.x, self.dt, self.A, self.B, self.C, self.D, self.pool, self.segments, tiles)
+
+    @property
+    def state_size(self) -> int:
+        return self.H * self.P * self.N
+
+    def num_bytes(self) -> float:
+        rows = self.batch.rows * (2 * self.H * self.P * 2 + 2 * self.N * 2 + self.H * 4)
+        return rows + self.batch.num_writes * self.state_size * 4
+
+    def flops(self) -> float:
+        within = _SSD.chunk_size * (self.H * self.P + self.N)  # the triangle only
+        return self.batch.rows * (4 * self.state_size + within)
+
+    def parts(self) -> Iterator[Row]:
+        rows, H, Q = self.batch.rows, self.H, _SSD.chunk_size
+        table = self.segments.chunk_table(Q)
+        start_bytes = len(table.chunks_C4) * self.state_size * 2
+        x_bytes, row_bytes = rows * H * self.P * 2, rows * H * 4
+        decay, chunk_dt = ssd_prefill._launch_decays(self.dt, self.A, table, _SSD)
+        yield row(
+            "ssd decays", str(self.batch), lambda: ssd_prefill._launch_decays(self.dt, self.A, table, _SSD),
+            3 * row_bytes, 0,
+        )  # fmt: skip
+        run = lambda: ssd_prefill._launch_states(self.x, self.B, decay, chunk_dt, self.pool, table, _SSD)  # noqa: E731
+        yield row("ssd states", str(self.batch), run, x_bytes + start_bytes + 2 * row_bytes, 2 * rows * self.state_size)
+        start, y = run(), torch.empty_like(self.x)
+        yield row(
+            "ssd outputs",
+            str(self.batch),
+            lambda: ssd_prefill._launch_outputs(self.x, self.B, self.C, self.D, decay, chunk_dt, start, y, table, _SSD),
+            2 * x_bytes + start_bytes + 2 * row_bytes,
+            rows * (2 * self.state_size + Q * H * self.P),
+        )
+
+
+class GdnLayer:
+    """One layer of qwen35-4b."""
+
+    def __init__(self, batch: Batch):
+        config = SHAPES["qwen35-4b"].state
+        assert isinstance(config, GatedDeltaConfig)
+        self.batch, self.segments = batch, batch.segments()
+        self.Hk, self.Hv, self.K, self.V = (
+            config.num_key_heads,
+            config.num_value_heads,
+            config.key_dim,
+            config.value_dim,
+        )
+        keys, values = self.Hk * self.K, self.Hv * self.V
+        u = torch.randn(batch.rows, 2 * keys + values, device="cuda", dtype=BF16)
+        q, k, v = u.split((keys, keys, values), dim=-1)
+        self.q, self.k, self.v = (
+            q.unflatten(1, (self.Hk, -1)),
+            k.unflatten(1, (self.Hk, -1)),
+            v.unflatten(1, (self.Hv, -1)),
+        )
+        self.g = -torch.rand(batch.rows, self.Hv, device="cuda")
+        self.beta = torch.rand(batch.rows, self.Hv, device="cuda")
+        self.pool = torch.empty(batch.num_writes, 2, self.Hv, self.K, self.V, device="cuda")[:, 1]
+
+    def run(self, tiles: GdnTiles = _GDN) -> Tensor:
+        return gdn_prefill_triton(self.q, self.k, self.v, self.g, self.beta, self.pool, self.segments, tiles)
+
+    @property
+    def state_size(self) -> int:
+        return self.Hv * self.K * self.V
+
+    def num_bytes(self) -> float:
+        rows = self.batch.rows * (2 * self.Hk * self.K * 2 + 2 * self.Hv * self.V * 2 + 2 * self.Hv * 4)
+        return rows + self.batch.num_writes * self.state_size * 4
+
+    def flops(self) -> float:
+        Q = _GDN.chunk_size
+        triangles = self.Hk * 2 * self.K + self.Hv * (self.K + 2 * self.V)  # k k, q k; w, u, outputs
+        return self.batch.rows * (6 * self.state_size + Q * triangles)
+
+    def parts(self) -> Iterator[Row]:
+        rows, H, Q = self.batch.rows, self.Hv, _GDN.chunk_size
+        table = self.segments.chunk_table(Q)
+        start_bytes = len(table.chunks_C4) * self.state_size * 2
+        k_bytes, v_bytes = rows * self.Hk * self.K * 2, rows * H * self.V * 2
+        w_bytes = rows * H * self.K * 2
+        systems = lambda: gdn_prefill._launch_systems(self.k, self.v, self.g, self.beta, table, _GDN)  # noqa: E731
+        yield row(
+            "gdn systems", str(self.batch), systems, k_bytes + 2 * v_bytes + w_bytes,
+            rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q),
+        )  # fmt: skip
+        # V' replaces u: the states kernel cannot run twice on the same u, and the systems' time comes off by hand.
+        states = lambda u, w, *decays: gdn_prefill._launch_states(self.k, u, w, *decays, self.pool, table, _GDN)  # noqa: E731
+        yield row(
+            "gdn systems, states",
+            str(self.batch),
+            lambda: states(*systems()),
+            2 * k_bytes + 4 * v_bytes + 2 * w_bytes + start_bytes,
+            rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q) + 4 * rows * self.state_size,
+        )
+        u, w, decay, to_end = systems()
+        start, o = states(u, w, decay, to_end), torch.empty_like(self.v)
+        yield row(
+            "gdn outputs",
+            str(self.batch),
+            lambda: gdn_prefill._launch_outputs(self.q, self.k, u, decay, start, o, table, _GDN),
+            2 * k_bytes + 2 * v_bytes + start_bytes,
+            rows * (2 * self.state_size + 2 * Q * (H * self.V + self.Hk * self.K)),
+        )
+
+
+def changed(tiles: SsdTiles | GdnTiles, default: SsdTiles | GdnTiles) -> str:
+    return ", ".join(f"{name} {value}" for name, value in tiles._asdict().items() if value != getattr(default, name))
+
+
+def rows(variants: bool = False, parts: bool = False) -> Iterator[Row]:
+    for name, layer_of, default, others in (
+        ("ssd", SsdLayer, _SSD, SSD_VARIANTS),
+        ("gdn", GdnLayer, _GDN, GDN_VARIANTS),
+    ):
+        for batch in BATCHES + CHECKPOINTED:
+            layer = layer_of(batch)
+            yield row(f"{name} prefill", str(batch), layer.run, layer.num_bytes(), layer.flops())
+            if parts and batch in BATCHES:
+                yield from layer.parts()
+        for batch in VARIED if variants else ():
+            layer = layer_of(batch)
+            for tiles in others:
+                run = lambda layer=layer, tiles=tiles: layer.run(tiles)  # noqa: E731
+                yield row(f"{name}: {changed(tiles, default)}", str(batch), run, layer.num_bytes(), layer.flops())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variants", action="store_true", help="other tile sizes, too")
+    parser.add_argument("--parts", action="store_true", help="the kernels one by one, too")
+    arguments = parser.parse_args()
+    print(HEADER)
+    for each in rows(arguments.variants, arguments.parts):
+        print(each, flush=True)
+
+
+if __name__ == "__main__":
+    main()

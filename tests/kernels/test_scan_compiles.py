@@ -1,0 +1,105 @@
+"""The prefill scans as an H200 gets them, at the real models' sizes: no spills, matrix units, loads ahead of use."""
+
+import pytest
+import torch
+
+from kernels.gdn_prefill import GdnTiles, gdn_tiles
+from kernels.ssd_prefill import SsdTiles, ssd_tiles
+from tests.support.compiled import Compiled, Launch, compile_for_h200
+
+NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def types(inputs: str, floats: str, tables: str, strides: str, dtype: torch.dtype) -> dict[str, str]:
+    """Of arguments `x_ptr` in the model's dtype, of float32 and table pointers, and of strides `x_stride`."""
+    named = {f"{name}_ptr": f"*{NAMES[dtype]}:16" for name in inputs.split()}
+    named |= {f"{name}_ptr": "*fp32:16" for name in floats.split()}
+    named |= {f"{name}_ptr": "*i32:16" for name in tables.split()}
+    return named | {f"{name}_stride": "i32:16" for name in strides.split()}
+
+
+def ssd_launches(
+    tiles: SsdTiles, dtype: torch.dtype, H: int = 64, P: int = 64, N: int = 128, G: int = 1
+) -> list[Launch]:
+    module, Q = "kernels.ssd_prefill", tiles.chunk_size
+    sizes = {"H": H, "P": P, "N": N, "HEADS_A_GROUP": H // G, "Q": Q, "BLOCK_P": P}
+    return [
+        Launch(
+            f"{module}:_ssd_decay_kernel",
+            types("", "dt A decay chunk_dt", "chunks", "dt", dtype),
+            {"H": H, "Q": Q, "BLOCK_H": 16},
+        ),
+        Launch(
+            f"{module}:_ssd_states_kernel",
+            types("x B start", "decay chunk_dt pool", "chunks sequences", "x B slot", dtype),
+            sizes | {"BLOCK_N": tiles.state_columns},
+            tiles.states_warps,
+            tiles.states_stages,
+        ),
+        Launch(
+            f"{module}:_ssd_output_kernel",
+            types("x B C start y", "D decay chunk_dt", "chunks", "x B C", dtype),
+            sizes | {"HEADS": tiles.output_heads, "BLOCK_M": tiles.output_rows, "BLOCK_N": N},
+            tiles.output_warps,
+            tiles.output_stages,
+        ),
+    ]
+
+
+def gdn_launches(
+    tiles: GdnTiles, dtype: torch.dtype, H: int = 32, R: int = 2, K: int = 128, V: int = 128
+) -> list[Launch]:
+    module, Q = "kernels.gdn_prefill", tiles.chunk_size
+    sizes = {"H": H, "R": R, "K": K, "V": V, "Q": Q, "BLOCK_K": K}
+    return [
+        Launch(
+            f"{module}:_gdn_systems_kernel",
+            types("k v u w", "g beta decay to_end", "chunks", "k v g beta", dtype),
+            sizes | {"EPS": 1e-6, "BLOCK_V": V, "EXACT": dtype == torch.float32},
+            tiles.systems_warps,
+        ),
+        Launch(
+            f"{module}:_gdn_states_kernel",
+            types("k u w start", "decay to_end pool", "chunks sequences", "k slot", dtype),
+            sizes | {"BLOCK_V": tiles.state_columns},
+            tiles.states_warps,
+            tiles.states_stages,
+        ),
+        Launch(
+            f"{module}:_gdn_output_kernel",
+            types("q k values start o", "decay", "chunks", "q k", dtype),
+            sizes | {"EPS": 1e-6, "BLOCK_V": tiles.output_columns},
+            tiles.output_warps,
+            tiles.output_stages,
+        ),
+    ]
+
+
+def assert_keeps_to_registers_and_matrix_units(first: Compiled, *others: Compiled) -> None:
+    assert first.stack_bytes == 0, first
+    for report in others:
+        assert report.stack_bytes == 0, report
+        assert "wgmma.mma_async" in report.ptx
+        assert "cp.async" in report.ptx  # what the next chunk or head needs is on its way meanwhile
+        assert report.accesses("st.global")[0] == "v4.b32", report
+
+
+@pytest.mark.parametrize(("H", "N", "G"), [(64, 128, 1), (24, 256, 1)], ids=["granite", "falcon"])
+def test_ssd_scan(H: int, N: int, G: int):
+    launches = ssd_launches(ssd_tiles(torch.bfloat16, H // G, N), torch.bfloat16, H=H, N=N, G=G)
+    assert_keeps_to_registers_and_matrix_units(*compile_for_h200(launches))
+
+
+def test_gdn_scan():
+    launches = gdn_launches(gdn_tiles(torch.bfloat16), torch.bfloat16)
+    assert_keeps_to_registers_and_matrix_units(*compile_for_h200(launches))
+
+
+@pytest.mark.parametrize("scan", ["ssd", "gdn"])
+def test_float32_spills_little_if_anything(scan: str):
+    dtype = torch.float32
+    launches = (
+        ssd_launches(ssd_tiles(dtype, 64, 128), dtype) if scan == "ssd" else gdn_launches(gdn_tiles(dtype), dtype)
+    )
+    for report in compile_for_h200(launches):
+        assert report.stack_bytes < 256, report
