@@ -168,7 +168,7 @@ def _begin_sequence(
     if offset_ptr is not None:
         history_ptr += tl.load(offset_ptr + sequence)
 
-    inputs = ()
+    inputs = ()  # type: tuple
     for i in tl.static_range(K - 1):
         found = channel < tl.where(src >= 0, C, 0)
         inputs += (tl.load(history_ptr + i, mask=found, other=0.0),)

@@ -95,13 +95,13 @@ def _causal_conv1d_update_kernel(
     if offset_ptr is not None:
         history_ptr += tl.load(offset_ptr + sequence)
 
-    inputs = ()
+    inputs = ()  # type: tuple
     for i in tl.static_range(K - 1):
         inputs += (tl.load(history_ptr + i, mask=found, other=0.0),)
     for t in tl.static_range(T):
         row = sequence * T + t
         inputs += (tl.load(u_ptr + row * u_stride + channel, mask=in_c, other=0.0),)
-    weights = ()
+    weights = ()  # type: tuple
     for j in tl.static_range(K):
         weights += (tl.load(weight_ptr + channel * K + j, mask=in_c, other=0.0).to(tl.float32),)
 

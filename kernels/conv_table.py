@@ -33,7 +33,10 @@ class ConvTable:
         device: torch.device,
     ) -> "ConvTable":
         """`writes` of each sequence are (rows of the sequence before the window, slot)."""
-        sequences, tiles, flat_writes, end = [], [], [], 0
+        sequences: list[int] = []
+        tiles: list[int] = []
+        flat_writes: list[int] = []
+        end = 0
         for length, src_slot, of_sequence in zip(lengths, src_slots, writes, strict=True):
             first, end = end, end + length
             first_write = len(flat_writes) // 2
