@@ -224,7 +224,9 @@ class GdnLayer:
             rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q),
         )  # fmt: skip
         # V' replaces u: the states kernel cannot run twice on the same u, and the systems' time comes off by hand.
-        states = lambda u, w, *decays: gdn_prefill._launch_states(self.k, u, w, *decays, self.pool, table, _GDN)  # noqa: E731
+        states = lambda u, w, decay, to_end: gdn_prefill._launch_states(  # noqa: E731
+            self.k, u, w, decay, to_end, self.pool, table, _GDN
+        )
         yield row(
             "gdn systems, states",
             str(self.batch),

@@ -35,7 +35,8 @@ class ChunkTable:
     def build(
         cls, chunks_N: Sequence[Sequence[Chunk]], src_slots: Sequence[int | None], device: torch.device
     ) -> "ChunkTable":
-        chunks, sequences = [], []
+        chunks: list[int] = []
+        sequences: list[int] = []
         for of_sequence, src_slot in zip(chunks_N, src_slots, strict=True):
             first = len(chunks) // 4
             for chunk in of_sequence:
@@ -47,7 +48,8 @@ class ChunkTable:
 
 def cut(first_row: int, num_rows: int, writes: Sequence[tuple[int, int]], size: int) -> list[Chunk]:
     """The chunks of one sequence; writes are (rows of the sequence before it, slot), in any order."""
-    chunks, done = [], 0
+    chunks: list[Chunk] = []
+    done = 0
 
     def advance(until: int, write_slot: int | None) -> None:
         nonlocal done
