@@ -44,6 +44,7 @@ def time_us(runs: list[Callable[[], object]], replays: int = 9) -> float:
     """Median over replays of one CUDA graph that holds every run, in turn; 20 of them at least."""
     rounds = -(-20 // len(runs))
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs may still be on their way
     with torch.cuda.stream(stream):
         for run in runs:  # compiles and allocates outside the graph
             run()
