@@ -1,7 +1,7 @@
 # Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check proto bench-cpu bench-cache clean
+.PHONY: help venv demo test check proto bench-cpu bench-cache bench-gpu clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,6 +19,7 @@ help:
 	@echo 'make check      ruff, mypy, import-linter'
 	@echo 'make bench-cpu  the benchmarks that need no GPU'
 	@echo 'make bench-cache  replay request traces through the cache (TRACES="FILE ..."), and what its own work costs'
+	@echo 'make bench-gpu  prefill and decode on one GPU beside vLLM and the floor (PYTHON=python3 where torch sees it)'
 	@echo 'make proto      generate wire/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
 
@@ -67,6 +68,10 @@ bench-cache: venv
 	$(BIN)/python -m bench cache-table $(addprefix --trace ,$(TRACES)) --plot docs/cache-hit-rates.png
 	$(BIN)/python -m bench cache-costs
 	$(BIN)/python -m bench emission
+
+# No virtual environment: a GPU machine's own Python has the torch that fits its driver.
+bench-gpu:
+	$(or $(PYTHON),python3) -m bench gpu-engine
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .run

@@ -1,4 +1,4 @@
-"""How many FLOPs a token costs, as far as the cache wants to know: for the worth of a checkpoint."""
+"""How many FLOPs a token costs, as far as caches and benchmarks want to know."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def attention_tokens(config: ModelConfig) -> float:
     per_position = 4 * attention.num_heads * attention.head_dim * config.num_attention_layers
     linear = sum(2 * _weights(config, layer) for layer in config.layers)
     return linear / per_position
+
+
+def num_weights(config: ModelConfig) -> int:
+    """Those that one token meets: of all layers and of the head, which is the embedding where they are tied."""
+    return sum(_weights(config, layer) for layer in config.layers) + config.vocab_size * config.hidden_size
 
 
 def _weights(config: ModelConfig, layer: LayerConfig) -> int:

@@ -1,0 +1,75 @@
+"""The work of the first table of shared/anchors/h200.md: vLLM's time, the chip's floor, and what is to be reached.
+
+A floor is the work's FLOPs over the matrix rate or its bytes over the copy rate, whichever takes longer: for a
+prefill every weight meets every token, for a decode step every weight, state and cached token is read once and
+every state written once, in bfloat16. Attention and launch gaps are left out: a bound, not a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.shapes import GRANITE_H_MICRO
+from engine.flops import num_weights
+from engine.model_config import ModelConfig
+
+MATRIX_FLOPS = 790e12  # a second, bf16, measured on an H200
+COPY_BYTES = 4.3e12  # a second, read plus written, measured on an H200
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row. The last two are milliseconds for granite-h-micro; None where the anchor does not know the row."""
+
+    name: str
+    num_sequences: int
+    vllm_ms: float | None
+    reach_ms: float | None
+
+
+@dataclass(frozen=True)
+class Prefill(Work):
+    """Prompts of `num_tokens` from start to first token; `num_checkpoints` states are kept in each on the way."""
+
+    num_tokens: int = 0
+    num_checkpoints: int = 1
+
+
+@dataclass(frozen=True)
+class Decode(Work):
+    """One step in which each sequence has `context` tokens behind it."""
+
+    context: int = 256
+
+
+WORKS: tuple[Prefill | Decode, ...] = (
+    Prefill("prefill 2,048", 1, 52.6, 30.0, num_tokens=2048),
+    Prefill("prefill 8,192", 1, 111.5, 90.0, num_tokens=8192),
+    Prefill("prefill 32,768", 1, 473.0, 380.0, num_tokens=32768),
+    Prefill("prefill 32,768, 64 checkpoints", 1, None, None, num_tokens=32768, num_checkpoints=64),
+    Prefill("prefill 16 x 4,096", 16, 65536 / 71.5, 65536 / 90.0, num_tokens=4096),
+    Decode("decode batch 1", 1, 3.49, 2.2),
+    Decode("decode batch 16", 16, 3.88, 2.8),
+    Decode("decode batch 64", 64, 6.13, 4.2),
+    Decode("decode batch 256", 256, 17.28, 10.0),
+    Decode("decode batch 64, context 8,192", 64, 8.69, 6.0, context=8192),
+)
+
+
+def floor_ms(work: Prefill | Decode, config: ModelConfig) -> float:
+    """The least time of this work for a model of that shape."""
+    weights = num_weights(config)
+    if isinstance(work, Prefill):
+        return 2e3 * weights * work.num_sequences * work.num_tokens / MATRIX_FLOPS
+    layout = config.cache_layout("", "bfloat16", BLOCK_SIZE, "bfloat16")
+    cached_bytes = 2 * layout.state_bytes + work.context * layout.block_bytes / BLOCK_SIZE
+    moving_ms = 1e3 * (2 * weights + work.num_sequences * cached_bytes) / COPY_BYTES
+    return max(moving_ms, 2e3 * weights * work.num_sequences / MATRIX_FLOPS)
+
+
+def reach_ms(work: Prefill | Decode, config: ModelConfig) -> float | None:
+    """The anchor's target; for another shape the same multiple of the floor."""
+    if work.reach_ms is None:
+        return None
+    return work.reach_ms * floor_ms(work, config) / floor_ms(work, GRANITE_H_MICRO)

@@ -1,0 +1,34 @@
+"""Where a piece of work spends the device's time, kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity
+
+MOST_KERNELS = 30
+
+
+def profile(work: Callable[[], object]) -> str:
+    """A Markdown table of the kernels that take longest, for one run of `work` after one without the profiler."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities = [ProfilerActivity.CUDA]
+    work()
+    with torch.profiler.profile(activities=activities) as run:
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    on_device = torch.cuda.is_available()
+    # An operator's row repeats the time of the kernels that it launched: with both, each would count twice.
+    spent = [
+        (event.self_device_time_total if on_device else event.self_cpu_time_total, event.count, event.key)
+        for event in run.key_averages()
+        if not on_device or "cuda" in str(event.device_type).lower()
+    ]
+    total_us = sum(us for us, _, _ in spent) or 1
+    lines = [f"{total_us / 1e3:.2f} ms on the device", "", "| share | ms | calls | kernel |", "|---|---|---|---|"]
+    for us, count, name in sorted(spent, reverse=True)[:MOST_KERNELS]:
+        lines.append(f"| {us / total_us:.1%} | {us / 1e3:.3f} | {count} | {name[:100].replace('|', '/')} |")
+    return "\n".join(lines)
