@@ -1,6 +1,6 @@
 """Attention kernels on one GPU: paged prefill, paged decode, and the preparation of queries, keys and values.
 
-    python -m bench.gpu_kernels_attention [--variants]
+    python -m bench.gpu_kernels_attention [--variants] [--only prefill decode prepare]
     python -m bench.gpu_kernels_attention --compile-only
 
 Times as in bench/gpu_timing.py; K and V count once. `--variants` adds other tile sizes, and the library
@@ -8,7 +8,7 @@ beside ours: torch's FlashAttention over keys and values gathered before it, gat
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -166,14 +166,28 @@ def prepare_run(c: AttentionConfig, count: int) -> Callable[[], object]:
     )
 
 
-def rows(variants: bool = False) -> Iterator[Row]:
+def prefills(variants: bool) -> Iterator[Row]:
     for work in PREFILLS:
         yield from prefill_rows(work, variants)
+
+
+def decodes(variants: bool) -> Iterator[Row]:
     for work in DECODES:
         yield from decode_rows(work, variants)
+
+
+def preparations(_variants: bool) -> Iterator[Row]:
     for model in SHAPES:
         for count in (1, 64, 256, 8192):
             yield prepare_row(model, count)
+
+
+KINDS = {"prefill": prefills, "decode": decodes, "prepare": preparations}
+
+
+def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:
+    for kind in only:
+        yield from KINDS[kind](variants)
 
 
 # ---------------------------------------------------------------- what the compiler makes of them, without a GPU
@@ -237,6 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", action="store_true", help="other tiles and the library, too")
     parser.add_argument("--compile-only", action="store_true", help="registers and shared memory; needs no GPU")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=tuple(KINDS))
     arguments = parser.parse_args()
     if arguments.compile_only:
         checks = list(compile_checks())
@@ -245,7 +260,7 @@ def main() -> None:
             print(name, report)
         return
     print(HEADER)
-    for line in rows(arguments.variants):
+    for line in rows(arguments.variants, arguments.only):
         print(line, flush=True)
 
 

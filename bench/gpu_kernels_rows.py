@@ -1,14 +1,14 @@
-"""Norms, gated norms, SwiGLU and experts on one GPU.
+"""Norms, gated norms, SwiGLU, experts and sampling on one GPU.
 
-    python -m bench.gpu_kernels_rows [--variants]
+    python -m bench.gpu_kernels_rows [--variants] [--only norms gated swiglu experts draw]
     python -m bench.gpu_kernels_rows --compile-only
 
 Times as in bench/gpu_timing.py. `--variants` adds other tiles, and the library beside our experts: torch's grouped
-product, with the gathering and the SwiGLU that it needs around it.
+product, with the gathering and the SwiGLU that it needs around it, and sampling from sorted probabilities.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,8 @@ import triton
 from torch import Tensor
 
 from bench.gpu_timing import HEADER, Row, measure
+from bench.shapes import SHAPES
+from kernels.draw import draw_torch, draw_triton
 from kernels.gated_rms_norm import gate_then_norm_triton, norm_then_gate_triton
 from kernels.moe import MoeTile, moe_experts_triton, moe_tile
 from kernels.moe_route import moe_route_triton
@@ -35,7 +37,7 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, device="cuda", dtype=BF16)
 
 
-def norm_rows() -> Iterator[Row]:
+def norm_rows(_variants: bool) -> Iterator[Row]:
     for model, width in NORM_WIDTHS.items():
         weight = torch.rand(width, device="cuda")
         for count in ROW_COUNTS:
@@ -47,7 +49,7 @@ def norm_rows() -> Iterator[Row]:
                                           weight, 1e-5), 4 * each)  # noqa: B023 # fmt: skip
 
 
-def gated_rows() -> Iterator[Row]:
+def gated_rows(_variants: bool) -> Iterator[Row]:
     def before(count: int) -> Callable[[], object]:
         """Mamba2's: the gate is a slice of the projection, 8,512 wide."""
         weight, gate = torch.rand(GATED_WIDTH, device="cuda"), random(count, 8512)[:, :GATED_WIDTH]
@@ -87,11 +89,14 @@ class Mixture:
     hidden: int
     inner: int
 
-    def inputs(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        expert = torch.rand(count, self.num_experts, device="cuda").argsort(-1)[:, : self.chosen].int()
+    def matrices(self) -> tuple[Tensor, Tensor]:
         gate_up = random(self.num_experts, 2 * self.inner, self.hidden) * self.hidden**-0.5
-        down = random(self.num_experts, self.hidden, self.inner) * self.inner**-0.5
-        return random(count, self.hidden), expert, random(count, self.chosen), gate_up, down
+        return gate_up, random(self.num_experts, self.hidden, self.inner) * self.inner**-0.5
+
+    def rows(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """x, expert, weight: other experts each time."""
+        expert = torch.rand(count, self.num_experts, device="cuda").argsort(-1)[:, : self.chosen].int()
+        return random(count, self.hidden), expert, random(count, self.chosen)
 
     def flops(self, count: int) -> float:
         return 6.0 * count * self.chosen * self.hidden * self.inner
@@ -113,23 +118,29 @@ MOE_VARIANTS = [(16, 32, 128, 4, 3), (16, 64, 64, 4, 4), (16, 64, 128, 4, 3), (3
 
 def moe_rows(variants: bool) -> Iterator[Row]:
     for mixture in MIXTURES:
+        matrices = mixture.matrices()
         for count in MOE_COUNTS:
-            inputs = mixture.inputs(count)
             tiles = [moe_tile(count * mixture.chosen / mixture.num_experts, BF16)]
             tiles += [MoeTile(*tile) for tile in MOE_VARIANTS] if variants else []
-            runs = [(f"experts {tuple(tile)}", partial(moe_experts_triton, *inputs, tile)) for tile in tiles]
+            runs: dict[str, Callable[..., Tensor]] = {
+                f"experts {tuple(tile)}": partial(moe_experts_triton, tile=tile) for tile in tiles
+            }
             if variants:
-                runs.append(("torch's grouped product", partial(grouped_mm, *inputs)))
-            for name, run in runs:
-                yield measure(name, f"{mixture.name}, {count} rows", lambda: run,  # noqa: B023
-                              mixture.num_bytes(count), mixture.flops(count))  # fmt: skip
-        for count in (1, 256, 8192):
-            yield measure(
-                "route", f"{mixture.name}, {count} rows",
-                lambda: partial(moe_route_triton, torch.randn(count, mixture.num_experts, device="cuda"),  # noqa: B023
-                                mixture.chosen, True),  # noqa: B023
-                count * (4.0 * mixture.num_experts + 8.0 * mixture.chosen),
-            )  # fmt: skip
+                runs["torch's grouped product"] = grouped_mm
+            for name, run in runs.items():
+                prepare = lambda: partial(run, *mixture.rows(count), *matrices)  # noqa: B023, E731
+                yield measure(name, f"{mixture.name}, {count} rows", prepare, mixture.num_bytes(count),
+                              mixture.flops(count))  # fmt: skip
+            yield route_row(mixture, count)
+
+
+def route_row(mixture: Mixture, count: int) -> Row:
+    def prepare() -> Callable[[], object]:
+        logits = torch.randn(count, mixture.num_experts, device="cuda")
+        return partial(moe_route_triton, logits, mixture.chosen, True)
+
+    num_bytes = count * (4.0 * mixture.num_experts + 8.0 * mixture.chosen)
+    return measure("route", f"{mixture.name}, {count} rows", prepare, num_bytes)
 
 
 def grouped_mm(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -142,11 +153,29 @@ def grouped_mm(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down:
     return scaled.view(*expert.shape, -1).sum(1)
 
 
-def rows(variants: bool = False) -> Iterator[Row]:
-    yield from norm_rows()
-    yield from gated_rows()
-    yield from swiglu_rows(variants)
-    yield from moe_rows(variants)
+def draw_rows(variants: bool) -> Iterator[Row]:
+    """Logits as a bf16 head leaves them. The floor reads them once."""
+    for model, config in SHAPES.items():
+        for count in (1, 16, 64, 256):
+            logits = random(count, config.vocab_size).mul_(3).float()
+            uniform = torch.rand(count, device="cuda", dtype=torch.float64)
+            choices = {"argmax": partial(logits.argmax, -1)}
+            for name, setting in (("", (1.0, 0, 1.0, 0.0)), (", top_k 50, top_p 0.9", (0.7, 50, 0.9, 0.0))):
+                settings = torch.tensor([setting] * count, device="cuda", dtype=torch.float64)
+                choices[f"draw{name}"] = partial(draw_triton, logits, settings, uniform)
+                if variants:
+                    choices[f"draw{name}, blocks of 16384"] = partial(draw_triton, logits, settings, uniform, 16384)
+                    choices[f"draw{name}, by sorting"] = partial(draw_torch, logits, settings, uniform)
+            for name, run in choices.items():
+                yield measure(name, f"{model}, {count} rows", lambda: run, 4.0 * logits.numel())  # noqa: B023
+
+
+KINDS = {"norms": norm_rows, "gated": gated_rows, "swiglu": swiglu_rows, "experts": moe_rows, "draw": draw_rows}
+
+
+def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:
+    for kind in only:
+        yield from KINDS[kind](variants)
 
 
 # ---------------------------------------------------------------- what the compiler makes of them, without a GPU
@@ -221,6 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", action="store_true", help="other tiles and the library, too")
     parser.add_argument("--compile-only", action="store_true", help="registers and shared memory; needs no GPU")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=tuple(KINDS))
     arguments = parser.parse_args()
     if arguments.compile_only:
         checks = list(compile_checks())
@@ -229,7 +259,7 @@ def main() -> None:
             print(name, report)
         return
     print(HEADER)
-    for line in rows(arguments.variants):
+    for line in rows(arguments.variants, arguments.only):
         print(line, flush=True)
 
 

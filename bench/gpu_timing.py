@@ -10,6 +10,7 @@ import triton
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12  # bf16 products and copies, measured on an H200
 CACHE_BYTES = 256 << 20  # several times an H200's L2
 MOST_COPIES = 32
+GRAPH_US = 20_000  # of work in a graph, unless one run is longer
 HEADER = "| kernel | shape | us | floor us | of floor |\n|---|---|---|---|---|"
 
 
@@ -40,26 +41,29 @@ def measure(
     return Row(kernel, shape, took, max(num_bytes / BYTES_A_SECOND, flops / FLOPS_A_SECOND) * 1e6)
 
 
-def time_us(runs: list[Callable[[], object]], replays: int = 9) -> float:
-    """Median over replays of one CUDA graph that holds every run, in turn; 20 of them at least."""
-    rounds = -(-20 // len(runs))
+def time_us(runs: list[Callable[[], object]]) -> float:
+    """Median over replays of one CUDA graph that holds every run, in turn."""
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # the inputs may still be on their way
     with torch.cuda.stream(stream):
         for run in runs:  # compiles and allocates outside the graph
             run()
-    stream.synchronize()
+        once_us = _elapsed_us(runs[0], stream)
+    rounds = -(-max(1, min(20, int(GRAPH_US / once_us))) // len(runs))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(rounds):
             for run in runs:
                 run()
-    times = []
-    for _ in range(replays + 1):  # the first warms up
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    with torch.cuda.stream(stream):
         graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / (rounds * len(runs)))
-    return statistics.median(times[1:])
+        times = [_elapsed_us(graph.replay, stream) for _ in range(9)]
+    return statistics.median(times) / (rounds * len(runs))
+
+
+def _elapsed_us(run: Callable[[], object], stream: torch.cuda.Stream) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record(stream)
+    run()
+    end.record(stream)
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
