@@ -1,16 +1,19 @@
 """Prefill scans on one GPU: Mamba2 (SSD) and the gated delta rule, and what checkpoints on the way cost.
 
-    python -m bench.gpu_kernels_scan [--variants] [--parts]
+    python -m bench.gpu_kernels_scan [--variants] [--parts] [--library]
 
 Times are medians of CUDA graph replays of one layer's scan. A floor is the larger of FLOPs / 790 TFLOP/s and bytes
 / 4.3 TB/s, what such a machine reaches (shared/anchors/h200.md): inputs and outputs once, the products that the
 chunked form needs at our chunk size, no scratch. `--variants` adds other tile sizes, `--parts` the kernels one by
-one, with the scratch that each reads and writes in its floor.
+one, with the scratch that each reads and writes in its floor, `--library` what others publish, where it can be
+imported: mamba_ssm's scan (its Triton files are enough) and flash-linear-attention's, with final states only and
+without slots; their first call tunes itself for a while.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import NamedTuple
 
 import torch
@@ -92,20 +95,18 @@ VARIED = [Batch(1, 8192), Batch(16, 4096)]
 _SSD, _GDN = ssd_tiles(BF16, 64, 128), gdn_tiles(BF16)
 SSD_VARIANTS = [
     _SSD._replace(chunk_size=64),
-    _SSD._replace(chunk_size=256),
+    _SSD._replace(chunk_size=256, states_warps=8, output_rows=128, output_warps=8),
     _SSD._replace(state_columns=32),
     _SSD._replace(state_columns=32, states_stages=3),
     _SSD._replace(states_stages=3),
     _SSD._replace(states_warps=8),
     _SSD._replace(output_heads=4),
-    _SSD._replace(output_heads=16),
     _SSD._replace(output_rows=128, output_warps=8),
     _SSD._replace(output_stages=1),
     _SSD._replace(output_stages=3),
 ]
 GDN_VARIANTS = [
     _GDN._replace(systems_warps=8),
-    _GDN._replace(systems_warps=2),
     _GDN._replace(state_columns=64),
     _GDN._replace(state_columns=64, states_stages=5),
     _GDN._replace(states_stages=5),
@@ -136,6 +137,12 @@ class SsdLayer:
 
     def run(self, tiles: SsdTiles = _SSD) -> Tensor:
         return ssd_prefill_triton(self.x, self.dt, self.A, self.B, self.C, self.D, self.pool, self.segments, tiles)
+
+    def library(self) -> Row:
+        scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
+        x, dt, B, C = (each.unflatten(0, (self.batch.num_sequences, -1)) for each in (self.x, self.dt, self.B, self.C))
+        run = lambda: scan(x, dt, self.A, B, C, 256, D=self.D, return_final_states=True)  # noqa: E731
+        return row("mamba_ssm", str(self.batch), run, self.num_bytes(), self.flops())
 
     @property
     def state_size(self) -> int:
@@ -199,6 +206,15 @@ class GdnLayer:
     def run(self, tiles: GdnTiles = _GDN) -> Tensor:
         return gdn_prefill_triton(self.q, self.k, self.v, self.g, self.beta, self.pool, self.segments, tiles)
 
+    def library(self) -> Row:
+        scan = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+        inputs = (self.q, self.k, self.v, self.g, self.beta)
+        q, k, v, g, beta = (each.contiguous().unflatten(0, (self.batch.num_sequences, -1)) for each in inputs)
+        run = lambda: scan(  # noqa: E731
+            q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True
+        )
+        return row("flash-linear-attention", str(self.batch), run, self.num_bytes(), self.flops())
+
     @property
     def state_size(self) -> int:
         return self.Hv * self.K * self.V
@@ -249,7 +265,8 @@ def changed(tiles: SsdTiles | GdnTiles, default: SsdTiles | GdnTiles) -> str:
     return ", ".join(f"{name} {value}" for name, value in tiles._asdict().items() if value != getattr(default, name))
 
 
-def rows(variants: bool = False, parts: bool = False) -> Iterator[Row]:
+@torch.no_grad()
+def rows(variants: bool = False, parts: bool = False, library: bool = False) -> Iterator[Row]:
     for name, layer_of, default, others in (
         ("ssd", SsdLayer, _SSD, SSD_VARIANTS),
         ("gdn", GdnLayer, _GDN, GDN_VARIANTS),
@@ -257,6 +274,8 @@ def rows(variants: bool = False, parts: bool = False) -> Iterator[Row]:
         for batch in BATCHES + CHECKPOINTED:
             layer = layer_of(batch)
             yield row(f"{name} prefill", str(batch), layer.run, layer.num_bytes(), layer.flops())
+            if library and batch in BATCHES:
+                yield layer.library()
             if parts and batch in BATCHES:
                 yield from layer.parts()
         for batch in VARIED if variants else ():
@@ -270,9 +289,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", action="store_true", help="other tile sizes, too")
     parser.add_argument("--parts", action="store_true", help="the kernels one by one, too")
+    parser.add_argument("--library", action="store_true", help="what others publish, too")
     arguments = parser.parse_args()
     print(HEADER)
-    for each in rows(arguments.variants, arguments.parts):
+    for each in rows(arguments.variants, arguments.parts, arguments.library):
         print(each, flush=True)
 
 
