@@ -20,6 +20,7 @@ from engine.model import HybridModel
 from engine.preemption import LatestArrival
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
+from engine.warm_up import warm_up
 from engine.weights import dummy_model, load_config, load_model
 
 
@@ -36,7 +37,10 @@ class BuiltEngine:
 
 
 def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
-    """Loads the weights, measures what memory is left, sizes the pools. Raises ModelError, ConfigError."""
+    """Loads the weights, measures what memory is left, sizes the pools, warms a GPU up.
+
+    Raises ModelError, ConfigError.
+    """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model = _model(model_path, config)
@@ -47,8 +51,17 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
     memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots, config.device)
     max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
     journal = Journal()
+    runner = ModelRunner(model, memory)
+    if not config.is_on_cpu:
+        warm_up(
+            runner,
+            max_step_tokens=config.max_step_tokens,
+            max_running=config.max_running,
+            max_tokens=max_model_tokens,
+            graphs=config.cuda_graphs,
+        )
     engine = Engine(
-        ModelRunner(model, memory),
+        runner,
         PrefixCache(
             num_blocks=sizes.num_blocks,
             num_slots=sizes.num_slots,

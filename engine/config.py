@@ -27,8 +27,9 @@ class EngineConfig:
     dtype              of weights and attention blocks; None: float32 on a CPU (bf16 is slower there), else bfloat16
     state_dtype        of recurrent states; half the bytes in bfloat16. On a CPU float32 is the only one
     load_format        safetensors, or dummy: random weights for the shape in config.json, for benchmarks
-    overlap            schedule a step while the one before it runs (docs/architecture.md); None: on a GPU. On a
-                       CPU there is nothing to gain, and tests may still ask for it
+    overlap            launch a step before the tokens of the one before it are known; None: on a GPU. On a CPU
+                       there is nothing to gain, but tests ask for it
+    cuda_graphs        on a GPU, decode steps are captured once and replayed
     threads            torch's CPU threads; None: torch's own choice
     block_size         tokens a block; all nodes of a cluster must agree
     cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded
@@ -47,6 +48,7 @@ class EngineConfig:
     state_dtype: str = "float32"
     load_format: str = "safetensors"
     overlap: bool | None = None
+    cuda_graphs: bool = True
     threads: int | None = None
     block_size: int = 16
     cache_bytes: int | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cache.claims import Claim
 from cache.hashing import PrefixHasher
-from cache.hits import HitPolicy, PrefixHit, ResumeLocally
+from cache.hits import HitPolicy, PrefixHit, ResumeAgain
 from cache.index import Checkpoint
 from cache.leases import LeaseId
 from wire.messages import FinishReason, Request, Token
@@ -133,7 +133,7 @@ class Sequence:
 
         The first token sampled after that is the next one: those of `tokens` are not sampled again.
         """
-        self.hit_policy = _resume_locally
+        self.hit_policy = _resume_again
         self.computed_before = max(self.computed_before, self.num_computed)
         self.num_computed = 0
         self.prefill_length = len(self.tokens)
@@ -142,7 +142,7 @@ class Sequence:
 
     def compute_instead(self) -> None:
         """No state arrives after all: it prefills from what is cached here."""
-        self.hit_policy = _resume_locally
+        self.hit_policy = _resume_again
 
     @property
     def request(self) -> Request:
@@ -180,6 +180,6 @@ class Sequence:
         return tuple(dict.fromkeys((*self.checkpoints, *(c.num_tokens for c in self.decoded))))
 
 
-def _resume_locally(hit: PrefixHit) -> HitPolicy:
+def _resume_again(hit: PrefixHit) -> HitPolicy:
     """What this engine has computed it computes again itself, wherever the state came from at first."""
-    return ResumeLocally()
+    return ResumeAgain()

@@ -1,0 +1,52 @@
+"""What a GPU needs once before the first request: kernels compiled, decode graphs captured, memory touched."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from engine.batch import SequenceStep
+from engine.runner import ModelRunner
+from engine.sampler import Draw
+from wire.messages import Sampling
+
+log = logging.getLogger(__name__)
+
+_GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+_RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), (), 0)
+
+
+def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_tokens: int, graphs: bool) -> None:
+    """Runs what requests will run, on blocks and slots that nobody has taken yet: only before the first request.
+
+    max_tokens   of the longest sequence. With `graphs`, decodes of up to `max_running` sequences are captured
+    """
+    started_s = time.monotonic()
+    steps = _steps(runner, max_step_tokens)
+    for i, step in enumerate(steps):
+        launched = runner.launch(step, [(row, (_GREEDY, _RANDOM)[row % 2]) for row in range(len(step))])
+        launched.drawn.tokens()
+        log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
+    if graphs:
+        runner.capture_decodes(max_running, max_tokens)
+    if runner.memory.device.type == "cuda":
+        torch.cuda.synchronize(runner.memory.device)
+    log.info("warm-up took %.1f s", time.monotonic() - started_s)
+
+
+def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]]:
+    """Two fresh prompts, one of a whole step's budget; then one resumes and leaves a state on its way, one decodes."""
+    size, num_blocks = runner.memory.layout.block_size, runner.memory.num_blocks
+    blocks = range(num_blocks)
+    # One block stays for the short prompt, one for the token behind the long one.
+    length = min(max_step_tokens - 2, (num_blocks - 2) * size)
+    first = [SequenceStep([1] * 2, 0, blocks[-1:], None, 1)]
+    if length > 1:
+        first.insert(0, SequenceStep([1] * length, 0, blocks, None, 0))
+    chunk = min(2 * size, (num_blocks - 1) * size - length, max_step_tokens - 1) if length > 1 else 0
+    second = [SequenceStep([1], 2, blocks[-1:], 1, 1)]
+    if chunk > 1:
+        second.insert(0, SequenceStep([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
+    return [first, second]

@@ -1,0 +1,163 @@
+"""Decode steps through static inputs: padding, feeding, block tables. Captures are faked: CUDA has its own test."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from cache.layout import CacheLayout
+from engine.batch import SequenceStep
+from engine.decode_inputs import DecodeInputs
+from engine.graphs import Captured, DecodeGraphs, sizes_up_to
+from engine.memory import CacheMemory
+from engine.runner import ModelRunner
+from engine.sampler import Draw
+from engine.step_plan import StepPlan
+from engine.warm_up import warm_up
+from tests.support.oracle import random_prompt
+from wire.messages import Sampling
+
+BLOCK_SIZE, VOCAB = 4, 50
+LAYOUT = CacheLayout("f", "float32", "float32", BLOCK_SIZE, 1, 1, 8, (1, 5, 3), (1, 2, 4, 4))
+GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+HOT = Draw(Sampling(max_tokens=1, seed=3, temperature=2.0), (), 0)
+
+
+def rerun(work: Callable[[], Tensor]) -> Captured:
+    """As a graph replays: the work again on what its inputs hold, its result in the same place."""
+    logits = work().clone()
+    return Captured(lambda: logits.copy_(work()), logits)
+
+
+@dataclass
+class Model:
+    """Predicts token + 1, and keeps what it was asked."""
+
+    seen: list[StepPlan] = field(default_factory=list)
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        self.seen.append(plan)
+        return torch.nn.functional.one_hot((plan.tokens_T + 1) % VOCAB, VOCAB).float()
+
+
+@dataclass
+class Setup:
+    model: Model
+    drawn: Tensor
+    graphs: DecodeGraphs
+    memory: CacheMemory
+
+
+@pytest.fixture
+def setup() -> Setup:
+    model, drawn = Model(), torch.zeros(64, dtype=torch.int64)
+    memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=9)
+    inputs = DecodeInputs(memory, drawn, max_rows=8, max_tokens=100)
+    graphs = DecodeGraphs(model.forward, inputs, drawn, (2, 4, 8), rerun)
+    model.seen.clear()
+    return Setup(model, drawn, graphs, memory)
+
+
+def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, feed: int | None = None):
+    return SequenceStep((token,), start, blocks, src, dst, feed=feed)
+
+
+def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
+    logits = setup.graphs.run([decode(7, 9, [5, 0, 3], 4, 4), decode(8, 0, [2], None, 6)])
+    (plan,) = setup.model.seen
+    assert plan.tokens_T.tolist() == [7, 8] and plan.positions_T.tolist() == [9, 0]
+    assert plan.block_T.tolist() == [3, 2] and plan.offset_T.tolist() == [1, 0]
+    assert plan.decode.source.slots_N.tolist() == [4, -1] and plan.decode.dst_slots.tolist() == [4, 6]
+    contexts = plan.decode.attention.contexts
+    assert contexts.lens_N.tolist() == [10, 1]
+    assert contexts.table_NM[0, :3].tolist() == [5, 0, 3] and contexts.table_NM[1, :1].tolist() == [2]
+    assert logits.argmax(-1).tolist() == setup.drawn[:2].tolist() == [8, 9]
+
+
+def test_padding_sees_nothing_and_writes_where_nobody_looks(setup: Setup) -> None:
+    setup.graphs.run([decode(1, 4, [0, 1], i, i) for i in range(8)])  # leaves its traces in every row
+    logits = setup.graphs.run([decode(7, 1, [i], i, i) for i in range(3)])
+    plan = setup.model.seen[-1]
+    assert len(logits) == 3 and plan.num_decodes == 4
+    assert plan.decode.source.slots_N.tolist() == plan.decode.dst_slots.tolist() == [0, 1, 2, -1]
+    assert plan.decode.attention.contexts.lens_N.tolist() == [2, 2, 2, 0]
+    assert plan.block_T.tolist() == [0, 1, 2, setup.memory.scratch_block]
+    assert setup.memory.kv_pools[0][0].shape[0] == setup.memory.num_blocks + 1 == setup.memory.scratch_block + 1
+
+
+def test_tokens_are_fed_from_the_launch_before_in_any_order(setup: Setup) -> None:
+    setup.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [1], 1, 1), decode(30, 1, [2], 2, 2)])
+    setup.graphs.run([decode(0, 2, [2], 2, 2, feed=2), decode(40, 1, [3], 3, 3), decode(0, 2, [0], 0, 0, feed=0)])
+    assert setup.model.seen[-1].tokens_T.tolist()[:3] == [31, 40, 11]
+    assert setup.drawn[:3].tolist() == [32, 41, 12]
+
+
+def test_block_tables_follow_lists_that_grow_and_rows_that_change_hands(setup: Setup) -> None:
+    mine, others = [5, 4], [1]
+
+    def table(*steps: SequenceStep) -> list[list[int]]:
+        setup.graphs.run(steps)
+        contexts = setup.model.seen[-1].decode.attention.contexts
+        return [contexts.table_NM[row, : -(-step.end // BLOCK_SIZE)].tolist() for row, step in enumerate(steps)]
+
+    assert table(decode(1, 7, mine, 0, 0), decode(1, 3, others, 1, 1)) == [[5, 4], [1]]
+    mine.append(0)
+    assert table(decode(1, 8, mine, 0, 0), decode(1, 3, others, 1, 1)) == [[5, 4, 0], [1]]
+    assert table(decode(1, 3, others, 1, 1), decode(1, 9, mine, 0, 0)) == [[1], [5, 4, 0]]
+    assert table(decode(1, 5, [3, 2], 0, 0)) == [[3, 2]]
+
+
+def test_what_does_not_fit_is_left_to_the_plain_path(setup: Setup) -> None:
+    one = decode(1, 1, [0], 0, 0)
+    assert setup.graphs.fits([one])
+    assert not setup.graphs.fits([])
+    assert not setup.graphs.fits([one] * 9)
+    assert not setup.graphs.fits([one, SequenceStep([1, 2], 1, [0], 0, 0)])
+    assert not setup.graphs.fits([SequenceStep([1], 1, [0], 0, 0, num_logits=0)])
+    assert not setup.graphs.fits([decode(1, 1, [0] * 40, 0, 0)])
+
+
+def test_steps_that_would_mix_sequences_are_refused(setup: Setup) -> None:
+    with pytest.raises(ValueError, match="slot 3 is written twice"):
+        setup.graphs.run([decode(1, 1, [0], 3, 3), decode(1, 1, [1], 2, 3)])
+
+
+def test_captured_sizes_cover_the_largest_step() -> None:
+    assert sizes_up_to(1) == [1]
+    assert sizes_up_to(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert sizes_up_to(65) == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+@pytest.mark.parametrize("draw", [GREEDY, HOT], ids=["greedy", "drawn"])
+def test_replayed_decodes_give_the_tokens_of_plain_ones(draw: Draw, load_family) -> None:
+    """A whole model, full batches only: the CPU's reference kernels do not know padding."""
+    prompts, answers = [random_prompt(n) for n in (5, 33)], []
+    for replays in (False, True):
+        runner = load_family("granite").runner()
+        steps = [SequenceStep(p, 0, range(i * 8, i * 8 + 8), None, i) for i, p in enumerate(prompts)]
+        taken = [runner.launch(steps, [(0, draw), (1, draw)]).drawn.tokens()]
+        if replays:
+            runner.capture_decodes(2, 128, capture=partial(rerun_loaded, runner))
+        for n in range(6):
+            steps = [
+                SequenceStep((0,), len(p) + n, range(i * 8, i * 8 + 8), i, i, feed=i) for i, p in enumerate(prompts)
+            ]
+            taken.append(runner.launch(steps, [(0, draw), (1, draw)]).drawn.tokens())
+        answers.append(taken)
+    assert answers[0] == answers[1]
+
+
+def rerun_loaded(runner: ModelRunner, work: Callable[[], Tensor]) -> Captured:
+    """As `rerun`, but nothing runs before the inputs are loaded: they are all padding, which needs Triton."""
+    logits = torch.empty(2, runner.model.config.vocab_size)
+    return Captured(lambda: logits.copy_(work()), logits)
+
+
+@pytest.mark.parametrize(("max_step_tokens", "family"), [(64, "granite"), (3, "qwen35_moe"), (4096, "qwen35")])
+def test_warm_up_runs_within_the_pools_there_are(max_step_tokens: int, family: str, load_family) -> None:
+    warm_up(
+        load_family(family).runner(), max_step_tokens=max_step_tokens, max_running=2, max_tokens=64, graphs=False
+    )
