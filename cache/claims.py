@@ -55,14 +55,14 @@ class Claim:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """References to blocks, and to a checkpoint, that outlive a request: what a lease keeps from eviction.
+    """References to a checkpoint and the blocks below it that no request holds: what a lease keeps from eviction.
 
-    `tail` is the index entry of the last block known to the index (the cache's own book-keeping).
+    `tail` is the index entry of the last block (the cache's own book-keeping).
     """
 
     block_ids: list[BlockId]
-    tail: Entry | None
-    checkpoint: Checkpoint | None = None
+    tail: Entry
+    checkpoint: Checkpoint
     released: bool = False
 
     def require_held(self) -> None:

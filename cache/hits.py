@@ -26,6 +26,11 @@ class HitPolicy(Protocol):
         """Whether a transfer will write the state: the request waits for it before it computes anything."""
         ...
 
+    @property
+    def is_lookup(self) -> bool:
+        """Whether what is found counts as a hit: each prompt is looked up once, however often it is admitted."""
+        ...
+
     def reuse_limit(self, num_tokens: int) -> int:
         """The most tokens of a prompt of `num_tokens` that may be reused."""
         ...
@@ -51,6 +56,7 @@ class ResumeLocally:
     """
 
     state_arrives = False
+    is_lookup = True
 
     def reuse_limit(self, num_tokens: int) -> int:
         return max(num_tokens - 1, 0)
@@ -65,10 +71,20 @@ class ResumeLocally:
         return hit.attention_tokens if hit.attention_tokens > hit.resumable_tokens else None
 
 
+class ResumeAgain(ResumeLocally):
+    """A request goes on that was admitted before: preempted, or waiting for a state that did not come.
+
+    What it finds now is mostly what it left itself.
+    """
+
+    is_lookup = False
+
+
 class ReceiveState:
     """Remote prefill: the state arrives by transfer and overwrites the slot; only attention limits reuse."""
 
     state_arrives = True
+    is_lookup = True
 
     def reuse_limit(self, num_tokens: int) -> int:
         return num_tokens
@@ -94,6 +110,7 @@ class FetchState:
 
     num_tokens: int
     state_arrives = True
+    is_lookup = True
 
     def reuse_limit(self, num_tokens: int) -> int:
         return max(num_tokens - 1, 0)

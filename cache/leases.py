@@ -23,7 +23,7 @@ class Leases:
     """The leases of one node, e.g. on the blocks of finished prefills until their hand-over lands.
 
     ```python
-    lease = leases.grant(partial(cache.drop, cache.hold_blocks(claim)), deadline_s=now_s + 30)
+    lease = leases.grant(partial(cache.drop, cache.hold_checkpoint(checkpoint)), deadline_s=now_s + 30)
     ```
     """
 

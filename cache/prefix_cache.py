@@ -232,12 +232,6 @@ class PrefixCache:
 
     # Holding beyond a request
 
-    def hold_blocks(self, claim: Claim) -> Hold:
-        """References to the blocks of `claim` that outlive it; give them to a lease, or to `drop`."""
-        claim.require_held()
-        self._storage.acquire_blocks(claim.block_ids)
-        return Hold(list(claim.block_ids), claim.tail)
-
     def find_checkpoint(self, key: PrefixKey) -> Checkpoint | None:
         """The checkpoint of the prefix that `key` names. Read-only: the eviction order stays, too."""
         entry = self._storage.index.get(key)
@@ -257,9 +251,8 @@ class PrefixCache:
         """Give back what `hold` refers to. Raises NotHeld the second time."""
         hold.require_held()
         hold.released = True
-        self._storage.drop_blocks(hold.block_ids, self._storage.deepest_entry(hold.block_ids) or hold.tail)
-        if hold.checkpoint is not None:
-            self._storage.slots.drop(hold.checkpoint.slot)
+        self._storage.drop_blocks(hold.block_ids, hold.tail)
+        self._storage.slots.drop(hold.checkpoint.slot)
 
     # Looking inside
 
@@ -338,6 +331,8 @@ class PrefixCache:
         source.num_resumes += 1
 
     def _count_lookup(self, hit: PrefixHit, hit_policy: HitPolicy, max_reuse_tokens: int) -> None:
+        if not hit_policy.is_lookup:
+            return
         totals = self._storage.totals
         totals.lookups += 1
         totals.looked_up_tokens += max_reuse_tokens

@@ -119,13 +119,6 @@ class Storage:
         for block in block_ids:
             self.blocks.acquire(block)
 
-    def deepest_entry(self, block_ids: Sequence[BlockId]) -> Entry | None:
-        """Of the last of these blocks that is indexed: its request may have published it since it was held."""
-        for block in reversed(block_ids):
-            if self.blocks.is_indexed(block):
-                return self.index.by_block(block)
-        return None
-
     def drop_blocks(self, block_ids: Sequence[BlockId], tail: Entry | None) -> None:
         """Give back the blocks of one request, the last one first; `tail` is the deepest entry of its prefix.
 

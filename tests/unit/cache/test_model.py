@@ -163,11 +163,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     # Leases
 
-    @precondition(lambda self: self.phases)
-    @rule(pick=picks, ttl_s=st.integers(1, 5))
-    def lease_blocks(self, pick: int, ttl_s: int) -> None:
-        self.lease(self.node.cache.hold_blocks(self.choose(pick).claim), ttl_s)
-
     @precondition(lambda self: list(self.index.checkpoints()))
     @rule(pick=picks, ttl_s=st.integers(1, 5))
     def lease_checkpoint(self, pick: int, ttl_s: int) -> None:
@@ -224,7 +219,7 @@ class CacheMachine(RuleBasedStateMachine):
         held = {request.claim.slot for request in self.phases}
         held |= {request.claim.source.slot for request in self.phases if request.claim.source is not None}
         held |= {slot for request in self.phases for slot in request.emitting.values()}
-        return held | {hold.checkpoint.slot for hold in self.leased.values() if hold.checkpoint is not None}
+        return held | {hold.checkpoint.slot for hold in self.leased.values()}
 
     def published(self, request: Request) -> None:
         self.findable.update(request.keys[: request.num_computed // SIZE])

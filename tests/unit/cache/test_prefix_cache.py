@@ -6,7 +6,7 @@ import pytest
 from cache.claims import Claim
 from cache.errors import BadTokens, MisplacedState, NotHeld
 from cache.hashing import prefix_keys
-from cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocally
+from cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeAgain, ResumeLocally
 from cache.pools import PoolCounts
 from cache.prefix_cache import PrefixCache
 from cache.types import FIRM, PrefixKey, Tier
@@ -297,20 +297,30 @@ def test_unpublish_does_not_mistake_a_later_checkpoint_in_the_same_slot() -> Non
     assert cache.match(other, max_tokens=40).state_tokens == 8
 
 
-def test_a_hold_keeps_blocks_after_the_request_is_gone() -> None:
+def test_a_hold_keeps_a_checkpoint_and_its_blocks_after_the_request_is_gone() -> None:
     cache = new_cache(num_blocks=4)
-    claim = claimed(cache, 13)
-    cache.publish_blocks(claim, KEYS, 12)
-    hold = cache.hold_blocks(claim)
-    cache.release(claim)
-    assert cache.stats().blocks == PoolCounts(free=0, cached=0, in_use=4)
-    assert cache.stats().slots.in_use == 0
-    assert cache.claim([], num_tokens=4, hit_policy=ResumeLocally(), max_reuse_tokens=0) is None
+    published(cache, 13, 12)
+    (checkpoint,) = [entry.checkpoint for entry in cache._storage.index.entries() if entry.checkpoint is not None]
+    hold = cache.hold_checkpoint(checkpoint)
+    assert hold is not None
+    assert cache.stats().blocks == PoolCounts(free=1, cached=0, in_use=3)
+    assert cache.stats().slots.in_use == 1
+    assert cache.claim([], num_tokens=8, hit_policy=ResumeLocally(), max_reuse_tokens=0) is None
     cache.drop(hold)
     assert cache.stats().blocks == PoolCounts(free=1, cached=3, in_use=0)
     cache.check()
     with pytest.raises(NotHeld, match="dropped already"):
         cache.drop(hold)
+
+
+def test_a_request_that_goes_on_after_a_preemption_is_no_second_lookup() -> None:
+    cache = new_cache()
+    published(cache, 12, 8)
+    before = cache.stats().totals
+    again = claimed(cache, 13, policy=ResumeAgain())
+    assert again.reused_tokens == 8
+    assert cache.stats().totals.lookups == before.lookups
+    assert cache.stats().totals.reused_tokens == before.reused_tokens
 
 
 def test_a_checkpoint_held_for_another_node_counts_as_used_and_is_firm() -> None:

@@ -261,7 +261,6 @@ def test_13_what_comes_late_for_a_dead_request_cannot_touch_its_successor() -> N
         lambda: node.cache.donate_running(dead.claim, dead.keys[3], 64),
         lambda: node.cache.state_written(dead.claim),
         lambda: node.cache.extend(dead.claim, 80),
-        lambda: node.cache.hold_blocks(dead.claim),
         lambda: node.cache.release(dead.claim),
     ):
         with pytest.raises(NotHeld, match="released"):
