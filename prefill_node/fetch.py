@@ -159,7 +159,7 @@ class Fetches:
             incoming = self._receiver.expect(plan_of(reservation), land=land, deadline_s=deadline_s)
         except LayoutMismatch as error:
             failure = FetchFailed("refused", str(error))
-            self._failed(failure, 0.0)
+            self._count(failure)
             raise failure from error
         export = ExportRequest(sequence.hasher.keys[donor.num_tokens // layout.block_size - 1], reservation)
         saved_tokens = donor.num_tokens - admitted.hit.resumable_tokens
@@ -175,7 +175,8 @@ class Fetches:
             await fetch.end()
             if failure.cause == "donor_lost":
                 self._forget(fetch.donor)
-            self._failed(failure, clock() - began_s)
+            self.costs.failed(clock() - began_s)
+            self._count(failure)
             raise
         num_bytes = stats.attention_bytes + stats.state_bytes
         self.costs.fetched(num_bytes, stats.seconds, clock() - began_s)
@@ -183,8 +184,7 @@ class Fetches:
         self._tokens += fetch.saved_tokens
         self._bytes += num_bytes
 
-    def _failed(self, failure: FetchFailed, seconds: float) -> None:
-        self.costs.failed(seconds)
+    def _count(self, failure: FetchFailed) -> None:
         self._failures[failure.cause] = self._failures.get(failure.cause, 0) + 1
         log.info("computes what could not be fetched: %s", failure)
 

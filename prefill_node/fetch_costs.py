@@ -37,7 +37,8 @@ class _Rate:
 
 
 class MeasuredCosts:
-    """Told what happened, it says what to expect. A failed fetch counts as latency: it is what the request waited.
+    """Told what happened, it says what to expect. A failed fetch that took longer than expected counts as latency: it
+    is what the request waited. One that failed at once says nothing of how long those that land take.
 
     Costs of fetching that are too high would never be measured again, since nothing would be fetched: each time
     that a fetch is declined they go back a little towards their starting values.
@@ -64,8 +65,8 @@ class MeasuredCosts:
         self._waited(seconds - moving_s)
 
     def failed(self, seconds: float) -> None:
-        """A fetch was given up after so long."""
-        self._waited(seconds)
+        """A fetch was given up after so long: one that lands would have taken at least that."""
+        self._waited(max(seconds, self._latency_s))
 
     def declined(self) -> None:
         """A fetch was possible and estimated not to pay."""

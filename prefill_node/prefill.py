@@ -1,7 +1,8 @@
 """The prefill role: compute a prompt, sample its first token, hand blocks and state over as they are ready.
 
-One `_Prefill` is one request's life here. Its order: admission; perhaps a fetch of what a decode node holds of the
-prompt (if that fails, the prompt is computed as if nobody had been asked); chunks; the first token; the state.
+One `_Prefill` is one request's life here: everything that can happen to it arrives in one inbox. Its order:
+admission; perhaps a fetch of what a decode node holds of the prompt (if that fails, the prompt is computed as if nobody
+had been asked); chunks; the first token; the state.
 """
 
 from __future__ import annotations
@@ -95,11 +96,12 @@ class _Prefill:
         self._fetches = fetches
         self._request = request
         self._deadline_s = deadline_s
-        self._inbox: asyncio.Queue[Event | HandoverFailed] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Event | HandoverFailed | asyncio.Task[None]] = asyncio.Queue()
         self._policy = fetches.policy(request)
         self._sequence = self._new_sequence()
         self._handover: OutgoingHandover | None = None
         self._fetch: Fetch | None = None
+        self._fetching: asyncio.Task[None] | None = None
         self._has_tried = False
         self._admitted: Admitted | None = None
         self._resumed_tokens = 0
@@ -113,7 +115,9 @@ class _Prefill:
         while True:
             match await self._inbox.get():
                 case Admitted() as admitted:
-                    await self._begin(admitted)
+                    self._begin(admitted)
+                case asyncio.Task() as fetching:
+                    self._fetch_ended(fetching)
                 case Computed(num_tokens):
                     self._tell_computed(num_tokens)
                 case Scored(tokens):
@@ -135,6 +139,9 @@ class _Prefill:
 
     async def give_back(self) -> None:
         """Ends fetch and hand-over, then releases blocks and slot: nothing reads or writes them any more."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.gather(self._fetching, return_exceptions=True)
         if self._fetch is not None:
             await self._fetch.end()
         if self._handover is not None:
@@ -160,28 +167,41 @@ class _Prefill:
 
     # ------------------------------------------------------------ what it starts from
 
-    async def _begin(self, admitted: Admitted) -> None:
+    def _begin(self, admitted: Admitted) -> None:
         """The engine computes from what is here; or it waits for a fetch, and then computes either way."""
         self._admitted = admitted
         if admitted.state_arrives:
-            await self._try_fetch(admitted)
+            self._try_fetch(admitted)
             return
         if not self._has_tried and self._policy.candidate(admitted.hit) is not None:
             self._fetches.declined()
         self._computes_from(admitted.reused_tokens)
 
-    async def _try_fetch(self, admitted: Admitted) -> None:
-        donor = self._request.donor
-        assert donor is not None, "the policy waits for a donor's state"
+    def _try_fetch(self, admitted: Admitted) -> None:
+        """Its end comes through the inbox: a hand-over that fails meanwhile ends the prefill, and the fetch with it."""
+        assert self._request.donor is not None, "the policy waits for a donor's state"
         self._has_tried = True
         try:
-            self._fetch = self._fetches.open(self._sequence, donor, admitted, self._deadline_s)
-            await self._fetches.run(self._fetch)
+            self._fetch = self._fetches.open(self._sequence, self._request.donor, admitted, self._deadline_s)
         except FetchFailed:
-            self._loop.post(lambda: self._engine.compute_instead(self._sequence))  # it is admitted once more
-        else:
-            self._loop.post(lambda: self._engine.resume(self._sequence, donor.num_tokens))
-            self._computes_from(donor.num_tokens)
+            self._compute_instead()
+            return
+        self._fetching = asyncio.create_task(self._fetches.run(self._fetch))
+        self._fetching.add_done_callback(self._inbox.put_nowait)
+
+    def _fetch_ended(self, fetching: asyncio.Task[None]) -> None:
+        assert self._fetch is not None
+        try:
+            fetching.result()
+        except FetchFailed:
+            self._compute_instead()
+            return
+        num_tokens = self._fetch.donor.num_tokens
+        self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
+        self._computes_from(num_tokens)
+
+    def _compute_instead(self) -> None:
+        self._loop.post(lambda: self._engine.compute_instead(self._sequence))  # it is admitted once more
 
     def _computes_from(self, num_tokens: int) -> None:
         self._resumed_tokens, self._began_s = num_tokens, self._clock()

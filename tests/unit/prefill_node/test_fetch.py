@@ -9,12 +9,13 @@ import pytest
 
 from prefill_node.config import LearnFromDecodeConfig
 from tests.support.driving import GREEDY, request
-from tests.support.linked_roles import ALWAYS, linked
+from tests.support.linked_roles import ALWAYS, TIMEOUT_S, linked
 from tests.support.oracle import greedy, random_prompt
 from transfer.backend import Arrival
+from transfer.errors import HandoverFailed
 from transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
 from wire.errors import DeadlineExceeded, NodeLost
-from wire.messages import Request
+from wire.messages import Donor, ExportReply, ExportRequest, PrefillRequest, Request, Reservation
 
 TURN = random_prompt(40, seed=7)
 ANSWER_TOKENS = 100
@@ -212,6 +213,34 @@ async def test_an_abort_while_it_fetches_gives_everything_back(model, asked, exp
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, KNOWN)
         await nodes.settled()
+
+
+async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> None:
+    called, left = asyncio.Event(), asyncio.Event()
+
+    async def never_answer(export: ExportRequest, *, timeout_s: float) -> ExportReply:
+        called.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.set()
+        raise AssertionError("unreachable")
+
+    async with linked(model, learn=replace(ALWAYS, timeout_s=TIMEOUT_S)) as nodes:
+        nodes.donor.export = never_answer
+        layout = nodes.decode_chassis.built.layout
+        target = nodes.decode_chassis.transport
+        reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, 1 << 20, TIMEOUT_S)
+        work = PrefillRequest(asked, reservation, donor=Donor("d0", "nowhere", KNOWN))
+        asking = asyncio.ensure_future(anext(nodes.prefill.run(work, TIMEOUT_S)))
+        async with asyncio.timeout(TIMEOUT_S / 4):
+            await called.wait()
+            await target.close()
+            with pytest.raises(HandoverFailed, match="peer_lost"):
+                await asking
+            await left.wait()
+            await nodes.settled()
+        assert nodes.prefill.counters()["fetch_failures"] == 0, "nobody knows how that fetch would have ended"
 
 
 async def test_off_means_that_nobody_is_asked(model, asked, expected) -> None:

@@ -48,6 +48,18 @@ def test_a_failed_fetch_is_time_that_the_request_waited() -> None:
     assert costs.now.bytes_per_s == START.bytes_per_s
 
 
+def test_a_fetch_that_fails_at_once_says_nothing_of_what_fetches_take() -> None:
+    costs = MeasuredCosts(START)
+    for _ in range(100):
+        costs.failed(0.0)
+        costs.failed(0.9 * START.latency_s)
+    assert costs.now == START
+    costs.failed(5.0)
+    slower = costs.now.latency_s
+    costs.failed(0.001)
+    assert costs.now.latency_s == slower > START.latency_s
+
+
 def test_declined_fetches_are_tried_again_some_day() -> None:
     costs = MeasuredCosts(START)
     costs.failed(5.0)
