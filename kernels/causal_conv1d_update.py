@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-from kernels.segments import StateSource
+from kernels.segments import StateSource, first_inputs
 
 
 def causal_conv1d_update(
@@ -59,11 +59,15 @@ def causal_conv1d_update_torch(
         return torch.empty_like(u)
     T = len(u) // batch
     history = source.read_windows(window_pool, K - 1)
-    inputs_BCI = torch.cat((history, u.unflatten(0, (batch, T)).transpose(1, 2)), dim=-1)
-    y = (inputs_BCI.unfold(2, K, 1) * weight[:, None]).sum(-1).transpose(1, 2).reshape(batch * T, C)
+    if T == 1:
+        inputs_BCI = torch.cat((history, u[:, :, None]), dim=-1)
+        y = (inputs_BCI * weight).sum(-1)
+    else:
+        inputs_BCI = torch.cat((history, u.unflatten(0, (batch, T)).transpose(1, 2)), dim=-1)
+        y = (inputs_BCI.unfold(2, K, 1) * weight[:, None]).sum(-1).transpose(1, 2).reshape(batch * T, C)
     if bias is not None:
         y += bias
-    window_pool[..., : K - 2 + T].index_copy_(0, dst_slots, inputs_BCI[:, :, 1:])
+    first_inputs(window_pool, K - 2 + T).index_copy_(0, dst_slots, inputs_BCI[:, :, 1:])
     return F.silu(y, inplace=True)
 
 

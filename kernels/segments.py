@@ -66,7 +66,7 @@ class StateSource:
     def read_windows(self, window_pool: Tensor, length: int) -> Tensor:
         """A copy [N, C, length] of the sequences' histories from windows [S, C, length or more]."""
         if self.window_offsets_N is None:
-            return self.read(window_pool[..., :length])
+            return self.read(first_inputs(window_pool, length))
         place_NL = self.window_offsets_N[:, None] + torch.arange(length, device=window_pool.device)
         windows = self.read(window_pool)
         return windows.gather(2, place_NL[:, None].expand(-1, windows.shape[1], -1))
@@ -193,6 +193,11 @@ class PrefillSegments:
 def rows_up_to(row_W: Tensor) -> Tensor:
     """[W, Q] float mask: 1 for the chunk's rows up to and including row_W."""
     return (torch.arange(CHUNK_SIZE, device=row_W.device) <= row_W[:, None]).float()
+
+
+def first_inputs(window_pool: Tensor, length: int) -> Tensor:
+    """[S, C, length] of windows [S, C, length or more]: the pool itself where that is all, for a view costs time."""
+    return window_pool if window_pool.shape[2] == length else window_pool.narrow(2, 0, length)
 
 
 def steps_of_each(dst_slots: Tensor, num_rows: int) -> int:
