@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from engine.memory import CacheMemory
 from engine.model_config import ModelConfig
 from engine.step_plan import StepPlan
 from kernels.linear import LinearWeight
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary_angles
 
 
@@ -29,23 +30,25 @@ class DecoderLayer:
     norm_eps: float
     residual_multiplier: float
 
-    def mix(self, x: Tensor, step: Step) -> Tensor:
-        mixed = self.mixer(rms_norm(x, self.mixer_norm, self.norm_eps), step)
-        return torch.add(x, mixed, alpha=self.residual_multiplier)
+    def mix(self, x: Tensor, normed: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """x and x through `mixer_norm`; returns x behind the mixer, and that through `feed_forward_norm`."""
+        return self._add(x, self.mixer(normed, step), self.feed_forward_norm)
 
-    def mix_rows(self, x: Tensor, step: Step, rows: Tensor) -> Tensor:
+    def mix_rows(self, x: Tensor, normed: Tensor, step: Step, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`mix`, of `rows` only: what follows looks at no others. The caches advance by all rows."""
-        normed = rms_norm(x, self.mixer_norm, self.norm_eps)
         if isinstance(self.mixer, Attention) and (len(rows) == 0 or step.plan.tails is not None):
             # One query a sequence or none at all, instead of the square of the chunk.
             mixed = self.mixer.tail(normed, step, rows)
         else:
             mixed = self.mixer(normed, step).index_select(0, rows)
-        return torch.add(x.index_select(0, rows), mixed, alpha=self.residual_multiplier)
+        return self._add(x.index_select(0, rows), mixed, self.feed_forward_norm)
 
-    def feed(self, x: Tensor) -> Tensor:
-        fed = self.feed_forward(rms_norm(x, self.feed_forward_norm, self.norm_eps))
-        return torch.add(x, fed, alpha=self.residual_multiplier)
+    def feed(self, x: Tensor, normed: Tensor, next_norm: Tensor) -> tuple[Tensor, Tensor]:
+        """x behind the feed-forward, and that through the norm that comes next in the model."""
+        return self._add(x, self.feed_forward(normed), next_norm)
+
+    def _add(self, x: Tensor, branch: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, branch, self.residual_multiplier, norm, self.norm_eps)
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,13 @@ class HybridModel:
         x = F.embedding(plan.tokens_T, self.embedding)
         if self.config.embedding_multiplier != 1.0:
             x = x * self.config.embedding_multiplier
-        for layer in self.layers[:-1]:
-            x = layer.feed(layer.mix(x, step))
-        last = self.layers[-1]
-        x = last.mix(x, step) if plan.logit_rows is None else last.mix_rows(x, step, plan.logit_rows)
-        x = rms_norm(last.feed(x), self.norm, self.config.norm_eps)
-        return self.head(x).float() / self.config.logits_divisor
+        normed = rms_norm(x, self.layers[0].mixer_norm, self.config.norm_eps)
+        for layer, following in pairwise(self.layers):
+            x, normed = layer.feed(*layer.mix(x, normed, step), following.mixer_norm)
+        last, rows = self.layers[-1], plan.logit_rows
+        mixed = last.mix(x, normed, step) if rows is None else last.mix_rows(x, normed, step, rows)
+        _, normed = last.feed(*mixed, self.norm)
+        return self.head(normed).float() / self.config.logits_divisor
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:

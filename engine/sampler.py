@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.randomness import uniform
+from kernels.draw import draw as draw_tokens
 from wire.messages import Alternative, Logprobs, Sampling, Token
 
 COLDEST = 1e-5  # at and below this temperature the best token is taken: dividing by less overflows
@@ -63,7 +64,8 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:
         index = _upload(random_rows, logits.device)
-        chosen[index] = _drawn(adjusted[index], [draws[row] for row in random_rows])
+        settings, numbers = _settings([draws[row] for row in random_rows], logits.device)
+        chosen[index] = draw_tokens(adjusted[index], settings, numbers)
     return chosen
 
 
@@ -132,33 +134,16 @@ def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return logits
 
 
-def _upload(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def _upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-def _drawn(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Token ids [N] from logits [N, V], each row by its own parameters."""
-
-    def column(name: str) -> Tensor:
-        values = [float(getattr(draw.sampling, name)) for draw in draws]
-        return _upload(values, logits.device, torch.float64).unsqueeze(1)
-
-    # Sorted by logit, ties by id: the order, and so the draw, is the same wherever it is computed.
-    values_NV, ids_NV = torch.sort(
-        logits.double() / column("temperature"), dim=-1, descending=True, stable=True
-    )
-    probs_NV = torch.softmax(values_NV, dim=-1)
-    ranks = torch.arange(probs_NV.shape[1], device=logits.device)
-    top_k = column("top_k")
-    keep = (ranks < top_k) | (top_k == 0)
-    probs_NV = probs_NV * keep
-    probs_NV = probs_NV / probs_NV.sum(dim=-1, keepdim=True)
-    # A token stays while the mass before it is below top_p: the first always does.
-    keep = probs_NV.cumsum(dim=-1) - probs_NV < column("top_p")
-    keep &= probs_NV >= column("min_p") * probs_NV[:, :1]
-    keep[:, 0] = True
-    cumulative = (probs_NV * keep).cumsum(dim=-1)
-    numbers = [uniform(draw.sampling.seed, draw.position) for draw in draws]
-    threshold = _upload(numbers, logits.device, torch.float64).unsqueeze(1) * cumulative[:, -1:]
-    rank = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=probs_NV.shape[1] - 1)
-    return ids_NV.gather(1, rank).squeeze(1)
+def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `draw_tokens` wants to know: [N, 4] temperature, top_k, top_p, min_p, and a uniform number [N] each."""
+    rows = []
+    for draw in draws:
+        sampling = draw.sampling
+        number = uniform(sampling.seed, draw.position)
+        rows.append((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, number))
+    settings_N5 = _upload(rows, device, torch.float64)
+    return settings_N5[:, :4], settings_N5[:, 4]

@@ -12,9 +12,8 @@ from engine.checkpoint import Tensors
 from engine.layers.step import Step
 from engine.model_config import AttentionConfig
 from kernels.linear import LinearWeight
-from kernels.paged_attention import paged_decode, paged_prefill, store_kv
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotate_
+from kernels.paged_attention import paged_decode, paged_prefill
+from kernels.prepare_qkv import prepare_qkv
 
 
 @dataclass(frozen=True)
@@ -63,31 +62,39 @@ class Attention:
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
+        plan, n, scale = step.plan, step.plan.num_decodes, self.config.scale
         projected = self.in_proj(x)
-        q, k, v = self._heads(projected, step)
-        return self._output(self._attend(q, k, v, step), projected)
+        q, k, v = self._prepare(projected, step)
+        k_pool, v_pool = step.memory.kv_pools[self.index]
+        decoded = prefilled = None
+        if plan.decode is not None:
+            decoded = paged_decode(q[:n], k_pool, v_pool, scale, plan.decode.attention)
+        if plan.prefill is not None:
+            prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, plan.prefill.attention)
+        return self._output(plan.join(decoded, prefilled), projected)
 
     def tail(self, x: Tensor, step: Step, rows: Tensor) -> Tensor:
         """Keys and values of all rows go to the pool; outputs are made for `rows`: none, or `step.plan.tails`."""
         projected = self.in_proj(x)
-        q, k, v = self._heads(projected, step)
-        k_pool, v_pool = self._store(k, v, step)
+        q, _, _ = self._prepare(projected, step)
         if step.plan.tails is None:
             return x.new_empty(0, x.shape[1])
+        k_pool, v_pool = step.memory.kv_pools[self.index]
         attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, step.plan.tails)
         return self._output(attended, projected.index_select(0, rows))
 
-    def _heads(self, projected: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Normed and rotated queries [T, H, D], keys and values [T, KV, D]."""
-        H, KV, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
-        T = len(projected)
-        qk_TJD = projected[:, : (H + KV) * D].view(T, H + KV, D)
-        v = projected[:, (H + KV) * D : (H + 2 * KV) * D].view(T, KV, D)
-        if self.qk_norm_JD is not None:
-            qk_TJD = rms_norm(qk_TJD, self.qk_norm_JD, self.norm_eps)
-        if step.rotary is not None:
-            rotate_(qk_TJD, *step.rotary)
-        return qk_TJD[:, :H], qk_TJD[:, H:], v
+    def _prepare(self, projected: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; the latter two are in the pool, too."""
+        return prepare_qkv(
+            projected,
+            *step.memory.kv_pools[self.index],
+            step.plan.block_T,
+            step.plan.offset_T,
+            self.config.num_heads,
+            self.qk_norm_JD,
+            self.norm_eps,
+            step.rotary,
+        )
 
     def _output(self, attended: Tensor, projected: Tensor) -> Tensor:
         """attended [T, H, D] and the rows of the projection that it came from."""
@@ -95,18 +102,3 @@ class Attention:
         if self.config.has_output_gate:
             attended = attended * torch.sigmoid(projected[:, projected.shape[1] - attended.shape[1] :])
         return self.out_proj(attended)
-
-    def _store(self, k: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        k_pool, v_pool = step.memory.kv_pools[self.index]
-        store_kv(k, v, k_pool, v_pool, step.plan.block_T, step.plan.offset_T)
-        return k_pool, v_pool
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
-        plan, n = step.plan, step.plan.num_decodes
-        k_pool, v_pool = self._store(k, v, step)
-        decoded = prefilled = None
-        if plan.decode is not None:
-            decoded = paged_decode(q[:n], k_pool, v_pool, self.config.scale, plan.decode.attention)
-        if plan.prefill is not None:
-            prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, self.config.scale, plan.prefill.attention)
-        return plan.join(decoded, prefilled)

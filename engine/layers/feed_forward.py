@@ -10,6 +10,8 @@ from engine.checkpoint import Tensors
 from engine.model_config import MoeConfig
 from kernels.linear import LinearWeight
 from kernels.moe import moe_experts
+from kernels.moe_route import moe_route
+from kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,7 @@ class SwiGlu:
         return cls(LinearWeight(torch.cat((gate, up))), LinearWeight(down))
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(swiglu(self.gate_up(x)))
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,11 @@ class MixtureOfExperts:
     shared_gate: Tensor | None  # [1, hidden]
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, expert = self._route(F.linear(x, self.router).float())
+        # Qwen's softmax over all, then top k, then renormalised, is Granite's softmax over the top k.
+        renormalize = self.config.renormalize or self.config.router == "top_k_then_softmax"
+        weight, expert = moe_route(F.linear(x, self.router), self.config.experts_per_token, renormalize)
         routed = moe_experts(x, expert, weight.to(x.dtype), self.gate_up, self.down)
         shared = self.shared(x)
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(F.linear(x, self.shared_gate))
         return routed + shared
-
-    def _route(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
-        k = self.config.experts_per_token
-        if self.config.router == "top_k_then_softmax":
-            chosen, expert = logits_TE.topk(k, dim=-1)
-            return chosen.softmax(-1), expert
-        weight, expert = logits_TE.softmax(-1).topk(k, dim=-1)
-        if self.config.renormalize:
-            weight = weight / weight.sum(-1, keepdim=True)
-        return weight, expert

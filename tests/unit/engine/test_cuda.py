@@ -1,26 +1,135 @@
 """The same engine on a CUDA device: greedy tokens in float32 are those of the CPU. Runs where there is one."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.driving import GREEDY, request, run_all, small_engine, submit
+from engine.batch import SequenceStep
+from engine.memory import CacheMemory
+from engine.runner import ModelRunner
+from engine.sampler import Draw
+from engine.weights import dummy_model, load_config
+from tests.support.driving import (
+    GREEDY,
+    assert_nothing_in_use,
+    engine_of,
+    request,
+    run_all,
+    serve,
+    small_engine,
+    submit,
+)
 from tests.support.oracle import random_prompt
+from wire.messages import Sampling
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
+FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 LENGTHS = (1, 16, 17, 64, 65, 300)
+GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
 
 
-@pytest.mark.parametrize("family", ["granite", "granite_moe", "qwen35", "qwen35_moe"])
-def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(family, tiny_checkpoint) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(family: str, tiny_checkpoint) -> None:
     path = tiny_checkpoint(family)
 
-    def answers(device: str) -> list[list[int]]:
-        built = small_engine(path, device=device, dtype="float32")
+    def answers(**device: object) -> list[list[int]]:
+        built = small_engine(path, dtype="float32", **device)
         runs = [submit(built, request(random_prompt(n), replace(GREEDY, max_tokens=32))) for n in LENGTHS]
         run_all(built)
         return [run.tokens for run in runs]
 
-    assert answers("cuda") == answers("cpu")
+    expected = answers(device="cpu")
+    assert answers(device="cuda") == expected
+    assert answers(device="cuda", cuda_graphs=False, overlap=False) == expected
+
+
+@pytest.mark.parametrize("family", ["granite", "qwen35"])
+def test_preempted_requests_on_cuda_get_the_answers_of_the_cpu(family: str, tiny_checkpoint) -> None:
+    path, sampling = tiny_checkpoint(family), replace(GREEDY, max_tokens=100)
+    answers = []
+    for device in ("cpu", "cuda"):
+        built = engine_of(path, 36, 8, device=device, dtype="float32")
+        runs = [submit(built, request(random_prompt(n), sampling)) for n in (100, 101, 102, 103)]
+        serve(built, *runs)
+        assert built.engine.preemptions > 0
+        assert_nothing_in_use(built)
+        answers.append([run.tokens for run in runs])
+    assert answers[0] == answers[1]
+
+
+def prefilled(path: Path, lengths: tuple[int, ...], dtype: str) -> ModelRunner:
+    """Sequence i stands in blocks 16 i .. 16 i + 15 and slot i; everything else is NaN. States are of `dtype`, too."""
+    model = dummy_model(load_config(path), getattr(torch, dtype), "cuda")
+    runner = ModelRunner(model, CacheMemory(model.cache_layout(16, dtype), 16 * len(lengths), 24, "cuda"))
+    for pool in (runner.memory.kv, runner.memory.conv, runner.memory.rec):
+        pool.fill_(float("nan"))
+    steps = [SequenceStep(random_prompt(n), 0, blocks_of(i), None, i) for i, n in enumerate(lengths)]
+    runner.launch(steps, greedy_draws(lengths))
+    return runner
+
+
+def blocks_of(sequence: int) -> range:
+    return range(16 * sequence, 16 * sequence + 16)
+
+
+def greedy_draws(lengths: tuple[int, ...]) -> list[tuple[int, Draw]]:
+    return [(row, GREEDY_DRAW) for row in range(len(lengths))]
+
+
+def decode_steps(lengths: tuple[int, ...], n: int) -> list[SequenceStep]:
+    return [SequenceStep((0,), length + n, blocks_of(i), i, i, feed=i) for i, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lengths", [(5,), (3, 64, 100), (1, 15, 16, 17, 63)], ids=["full", "padded", "more-padded"])
+def test_replays_give_the_tokens_of_plain_steps(family: str, lengths: tuple[int, ...], tiny_checkpoint) -> None:
+    answers = []
+    for replays in (False, True):
+        runner = prefilled(tiny_checkpoint(family), lengths, "float32")
+        if replays:
+            runner.capture_decodes(8, 256)
+        launched = [runner.launch(decode_steps(lengths, n), greedy_draws(lengths)) for n in range(20)]
+        answers.append([[token.id for token in each.drawn.tokens()] for each in launched])
+        # What nobody owns stays as it was, padding or not.
+        assert runner.memory.rec[len(lengths) :].isnan().all() and runner.memory.conv[len(lengths) :].isnan().all()
+        assert launched[-1].logits.isfinite().all()
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replays_in_bfloat16_differ_by_rounding_only(family: str, tiny_checkpoint) -> None:
+    """Padding may choose another product's kernel, and a longer table another split of the context."""
+    lengths, logits = (3, 64, 100), []
+    for replays in (False, True):
+        runner = prefilled(tiny_checkpoint(family), lengths, "bfloat16")
+        if replays:
+            runner.capture_decodes(8, 256)
+        logits.append(runner.launch(decode_steps(lengths, 0), greedy_draws(lengths)).logits.clone())
+    torch.testing.assert_close(logits[1], logits[0], atol=0.1 * float(logits[0].std()), rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("replays", [False, True], ids=["plain", "replayed"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "drawn"])
+def test_no_launch_waits_for_the_device(family: str, replays: bool, temperature: float, tiny_checkpoint) -> None:
+    """Decodes, and decodes beside a chunk of a prompt that leaves a state on its way."""
+    lengths = (3, 64, 100)
+    runner = prefilled(tiny_checkpoint(family), lengths, "bfloat16")
+    if replays:
+        runner.capture_decodes(8, 256)
+    draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
+    draws = [(row, draw) for row in range(len(lengths))]
+    chunk = SequenceStep(random_prompt(40), lengths[0] + 2, blocks_of(0), 0, 0, emit=((20, 9),))
+    steps = [decode_steps(lengths, 0), decode_steps(lengths, 1), [chunk, *decode_steps(lengths, 2)[1:]]]
+    for step in steps:  # compiles what is new
+        runner.launch(step, draws)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        launched = [runner.launch(step, draws) for step in steps]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(len(each.drawn.tokens()) == 3 for each in launched)
