@@ -60,12 +60,13 @@ def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
 
 
 TARGET_PROGRAMS = 2048  # about 15 for each of an H200's 132 multiprocessors: uneven contexts even out
+LEAST_SPLITS = 4  # in a large batch, one long context would be left to one program a KV head
 MOST_SPLITS = 64
 
 
 def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
     """A power of two, from shapes alone."""
-    wanted = -(-TARGET_PROGRAMS // (num_sequences * num_kv_heads))
+    wanted = max(LEAST_SPLITS, -(-TARGET_PROGRAMS // (num_sequences * num_kv_heads)))
     useful = -(-table_tokens // split_keys)
     return triton.next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 

@@ -35,10 +35,10 @@ class Paged:
         self.free = free
         self.k, self.v = ([self.random(end, KV, D) for end in ends] for _ in range(2))
         for i, end in enumerate(ends):
-            for place in range(end):
-                block = self.blocks[i][place // BLOCK]
-                self.k_pool[block, place % BLOCK] = self.k[i][place]
-                self.v_pool[block, place % BLOCK] = self.v[i][place]
+            for first, block in zip(range(0, end, BLOCK), self.blocks[i], strict=True):
+                held = slice(first, min(first + BLOCK, end))
+                self.k_pool[block, : held.stop - first] = self.k[i][held]
+                self.v_pool[block, : held.stop - first] = self.v[i][held]
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=DEVICE).to(self.dtype)
@@ -132,7 +132,8 @@ def test_an_empty_decode_is_none():
 def test_splits_follow_from_shapes():
     assert num_splits(1, 8, 131072, 128) == 64
     assert num_splits(64, 8, 8192, 128) == 4
-    assert num_splits(256, 8, 131072, 128) == 1
+    assert num_splits(256, 8, 131072, 128) == 4
+    assert num_splits(256, 8, 128, 128) == 1
     assert num_splits(1, 8, 256, 128) == 2
 
 
