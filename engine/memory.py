@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cache.layout import CacheLayout
+from engine.upload import upload_values
 from kernels.gather_scatter import gather_rows, scatter_rows
 
 
@@ -64,7 +65,7 @@ class CacheMemory:
         for i in ids:
             if not 0 <= i < limit:
                 raise IndexError(f"{what} {i} is not in 0..{limit - 1}")
-        return torch.tensor(ids, dtype=torch.int64, device=self.device)
+        return upload_values(ids, self.device)
 
 
 def _as_bytes(pool: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from engine.graphs import BATCH_SIZES, Capture, CudaCapture, DecodeGraphs, sizes
 from engine.memory import CacheMemory
 from engine.model import HybridModel
 from engine.sampler import Draw, Drawn, choose
-from engine.step_plan import StepPlan, upload
+from engine.step_plan import StepPlan
+from engine.upload import upload_values
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class ModelRunner:
         logits = self._graphs.run(steps) if self._graphs is not None and replays else self.forward(steps)
         drawn_from = logits
         if rows != list(range(len(logits))):
-            drawn_from = logits.index_select(0, upload([rows], logits.device)[0])
+            drawn_from = logits.index_select(0, upload_values(rows, logits.device))
         if draws and not (replays and all(draw.is_greedy for draw in asked)):  # those a replay draws itself
             ids.copy_(choose(drawn_from, asked))
         return Launched(logits, Drawn(drawn_from, ids, asked))

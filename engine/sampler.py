@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.randomness import uniform
+from engine.upload import upload_values
 from kernels.draw import draw as draw_tokens
 from wire.messages import Alternative, Logprobs, Sampling, Token
 
@@ -63,7 +64,7 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     chosen = adjusted.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:
-        index = _upload(random_rows, logits.device)
+        index = upload_values(random_rows, logits.device)
         settings, numbers = _settings([draws[row] for row in random_rows], logits.device)
         chosen[index] = draw_tokens(adjusted[index], settings, numbers)
     return chosen
@@ -75,8 +76,10 @@ class Drawn:
     def __init__(self, logits: Tensor, ids: Tensor, draws: Sequence[Draw]):
         """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
         self._draws = draws
+        self._logits: dict[int, Tensor] = {}
         reported = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
-        self._logits = dict(zip(reported, logits[_upload(reported, logits.device)], strict=True)) if reported else {}
+        if reported:
+            self._logits = dict(zip(reported, logits[upload_values(reported, logits.device)], strict=True))
         host_ids = torch.empty(len(ids), dtype=ids.dtype, pin_memory=ids.is_cuda)
         self._ids = host_ids.copy_(ids, non_blocking=True)
         self._arrived = torch.cuda.Event() if ids.is_cuda else None
@@ -119,7 +122,7 @@ def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     for row in rows:
         draw, sampling, line = draws[row], draws[row].sampling, logits[row]
         if sampling.repetition_penalty != 1.0:
-            seen = _upload(list(set(draw.tokens)), logits.device)
+            seen = upload_values(list(set(draw.tokens)), logits.device)
             values = line[seen]
             line[seen] = torch.where(
                 values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
@@ -128,14 +131,10 @@ def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         if answer and (sampling.presence_penalty or sampling.frequency_penalty):
             counts = Counter(answer)
             penalties = [sampling.presence_penalty + sampling.frequency_penalty * count for count in counts.values()]
-            line[_upload(list(counts), logits.device)] -= _upload(penalties, logits.device, line.dtype)
+            line[upload_values(list(counts), logits.device)] -= upload_values(penalties, logits.device, line.dtype)
         if draw.banned:
-            line[_upload(draw.banned, logits.device)] = -torch.inf
+            line[upload_values(draw.banned, logits.device)] = -torch.inf
     return logits
-
-
-def _upload(values: Sequence, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -145,5 +144,5 @@ def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tens
         sampling = draw.sampling
         number = uniform(sampling.seed, draw.position)
         rows.append((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, number))
-    settings_N5 = _upload(rows, device, torch.float64)
+    settings_N5 = upload_values(rows, device, torch.float64)
     return settings_N5[:, :4], settings_N5[:, 4]

@@ -6,12 +6,12 @@ at once, mixers treat the two parts apart.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
 
 from engine.batch import SequenceStep
+from engine.upload import upload
 from kernels.paged_attention import PagedDecode, PagedPrefill
 from kernels.segments import PrefillSegments, StateSource, StateWrite
 
@@ -82,17 +82,6 @@ class StepPlan:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def upload(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
-    """An int64 tensor for each list, views of one buffer that came to the device in one copy. Waits for nothing.
-
-    Each begins at a multiple of 16 bytes: Triton compiles another kernel for pointers that do not.
-    """
-    even = [values if len(values) % 2 == 0 else (*values, 0) for values in lists]
-    packed = torch.tensor(list(chain.from_iterable(even)), dtype=torch.int64, pin_memory=device.type == "cuda")
-    parts = packed.to(device, non_blocking=True).split([len(values) for values in even])
-    return tuple(part[: len(values)] for part, values in zip(parts, lists, strict=True))
-
-
 def _feed_(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) -> None:
     """Decodes are the first rows: those whose token the host does not know yet get it here."""
     fed = [(row, step.feed) for row, step in enumerate(decodes) if step.feed is not None]
@@ -105,9 +94,12 @@ def _feed_(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) 
 
 
 def _decode_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> DecodeRows:
+    src_slots, dst_slots = upload(
+        [[-1 if step.src_slot is None else step.src_slot for step in steps], [step.dst_slot for step in steps]], device
+    )
     return DecodeRows(
-        source=StateSource.of([step.src_slot for step in steps], device),
-        dst_slots=upload([[step.dst_slot for step in steps]], device)[0],
+        source=StateSource(src_slots, any_fresh=any(step.src_slot is None for step in steps)),
+        dst_slots=dst_slots,
         attention=PagedDecode.build(
             [step.end for step in steps], [step.block_ids for step in steps], block_size, device
         ),
