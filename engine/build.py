@@ -37,13 +37,14 @@ class BuiltEngine:
 
 
 def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
-    """Loads the weights, measures what memory is left, sizes the pools, warms a GPU up.
-
-    Raises ModelError, ConfigError.
-    """
+    """Loads the weights and builds an engine around them. Raises ModelError, ConfigError."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    model = _model(model_path, config)
+    return engine_around(_model(model_path, config), config, clock)
+
+
+def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
+    """Measures what memory the model left, sizes the pools, warms a GPU up. Raises ConfigError."""
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     free_bytes = measure_free_bytes(torch.device(config.device))
