@@ -50,7 +50,9 @@ class ModelRunner:
         sizes = sizes_up_to(min(max_sequences, BATCH_SIZES[-1]))
         inputs = DecodeInputs(self.memory, self._drawn, sizes[-1], max_tokens)
         forward = partial(self.model.forward, memory=self.memory)
+        drawn = self._drawn.clone()  # capturing runs the work, on padding alone
         self._graphs = DecodeGraphs(forward, inputs, self._drawn, sizes, capture or CudaCapture())
+        self._drawn.copy_(drawn)
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[SequenceStep]) -> Tensor:
