@@ -1,0 +1,179 @@
+"""A prefill node fetches a prefix while its request holds a reservation: nodes die, clients leave, deadlines pass.
+
+The request's target is d0, whose turn it is first; its donor is d0 as well, or d1. What happens, happens in the
+middle of the fetch: the donor is stopped when some messages have arrived.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.weights import load_config
+from prefill_node.config import LearnFromDecodeConfig
+from tests.support.asking import ASK_TIMEOUT_S, Answered, ask
+from tests.support.cluster import SMALL, Cluster, Process
+from tests.support.driving import GREEDY, request
+from tests.support.nodes import decode_alone, node_client, status_of, until_the_router_knows
+from tests.support.oracle import greedy, random_prompt
+from wire.messages import NodeStatus
+
+pytestmark = pytest.mark.slow
+
+FETCH_TIMEOUT_S = 60.0  # longer than any test waits: nothing here ends because of it
+PROMPT = random_prompt(2000, seed=24)
+KNOWN = 1984  # what the donor holds of it, with a checkpoint there
+ANSWER_TOKENS = 32
+NUM_BUSY = 8  # requests that the donor answers meanwhile: each of the fetch's 125 messages waits for a step of theirs
+
+
+@dataclass
+class Moving:
+    """A request in the middle of its fetch, and who makes its donor slow."""
+
+    cluster: Cluster
+    donor: Process
+    asking: asyncio.Task[Answered]
+    busy: list[asyncio.Task[Any]]
+
+    async def thaw(self) -> None:
+        """The donor goes on, with nothing but the fetch to do."""
+        self.donor.kill(signal.SIGCONT)
+        await _end(*self.busy)
+
+    async def status(self, name: str) -> NodeStatus:
+        return await status_of(self.cluster.processes[name].ready["address"])
+
+    async def counter(self, name: str, counter: str) -> float:
+        return (await self.status(name)).counters[counter]
+
+    async def answer(self) -> Answered:
+        async with asyncio.timeout(30):
+            return await self.asking
+
+    async def given_back(self, *names: str) -> None:
+        """Until nothing is held any more on these nodes."""
+        for name in names:
+            async with asyncio.timeout(20):
+                while _held(status := await self.status(name)):
+                    await asyncio.sleep(0.02)
+            for pool in (status.blocks, status.slots):
+                assert pool.free + pool.cached == pool.total
+
+
+def _held(status: NodeStatus) -> int:
+    return status.blocks.in_use + status.slots.in_use + status.running + status.waiting
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def moving(model: Path, folder: Path, donor: str, **changes: Any) -> AsyncIterator[Moving]:
+    """`changes` are the cluster's, on top of what makes the fetch slow."""
+    learn = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=FETCH_TIMEOUT_S)
+    block_bytes = load_config(model).cache_layout("any", SMALL.model_dtype, SMALL.block_size).block_bytes
+    one_block: dict[str, Any] = {"max_message_bytes": block_bytes}
+    decode, prefill = one_block | changes.pop("decode", {}), one_block | {"learn_from_decode": learn}
+    with Cluster(model, folder, prefill=prefill, decode=decode, **changes) as cluster:
+        process = cluster.processes[donor]
+        address = process.ready["address"]
+        async with (
+            node_client(donor, address) as to_donor,
+            httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client,
+        ):
+            await decode_alone(to_donor, request(PROMPT[: KNOWN + 1], replace(GREEDY, max_tokens=1)))
+            await until_the_router_knows(cluster)
+            long = replace(GREEDY, max_tokens=4000)
+            busy = [asyncio.create_task(decode_alone(to_donor, request([7 + i], long))) for i in range(NUM_BUSY)]
+            async with asyncio.timeout(20):
+                while (await status_of(address)).running < NUM_BUSY:
+                    await asyncio.sleep(0.01)
+            asking = asyncio.create_task(ask(client, PROMPT, ANSWER_TOKENS))
+            nodes = Moving(cluster, process, asking, busy)
+            try:
+                async with asyncio.timeout(20):
+                    while await nodes.counter("p0", "transfer_received_bytes") < 4 * block_bytes:
+                        assert not asking.done(), "no fetch, or it was over before anybody looked"
+                process.kill(signal.SIGSTOP)
+                assert await nodes.counter("p0", "fetches") == 0, "it was stopped too late"
+                yield nodes
+            finally:
+                await _end(asking, *busy)
+
+
+@pytest.fixture(params=["granite", "qwen35"])
+def model(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path]) -> Path:
+    return tiny_checkpoint(request.param)
+
+
+async def test_a_donor_that_is_the_target_too_dies_and_the_request_goes_on_elsewhere(model, tmp_path) -> None:
+    async with moving(model, tmp_path, "d0", num_decode=2) as nodes:
+        nodes.cluster.processes["d0"].kill()
+        answer = await nodes.answer()
+        assert answer.tokens == greedy(model, PROMPT, ANSWER_TOKENS)
+        assert (answer.report["decode"]["node"], answer.report["migrations"]) == ("d1", 1)
+        assert answer.report["prefill"]["fetched_tokens"] == 0
+        assert await nodes.counter("p0", "fetches") == 0
+        await nodes.given_back("p0", "d1")
+
+
+async def test_a_donor_dies_and_the_target_gets_what_was_computed(model, tmp_path) -> None:
+    async with moving(model, tmp_path, "d1", num_decode=2) as nodes:
+        nodes.cluster.processes["d1"].kill()
+        answer = await nodes.answer()
+        assert answer.tokens == greedy(model, PROMPT, ANSWER_TOKENS)
+        assert (answer.report["path"], answer.report["decode"]["node"]) == ("remote", "d0")
+        assert answer.report["migrations"] == 0, "its reservation outlived the fetch"
+        prefill = answer.report["prefill"]
+        assert (prefill["fetched_tokens"], prefill["computed_tokens"]) == (0, len(PROMPT))
+        assert await nodes.counter("p0", "fetch_failures") == 1
+        await nodes.given_back("p0", "d0")
+
+
+@pytest.mark.parametrize("donor", ["d0", "d1"])
+async def test_a_client_leaves_and_every_node_gives_back(donor, tiny_checkpoint, tmp_path) -> None:
+    async with moving(tiny_checkpoint("qwen35"), tmp_path, donor, num_decode=2) as nodes:
+        nodes.asking.cancel()
+        await nodes.given_back(*{"p0", "d0", "d1"} - {donor})  # nobody waits for the donor
+        await nodes.thaw()
+        await nodes.given_back("p0", "d0", "d1")
+        assert await nodes.counter(donor, "exports") == 0, "it was sent to its end, to nobody"
+        assert await nodes.counter("p0", "fetches") == 0
+
+
+async def test_a_prefill_node_dies_and_another_fetches_for_the_renewed_reservation(model, tmp_path) -> None:
+    async with moving(model, tmp_path, "d0", num_prefill=2) as nodes:
+        nodes.cluster.processes["p0"].kill()
+        await nodes.thaw()
+        answer = await nodes.answer()
+        assert answer.tokens == greedy(model, PROMPT, ANSWER_TOKENS)
+        assert (answer.report["decode"]["node"], answer.report["migrations"]) == ("d0", 0)
+        prefill = answer.report["prefill"]
+        assert (prefill["node"], prefill["fetched_tokens"]) == ("p1", KNOWN)
+        assert await nodes.counter("d0", "exports") == 1
+        await nodes.given_back("p1", "d0")
+
+
+async def test_a_reservation_runs_out_while_the_donor_stalls_and_the_renewed_one_is_used(model, tmp_path) -> None:
+    timeout_s = 2.5  # less than keepalive and heartbeats give a silent node: the donor is not taken for dead
+    changes: dict[str, Any] = {"decode": {"reservation_timeout_s": timeout_s}, "router": {"heartbeat_s": 5.0}}
+    async with moving(model, tmp_path, "d1", num_decode=2, **changes) as nodes:
+        async with asyncio.timeout(2 * timeout_s):
+            while await nodes.counter("d0", "transfer_failures") == 0:
+                await asyncio.sleep(0.02)
+        await nodes.thaw()  # what the donor has still to send for the first fetch comes too late
+        answer = await nodes.answer()
+        assert answer.tokens == greedy(model, PROMPT, ANSWER_TOKENS)
+        assert (answer.report["decode"]["node"], answer.report["migrations"]) == ("d0", 0)
+        assert answer.report["prefill"]["fetched_tokens"] == KNOWN
+        await nodes.given_back("p0", "d0", "d1")
