@@ -44,6 +44,7 @@ def measure(
 def time_us(runs: list[Callable[[], object]]) -> float:
     """Median over replays of one CUDA graph that holds every run, in turn."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs may still be on their way, index tables among them
     with torch.cuda.stream(stream):
         for run in runs:  # compiles and allocates outside the graph
             run()
