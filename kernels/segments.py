@@ -48,11 +48,9 @@ class StateSource:
         cls, slots: Sequence[int | None], device: torch.device, window_offsets: Sequence[int] | None = None
     ) -> "StateSource":
         return cls(
-            slots_N=torch.tensor([-1 if slot is None else slot for slot in slots], dtype=torch.int64, device=device),
+            slots_N=_upload([-1 if slot is None else slot for slot in slots], device),
             any_fresh=None in slots,
-            window_offsets_N=None
-            if window_offsets is None
-            else torch.tensor(window_offsets, dtype=torch.int64, device=device),
+            window_offsets_N=None if window_offsets is None else _upload(window_offsets, device),
         )
 
     def read(self, pool: Tensor) -> Tensor:
@@ -205,3 +203,9 @@ def steps_of_each(dst_slots: Tensor, num_rows: int) -> int:
     if dst_slots.numel() != num_rows or dst_slots.dim() not in (1, 2):
         raise ValueError(f"{num_rows} rows and destination slots {tuple(dst_slots.shape)} disagree")
     return 1 if dst_slots.dim() == 1 else dst_slots.shape[1]
+
+
+def _upload(values: Sequence[int], device: torch.device) -> Tensor:
+    """An int64 tensor on the device; on CUDA the copy waits for nothing."""
+    pinned = torch.device(device).type == "cuda"
+    return torch.tensor(values, dtype=torch.int64, pin_memory=pinned).to(device, non_blocking=True)
