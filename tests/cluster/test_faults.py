@@ -41,7 +41,8 @@ async def test_a_prefill_node_killed_during_prefill_costs_no_request(family, tin
     model = tiny_checkpoint(family)
     prompt = random_prompt(3000, seed=4)
     # Small steps make the prefill last seconds, so that the kill falls into it.
-    with Cluster(model, tmp_path, num_prefill=2, prefill={"engine": with_engine(max_step_tokens=4, max_running=4)}) as cluster:
+    slow = with_engine(max_step_tokens=4, max_running=4)
+    with Cluster(model, tmp_path, num_prefill=2, prefill={"engine": slow}) as cluster:
         asking = asyncio.create_task(slow_ask(cluster, prompt))
         await asyncio.to_thread(wait_until, lambda: cluster.nodes()["p0"]["running"] == 1, "p0 prefills")
         cluster.processes["p0"].kill()
