@@ -415,8 +415,8 @@ def _launch_systems(
         V=V,
         EPS=L2_NORM_EPS,
         Q=Q,
-        BLOCK_K=_block(K),
-        BLOCK_V=_block(V),
+        BLOCK_K=systems_block(K, v.dtype),
+        BLOCK_V=systems_block(V, v.dtype),
         EXACT=v.dtype == torch.float32,
         num_warps=tiles.systems_warps,
     )
@@ -496,6 +496,15 @@ def _launch_outputs(
         num_warps=tiles.output_warps,
         num_stages=tiles.output_stages,
     )
+
+
+def systems_block(size: int, dtype: torch.dtype) -> int:
+    """Columns of a tile of keys or values in the systems kernel.
+
+    64 columns of two bytes fill a whole shared-memory swizzle, the one of the [Q, Q] tiles. With another one, ptxas
+    of CUDA 12.8 takes the address of V's descriptors from a register that nobody wrote: wrong from row 16 on.
+    """
+    return max(_block(size), 16 if dtype == torch.float32 else 64)
 
 
 def _block(size: int) -> int:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.compiled import Launch, compile_for_h200
+from tests.support.sass import reads_of_nothing
 
 COPY = "tests.support.compiled_example:copy_kernel"
 
@@ -30,3 +31,22 @@ def test_a_kernel_that_does_not_compile_says_why():
 def test_arguments_must_be_the_kernels():
     with pytest.raises(AssertionError, match="'BLOCK'"):
         compile_for_h200([Launch(COPY, {"src_ptr": "*i8", "dst_ptr": "*i8", "length": "i32"}, {})])
+
+
+def listing(*instructions: str) -> str:
+    return "\n".join(f"        /*{16 * i:04x}*/                   {text} ;" for i, text in enumerate(instructions))
+
+
+def test_a_register_is_read_before_it_is_written():
+    """As ptxas of CUDA 12.8 began the second descriptor of a product: UR5 was never written."""
+    first = ["UMOV UR10, 0x40", "UMOV UR11, 0xc0000010", "HGMMA.64x16x16.F32.BF16 R24, R32, gdesc[UR8].tnspB, RZ, !UPT"]
+    lost = "UIADD3 UR4, UP0, UR5, 0x20, URZ"
+    assert reads_of_nothing(listing(*first, "UIADD3 UR4, UP0, UR10, 0x20, URZ")) == []
+    assert reads_of_nothing(listing(*first, lost, "UMOV UR14, UR4")) == [lost]
+
+
+def test_descriptors_are_pairs_of_registers():
+    pairs = listing("ULDC.64 UR4, c[0x0][0x208]", "LDG.E R3, desc[UR4][R2.64]", "UIADD3.64 UR6, UR4, 0x20, URZ")
+    both = "HGMMA.64x16x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"
+    assert reads_of_nothing(f"{pairs}\n{listing(both)}") == []
+    assert reads_of_nothing(listing("UMOV UR6, 0x40", "UMOV UR7, 0x1", both)) == [both]

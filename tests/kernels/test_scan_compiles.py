@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.gdn_prefill import GdnTiles, gdn_tiles
+from kernels.gdn_prefill import GdnTiles, gdn_tiles, systems_block
 from kernels.ssd_prefill import SsdTiles, ssd_tiles
 from tests.support.compiled import Compiled, Launch, compile_for_h200
 
@@ -55,7 +55,9 @@ def gdn_launches(
         Launch(
             f"{module}:_gdn_systems_kernel",
             types("k v u w", "g beta decay to_end", "chunks", "k v g beta", dtype),
-            sizes | {"EPS": 1e-6, "BLOCK_V": V, "EXACT": dtype == torch.float32},
+            sizes
+            | {"BLOCK_K": systems_block(K, dtype), "BLOCK_V": systems_block(V, dtype)}
+            | {"EPS": 1e-6, "EXACT": dtype == torch.float32},
             tiles.systems_warps,
         ),
         Launch(
@@ -93,6 +95,12 @@ def test_ssd_scan(H: int, N: int, G: int):
 def test_gdn_scan():
     launches = gdn_launches(gdn_tiles(torch.bfloat16), torch.bfloat16)
     assert_keeps_to_registers_and_matrix_units(*compile_for_h200(launches))
+
+
+@pytest.mark.parametrize(("K", "V"), [(8, 6), (32, 32), (64, 64)], ids=str)
+def test_gdn_scan_of_small_heads_reads_what_was_written(K: int, V: int):
+    systems = gdn_launches(gdn_tiles(torch.bfloat16), torch.bfloat16, H=4, K=K, V=V)[0]
+    compile_for_h200([systems])  # it checks
 
 
 @pytest.mark.parametrize("scan", ["ssd", "gdn"])

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.sass import reads_of_nothing
+
 ROOT = Path(__file__).parents[2]
 SHARED_BYTES_A_BLOCK = 227 * 1024
 REGISTERS_A_MULTIPROCESSOR = 64 * 1024
@@ -52,7 +54,8 @@ class Compiled:
 
 
 def compile_for_h200(launches: Sequence[Launch]) -> list[Compiled]:
-    """One report a launch. Raises AssertionError with the compiler's words when a kernel does not compile."""
+    """One report a launch. Raises AssertionError with the compiler's words when a kernel does not compile, or when
+    its machine code reads what nothing wrote (see sass.py)."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
@@ -90,6 +93,8 @@ def _compile(launch: Launch) -> Compiled:
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     usage = _resource_usage(binary.asm["cubin"])
+    wrong = reads_of_nothing(_disassembled(binary.asm["cubin"]))
+    assert not wrong, f"{launch}: ptxas made code that reads what nothing wrote: {wrong}"
     return Compiled(
         registers=usage["REG"],
         stack_bytes=usage["STACK"],
@@ -101,15 +106,24 @@ def _compile(launch: Launch) -> Compiled:
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
     """What cuobjdump reads in the binary: registers, stack and the like."""
+    dump = _binary_tool(cubin, "cuobjdump", "--dump-resource-usage")
+    [line] = [line for line in dump.splitlines() if "REG:" in line]
+    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
+
+
+def _disassembled(cubin: bytes) -> str:
+    return _binary_tool(cubin, "nvdisasm", "-c")
+
+
+def _binary_tool(cubin: bytes, name: str, option: str) -> str:
+    """What one of the CUDA tools in Triton's wheel prints about a binary."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        dump = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    [line] = [line for line in dump.stdout.splitlines() if "REG:" in line]
-    return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
+        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def _resident_warps(registers: int, shared_bytes: int, num_warps: int) -> int:

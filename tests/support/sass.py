@@ -1,0 +1,45 @@
+"""What a listing of machine code shows that PTX does not: uniform registers read before anything wrote them.
+
+ptxas of CUDA 12.8 (Triton 3.6 brings it) loses the low half of an address when two descriptors of one base differ in
+their upper halves: the matrix units then read from anywhere. Such code has no other sign, and right PTX.
+"""
+
+import re
+
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+UNIFORM = re.compile(r"(gdesc|desc)?\[?\bUR(\d+)\b(\.64)?")
+WRITES_UNIFORM = ("U", "R2UR", "S2UR", "REDUX", "CREDUX", "VOTEU")
+
+
+def reads_of_nothing(listing: str) -> list[str]:
+    """Instructions, in the order of the listing, that read a uniform register which none before them wrote."""
+    written: set[int] = set()
+    found = []
+    for line in listing.splitlines():
+        match = INSTRUCTION.search(line)
+        if match is None:
+            continue
+        operation, operands = match.group(1), [text.strip() for text in match.group(2).split(",")]
+        reads, writes = _uniform_registers(operation, operands)
+        if reads - written:
+            found.append(f"{operation} {', '.join(operands)}")
+        written |= writes | reads
+    return found
+
+
+def _uniform_registers(operation: str, operands: list[str]) -> tuple[set[int], set[int]]:
+    reads: set[int] = set()
+    writes: set[int] = set()
+    is_uniform = operation.startswith(WRITES_UNIFORM)
+    is_wide = is_uniform and (".64" in operation or ".WIDE" in operation)
+    for place, operand in enumerate(operands):
+        for kind, number, suffix in UNIFORM.findall(operand):
+            first = int(number)
+            if kind == "gdesc":  # A's and B's descriptors; B's alone where A is in registers
+                skipped = 2 if re.match(r"R(\d+|Z)", operands[1]) else 0
+                reads |= set(range(first + skipped, first + 4))
+            elif place == 0 and is_uniform and re.fullmatch(r"UR\d+", operand):
+                writes |= set(range(first, first + (2 if is_wide else 1)))
+            else:
+                reads |= set(range(first, first + (2 if kind or suffix or ".64" in operation and is_uniform else 1)))
+    return reads, writes
