@@ -41,5 +41,5 @@ def _uniform_registers(operation: str, operands: list[str]) -> tuple[set[int], s
             elif place == 0 and is_uniform and re.fullmatch(r"UR\d+", operand):
                 writes |= set(range(first, first + (2 if is_wide else 1)))
             else:
-                reads |= set(range(first, first + (2 if kind or suffix or ".64" in operation and is_uniform else 1)))
+                reads |= set(range(first, first + (2 if kind or suffix or (".64" in operation and is_uniform) else 1)))
     return reads, writes
