@@ -89,6 +89,16 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     return o.view(batch, Hv, Dv).to(v.dtype)
 
 
+@triton.jit
+def _add_two(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
 @triton.jit(do_not_specialize_on_alignment=["src_ptr", "dst_ptr"])
 def _gdn_update_kernel(
     q_ptr,
@@ -117,8 +127,9 @@ def _gdn_update_kernel(
 ):
     """A program holds columns TILE_V of one head's state in registers: it is read once and written once a row.
 
-    With the decayed S of before the update, o = S^T q + (k . q) delta: both products with S are sums over the
-    same registers and wait for each other no longer.
+    With the decayed S of before the update, o = S^T q + (k . q) delta, and norms are factors of sums: all sums over
+    keys, in which a program's warps wait for each other, are two reductions of several values, and neither waits for
+    the other.
     """
     head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
     column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
@@ -138,12 +149,12 @@ def _gdn_update_kernel(
         v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
         decay = tl.exp(tl.load(g_ptr + row * g_stride + head).to(tl.float32))
         beta = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32)
-        k = k * tl.rsqrt(tl.sum(k * k) + EPS)
-        q = q * (tl.rsqrt(tl.sum(q * q) + EPS) * DK**-0.5)
-        state = state * decay
-        delta = beta * (v - tl.sum(state * k[:, None], axis=0))
-        o = tl.sum(state * q[:, None], axis=0) + tl.sum(k * q) * delta
-        state = state + k[:, None] * delta[None, :]
+        kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
+        state_k, state_q = tl.reduce((state * k[:, None], state * q[:, None]), 0, _add_two)
+        over_k = tl.rsqrt(kk + EPS)
+        delta = beta * (v - state_k * (decay * over_k)) * over_k
+        o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
+        state = state * decay + k[:, None] * delta[None, :]
         tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
         dst = tl.load(dst_ptr + row)
         rounded = state.to(pool_ptr.dtype.element_ty)
@@ -205,8 +216,11 @@ def gdn_update_triton(
 def launch_shape(num_heads: int, value_dim: int, element_bytes: int) -> tuple[int, int]:
     """Columns of the state a program holds, and its warps, for a batch with so many value heads in all.
 
-    A row of the tile is 128 bytes: whole sectors in whole cache lines, and 16 kilobytes a program of four warps.
-    A small batch is cut finer to occupy all 132 multiprocessors.
+    The best of seven measured on an H200 at batches of 1, 16, 64 and 256 (`bench.gpu_kernels_state --variants`). Two
+    bytes an element leave two warps enough to do; a small batch is cut finer to occupy all 132 multiprocessors.
     """
-    row_bytes = 64 if num_heads < 256 else 128
-    return min(row_bytes // element_bytes, triton.next_power_of_2(value_dim)), 4
+    if element_bytes == 2:
+        columns, num_warps = 32, 2
+    else:
+        columns, num_warps = 16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4
+    return min(columns, triton.next_power_of_2(value_dim)), num_warps
