@@ -80,9 +80,10 @@ DECODES = [
     for shape in [(1, 1, 255), (1, 1, 8191), (16, 1, 255), (64, 1, 255), (64, 1, 8191), (256, 1, 255), (256, 1, 2047)]
 ]
 PREFILL_VARIANTS = {
-    64: [(128, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 8, 3)],
-    256: [(128, 64, 8, 2), (128, 32, 8, 2), (128, 32, 8, 4), (64, 32, 4, 3), (64, 64, 8, 3)],
-}
+    64: [(128, 64, 8, 3, True), (128, 128, 8, 3, True), (128, 64, 4, 3, True), (64, 128, 4, 3, True),
+         (64, 64, 4, 3, True), (128, 64, 4, 3), (128, 128, 8, 3)],
+    256: [(128, 64, 8, 2, True), (128, 64, 8, 3, True), (64, 32, 4, 2, True), (128, 32, 8, 3, True), (64, 64, 8, 3)],
+}  # fmt: skip
 DECODE_VARIANTS = {
     64: [(64, 128, 2, 3), (64, 128, 4, 2), (64, 128, 4, 5), (128, 128, 4, 3), (32, 128, 2, 4), (64, 64, 4, 3),
          (64, 256, 4, 3)],
@@ -213,7 +214,7 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "stride_table": "i32"}
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {"TOKENS": tile.rows // group, "KEYS": tile.keys}
+    constexprs |= {"TOKENS": tile.rows // group, "KEYS": tile.keys, "SCALE_LATE": tile.scale_late}
     return Launch("kernels.paged_prefill:_prefill_kernel", types | {"scale_log2": "fp32"}, constexprs,
                   tile.num_warps, tile.num_stages)  # fmt: skip
 
