@@ -90,11 +90,6 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
 
 
 @triton.jit
-def _add_two(a0, a1, b0, b1):
-    return a0 + b0, a1 + b1
-
-
-@triton.jit
 def _add_three(a0, a1, a2, b0, b1, b2):
     return a0 + b0, a1 + b1, a2 + b2
 
@@ -127,9 +122,8 @@ def _gdn_update_kernel(
 ):
     """A program holds columns TILE_V of one head's state in registers: it is read once and written once a row.
 
-    With the decayed S of before the update, o = S^T q + (k . q) delta, and norms are factors of sums: all sums over
-    keys, in which a program's warps wait for each other, are two reductions of several values, and neither waits for
-    the other.
+    With the decayed S of before the update, o = S^T q + (k . q) delta, and norms are factors of sums: no sum over
+    keys, in which a program's warps wait for each other, waits for another one.
     """
     head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
     column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
@@ -150,7 +144,7 @@ def _gdn_update_kernel(
         decay = tl.exp(tl.load(g_ptr + row * g_stride + head).to(tl.float32))
         beta = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32)
         kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
-        state_k, state_q = tl.reduce((state * k[:, None], state * q[:, None]), 0, _add_two)
+        state_k, state_q = tl.sum(state * k[:, None], 0), tl.sum(state * q[:, None], 0)
         over_k = tl.rsqrt(kk + EPS)
         delta = beta * (v - state_k * (decay * over_k)) * over_k
         o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
