@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -79,7 +80,7 @@ DECODES = [
     for model in SHAPES
     for shape in [(1, 1, 255), (1, 1, 8191), (16, 1, 255), (64, 1, 255), (64, 1, 8191), (256, 1, 255), (256, 1, 2047)]
 ]
-PREFILL_VARIANTS = {
+PREFILL_VARIANTS: dict[int, list[tuple[Any, ...]]] = {
     64: [(128, 64, 8, 3, True), (128, 128, 8, 3, True), (128, 64, 4, 3, True), (64, 128, 4, 3, True),
          (64, 64, 4, 3, True), (128, 64, 4, 3), (128, 128, 8, 3)],
     256: [(128, 64, 8, 2, True), (128, 64, 8, 3, True), (64, 32, 4, 2, True), (128, 32, 8, 3, True), (64, 64, 8, 3)],
