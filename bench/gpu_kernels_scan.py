@@ -22,10 +22,10 @@ from torch import Tensor
 
 from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
-from kernels import gdn_prefill, ssd_prefill
-from kernels.gdn_prefill import GdnTiles, gdn_prefill_triton, gdn_tiles
+from kernels import gdn_scan, ssd_scan
+from kernels.gdn_scan import GdnTiles, gdn_prefill_triton, gdn_tiles
 from kernels.segments import PrefillSegments, StateWrite
-from kernels.ssd_prefill import SsdTiles, ssd_prefill_triton, ssd_tiles
+from kernels.ssd_scan import SsdTiles, ssd_prefill_triton, ssd_tiles
 
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
 BF16 = torch.bfloat16
@@ -161,18 +161,18 @@ class SsdLayer:
         table = self.segments.chunk_table(Q)
         start_bytes = len(table.chunks_C4) * self.state_size * 2
         x_bytes, row_bytes = rows * H * self.P * 2, rows * H * 4
-        decay, chunk_dt = ssd_prefill._launch_decays(self.dt, self.A, table, _SSD)
+        decay, chunk_dt = ssd_scan._launch_decays(self.dt, self.A, table, _SSD)
         yield row(
-            "ssd decays", str(self.batch), lambda: ssd_prefill._launch_decays(self.dt, self.A, table, _SSD),
+            "ssd decays", str(self.batch), lambda: ssd_scan._launch_decays(self.dt, self.A, table, _SSD),
             3 * row_bytes, 0,
         )  # fmt: skip
-        run = lambda: ssd_prefill._launch_states(self.x, self.B, decay, chunk_dt, self.pool, table, _SSD)  # noqa: E731
+        run = lambda: ssd_scan._launch_states(self.x, self.B, decay, chunk_dt, self.pool, table, _SSD)  # noqa: E731
         yield row("ssd states", str(self.batch), run, x_bytes + start_bytes + 2 * row_bytes, 2 * rows * self.state_size)
         start, y = run(), torch.empty_like(self.x)
         yield row(
             "ssd outputs",
             str(self.batch),
-            lambda: ssd_prefill._launch_outputs(self.x, self.B, self.C, self.D, decay, chunk_dt, start, y, table, _SSD),
+            lambda: ssd_scan._launch_outputs(self.x, self.B, self.C, self.D, decay, chunk_dt, start, y, table, _SSD),
             2 * x_bytes + start_bytes + 2 * row_bytes,
             rows * (2 * self.state_size + Q * H * self.P),
         )
@@ -234,13 +234,13 @@ class GdnLayer:
         start_bytes = len(table.chunks_C4) * self.state_size * 2
         k_bytes, v_bytes = rows * self.Hk * self.K * 2, rows * H * self.V * 2
         w_bytes = rows * H * self.K * 2
-        systems = lambda: gdn_prefill._launch_systems(self.k, self.v, self.g, self.beta, table, _GDN)  # noqa: E731
+        systems = lambda: gdn_scan._launch_systems(self.k, self.v, self.g, self.beta, table, _GDN)  # noqa: E731
         yield row(
             "gdn systems", str(self.batch), systems, k_bytes + 2 * v_bytes + w_bytes,
             rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q),
         )  # fmt: skip
         # V' replaces u: the states kernel cannot run twice on the same u, and the systems' time comes off by hand.
-        states = lambda u, w, decay, to_end: gdn_prefill._launch_states(  # noqa: E731
+        states = lambda u, w, decay, to_end: gdn_scan._launch_states(  # noqa: E731
             self.k, u, w, decay, to_end, self.pool, table, _GDN
         )
         yield row(
@@ -255,7 +255,7 @@ class GdnLayer:
         yield row(
             "gdn outputs",
             str(self.batch),
-            lambda: gdn_prefill._launch_outputs(self.q, self.k, u, decay, start, o, table, _GDN),
+            lambda: gdn_scan._launch_outputs(self.q, self.k, u, decay, start, o, table, _GDN),
             2 * k_bytes + 2 * v_bytes + start_bytes,
             rows * (2 * self.state_size + 2 * Q * (H * self.V + self.Hk * self.K)),
         )

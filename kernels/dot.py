@@ -12,3 +12,8 @@ def dot(a, b, acc=None):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+def dot_block(size: int) -> int:
+    """The side of a tile that holds `size` rows or columns: a power of two, 16 the least that a product takes."""
+    return max(16, triton.next_power_of_2(size))

@@ -22,8 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-from kernels.gdn_prefill import L2_NORM_EPS
-from kernels.rms_norm import l2_normalize
+from kernels.rms_norm import L2_NORM_EPS, l2_normalize
 from kernels.segments import StateSource, steps_of_each
 
 

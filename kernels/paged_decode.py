@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import UPCAST_DOT
+from kernels.dot import dot_block
 from kernels.paged_prefill import LOG2_E, check_paged, padded_table
 from kernels.upload import upload_int32
 
@@ -184,7 +185,7 @@ def paged_decode_triton(
     _decode_kernel[(N, num_kv, S)](
         q, k_pool, v_pool, part, log_sum, contexts.lens_N, contexts.table_NM,
         q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E,
-        H=H, GROUP=H // num_kv, ROWS=max(16, triton.next_power_of_2(H // num_kv)), D=D, BLOCK_SIZE=block_size,
+        H=H, GROUP=H // num_kv, ROWS=dot_block(H // num_kv), D=D, BLOCK_SIZE=block_size,
         KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

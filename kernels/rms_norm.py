@@ -19,6 +19,8 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 
+L2_NORM_EPS = 1e-6  # of the delta rule's keys and queries
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.shape[-1] != weight.shape[-1]:

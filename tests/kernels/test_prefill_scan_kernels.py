@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from kernels.chunks import Chunk, ChunkTable, cut
-from kernels.gdn_prefill import GdnTiles, gdn_prefill_torch, gdn_prefill_triton
+from kernels.gdn_prefill import gdn_prefill_torch
+from kernels.gdn_scan import GdnTiles, gdn_prefill_triton
 from kernels.segments import PrefillSegments, StateWrite
-from kernels.ssd_prefill import SsdTiles, ssd_prefill_torch, ssd_prefill_triton
+from kernels.ssd_prefill import ssd_prefill_torch
+from kernels.ssd_scan import SsdTiles, ssd_prefill_triton
 from tests.kernels.naive import NAN, naive_gdn, naive_ssd
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

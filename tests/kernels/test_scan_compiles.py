@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.gdn_prefill import GdnTiles, gdn_tiles, systems_block
-from kernels.ssd_prefill import SsdTiles, ssd_tiles
+from kernels.gdn_scan import GdnTiles, gdn_tiles, systems_block
+from kernels.ssd_scan import SsdTiles, ssd_tiles
 from tests.support.compiled import Compiled, Launch, compile_for_h200
 
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -21,7 +21,7 @@ def types(inputs: str, floats: str, tables: str, strides: str, dtype: torch.dtyp
 def ssd_launches(
     tiles: SsdTiles, dtype: torch.dtype, H: int = 64, P: int = 64, N: int = 128, G: int = 1
 ) -> list[Launch]:
-    module, Q = "kernels.ssd_prefill", tiles.chunk_size
+    module, Q = "kernels.ssd_scan", tiles.chunk_size
     sizes = {"H": H, "P": P, "N": N, "HEADS_A_GROUP": H // G, "Q": Q, "BLOCK_P": P}
     return [
         Launch(
@@ -49,7 +49,7 @@ def ssd_launches(
 def gdn_launches(
     tiles: GdnTiles, dtype: torch.dtype, H: int = 32, R: int = 2, K: int = 128, V: int = 128
 ) -> list[Launch]:
-    module, Q = "kernels.gdn_prefill", tiles.chunk_size
+    module, Q = "kernels.gdn_scan", tiles.chunk_size
     sizes = {"H": H, "R": R, "K": K, "V": V, "Q": Q, "BLOCK_K": K}
     return [
         Launch(
