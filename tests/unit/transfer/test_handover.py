@@ -1,89 +1,19 @@
-"""Both ends of a hand-over over the in-process transport, and every fault a receiver must survive."""
+"""Both ends of a hand-over over the in-process transport: how it goes, and how it ends early."""
 
 import asyncio
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
+from tests.support.handover_pair import Pair, failure, soon, turns
 from tests.support.transfer_plans import contents, small_plan
 from transfer.buffers import Buffer
-from transfer.envelope import ENVELOPE_BYTES, MAX_NOTE_BYTES, Tag
-from transfer.errors import HandoverFailed, IllegalTransition, LayoutMismatch
-from transfer.faulty import Fault, FaultyTransport, Hold, duplicate, flip_bit, lose, swap_with_next, truncate
-from transfer.inprocess import InProcessNetwork, InProcessTransport
-from transfer.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender, OutgoingHandover
-from transfer.staging import Staging, StagingConfig
+from transfer.envelope import MAX_NOTE_BYTES, Tag
+from transfer.errors import IllegalTransition, LayoutMismatch
+from transfer.faulty import Hold
+from transfer.plan import PlannedMessage
 
 NONCE = 7
-
-
-def soon(seconds: float = 5) -> float:
-    return asyncio.get_running_loop().time() + seconds
-
-
-async def turns(number: int = 50) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
-@dataclass
-class Pair:
-    """A prefill and a decode node's ends, and what landed."""
-
-    fault: Fault = field(default=lambda part, deliver: deliver(part))
-    num_buffers: int = 2
-    sender_buffers: int = 2
-
-    def __post_init__(self) -> None:
-        network = InProcessNetwork()
-        self.prefill = InProcessTransport(network, "p0")
-        self.decode = InProcessTransport(network, "d0")
-        self.sender_staging = Staging(StagingConfig(self.sender_buffers, buffer_bytes=1000))
-        self.receiver_staging = Staging(StagingConfig(self.num_buffers, buffer_bytes=1000))
-        self.sender = HandoverSender(self.prefill, self.sender_staging)
-        self.receiver = HandoverReceiver(FaultyTransport(self.decode, self.fault), self.receiver_staging)
-        self.landed: list[tuple[PlannedMessage, Buffer]] = []
-
-    def expect(self, plan: TransferPlan, deadline_s: float | None = None) -> IncomingHandover:
-        return self.receiver.expect(plan, land=self.land, deadline_s=deadline_s or soon())
-
-    def open(self, plan: TransferPlan, deadline_s: float | None = None) -> OutgoingHandover:
-        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-            buffer[:] = contents(message, plan.nonce)
-
-        return self.sender.open(plan, "d0", pack=pack, deadline_s=deadline_s or soon())
-
-    async def land(self, message: PlannedMessage, buffer: Buffer) -> None:
-        self.landed.append((message, buffer.copy()))
-
-    def send_all(self, plan: TransferPlan, note: bytes = b"") -> OutgoingHandover:
-        outgoing = self.open(plan)
-        outgoing.tokens_computed(plan.num_tokens)
-        outgoing.finish(note)
-        return outgoing
-
-    async def assert_staging_returns(self) -> None:
-        await turns()
-        for staging, whole in (
-            (self.sender_staging, self.sender_buffers),
-            (self.receiver_staging, self.num_buffers),
-        ):
-            staging.check()
-            assert staging.num_free == whole
-
-    def assert_landed_whole(self, plan: TransferPlan) -> None:
-        assert [message for message, _ in self.landed] == list(plan.messages)
-        for message, data in self.landed:
-            np.testing.assert_array_equal(data, contents(message, plan.nonce))
-
-
-async def failure(handover: IncomingHandover | OutgoingHandover) -> HandoverFailed:
-    with pytest.raises(HandoverFailed) as failed:
-        await (handover.landed() if isinstance(handover, IncomingHandover) else handover.done())
-    return failed.value
 
 
 # ---------------------------------------------------------------- what should happen
@@ -146,92 +76,6 @@ async def test_a_slow_landing_keeps_order_and_holds_at_most_two_buffers():
     pair.send_all(plan)
     await incoming.landed()
     assert most == 2
-
-
-# ---------------------------------------------------------------- what a network can do
-
-
-@pytest.mark.parametrize("index", range(3))
-@pytest.mark.parametrize("byte", [0, 99])
-async def test_a_flipped_payload_bit_fails_the_session_and_nothing_lands_after_it(index, byte):
-    pair, plan = Pair(flip_bit(Tag(NONCE, index, True), byte)), small_plan(NONCE)
-    incoming = pair.expect(plan)
-    pair.send_all(plan)
-    assert (await failure(incoming)).cause == "wrong_digest"
-    await turns()
-    assert [message.index for message, _ in pair.landed] == list(range(index))
-    assert pair.decode.stats.failures == {"wrong_digest": 1}
-    await pair.assert_staging_returns()
-
-
-@pytest.mark.parametrize("byte", range(ENVELOPE_BYTES))
-async def test_a_flipped_envelope_bit_never_lands_a_message(byte):
-    pair, plan = Pair(flip_bit(Tag(NONCE, 1, False), byte)), small_plan(NONCE)
-    incoming = pair.expect(plan)
-    pair.send_all(plan, b"note")
-    failed = await failure(incoming)
-    assert failed.cause in {"malformed", "wrong_message", "wrong_digest"}
-    assert [message.index for message, _ in pair.landed] == [0]
-    await pair.assert_staging_returns()
-
-
-async def test_a_flipped_bit_of_the_note_is_noticed():
-    note_at = 48
-    pair, plan = Pair(flip_bit(Tag(NONCE, 2, False), note_at)), small_plan(NONCE)
-    incoming = pair.expect(plan)
-    pair.send_all(plan, b"token 42")
-    assert (await failure(incoming)).cause == "wrong_digest"
-    assert [message.index for message, _ in pair.landed] == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("fault", "cause", "landed"),
-    [
-        # a repeated part comes behind those that wait already, which are as planned and may land
-        (duplicate(Tag(NONCE, 0, False)), "wrong_order", [0, 1]),
-        (duplicate(Tag(NONCE, 0, True)), "wrong_order", [0, 1]),
-        (duplicate(Tag(NONCE, 1, True)), "wrong_order", [0, 1]),
-        (swap_with_next(Tag(NONCE, 0, False)), "wrong_order", []),
-        (swap_with_next(Tag(NONCE, 0, True)), "wrong_order", []),
-        (swap_with_next(Tag(NONCE, 1, True)), "wrong_order", [0]),
-        (truncate(Tag(NONCE, 0, False)), "malformed", []),
-        (truncate(Tag(NONCE, 1, True)), "wrong_size", [0]),
-        (lose(Tag(NONCE, 0, False)), "wrong_order", []),
-        (lose(Tag(NONCE, 1, True)), "wrong_order", [0]),
-    ],
-)
-async def test_a_message_repeated_swapped_cut_or_lost_fails_the_session(fault, cause, landed):
-    pair, plan = Pair(fault), small_plan(NONCE)
-    incoming = pair.expect(plan)
-    pair.send_all(plan)
-    assert (await failure(incoming)).cause == cause
-    await turns()
-    indices = [message.index for message, _ in pair.landed]
-    assert indices == landed[: len(indices)]  # a landing not yet begun when the session failed does not begin
-    await pair.assert_staging_returns()
-
-
-async def test_a_lost_last_message_fails_both_ways_at_the_deadline():
-    pair, plan = Pair(lose(Tag(NONCE, 2, True))), small_plan(NONCE)
-    incoming = pair.expect(plan, deadline_s=soon(0.1))
-    pair.send_all(plan)
-    failed = await failure(incoming)
-    assert failed.cause == "deadline"
-    assert "2 arrived and 2 landed of 3" in str(failed)
-    await pair.assert_staging_returns()
-
-
-async def test_a_duplicate_after_the_landing_is_dropped():
-    pair, plan = Pair(duplicate(Tag(NONCE, 2, True))), small_plan(NONCE)
-    incoming = pair.expect(plan)
-    pair.send_all(plan)
-    try:
-        await incoming.landed()
-    except HandoverFailed as failed:  # it may also come between arrival and landing
-        assert failed.cause == "wrong_order"
-    await turns()
-    assert len(pair.landed) <= 3
-    await pair.assert_staging_returns()
 
 
 # ---------------------------------------------------------------- ends that come early

@@ -1,0 +1,83 @@
+"""Both ends of a hand-over over the in-process transport, in one process."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tests.support.transfer_plans import contents
+from transfer.buffers import Buffer
+from transfer.errors import HandoverFailed
+from transfer.faulty import Fault, FaultyTransport
+from transfer.inprocess import InProcessNetwork, InProcessTransport
+from transfer.plan import PlannedMessage, TransferPlan
+from transfer.receiver import HandoverReceiver, IncomingHandover
+from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.staging import Staging, StagingConfig
+
+
+def soon(seconds: float = 5) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def turns(number: int = 50) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode node's ends, and what landed."""
+
+    fault: Fault = field(default=lambda part, deliver: deliver(part))
+    num_buffers: int = 2
+    sender_buffers: int = 2
+
+    def __post_init__(self) -> None:
+        network = InProcessNetwork()
+        self.prefill = InProcessTransport(network, "p0")
+        self.decode = InProcessTransport(network, "d0")
+        self.sender_staging = Staging(StagingConfig(self.sender_buffers, buffer_bytes=1000))
+        self.receiver_staging = Staging(StagingConfig(self.num_buffers, buffer_bytes=1000))
+        self.sender = HandoverSender(self.prefill, self.sender_staging)
+        self.receiver = HandoverReceiver(FaultyTransport(self.decode, self.fault), self.receiver_staging)
+        self.landed: list[tuple[PlannedMessage, Buffer]] = []
+
+    def expect(self, plan: TransferPlan, deadline_s: float | None = None) -> IncomingHandover:
+        return self.receiver.expect(plan, land=self.land, deadline_s=deadline_s or soon())
+
+    def open(self, plan: TransferPlan, deadline_s: float | None = None) -> OutgoingHandover:
+        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+            buffer[:] = contents(message, plan.nonce)
+
+        return self.sender.open(plan, "d0", pack=pack, deadline_s=deadline_s or soon())
+
+    async def land(self, message: PlannedMessage, buffer: Buffer) -> None:
+        self.landed.append((message, buffer.copy()))
+
+    def send_all(self, plan: TransferPlan, note: bytes = b"") -> OutgoingHandover:
+        outgoing = self.open(plan)
+        outgoing.tokens_computed(plan.num_tokens)
+        outgoing.finish(note)
+        return outgoing
+
+    async def assert_staging_returns(self) -> None:
+        await turns()
+        for staging, whole in (
+            (self.sender_staging, self.sender_buffers),
+            (self.receiver_staging, self.num_buffers),
+        ):
+            staging.check()
+            assert staging.num_free == whole
+
+    def assert_landed_whole(self, plan: TransferPlan) -> None:
+        assert [message for message, _ in self.landed] == list(plan.messages)
+        for message, data in self.landed:
+            np.testing.assert_array_equal(data, contents(message, plan.nonce))
+
+
+async def failure(handover: IncomingHandover | OutgoingHandover) -> HandoverFailed:
+    with pytest.raises(HandoverFailed) as failed:
+        await (handover.landed() if isinstance(handover, IncomingHandover) else handover.done())
+    return failed.value

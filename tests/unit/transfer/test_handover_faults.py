@@ -1,0 +1,95 @@
+"""What a network can do to a hand-over, and that a receiver survives it."""
+
+
+import pytest
+
+from tests.support.handover_pair import Pair, failure, soon, turns
+from tests.support.transfer_plans import small_plan
+from transfer.envelope import ENVELOPE_BYTES, Tag
+from transfer.errors import HandoverFailed
+from transfer.faulty import duplicate, flip_bit, lose, swap_with_next, truncate
+
+NONCE = 7
+
+
+@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("byte", [0, 99])
+async def test_a_flipped_payload_bit_fails_the_session_and_nothing_lands_after_it(index, byte):
+    pair, plan = Pair(flip_bit(Tag(NONCE, index, True), byte)), small_plan(NONCE)
+    incoming = pair.expect(plan)
+    pair.send_all(plan)
+    assert (await failure(incoming)).cause == "wrong_digest"
+    await turns()
+    assert [message.index for message, _ in pair.landed] == list(range(index))
+    assert pair.decode.stats.failures == {"wrong_digest": 1}
+    await pair.assert_staging_returns()
+
+
+@pytest.mark.parametrize("byte", range(ENVELOPE_BYTES))
+async def test_a_flipped_envelope_bit_never_lands_a_message(byte):
+    pair, plan = Pair(flip_bit(Tag(NONCE, 1, False), byte)), small_plan(NONCE)
+    incoming = pair.expect(plan)
+    pair.send_all(plan, b"note")
+    failed = await failure(incoming)
+    assert failed.cause in {"malformed", "wrong_message", "wrong_digest"}
+    assert [message.index for message, _ in pair.landed] == [0]
+    await pair.assert_staging_returns()
+
+
+async def test_a_flipped_bit_of_the_note_is_noticed():
+    note_at = 48
+    pair, plan = Pair(flip_bit(Tag(NONCE, 2, False), note_at)), small_plan(NONCE)
+    incoming = pair.expect(plan)
+    pair.send_all(plan, b"token 42")
+    assert (await failure(incoming)).cause == "wrong_digest"
+    assert [message.index for message, _ in pair.landed] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "landed"),
+    [
+        # a repeated part comes behind those that wait already, which are as planned and may land
+        (duplicate(Tag(NONCE, 0, False)), "wrong_order", [0, 1]),
+        (duplicate(Tag(NONCE, 0, True)), "wrong_order", [0, 1]),
+        (duplicate(Tag(NONCE, 1, True)), "wrong_order", [0, 1]),
+        (swap_with_next(Tag(NONCE, 0, False)), "wrong_order", []),
+        (swap_with_next(Tag(NONCE, 0, True)), "wrong_order", []),
+        (swap_with_next(Tag(NONCE, 1, True)), "wrong_order", [0]),
+        (truncate(Tag(NONCE, 0, False)), "malformed", []),
+        (truncate(Tag(NONCE, 1, True)), "wrong_size", [0]),
+        (lose(Tag(NONCE, 0, False)), "wrong_order", []),
+        (lose(Tag(NONCE, 1, True)), "wrong_order", [0]),
+    ],
+)
+async def test_a_message_repeated_swapped_cut_or_lost_fails_the_session(fault, cause, landed):
+    pair, plan = Pair(fault), small_plan(NONCE)
+    incoming = pair.expect(plan)
+    pair.send_all(plan)
+    assert (await failure(incoming)).cause == cause
+    await turns()
+    indices = [message.index for message, _ in pair.landed]
+    assert indices == landed[: len(indices)]  # a landing not yet begun when the session failed does not begin
+    await pair.assert_staging_returns()
+
+
+async def test_a_lost_last_message_fails_both_ways_at_the_deadline():
+    pair, plan = Pair(lose(Tag(NONCE, 2, True))), small_plan(NONCE)
+    incoming = pair.expect(plan, deadline_s=soon(0.1))
+    pair.send_all(plan)
+    failed = await failure(incoming)
+    assert failed.cause == "deadline"
+    assert "2 arrived and 2 landed of 3" in str(failed)
+    await pair.assert_staging_returns()
+
+
+async def test_a_duplicate_after_the_landing_is_dropped():
+    pair, plan = Pair(duplicate(Tag(NONCE, 2, True))), small_plan(NONCE)
+    incoming = pair.expect(plan)
+    pair.send_all(plan)
+    try:
+        await incoming.landed()
+    except HandoverFailed as failed:  # it may also come between arrival and landing
+        assert failed.cause == "wrong_order"
+    await turns()
+    assert len(pair.landed) <= 3
+    await pair.assert_staging_returns()
