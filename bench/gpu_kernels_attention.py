@@ -7,7 +7,6 @@ Times as in bench/gpu_timing.py; K and V count once. `--variants` adds other til
 beside ours: torch's FlashAttention over keys and values gathered before it, gathering included.
 """
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +16,15 @@ import torch
 import triton
 from torch import Tensor
 
-from bench.gpu_timing import HEADER, Row, measure
+from bench.gpu_kinds import main
+from bench.gpu_timing import Row, measure
 from bench.shapes import SHAPES
 from engine.model_config import AttentionConfig
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
-from tests.support.compiled import Launch, compile_for_h200
+from tests.support.compiled import Launch
 
 BLOCK = 16
 BF16 = torch.bfloat16
@@ -249,22 +249,5 @@ def prepare_launch(H: int, KV: int, D: int, R: int, has_norm: bool) -> Launch:
     return Launch("kernels.prepare_qkv:_prepare_kernel", types, constexprs | {"BLOCK_HEADS": heads})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", action="store_true", help="other tiles and the library, too")
-    parser.add_argument("--compile-only", action="store_true", help="registers and shared memory; needs no GPU")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=tuple(KINDS))
-    arguments = parser.parse_args()
-    if arguments.compile_only:
-        checks = list(compile_checks())
-        reports = compile_for_h200([launch for _, launch in checks])
-        for (name, _), report in zip(checks, reports, strict=True):
-            print(name, report)
-        return
-    print(HEADER)
-    for line in rows(arguments.variants, arguments.only):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, KINDS, rows, compile_checks)

@@ -7,7 +7,6 @@ Times as in bench/gpu_timing.py. `--variants` adds other tiles, and the library 
 product, with the gathering and the SwiGLU that it needs around it, and sampling from sorted probabilities.
 """
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from bench.gpu_timing import HEADER, Row, measure
+from bench.gpu_kinds import main
+from bench.gpu_timing import Row, measure
 from bench.shapes import SHAPES
 from kernels.draw import draw_torch, draw_triton
 from kernels.gated_rms_norm import gate_then_norm_triton, norm_then_gate_triton
@@ -24,7 +24,7 @@ from kernels.moe import MoeTile, moe_experts_triton, moe_tile
 from kernels.moe_route import moe_route_triton
 from kernels.rms_norm import add_rms_norm_triton, rms_norm_triton, row_tile
 from kernels.swiglu import swiglu_triton
-from tests.support.compiled import Launch, compile_for_h200
+from tests.support.compiled import Launch
 
 BF16 = torch.bfloat16
 NORM_WIDTHS = {"granite-h-micro": 2048, "qwen35-4b": 2560}
@@ -246,22 +246,5 @@ def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
     return Launch(f"kernels.moe:{kernel}", types, constexprs, tile.num_warps, tile.num_stages)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", action="store_true", help="other tiles and the library, too")
-    parser.add_argument("--compile-only", action="store_true", help="registers and shared memory; needs no GPU")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=tuple(KINDS))
-    arguments = parser.parse_args()
-    if arguments.compile_only:
-        checks = list(compile_checks())
-        reports = compile_for_h200([launch for _, launch in checks])
-        for (name, _), report in zip(checks, reports, strict=True):
-            print(name, report)
-        return
-    print(HEADER)
-    for line in rows(arguments.variants, arguments.only):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, KINDS, rows, compile_checks)
