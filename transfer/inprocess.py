@@ -10,7 +10,8 @@ from collections.abc import Callable
 from transfer.backend import Inbox
 from transfer.buffers import Buffer
 from transfer.envelope import Tag
-from transfer.errors import DeadlinePassed, IllegalTransition, PeerLost, PeerUnreachable, Truncated
+from transfer.errors import DeadlinePassed, PeerLost, PeerUnreachable, Truncated
+from transfer.routing import Routes
 from transfer.stats import TransportStats
 
 Watcher = Callable[[str], None]
@@ -25,6 +26,8 @@ class InProcessNetwork:
 
 class InProcessConnection:
     """Both ends of a connection: the sender's `Connection`, and what the receiver watches."""
+
+    lanes = ("in-process",)
 
     def __init__(self, sender: "InProcessTransport", receiver: "InProcessTransport") -> None:
         self.id = secrets.randbits(64)
@@ -115,7 +118,7 @@ class InProcessTransport:
         self.address = address
         self.stats = TransportStats()
         self._network = network
-        self._inboxes: dict[int, Inbox] = {}
+        self._routes: Routes[Inbox] = Routes()
         self._outgoing: dict[str, InProcessConnection] = {}
         self._incoming: dict[int, InProcessConnection] = {}
         network.transports[address] = self
@@ -132,12 +135,10 @@ class InProcessTransport:
         return connection
 
     def expect(self, nonce: int, inbox: Inbox) -> None:
-        if nonce in self._inboxes:
-            raise IllegalTransition(f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt")
-        self._inboxes[nonce] = inbox
+        self._routes.expect(nonce, inbox)
 
     def forget(self, nonce: int) -> None:
-        self._inboxes.pop(nonce, None)
+        self._routes.forget(nonce)
 
     def watch(self, connection_id: int, on_lost: Watcher) -> Callable[[], None]:
         connection = self._incoming.get(connection_id)
@@ -147,7 +148,7 @@ class InProcessTransport:
         return connection.watch(on_lost)
 
     def announce(self, arrival: InProcessArrival) -> None:
-        inbox = self._inboxes.get(arrival.tag.nonce)
+        inbox = self._routes.destination(arrival.tag)
         if inbox is None:
             self.stats.dropped_parts += 1
             self.stats.dropped_bytes += arrival.num_bytes

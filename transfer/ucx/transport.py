@@ -26,7 +26,8 @@ import ucxx._lib.libucxx as ucx
 from transfer.backend import Inbox
 from transfer.buffers import Buffer
 from transfer.envelope import Tag
-from transfer.errors import DeadlinePassed, IllegalTransition, PeerLost, PeerUnreachable, TransportUnavailable
+from transfer.errors import DeadlinePassed, PeerLost, PeerUnreachable, TransportUnavailable
+from transfer.routing import Routes
 from transfer.stats import TransportStats
 from transfer.ucx.connections import Link, UcxConnection, Watcher
 from transfer.ucx.progress import ProgressLoop
@@ -81,7 +82,7 @@ class UcxTransport:
         self.stats = TransportStats()
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._inboxes: dict[int, Inbox] = {}
+        self._routes: Routes[Inbox] = Routes()
         self._connecting: dict[str, asyncio.Task[UcxConnection]] = {}
         self._outgoing: dict[str, UcxConnection] = {}
         self._incoming: dict[int, Link] = {}
@@ -143,12 +144,10 @@ class UcxTransport:
     # ------------------------------------------------------------ receiving
 
     def expect(self, nonce: int, inbox: Inbox) -> None:
-        if nonce in self._inboxes:
-            raise IllegalTransition(f"nonce {nonce:#x} is expected already: issue a fresh one for each attempt")
-        self._inboxes[nonce] = inbox
+        self._routes.expect(nonce, inbox)
 
     def forget(self, nonce: int) -> None:
-        self._inboxes.pop(nonce, None)
+        self._routes.forget(nonce)
 
     def watch(self, connection_id: int, on_lost: Watcher) -> Callable[[], None]:
         link = self._incoming.get(connection_id)
@@ -169,7 +168,7 @@ class UcxTransport:
             if not probe.matched:
                 return False
             arrival = UcxArrival(self, probe)
-            inbox = self._inboxes.get(arrival.tag.nonce)
+            inbox = self._routes.destination(arrival.tag)
             if inbox is None:
                 arrival.drop()
             else:
