@@ -10,7 +10,6 @@ beside ours: torch's FlashAttention over keys and values gathered before it, gat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import triton
@@ -80,11 +79,10 @@ DECODES = [
     for model in SHAPES
     for shape in [(1, 1, 255), (1, 1, 8191), (16, 1, 255), (64, 1, 255), (64, 1, 8191), (256, 1, 255), (256, 1, 2047)]
 ]
-PREFILL_VARIANTS: dict[int, list[tuple[Any, ...]]] = {
-    64: [(128, 64, 8, 3, True), (128, 128, 8, 3, True), (128, 64, 4, 3, True), (64, 128, 4, 3, True),
-         (64, 64, 4, 3, True), (128, 64, 4, 3), (128, 128, 8, 3)],
-    256: [(128, 64, 8, 2, True), (128, 64, 8, 3, True), (64, 32, 4, 2, True), (128, 32, 8, 3, True), (64, 64, 8, 3)],
-}  # fmt: skip
+PREFILL_VARIANTS: dict[int, list[tuple[int, int, int, int]]] = {
+    64: [(128, 64, 8, 3), (128, 64, 8, 7), (128, 128, 8, 5), (64, 64, 4, 5), (64, 128, 4, 5)],
+    256: [(128, 32, 8, 5)],
+}
 DECODE_VARIANTS = {
     64: [(64, 128, 2, 3), (64, 128, 4, 2), (64, 128, 4, 5), (128, 128, 4, 3), (32, 128, 2, 4), (64, 64, 4, 3),
          (64, 256, 4, 3)],
@@ -215,7 +213,7 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "stride_table": "i32"}
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {"TOKENS": tile.rows // group, "KEYS": tile.keys, "SCALE_LATE": tile.scale_late}
+    constexprs |= {"TOKENS": tile.rows // group, "KEYS": tile.keys}
     return Launch("kernels.paged_prefill:_prefill_kernel", types | {"scale_log2": "fp32"}, constexprs,
                   tile.num_warps, tile.num_stages)  # fmt: skip
 

@@ -77,15 +77,21 @@ class PrefillTile(NamedTuple):
     keys: int
     num_warps: int
     num_stages: int
-    scale_late: bool = False  # the scale, above zero, in the exponent's multiply-add; not yet measured
 
 
 def prefill_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
     """Sized by registers and shared memory of sm_90 (tests/kernels/test_attention_kernels.py compiles them)."""
     if dtype == torch.float32:  # full-precision products run outside the tensor cores: small tiles, for tests
         return PrefillTile(16, 16, 8, 1)
-    # Of a head of 256 the larger tile spills a little, and is still the fastest measured (docs/gpu-notes.md).
-    return PrefillTile(128, 64, 8, 3 if head_dim <= 128 else 2)
+    # The table that says where keys are takes two stages of its own: three would wait for keys just asked for. Of a
+    # head of 256 the larger tile spills a little, and is still the fastest measured (docs/gpu-notes.md).
+    return PrefillTile(128, 64, 8, 5 if head_dim <= 128 else 2)
+
+
+@triton.jit
+def _wide(x):
+    """An int32 of at least zero, such that the product of two is one instruction: signed ones take four."""
+    return tl.cast(tl.cast(x, tl.uint32), tl.uint64)
 
 
 @triton.jit
@@ -93,7 +99,6 @@ def _attend(
     acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, position, end, first_key, last_key,
     stride_block, stride_token, scale_log2,
     D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
-    SCALE_LATE: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [first_key, last_key), in steps of KEYS."""
     d = tl.arange(0, D)
@@ -103,21 +108,15 @@ def _attend(
             block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < end, other=0)
         else:
             block = tl.load(table_ptr + key // BLOCK_SIZE)
-        place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token
+        place = _wide(block) * _wide(stride_block) + (key % BLOCK_SIZE) * stride_token
         k = tl.load(k_ptr + place[:, None] + d[None, :])
         if UPCAST_DOT:
             k = k.to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if not SCALE_LATE:
-            score *= scale_log2
         if MASKED:  # also replaces what keys behind the sequence gave: they may be NaN
             score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
-        if SCALE_LATE:
-            new_max = tl.maximum(row_max, tl.max(score, 1) * scale_log2)
-            weight = tl.exp2(score * scale_log2 - new_max[:, None])
-        else:
-            new_max = tl.maximum(row_max, tl.max(score, 1))
-            weight = tl.exp2(score - new_max[:, None])
+        new_max = tl.maximum(row_max, tl.max(score, 1) * scale_log2)
+        weight = tl.exp2(score * scale_log2 - new_max[:, None])  # the scale, above zero, costs no multiplication
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(weight, 1)
         row_max = new_max
@@ -138,7 +137,7 @@ def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, first_row_ptr, start_ptr, table_ptr,
     num_sequences, stride_q, stride_block, stride_token, stride_table, scale_log2,
     H: tl.constexpr, HKV: tl.constexpr, GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, SCALE_LATE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """One KV head's TOKENS tokens of one sequence. Late tokens have most keys: their programs start first."""
     kv_head = tl.program_id(0) % HKV
@@ -177,11 +176,11 @@ def _prefill_kernel(
     all_see = (start + first_token + 1) // KEYS * KEYS  # every row of the tile sees the keys before this one
     acc, row_max, row_sum = _attend(
         acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, start + token, end, 0, all_see,
-        stride_block, stride_token, scale_log2, D, BLOCK_SIZE, KEYS, False, SCALE_LATE,
+        stride_block, stride_token, scale_log2, D, BLOCK_SIZE, KEYS, False,
     )  # fmt: skip
     acc, row_max, row_sum = _attend(
         acc, row_max, row_sum, q, k_ptr, v_ptr, table_ptr, start + token, end, all_see, end,
-        stride_block, stride_token, scale_log2, D, BLOCK_SIZE, KEYS, True, SCALE_LATE,
+        stride_block, stride_token, scale_log2, D, BLOCK_SIZE, KEYS, True,
     )  # fmt: skip
     out = (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row_in_q[:, None] * (H * D) + head_d, out, mask=is_row[:, None])
@@ -208,7 +207,7 @@ def paged_prefill_triton(
         q, k_pool, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
         num_sequences, q.stride(0), k_pool.stride(0), k_pool.stride(1), chunks.table_NM.stride(0), scale * LOG2_E,
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D,
-        BLOCK_SIZE=k_pool.shape[1], TOKENS=tokens, KEYS=tile.keys, SCALE_LATE=tile.scale_late,
+        BLOCK_SIZE=k_pool.shape[1], TOKENS=tokens, KEYS=tile.keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return out

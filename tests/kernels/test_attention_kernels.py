@@ -67,9 +67,8 @@ def check_prefill(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: 
 @pytest.mark.parametrize(
     "spans", [[(0, 1)], [(0, 33)], [(17, 18)], [(5, 40)], [(0, 20), (33, 50), (0, 1), (31, 48)]], ids=str
 )
-@pytest.mark.parametrize("scale_late", [False, True])
-def test_prefill_sees_its_prefix_and_itself(spans: list[tuple[int, int]], dtype: torch.dtype, scale_late: bool):
-    check_prefill(spans, 4, 2, 16, dtype, PrefillTile(32, 32, 4, 2, scale_late))
+def test_prefill_sees_its_prefix_and_itself(spans: list[tuple[int, int]], dtype: torch.dtype):
+    check_prefill(spans, 4, 2, 16, dtype, PrefillTile(32, 32, 4, 2))
 
 
 @pytest.mark.parametrize(("H", "KV"), [(3, 1), (2, 2), (8, 1)])
