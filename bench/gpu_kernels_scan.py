@@ -23,8 +23,10 @@ from torch import Tensor
 from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
 from kernels import gdn_scan, ssd_scan
+from kernels.gdn_heads import GdnHeads
 from kernels.gdn_scan import GdnTiles, gdn_prefill_triton, gdn_tiles
 from kernels.segments import PrefillSegments, StateWrite
+from kernels.ssd_heads import SsdHeads
 from kernels.ssd_scan import SsdTiles, ssd_prefill_triton, ssd_tiles
 
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
@@ -128,20 +130,21 @@ class SsdLayer:
         assert isinstance(config, Mamba2Config)
         self.batch, self.segments = batch, batch.segments()
         self.H, self.P, self.N = H, P, N = config.num_heads, config.head_dim, config.state_size
-        u = torch.randn(batch.rows, H * P + 2 * N, device="cuda", dtype=BF16)
-        x, B, C = u.split((H * P, N, N), dim=-1)
+        u = torch.randn(batch.rows, H * P + 2 * N + H, device="cuda", dtype=BF16)
+        x, B, C, self.dt = u.split((H * P, N, N, H), dim=-1)
         self.x, self.B, self.C = x.view(-1, H, P), B.view(-1, 1, N), C.view(-1, 1, N)
-        self.dt = torch.nn.functional.softplus(torch.randn(batch.rows, H, device="cuda") - 2)
-        self.A, self.D = -torch.rand(H, device="cuda") * 8, torch.randn(H, device="cuda")
+        A, D, bias = -torch.rand(H, device="cuda") * 8, *torch.randn(2, H, device="cuda")
+        self.heads = SsdHeads(A, D, bias - 2)
         self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda")[:, 1]
 
     def run(self, tiles: SsdTiles = _SSD) -> Tensor:
-        return ssd_prefill_triton(self.x, self.dt, self.A, self.B, self.C, self.D, self.pool, self.segments, tiles)
+        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, tiles)
 
     def library(self) -> Row:
         scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
-        x, dt, B, C = (each.unflatten(0, (self.batch.num_sequences, -1)) for each in (self.x, self.dt, self.B, self.C))
-        run = lambda: scan(x, dt, self.A, B, C, 256, D=self.D, return_final_states=True)  # noqa: E731
+        inputs = self.x, self.heads.time_steps(self.dt), self.B, self.C
+        x, dt, B, C = (each.unflatten(0, (self.batch.num_sequences, -1)) for each in inputs)
+        run = lambda: scan(x, dt, self.heads.A, B, C, 256, D=self.heads.D, return_final_states=True)  # noqa: E731
         return row("mamba_ssm", str(self.batch), run, self.num_bytes(), self.flops())
 
     @property
@@ -149,7 +152,7 @@ class SsdLayer:
         return self.H * self.P * self.N
 
     def num_bytes(self) -> float:
-        rows = self.batch.rows * (2 * self.H * self.P * 2 + 2 * self.N * 2 + self.H * 4)
+        rows = self.batch.rows * (2 * self.H * self.P * 2 + 2 * self.N * 2 + self.H * 2)
         return rows + self.batch.num_writes * self.state_size * 4
 
     def flops(self) -> float:
@@ -161,9 +164,9 @@ class SsdLayer:
         table = self.segments.chunk_table(Q)
         start_bytes = len(table.chunks_C4) * self.state_size * 2
         x_bytes, row_bytes = rows * H * self.P * 2, rows * H * 4
-        decay, chunk_dt = ssd_scan._launch_decays(self.dt, self.A, table, _SSD)
+        decay, chunk_dt = ssd_scan._launch_decays(self.dt, self.heads, table, _SSD)
         yield row(
-            "ssd decays", str(self.batch), lambda: ssd_scan._launch_decays(self.dt, self.A, table, _SSD),
+            "ssd decays", str(self.batch), lambda: ssd_scan._launch_decays(self.dt, self.heads, table, _SSD),
             3 * row_bytes, 0,
         )  # fmt: skip
         run = lambda: ssd_scan._launch_states(self.x, self.B, decay, chunk_dt, self.pool, table, _SSD)  # noqa: E731
@@ -172,7 +175,9 @@ class SsdLayer:
         yield row(
             "ssd outputs",
             str(self.batch),
-            lambda: ssd_scan._launch_outputs(self.x, self.B, self.C, self.D, decay, chunk_dt, start, y, table, _SSD),
+            lambda: ssd_scan._launch_outputs(
+                self.x, self.B, self.C, self.heads.D, decay, chunk_dt, start, y, table, _SSD
+            ),
             2 * x_bytes + start_bytes + 2 * row_bytes,
             rows * (2 * self.state_size + Q * H * self.P),
         )
@@ -192,23 +197,22 @@ class GdnLayer:
             config.value_dim,
         )
         keys, values = self.Hk * self.K, self.Hv * self.V
-        u = torch.randn(batch.rows, 2 * keys + values, device="cuda", dtype=BF16)
-        q, k, v = u.split((keys, keys, values), dim=-1)
+        u = torch.randn(batch.rows, 2 * keys + values + 2 * self.Hv, device="cuda", dtype=BF16)
+        q, k, v, self.b, self.a = u.split((keys, keys, values, self.Hv, self.Hv), dim=-1)
         self.q, self.k, self.v = (
             q.unflatten(1, (self.Hk, -1)),
             k.unflatten(1, (self.Hk, -1)),
             v.unflatten(1, (self.Hv, -1)),
         )
-        self.g = -torch.rand(batch.rows, self.Hv, device="cuda")
-        self.beta = torch.rand(batch.rows, self.Hv, device="cuda")
+        self.heads = GdnHeads(-torch.rand(self.Hv, device="cuda"), torch.randn(self.Hv, device="cuda"))
         self.pool = torch.empty(batch.num_writes, 2, self.Hv, self.K, self.V, device="cuda")[:, 1]
 
     def run(self, tiles: GdnTiles = _GDN) -> Tensor:
-        return gdn_prefill_triton(self.q, self.k, self.v, self.g, self.beta, self.pool, self.segments, tiles)
+        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, tiles)
 
     def library(self) -> Row:
         scan = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-        inputs = (self.q, self.k, self.v, self.g, self.beta)
+        inputs = (self.q, self.k, self.v, *self.heads.gates(self.a, self.b))
         q, k, v, g, beta = (each.contiguous().unflatten(0, (self.batch.num_sequences, -1)) for each in inputs)
         run = lambda: scan(  # noqa: E731
             q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True
@@ -220,7 +224,7 @@ class GdnLayer:
         return self.Hv * self.K * self.V
 
     def num_bytes(self) -> float:
-        rows = self.batch.rows * (2 * self.Hk * self.K * 2 + 2 * self.Hv * self.V * 2 + 2 * self.Hv * 4)
+        rows = self.batch.rows * (2 * self.Hk * self.K * 2 + 2 * self.Hv * self.V * 2 + 2 * self.Hv * 2)
         return rows + self.batch.num_writes * self.state_size * 4
 
     def flops(self) -> float:
@@ -234,7 +238,7 @@ class GdnLayer:
         start_bytes = len(table.chunks_C4) * self.state_size * 2
         k_bytes, v_bytes = rows * self.Hk * self.K * 2, rows * H * self.V * 2
         w_bytes = rows * H * self.K * 2
-        systems = lambda: gdn_scan._launch_systems(self.k, self.v, self.g, self.beta, table, _GDN)  # noqa: E731
+        systems = lambda: gdn_scan._launch_systems(self.k, self.v, self.a, self.b, self.heads, table, _GDN)  # noqa: E731
         yield row(
             "gdn systems", str(self.batch), systems, k_bytes + 2 * v_bytes + w_bytes,
             rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q),

@@ -17,13 +17,21 @@ from torch import Tensor
 
 from bench.gpu_timing import HEADER, Row, measure
 from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
+from kernels.gdn_heads import GdnHeads
+from kernels.gdn_update import GdnTile
 from kernels.segments import PrefillSegments, StateSource, StateWrite
+from kernels.ssd_heads import SsdHeads
 
 BF16, FP32 = torch.bfloat16, torch.float32
 BATCHES = (1, 16, 64, 256)
 CONV_WIDTHS = {"granite-h-micro": (4352, 8512, True), "qwen35-4b": (8192, 12352, False)}
 SSD_VARIANTS = [(16, 2), (16, 4), (32, 2), (32, 4), (32, 8), (64, 4), (64, 8)]
-GDN_VARIANTS = [(16, 2), (16, 4), (32, 1), (32, 2), (32, 4), (64, 4), (64, 8)]
+GDN_VARIANTS = {
+    BF16: [GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(32, 2, 16, heads=2), GdnTile(16, 1, 4),
+           GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
+           GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2)],
+    FP32: [GdnTile(32, 4), GdnTile(32, 4, heads=2), GdnTile(64, 4), GdnTile(64, 4, 8), GdnTile(32, 2, 8)],
+}  # fmt: skip
 CONV_UPDATE_VARIANTS = [(128, 2), (128, 4), (256, 2), (256, 4), (512, 4)]
 CONV_VARIANTS = [(16, 128, 4), (32, 64, 4), (32, 128, 4), (64, 64, 4), (16, 256, 4), (32, 256, 8), (64, 128, 8)]
 COPY_VARIANTS = [(512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]
@@ -50,7 +58,7 @@ def tiled(name: str, module: ModuleType, variants: list | None, shape: str, prep
     yield measure(name, shape, prepare, num_bytes)
     for variant in variants or []:
         with patch.object(module, "launch_shape", lambda *_: variant):  # noqa: B023
-            yield measure(f"{name} {variant}", shape, prepare, num_bytes)
+            yield measure(f"{name} {tuple(variant)}", shape, prepare, num_bytes)
 
 
 def ssd_rows(variants: bool) -> Iterator[Row]:
@@ -58,13 +66,13 @@ def ssd_rows(variants: bool) -> Iterator[Row]:
 
     def step(batch: int, dtype: torch.dtype) -> Callable[[], object]:
         x, B, C = random(batch, H * P + 2 * N).split((H * P, N, N), dim=-1)
-        dt, A, D = torch.rand(batch, H, device="cuda"), -torch.rand(H, device="cuda"), torch.rand(H, device="cuda")
-        rows = x.view(batch, H, P), dt, A, B.view(batch, 1, N), C.view(batch, 1, N), D
+        heads = SsdHeads(-torch.rand(H, device="cuda"), *torch.randn(2, H, device="cuda"))
+        rows = x.view(batch, H, P), random(batch, 8512)[:, -H:], B.view(batch, 1, N), C.view(batch, 1, N), heads
         return partial(ssd_update.ssd_update_triton, *rows, state_layer(batch, H, P, N, dtype=dtype), *in_place(batch))
 
     for dtype in (FP32, BF16):
         for batch in BATCHES:
-            num_bytes = batch * (2.0 * H * P * N * dtype.itemsize + 4 * H * P + 4 * N + 4 * H)
+            num_bytes = batch * (2.0 * H * P * N * dtype.itemsize + 4 * H * P + 4 * N + 2 * H)
             shape = f"granite-h-micro, {batch} states in {str(dtype)[6:]}"
             tiles = SSD_VARIANTS if variants else None
             yield from tiled("ssd_update", ssd_update, tiles, shape, partial(step, batch, dtype), num_bytes)
@@ -75,15 +83,16 @@ def gdn_rows(variants: bool) -> Iterator[Row]:
 
     def step(batch: int, dtype: torch.dtype) -> Callable[[], object]:
         q, k, v = random(batch, (2 * Hk + Hv) * D).split((Hk * D, Hk * D, Hv * D), dim=-1)
-        g, beta = -torch.rand(batch, Hv, device="cuda"), torch.rand(batch, Hv, device="cuda")
-        rows = q.view(batch, Hk, D), k.view(batch, Hk, D), v.view(batch, Hv, D), g, beta
+        b, a = random(batch, 12352)[:, -2 * Hv :].split(Hv, dim=-1)
+        heads = GdnHeads(-torch.rand(Hv, device="cuda"), torch.randn(Hv, device="cuda"))
+        rows = q.view(batch, Hk, D), k.view(batch, Hk, D), v.view(batch, Hv, D), a, b, heads
         return partial(gdn_update.gdn_update_triton, *rows, state_layer(batch, Hv, D, D, dtype=dtype), *in_place(batch))
 
     for dtype in (FP32, BF16):
         for batch in BATCHES:
-            num_bytes = batch * (2.0 * Hv * D * D * dtype.itemsize + 4 * Hk * D + 4 * Hv * D + 8 * Hv)
+            num_bytes = batch * (2.0 * Hv * D * D * dtype.itemsize + 4 * Hk * D + 4 * Hv * D + 4 * Hv)
             shape = f"qwen35-4b, {batch} states in {str(dtype)[6:]}"
-            tiles = GDN_VARIANTS if variants else None
+            tiles = GDN_VARIANTS[dtype] if variants else None
             yield from tiled("gdn_update", gdn_update, tiles, shape, partial(step, batch, dtype), num_bytes)
 
 

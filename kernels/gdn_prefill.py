@@ -4,11 +4,12 @@
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; g, beta [T, Hv]; state_pool [S, Hv, Dk, Dv] float32 or bfloat16, any
-          stride over slots; returns o [T, Hv, Dv] in v's dtype. Hk divides Hv; value head h reads key head h //
-          (Hv / Hk)
-Contract  g <= 0 (log decay), beta in (0, 1); rows are packed as `segments` says; a slot that is written may be
-          its own sequence's source and no other's; no other slot changes; T = 0 is a no-op
+Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; a, b [T, Hv]; heads: what makes g and beta of them; state_pool [S, Hv,
+          Dk, Dv] float32 or bfloat16, any stride over slots; returns o [T, Hv, Dv] in v's dtype. Hk divides Hv;
+          value head h reads key head h // (Hv / Hk)
+Contract  a and b are as the projection gives them (kernels/gdn_heads.py); rows are packed as `segments` says; a
+          slot that is written may be its own sequence's source and no other's; no other slot changes; T = 0 is a
+          no-op
 Numerics  torch: all arithmetic in float32; the unit lower triangular system of a chunk is solved, not inverted.
           Triton: sums, decays, norms and states in float32, factors of matrix products in v's dtype; the system
           is inverted by blocks, in float16 where v is not float32 (the inverse's entries are below 1: a
@@ -24,18 +25,26 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.gdn_heads import GdnHeads
 from kernels.gdn_scan import gdn_prefill_triton
 from kernels.rms_norm import L2_NORM_EPS, l2_normalize
 from kernels.segments import PrefillSegments, rows_up_to
 
 
 def gdn_prefill(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state_pool: Tensor, segments: PrefillSegments
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    heads: GdnHeads,
+    state_pool: Tensor,
+    segments: PrefillSegments,
 ) -> Tensor:
     T, Hv, Dv = v.shape
     Hk, Dk = k.shape[1:]
-    if q.shape != k.shape or Hv % Hk or g.shape != (T, Hv) or beta.shape != (T, Hv):
-        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, g {tuple(g.shape)} disagree")
+    if q.shape != k.shape or Hv % Hk or a.shape != (T, Hv) or b.shape != (T, Hv):
+        raise ValueError(f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, a {tuple(a.shape)} disagree")
     if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype}, not [S, {Hv}, {Dk}, {Dv}]")
     if sum(segments.lengths) != T:
@@ -43,19 +52,27 @@ def gdn_prefill(
     if T == 0:
         return torch.empty_like(v)
     implementation = gdn_prefill_triton if runs_triton(v) else gdn_prefill_torch
-    return implementation(q, k, v, g, beta, state_pool, segments)
+    return implementation(q, k, v, a, b, heads, state_pool, segments)
 
 
 def gdn_prefill_torch(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state_pool: Tensor, segments: PrefillSegments
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    heads: GdnHeads,
+    state_pool: Tensor,
+    segments: PrefillSegments,
 ) -> Tensor:
     Hk, Dk = k.shape[1:]
     Hv = v.shape[1]
+    g, beta = heads.gates(a, b)
     q_CHQK = _heads_first(segments.to_chunks(l2_normalize(q.float(), L2_NORM_EPS) * Dk**-0.5))
     k_CHQK = _heads_first(segments.to_chunks(l2_normalize(k.float(), L2_NORM_EPS)))
     v_CHQV = _heads_first(segments.to_chunks(v.float()))
-    beta_CHQ1 = _heads_first(segments.to_chunks(beta.float()[..., None]))
-    decay_CHQ1 = _heads_first(segments.to_chunks(g.float()[..., None])).cumsum(2)  # log decay since the chunk's start
+    beta_CHQ1 = _heads_first(segments.to_chunks(beta[..., None]))
+    decay_CHQ1 = _heads_first(segments.to_chunks(g[..., None])).cumsum(2)  # log decay since the chunk's start
     decay_CHQQ = (decay_CHQ1 - decay_CHQ1.transpose(2, 3)).clamp_(max=0).exp_()  # lower triangle only is meant
 
     key_score = torch.matmul(k_CHQK, k_CHQK.transpose(2, 3))  # per key head: value heads share it

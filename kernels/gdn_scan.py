@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.chunks import ChunkTable
 from kernels.dot import dot, dot_block
+from kernels.gdn_heads import GdnHeads, log_decay
 from kernels.rms_norm import L2_NORM_EPS
 from kernels.segments import PrefillSegments
 
@@ -43,8 +44,10 @@ def _inverse_of_unit_lower(system, Q: tl.constexpr, EXACT: tl.constexpr):
 def _gdn_systems_kernel(
     k_ptr,
     v_ptr,
-    g_ptr,
-    beta_ptr,
+    a_ptr,
+    b_ptr,
+    A_ptr,
+    bias_ptr,
     u_ptr,
     w_ptr,
     decay_ptr,
@@ -52,8 +55,8 @@ def _gdn_systems_kernel(
     chunks_ptr,
     k_stride,  # the strides are those of rows
     v_stride,
-    g_stride,
-    beta_stride,
+    a_stride,
+    b_stride,
     H: tl.constexpr,
     R: tl.constexpr,
     K: tl.constexpr,
@@ -73,8 +76,10 @@ def _gdn_systems_kernel(
     first_row = tl.load(chunks_ptr + chunk * 4).to(tl.int64)
     inside = row < tl.load(chunks_ptr + chunk * 4 + 1)
     packed = first_row + row
-    g = tl.load(g_ptr + packed * g_stride + head, mask=inside, other=0.0).to(tl.float32)
-    beta = tl.load(beta_ptr + packed * beta_stride + head, mask=inside, other=0.0).to(tl.float32)
+    a = tl.load(a_ptr + packed * a_stride + head, mask=inside, other=0.0)
+    b = tl.load(b_ptr + packed * b_stride + head, mask=inside, other=0.0)
+    g = tl.where(inside, log_decay(a, tl.load(bias_ptr + head), tl.load(A_ptr + head)), 0.0)
+    beta = tl.where(inside, tl.sigmoid(b.to(tl.float32)), 0.0)
     in_k = inside[:, None] & (key < K)[None, :]
     k = tl.load(k_ptr + packed[:, None] * k_stride + (head // R * K + key)[None, :], mask=in_k, other=0.0)
     k_float = k.to(tl.float32)
@@ -239,14 +244,15 @@ def gdn_prefill_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    a: Tensor,
+    b: Tensor,
+    heads: GdnHeads,
     state_pool: Tensor,
     segments: PrefillSegments,
     tiles: GdnTiles | None = None,
 ) -> Tensor:
     # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
-    inputs = (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("state pool", state_pool))
+    inputs = (("q", q), ("k", k), ("v", v), ("a", a), ("b", b), ("state pool", state_pool))
     for name, tensor in inputs:
         if len(tensor) and not tensor[0].is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")
@@ -255,24 +261,26 @@ def gdn_prefill_triton(
         return o
     tiles = tiles or gdn_tiles(v.dtype)
     table = segments.chunk_table(tiles.chunk_size)
-    u, w, decay, to_end = _launch_systems(k, v, g, beta, table, tiles)
+    u, w, decay, to_end = _launch_systems(k, v, a, b, heads, table, tiles)
     start = _launch_states(k, u, w, decay, to_end, state_pool, table, tiles)
     _launch_outputs(q, k, u, decay, start, o, table, tiles)
     return o
 
 
 def _launch_systems(
-    k: Tensor, v: Tensor, g: Tensor, beta: Tensor, table: ChunkTable, tiles: GdnTiles
+    k: Tensor, v: Tensor, a: Tensor, b: Tensor, heads: GdnHeads, table: ChunkTable, tiles: GdnTiles
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (Hk, K), (H, V) = k.shape[1:], v.shape[1:]
     num_chunks, Q = len(table.chunks_C4), tiles.chunk_size
     u, w = v.new_empty((num_chunks, H, Q, V)), v.new_empty((num_chunks, H, Q, K))
-    decay, to_end = g.new_empty((2, num_chunks, H, Q), dtype=torch.float32)
+    decay, to_end = v.new_empty((2, num_chunks, H, Q), dtype=torch.float32)
     _gdn_systems_kernel[(H, num_chunks)](
         k,
         v,
-        g,
-        beta,
+        a,
+        b,
+        heads.A,
+        heads.dt_bias,
         u,
         w,
         decay,
@@ -280,8 +288,8 @@ def _launch_systems(
         table.chunks_C4,
         k.stride(0),
         v.stride(0),
-        g.stride(0),
-        beta.stride(0),
+        a.stride(0),
+        b.stride(0),
         H=H,
         R=H // Hk,
         K=K,

@@ -4,17 +4,22 @@
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [R, Hk, Dk]; v [R, Hv, Dv]; g, beta [R, Hv]; state_pool [S, Hv, Dk, Dv] float32 or bfloat16,
-          any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns o [R, Hv, Dv] in v's
-          dtype. Value head h reads key head h // (Hv / Hk). B sequences of T rows (a token and its drafts)
-          make R = B * T rows, a sequence's rows one after the other; row t's state goes to dst_slots[:, t]
-Contract  destinations are unique; one may be its own sequence's source and no other's; every source is read
-          before any slot is written; B = 0 is a no-op. In the Triton kernel a destination of -1 is written
-          nowhere: a row that only fills up the batch of a captured graph
+Shapes    q, k [R, Hk, Dk]; v [R, Hv, Dv]; a, b [R, Hv]; heads: what makes g and beta of them; state_pool [S, Hv,
+          Dk, Dv] float32 or bfloat16, any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns
+          o [R, Hv, Dv] in v's dtype. Value head h reads key head h // (Hv / Hk). B sequences of T rows (a token
+          and its drafts) make R = B * T rows, a sequence's rows one after the other; row t's state goes to dst_slots[:, t]
+Contract  a and b are as the projection gives them (kernels/gdn_heads.py); destinations are unique; one may be its
+          own sequence's source and no other's; every source is read before any slot is written; B = 0 is a
+          no-op. In the Triton kernel a destination of -1 is written nowhere: a row that only fills up the
+          batch of a captured graph; and slots are read early, so that no overlapped kernel (kernels/pdl.py)
+          may be what has just written them
 Numerics  all arithmetic in float32; T rows at once equal T steps of one row, a bfloat16 pool's rounding after
           each row included
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", equation 10
 """
+
+import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,6 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.gdn_heads import GdnHeads, log_decay
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import L2_NORM_EPS, l2_normalize
 from kernels.segments import StateSource, steps_of_each
 
@@ -30,8 +37,9 @@ def gdn_update(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    a: Tensor,
+    b: Tensor,
+    heads: GdnHeads,
     state_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
@@ -43,21 +51,23 @@ def gdn_update(
     if state_pool.shape[1:] != (Hv, Dk, Dv) or state_pool.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold these states")
     implementation = gdn_update_triton if runs_triton(v) else gdn_update_torch
-    return implementation(q, k, v, g, beta, state_pool, source, dst_slots)
+    return implementation(q, k, v, a, b, heads, state_pool, source, dst_slots)
 
 
 def gdn_update_torch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    a: Tensor,
+    b: Tensor,
+    heads: GdnHeads,
     state_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
 ) -> Tensor:
     T = steps_of_each(dst_slots, len(v))
     state = source.read(state_pool).float()
+    g, beta = heads.gates(a, b)
     if T == 1:
         o = _step(q, k, v, g, beta, state)
         state_pool.index_copy_(0, dst_slots.flatten(), state.to(state_pool.dtype))
@@ -80,12 +90,17 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     if Hv != Hk:
         k_BHK, q_BHK = k_BHK.repeat_interleave(Hv // Hk, dim=1), q_BHK.repeat_interleave(Hv // Hk, dim=1)
     key_row, query_row = k_BHK.reshape(-1, 1, Dk), q_BHK.reshape(-1, 1, Dk)
-    state.mul_(torch.exp(g.float())[..., None, None])
+    state.mul_(torch.exp(g)[..., None, None])
     flat = state.view(batch * Hv, Dk, Dv)
-    delta = (v.float().reshape(-1, 1, Dv) - torch.bmm(key_row, flat)) * beta.float().reshape(-1, 1, 1)
+    delta = (v.float().reshape(-1, 1, Dv) - torch.bmm(key_row, flat)) * beta.reshape(-1, 1, 1)
     flat.baddbmm_(key_row.transpose(1, 2), delta)
     o = torch.bmm(query_row, flat)
     return o.view(batch, Hv, Dv).to(v.dtype)
+
+
+@triton.jit
+def _add_two(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
 
 
 @triton.jit
@@ -98,8 +113,10 @@ def _gdn_update_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    g_ptr,
-    beta_ptr,
+    a_ptr,
+    b_ptr,
+    A_ptr,
+    bias_ptr,
     o_ptr,
     pool_ptr,
     src_ptr,
@@ -107,8 +124,8 @@ def _gdn_update_kernel(
     q_stride,  # the strides are those of rows, and of slots
     k_stride,
     v_stride,
-    g_stride,
-    beta_stride,
+    a_stride,
+    b_stride,
     slot_stride,
     T: tl.constexpr,
     H: tl.constexpr,
@@ -116,52 +133,78 @@ def _gdn_update_kernel(
     DV: tl.constexpr,
     HEADS_A_KEY: tl.constexpr,
     PADDED_K: tl.constexpr,
+    HEADS: tl.constexpr,
     TILE_V: tl.constexpr,
+    ACCESS: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """A program holds columns TILE_V of one head's state in registers: it is read once and written once a row.
+    """A program holds columns TILE_V of the states of HEADS value heads of one key head in registers: they are read
+    once, all at once, and written once a row.
 
     With the decayed S of before the update, o = S^T q + (k . q) delta, and norms are factors of sums: no sum over
     keys, in which a program's warps wait for each other, waits for another one.
     """
-    head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
+    let_next_start()
+    first_head = tl.program_id(0) // tl.cdiv(DV, TILE_V) * HEADS
     column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
     key = tl.arange(0, PADDED_K)
     sequence = tl.program_id(1)
     in_k, in_v = key < DK, column < DV
-    place = head * DK * DV + key[:, None] * DV + column[None, :]
-    key_place = head // HEADS_A_KEY * DK + key
-
+    place = key[:, None] * DV + column[None, :]
+    key_place = first_head // HEADS_A_KEY * DK + key
     src = tl.load(src_ptr + sequence)
+    destinations = ()  # type: tuple
+    for t in tl.static_range(T):
+        destinations += (tl.load(dst_ptr + sequence * T + t),)
+    wait_for_previous()
+
     found = (key < tl.where(src >= 0, DK, 0))[:, None] & in_v[None, :]
-    state = tl.load(pool_ptr + src * slot_stride + place, mask=found, other=0.0).to(tl.float32)
+    states = ()  # type: tuple
+    for h in tl.static_range(HEADS):
+        source = tl.multiple_of(pool_ptr + src * slot_stride + (first_head + h) * DK * DV, ACCESS)
+        states += (tl.load(source + place, mask=found, other=0.0),)
+    keys = ()  # type: tuple
+    queries = ()  # type: tuple
+    products = ()  # type: tuple
     for t in tl.static_range(T):
         row = sequence * T + t
         k = tl.load(k_ptr + row * k_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
         q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
-        decay = tl.exp(tl.load(g_ptr + row * g_stride + head).to(tl.float32))
-        beta = tl.load(beta_ptr + row * beta_stride + head).to(tl.float32)
-        kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
-        state_k, state_q = tl.sum(state * k[:, None], 0), tl.sum(state * q[:, None], 0)
-        over_k = tl.rsqrt(kk + EPS)
-        delta = beta * (v - state_k * (decay * over_k)) * over_k
-        o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
-        state = state * decay + k[:, None] * delta[None, :]
-        tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
-        dst = tl.load(dst_ptr + row)
-        rounded = state.to(pool_ptr.dtype.element_ty)
-        kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
-        tl.store(pool_ptr + dst * slot_stride + place, rounded, mask=kept)
-        state = rounded.to(tl.float32)
+        keys += (k,)
+        queries += (q,)
+        products += (tl.reduce((k * k, q * q, k * q), 0, _add_three),)
+
+    for h in tl.static_range(HEADS):
+        head = first_head + h
+        A, bias = tl.load(A_ptr + head), tl.load(bias_ptr + head)
+        state = states[h].to(tl.float32)
+        for t in tl.static_range(T):
+            row = sequence * T + t
+            k, q, (kk, qq, kq) = keys[t], queries[t], products[t]
+            v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
+            decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
+            beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
+            state_k, state_q = tl.reduce((state * k[:, None], state * q[:, None]), 0, _add_two)
+            over_k = tl.rsqrt(kk + EPS)
+            delta = beta * (v - state_k * (decay * over_k)) * over_k
+            o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
+            state = state * decay + k[:, None] * delta[None, :]
+            tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
+            dst = destinations[t]
+            kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
+            destination = tl.multiple_of(pool_ptr + dst * slot_stride + head * DK * DV, ACCESS)
+            rounded = state.to(pool_ptr.dtype.element_ty)
+            tl.store(destination + place, rounded, mask=kept)
+            state = rounded.to(tl.float32)
 
 
 def gdn_update_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor,
-    beta: Tensor,
+    a: Tensor,
+    b: Tensor,
+    heads: GdnHeads,
     state_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
@@ -170,19 +213,22 @@ def gdn_update_triton(
     R, Hv, Dv = v.shape
     Hk, Dk = k.shape[1:]
     # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta), ("state pool", state_pool)):
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a), ("b", b), ("state pool", state_pool)):
         if len(tensor) and not tensor[0].is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")
     o = torch.empty((R, Hv, Dv), dtype=v.dtype, device=v.device)
     if R == 0:
         return o
-    tile_v, num_warps = launch_shape(R // T * Hv, Dv, state_pool.element_size())
-    _gdn_update_kernel[(Hv * triton.cdiv(Dv, tile_v), R // T)](
+    tile = launch_shape(R // T * Hv, state_pool.element_size())
+    columns, heads_a_program = min(tile.columns, triton.next_power_of_2(Dv)), math.gcd(tile.heads, Hv // Hk)
+    _gdn_update_kernel[(Hv // heads_a_program * triton.cdiv(Dv, columns), R // T)](
         q,
         k,
         v,
-        g,
-        beta,
+        a,
+        b,
+        heads.A,
+        heads.dt_bias,
         o,
         state_pool,
         source.slots_N,
@@ -190,8 +236,8 @@ def gdn_update_triton(
         q.stride(0),
         k.stride(0),
         v.stride(0),
-        g.stride(0),
-        beta.stride(0),
+        a.stride(0),
+        b.stride(0),
         state_pool.stride(0),
         T=T,
         H=Hv,
@@ -199,21 +245,39 @@ def gdn_update_triton(
         DV=Dv,
         HEADS_A_KEY=Hv // Hk,
         PADDED_K=triton.next_power_of_2(Dk),
-        TILE_V=tile_v,
+        HEADS=heads_a_program,
+        TILE_V=columns,
+        ACCESS=_access(state_pool, tile.access_bytes),
         EPS=L2_NORM_EPS,
-        num_warps=num_warps,
+        num_warps=tile.num_warps,
+        **OVERLAPPED,
     )
     return o
 
 
-def launch_shape(num_heads: int, value_dim: int, element_bytes: int) -> tuple[int, int]:
-    """Columns of the state a program holds, and its warps, for a batch with so many value heads in all.
+class GdnTile(NamedTuple):
+    """How the Triton form cuts the work."""
+
+    columns: int  # of the states that a program holds
+    num_warps: int
+    access_bytes: int = 16  # at most, of a thread's reads and writes of a state
+    heads: int = 1  # of one key that a program serves, at most
+
+
+def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
+    """For a batch with so many value heads in all.
 
     The best of seven measured on an H200 at batches of 1, 16, 64 and 256 (`bench.gpu_kernels_state --variants`). Two
     bytes an element leave two warps enough to do; a small batch is cut finer to occupy all 132 multiprocessors.
     """
     if element_bytes == 2:
-        columns, num_warps = 32, 2
-    else:
-        columns, num_warps = 16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4
-    return min(columns, triton.next_power_of_2(value_dim)), num_warps
+        return GdnTile(32, 2)
+    return GdnTile(16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4)
+
+
+def _access(state_pool: Tensor, most: int) -> int:
+    """Bytes that divide the place of every head's state. Narrow accesses give a thread more keys of fewer columns, and
+    sums over keys that need fewer words from other threads."""
+    element = state_pool.element_size()
+    slot, head = (stride * element for stride in state_pool.stride()[:2])
+    return math.gcd(most, state_pool.data_ptr(), slot, head)

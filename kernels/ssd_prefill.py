@@ -2,12 +2,12 @@
 
     S_t = exp(dt_t * A) * S_{t-1} + (dt_t * x_t) outer B_t          y_t = S_t C_t + D * x_t
 
-Shapes    x [T, H, P]; dt [T, H]; A, D [H] float32; B, C [T, G, N]; state_pool [S, H, P, N] float32 or
-          bfloat16, any stride over slots; returns y [T, H, P] in x's dtype. T packed rows, H heads, P head
-          dim, N state size, G groups (G divides H)
-Contract  dt is already softplus(dt + bias), A is negative; rows are packed as `segments` says; a slot that is
-          written may be its own sequence's source and no other's; no other slot changes; writes at many rows
-          cost no second pass; T = 0 is a no-op
+Shapes    x [T, H, P]; dt [T, H]; B, C [T, G, N]; heads: A, D and what makes dt of the raw one; state_pool [S, H, P, N]
+          float32 or bfloat16, any stride over slots; returns y [T, H, P] in x's dtype. T packed rows, H heads, P
+          head dim, N state size, G groups (G divides H)
+Contract  dt is raw, as the projection gives it (kernels/ssd_heads.py); rows are packed as `segments` says; a slot
+          that is written may be its own sequence's source and no other's; no other slot changes; writes at many
+          rows cost no second pass; T = 0 is a no-op
 Numerics  torch: all arithmetic in float32. Triton: sums, decays and states in float32, factors of matrix
           products in x's dtype, chunk start states among them
 Source    Dao & Gu 2024, "Transformers are SSMs", section 6 (chunked form)
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.segments import PrefillSegments, rows_up_to
+from kernels.ssd_heads import SsdHeads
 from kernels.ssd_scan import ssd_prefill_triton
 
 
 def ssd_prefill(
     x: Tensor,
     dt: Tensor,
-    A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor,
+    heads: SsdHeads,
     state_pool: Tensor,
     segments: PrefillSegments,
 ) -> Tensor:
@@ -44,27 +44,26 @@ def ssd_prefill(
     if T == 0:
         return torch.empty_like(x)
     implementation = ssd_prefill_triton if runs_triton(x) else ssd_prefill_torch
-    return implementation(x, dt, A, B, C, D, state_pool, segments)
+    return implementation(x, dt, B, C, heads, state_pool, segments)
 
 
 def ssd_prefill_torch(
     x: Tensor,
     dt: Tensor,
-    A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor,
+    heads: SsdHeads,
     state_pool: Tensor,
     segments: PrefillSegments,
 ) -> Tensor:
     H, P = x.shape[1:]
     G, N = B.shape[1:]
     num_chunks = segments.num_chunks
-    x_THP, dt_TH = x.float(), dt.float()
+    x_THP, dt_TH = x.float(), heads.time_steps(dt)
     v_CQHP = segments.to_chunks(x_THP * dt_TH[..., None])
     b_CGQN = segments.to_chunks(B.float()).transpose(1, 2)
     c_CGQN = segments.to_chunks(C.float()).transpose(1, 2)
-    decay_CQH = segments.to_chunks(dt_TH * A.float()).cumsum(1)  # log of the decay since the chunk's start
+    decay_CQH = segments.to_chunks(dt_TH * heads.A).cumsum(1)  # log of the decay since the chunk's start
 
     to_end_CQH = (decay_CQH[:, -1:] - decay_CQH).exp()
     v_CGKPQ = (v_CQHP * to_end_CQH[..., None]).view(num_chunks, -1, G, H // G * P).permute(0, 2, 3, 1)
@@ -79,7 +78,7 @@ def ssd_prefill_torch(
     if segments.writes:
         states = _states_at_writes(v_CQHP, b_CGQN, decay_CQH, start_CHPN, segments)
         state_pool.index_copy_(0, segments.write_slots_W, states.to(state_pool.dtype))
-    return segments.from_chunks(y_CQHP).addcmul_(x_THP, D.float()[:, None]).to(x.dtype)
+    return segments.from_chunks(y_CQHP).addcmul_(x_THP, heads.D[:, None]).to(x.dtype)
 
 
 def _chunk_start_states(gain_CHPN: Tensor, decay_CH: Tensor, state_pool: Tensor, segments: PrefillSegments) -> Tensor:

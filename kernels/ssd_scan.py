@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.chunks import ChunkTable
 from kernels.dot import dot, dot_block
 from kernels.segments import PrefillSegments
+from kernels.ssd_heads import SsdHeads, time_step
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
 
@@ -23,10 +24,13 @@ LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the ker
 def _ssd_decay_kernel(
     dt_ptr,
     A_ptr,
+    bias_ptr,
     decay_ptr,
     chunk_dt_ptr,
     chunks_ptr,
     dt_stride,
+    DT_MIN: tl.constexpr,
+    DT_MAX: tl.constexpr,
     H: tl.constexpr,
     Q: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -41,8 +45,10 @@ def _ssd_decay_kernel(
     in_heads = head < H
     inside = (row < num_rows)[:, None] & in_heads[None, :]
     place = (first_row + row)[:, None] * dt_stride + head[None, :]
-    dt = tl.load(dt_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    A = tl.load(A_ptr + head, mask=in_heads, other=0.0).to(tl.float32)
+    A = tl.load(A_ptr + head, mask=in_heads, other=0.0)
+    bias = tl.load(bias_ptr + head, mask=in_heads, other=0.0)
+    raw = tl.load(dt_ptr + place, mask=inside, other=0.0)
+    dt = tl.where(inside, time_step(raw, bias[None, :], DT_MIN, DT_MAX), 0.0)
     decay = tl.cumsum(dt * (A * LOG2_E)[None, :], axis=0)
     out = (chunk * H + head)[None, :] * Q + row[:, None]
     tl.store(decay_ptr + out, decay, mask=in_heads[None, :])
@@ -195,10 +201,9 @@ def ssd_tiles(dtype: torch.dtype, heads_a_group: int, state_size: int) -> SsdTil
 def ssd_prefill_triton(
     x: Tensor,
     dt: Tensor,
-    A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor,
+    heads: SsdHeads,
     state_pool: Tensor,
     segments: PrefillSegments,
     tiles: SsdTiles | None = None,
@@ -214,19 +219,20 @@ def ssd_prefill_triton(
         return y
     tiles = tiles or ssd_tiles(x.dtype, H // G, N)
     table = segments.chunk_table(tiles.chunk_size)
-    decay, chunk_dt = _launch_decays(dt, A, table, tiles)
+    decay, chunk_dt = _launch_decays(dt, heads, table, tiles)
     start = _launch_states(x, B, decay, chunk_dt, state_pool, table, tiles)
-    _launch_outputs(x, B, C, D, decay, chunk_dt, start, y, table, tiles)
+    _launch_outputs(x, B, C, heads.D, decay, chunk_dt, start, y, table, tiles)
     return y
 
 
-def _launch_decays(dt: Tensor, A: Tensor, table: ChunkTable, tiles: SsdTiles) -> tuple[Tensor, Tensor]:
+def _launch_decays(dt: Tensor, heads: SsdHeads, table: ChunkTable, tiles: SsdTiles) -> tuple[Tensor, Tensor]:
     H, num_chunks = dt.shape[1], len(table.chunks_C4)
     decay, chunk_dt = dt.new_empty((2, num_chunks, H, tiles.chunk_size), dtype=torch.float32)
     block_h = min(16, triton.next_power_of_2(H))
     _ssd_decay_kernel[(num_chunks, triton.cdiv(H, block_h))](
-        dt, A, decay, chunk_dt, table.chunks_C4, dt.stride(0), H=H, Q=tiles.chunk_size, BLOCK_H=block_h
-    )
+        dt, heads.A, heads.dt_bias, decay, chunk_dt, table.chunks_C4, dt.stride(0),
+        DT_MIN=heads.dt_min, DT_MAX=heads.dt_max, H=H, Q=tiles.chunk_size, BLOCK_H=block_h,
+    )  # fmt: skip
     return decay, chunk_dt
 
 

@@ -2,14 +2,15 @@
 
     S = exp(dt * A) * S + (dt * x) outer B          y = S C + D * x
 
-Shapes    x [R, H, P]; dt [R, H]; A, D [H] float32; B, C [R, G, N]; state_pool [S, H, P, N] float32 or
-          bfloat16, any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns y [R, H, P] in
-          x's dtype. B sequences of T rows (a token and its drafts) make R = B * T rows, a sequence's rows
-          one after the other; row t's state goes to dst_slots[:, t]
-Contract  dt is already softplus(dt + bias), A is negative; destinations are unique; one may be its own
-          sequence's source and no other's; every source is read before any slot is written; B = 0 is a
+Shapes    x [R, H, P]; dt [R, H]; B, C [R, G, N]; heads: A, D and what makes dt of the raw one; state_pool [S, H,
+          P, N] float32 or bfloat16, any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns
+          y [R, H, P] in x's dtype. B sequences of T rows (a token and its drafts) make R = B * T rows, a
+          sequence's rows one after the other; row t's state goes to dst_slots[:, t]
+Contract  dt is raw, as the projection gives it (kernels/ssd_heads.py); destinations are unique; one may be its
+          own sequence's source and no other's; every source is read before any slot is written; B = 0 is a
           no-op. In the Triton kernel a destination of -1 is written nowhere: a row that only fills up the
-          batch of a captured graph
+          batch of a captured graph; and slots are read early, so that no overlapped kernel (kernels/pdl.py)
+          may be what has just written them
 Numerics  all arithmetic in float32; T rows at once equal T steps of one row, a bfloat16 pool's rounding after
           each row included
 Source    Dao & Gu 2024, "Transformers are SSMs" (recurrent form)
@@ -21,16 +22,17 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.segments import StateSource, steps_of_each
+from kernels.ssd_heads import SsdHeads, time_step
 
 
 def ssd_update(
     x: Tensor,
     dt: Tensor,
-    A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor,
+    heads: SsdHeads,
     state_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
@@ -41,56 +43,57 @@ def ssd_update(
     if state_pool.shape[1:] != (H, P, B.shape[2]) or state_pool.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"state pool {tuple(state_pool.shape)} {state_pool.dtype} does not hold these states")
     implementation = ssd_update_triton if runs_triton(x) else ssd_update_torch
-    return implementation(x, dt, A, B, C, D, state_pool, source, dst_slots)
+    return implementation(x, dt, B, C, heads, state_pool, source, dst_slots)
 
 
 def ssd_update_torch(
     x: Tensor,
     dt: Tensor,
-    A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor,
+    heads: SsdHeads,
     state_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
 ) -> Tensor:
     T = steps_of_each(dst_slots, len(x))
     state = source.read(state_pool).float()
+    dt = heads.time_steps(dt)
     if T == 1:
-        y = _step(x, dt, A, B, C, D, state)
+        y = _step(x, dt, B, C, heads, state)
         state_pool.index_copy_(0, dst_slots.flatten(), state.to(state_pool.dtype))
         return y
     outputs = []
     for t, dst in enumerate(dst_slots.unbind(1)):
-        outputs.append(_step(x[t::T], dt[t::T], A, B[t::T], C[t::T], D, state))
+        outputs.append(_step(x[t::T], dt[t::T], B[t::T], C[t::T], heads, state))
         rounded = state.to(state_pool.dtype)
         state_pool.index_copy_(0, dst, rounded)
         state = rounded.float()
     return torch.stack(outputs, dim=1).flatten(0, 1)
 
 
-def _step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, state: Tensor) -> Tensor:
+def _step(x: Tensor, dt_BH: Tensor, B: Tensor, C: Tensor, heads: SsdHeads, state: Tensor) -> Tensor:
     """One row of each sequence: returns y, changes `state` [B, H, P, N]."""
     batch, H, P = x.shape
     G, N = B.shape[1:]
-    x_BHP, dt_BH = x.float(), dt.float()
-    state.mul_(torch.exp(dt_BH * A)[..., None, None])
+    x_BHP = x.float()
+    state.mul_(torch.exp(dt_BH * heads.A)[..., None, None])
     # Heads of a group share B and C: one rank-1 update and one product a group instead of a head.
     grouped = state.view(batch * G, H // G * P, N)
     grouped.baddbmm_((x_BHP * dt_BH[..., None]).view(batch * G, H // G * P, 1), B.float().reshape(batch * G, 1, N))
     y = torch.bmm(grouped, C.float().reshape(batch * G, N, 1)).view(batch, H, P)
-    return y.addcmul_(x_BHP, D[:, None]).to(x.dtype)
+    return y.addcmul_(x_BHP, heads.D[:, None]).to(x.dtype)
 
 
 @triton.jit(do_not_specialize_on_alignment=["src_ptr", "dst_ptr"])
 def _ssd_update_kernel(
     x_ptr,
     dt_ptr,
-    A_ptr,
     B_ptr,
     C_ptr,
+    A_ptr,
     D_ptr,
+    bias_ptr,
     y_ptr,
     pool_ptr,
     src_ptr,
@@ -100,6 +103,8 @@ def _ssd_update_kernel(
     B_stride,
     C_stride,
     slot_stride,
+    DT_MIN: tl.constexpr,
+    DT_MAX: tl.constexpr,
     T: tl.constexpr,
     H: tl.constexpr,
     P: tl.constexpr,
@@ -109,6 +114,7 @@ def _ssd_update_kernel(
     PADDED_N: tl.constexpr,
 ):
     """A program holds rows TILE_P of one head's state in registers: it is read once and written once a row."""
+    let_next_start()
     head = tl.program_id(0) // tl.cdiv(P, TILE_P)
     p = tl.program_id(0) % tl.cdiv(P, TILE_P) * TILE_P + tl.arange(0, TILE_P)
     n = tl.arange(0, PADDED_N)
@@ -118,21 +124,26 @@ def _ssd_update_kernel(
     group = head // HEADS_A_GROUP * N + n
     A = tl.load(A_ptr + head)
     D = tl.load(D_ptr + head)
-
+    bias = tl.load(bias_ptr + head)
     src = tl.load(src_ptr + sequence)
+    destinations = ()  # type: tuple
+    for t in tl.static_range(T):
+        destinations += (tl.load(dst_ptr + sequence * T + t),)
+    wait_for_previous()
+
     found = (p < tl.where(src >= 0, P, 0))[:, None] & in_n[None, :]
     state = tl.load(pool_ptr + src * slot_stride + place, mask=found, other=0.0).to(tl.float32)
     for t in tl.static_range(T):
         row = sequence * T + t
-        dt = tl.load(dt_ptr + row * dt_stride + head).to(tl.float32)
+        dt = time_step(tl.load(dt_ptr + row * dt_stride + head), bias, DT_MIN, DT_MAX)
         x = tl.load(x_ptr + row * x_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
         B = tl.load(B_ptr + row * B_stride + group, mask=in_n, other=0.0).to(tl.float32)
         C = tl.load(C_ptr + row * C_stride + group, mask=in_n, other=0.0).to(tl.float32)
         state = state * tl.exp(dt * A) + (dt * x)[:, None] * B[None, :]
         y = tl.sum(state * C[None, :], axis=1) + D * x
         tl.store(y_ptr + (row * H + head) * P + p, y.to(y_ptr.dtype.element_ty), mask=in_p)
-        dst = tl.load(dst_ptr + row)
         rounded = state.to(pool_ptr.dtype.element_ty)
+        dst = destinations[t]
         kept = (p < tl.where(dst >= 0, P, 0))[:, None] & in_n[None, :]
         tl.store(pool_ptr + dst * slot_stride + place, rounded, mask=kept)
         state = rounded.to(tl.float32)
@@ -141,10 +152,9 @@ def _ssd_update_kernel(
 def ssd_update_triton(
     x: Tensor,
     dt: Tensor,
-    A: Tensor,
     B: Tensor,
     C: Tensor,
-    D: Tensor,
+    heads: SsdHeads,
     state_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
@@ -163,10 +173,11 @@ def ssd_update_triton(
     _ssd_update_kernel[(H * triton.cdiv(P, tile_p), R // T)](
         x,
         dt,
-        A,
         B,
         C,
-        D,
+        heads.A,
+        heads.D,
+        heads.dt_bias,
         y,
         state_pool,
         source.slots_N,
@@ -176,6 +187,8 @@ def ssd_update_triton(
         B.stride(0),
         C.stride(0),
         state_pool.stride(0),
+        DT_MIN=heads.dt_min,
+        DT_MAX=heads.dt_max,
         T=T,
         H=H,
         P=P,
@@ -184,6 +197,7 @@ def ssd_update_triton(
         TILE_P=tile_p,
         PADDED_N=triton.next_power_of_2(N),
         num_warps=num_warps,
+        **OVERLAPPED,
     )
     return y
 

@@ -6,7 +6,6 @@ Legend    T rows, Hk key heads, Hv value heads, Dk, Dv their dims
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.checkpoint import Tensors
@@ -17,6 +16,7 @@ from engine.step_plan import DecodeRows
 from kernels.causal_conv1d import causal_conv1d
 from kernels.causal_conv1d_update import causal_conv1d_update
 from kernels.gated_rms_norm import norm_then_gate
+from kernels.gdn_heads import GdnHeads
 from kernels.gdn_prefill import gdn_prefill
 from kernels.gdn_update import gdn_update
 from kernels.linear import LinearWeight
@@ -30,9 +30,8 @@ class GatedDelta:
     norm_eps: float
     in_proj: LinearWeight  # [2 Hk Dk + Hv Dv (convolved) + Hv Dv (gate) + Hv (beta) + Hv (decay), hidden]
     conv_weight: Tensor  # [2 Hk Dk + Hv Dv, taps]
-    dt_bias_H: Tensor  # float32, as the next two
-    A_H: Tensor
-    norm_D: Tensor
+    heads: GdnHeads
+    norm_D: Tensor  # float32
     out_proj: LinearWeight  # [hidden, Hv Dv]
 
     @classmethod
@@ -54,8 +53,10 @@ class GatedDelta:
             norm_eps=norm_eps,
             in_proj=LinearWeight(in_proj),
             conv_weight=conv.squeeze(1),
-            dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
-            A_H=-checkpoint.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
+            heads=GdnHeads(
+                A=-checkpoint.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
+                dt_bias=checkpoint.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
+            ),
             norm_D=checkpoint.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
             out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
         )
@@ -65,27 +66,24 @@ class GatedDelta:
         T, Hv = len(x), config.num_value_heads
         projected = self.in_proj(x)
         u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
-        beta_TH = torch.sigmoid(b.float())
-        g_TH = F.softplus(a.float() + self.dt_bias_H).mul_(self.A_H)
         decoded = prefilled = None
         if plan.decode is not None:
-            decoded = self._decode(u[:n], g_TH[:n], beta_TH[:n], plan.decode, step.memory)
+            decoded = self._decode(u[:n], a[:n], b[:n], plan.decode, step.memory)
         if plan.prefill is not None:
-            segments = plan.prefill.segments
-            prefilled = self._prefill(u[n:], g_TH[n:], beta_TH[n:], segments, step.memory)
+            prefilled = self._prefill(u[n:], a[n:], b[n:], plan.prefill.segments, step.memory)
         o_THD = plan.join(decoded, prefilled)
         o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
-        return self.out_proj(o_THD.reshape(T, config.value_size))
+        return self.out_proj.parts(o_THD.reshape(T, config.value_size))
 
-    def _decode(self, u: Tensor, g: Tensor, beta: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
+    def _decode(self, u: Tensor, a: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
         u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
-        return gdn_update(*self._split(u), g, beta, rec_pool, rows.source, rows.dst_slots)
+        return gdn_update(*self._split(u), a, b, self.heads, rec_pool, rows.source, rows.dst_slots)
 
-    def _prefill(self, u: Tensor, g: Tensor, beta: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
+    def _prefill(self, u: Tensor, a: Tensor, b: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
         u = causal_conv1d(u, self.conv_weight, None, conv_pool, segments)
-        return gdn_prefill(*self._split(u), g, beta, rec_pool, segments)
+        return gdn_prefill(*self._split(u), a, b, self.heads, rec_pool, segments)
 
     def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         c, T = self.config, len(u)

@@ -6,7 +6,6 @@ Legend    T rows, I = H * P inner size, H heads, P head dim, G groups, N state s
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.checkpoint import Tensors
@@ -19,6 +18,7 @@ from kernels.causal_conv1d_update import causal_conv1d_update
 from kernels.gated_rms_norm import gate_then_norm
 from kernels.linear import LinearWeight
 from kernels.segments import PrefillSegments
+from kernels.ssd_heads import SsdHeads
 from kernels.ssd_prefill import ssd_prefill
 from kernels.ssd_update import ssd_update
 
@@ -31,10 +31,8 @@ class Mamba2:
     in_proj: LinearWeight  # [I (gate) + I + 2 G N (convolved) + H (dt), hidden]
     conv_weight: Tensor  # [I + 2 G N, taps]
     conv_bias: Tensor | None
-    dt_bias_H: Tensor  # float32, as the next three
-    A_H: Tensor
-    D_H: Tensor
-    norm_I: Tensor
+    heads: SsdHeads
+    norm_I: Tensor  # float32
     out_proj: LinearWeight  # [hidden, I]
 
     @classmethod
@@ -56,9 +54,13 @@ class Mamba2:
             in_proj=LinearWeight(checkpoint.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden))),
             conv_weight=conv.squeeze(1),
             conv_bias=checkpoint.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
-            dt_bias_H=checkpoint.take(f"{prefix}.dt_bias", (H,), torch.float32),
-            A_H=-checkpoint.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
-            D_H=checkpoint.take(f"{prefix}.D", (H,), torch.float32),
+            heads=SsdHeads(
+                A=-checkpoint.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
+                D=checkpoint.take(f"{prefix}.D", (H,), torch.float32),
+                dt_bias=checkpoint.take(f"{prefix}.dt_bias", (H,), torch.float32),
+                dt_min=config.dt_min,
+                dt_max=config.dt_max,
+            ),
             norm_I=checkpoint.take(f"{prefix}.norm.weight", (inner,), torch.float32),
             out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
@@ -67,27 +69,24 @@ class Mamba2:
         config, plan, n = self.config, step.plan, step.plan.num_decodes
         projected = self.in_proj(x)
         gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
-        dt_TH = F.softplus(dt.float() + self.dt_bias_H)
-        if (config.dt_min, config.dt_max) != (0.0, float("inf")):
-            dt_TH.clamp_(config.dt_min, config.dt_max)
         decoded = prefilled = None
         if plan.decode is not None:
-            decoded = self._decode(u[:n], dt_TH[:n], plan.decode, step.memory)
+            decoded = self._decode(u[:n], dt[:n], plan.decode, step.memory)
         if plan.prefill is not None:
-            prefilled = self._prefill(u[n:], dt_TH[n:], plan.prefill.segments, step.memory)
+            prefilled = self._prefill(u[n:], dt[n:], plan.prefill.segments, step.memory)
         y = plan.join(decoded, prefilled).reshape(len(x), config.inner_size)
-        return self.out_proj(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups))
+        return self.out_proj.parts(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups))
 
     def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
         u = causal_conv1d_update(u, self.conv_weight, self.conv_bias, conv_pool, rows.source, rows.dst_slots)
         x, B, C = self._split(u)
-        return ssd_update(x, dt, self.A_H, B, C, self.D_H, rec_pool, rows.source, rows.dst_slots)
+        return ssd_update(x, dt, B, C, self.heads, rec_pool, rows.source, rows.dst_slots)
 
     def _prefill(self, u: Tensor, dt: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
         x, B, C = self._split(causal_conv1d(u, self.conv_weight, self.conv_bias, conv_pool, segments))
-        return ssd_prefill(x, dt, self.A_H, B, C, self.D_H, rec_pool, segments)
+        return ssd_prefill(x, dt, B, C, self.heads, rec_pool, segments)
 
     def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         c, T = self.config, len(u)

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from kernels.chunks import Chunk, ChunkTable, cut
+from kernels.gdn_heads import GdnHeads
 from kernels.gdn_prefill import gdn_prefill_torch
 from kernels.gdn_scan import GdnTiles, gdn_prefill_triton
 from kernels.segments import PrefillSegments, StateWrite
+from kernels.ssd_heads import SsdHeads
 from kernels.ssd_prefill import ssd_prefill_torch
 from kernels.ssd_scan import SsdTiles, ssd_prefill_triton
 from tests.kernels.naive import NAN, naive_gdn, naive_ssd
@@ -35,20 +38,19 @@ class Ssd:
     N: int
     G: int
     tiles: SsdTiles | None = None
-    A: Tensor = field(init=False)
-    D: Tensor = field(init=False)
+    heads: SsdHeads = field(init=False)
 
     def __post_init__(self) -> None:
         self.state_shape = (self.H, self.P, self.N)
-        self.A = -torch.rand(self.H, device=DEVICE) * 4
-        self.D = torch.randn(self.H, device=DEVICE)
+        A, D, bias = -torch.rand(self.H, device=DEVICE) * 4, *torch.randn(2, self.H, device=DEVICE)
+        self.heads = SsdHeads(A, D, bias - 2, dt_max=0.9)
 
     def inputs(self, T: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """As the engine passes them: parts of wider rows."""
         shared, inner = self.G * self.N, self.H * self.P
         u = torch.randn(T, inner + 2 * shared + 8, device=DEVICE).to(dtype)
         x, B, C, _ = u.split((inner, shared, shared, 8), dim=-1)
-        dt = torch.nn.functional.softplus(torch.randn(T, self.H + 4, device=DEVICE) - 2)[:, : self.H]
+        dt = torch.randn(T, self.H + 4, device=DEVICE).to(dtype)[:, : self.H]
         return (
             x.unflatten(1, (self.H, self.P)),
             dt,
@@ -57,16 +59,16 @@ class Ssd:
         )
 
     def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
-        x, dt, B, C = inputs
-        return naive_ssd(x, dt, self.A, B, C, self.D, state)
+        x, raw, B, C = inputs
+        dt = softplus(raw.double() + self.heads.dt_bias).clamp(max=self.heads.dt_max)
+        return naive_ssd(x, dt, self.heads.A, B, C, self.heads.D, state)
 
     def triton(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
-        x, dt, B, C = inputs
-        return ssd_prefill_triton(x, dt, self.A, B, C, self.D, pool, segments, self.tiles)
+        return ssd_prefill_triton(*inputs, self.heads, pool, segments, self.tiles)
 
     def torch(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
-        x, dt, B, C = inputs
-        return ssd_prefill_torch(x.float(), dt, self.A, B, C, self.D, pool, segments)
+        x, *others = inputs
+        return ssd_prefill_torch(x.float(), *others, self.heads, pool, segments)
 
 
 @dataclass
@@ -81,25 +83,27 @@ class Gdn:
 
     def __post_init__(self) -> None:
         self.state_shape = (self.Hv, self.K, self.V)
+        self.heads = GdnHeads(-torch.rand(self.Hv, device=DEVICE), torch.randn(self.Hv, device=DEVICE) - 1)
 
     def inputs(self, T: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         keys, values = self.Hk * self.K, self.Hv * self.V
         u = torch.randn(T, 2 * keys + values, device=DEVICE).to(dtype)
         q, k, v = u.split((keys, keys, values), dim=-1)
-        g = -torch.rand(T, self.Hv, device=DEVICE) * 0.5
-        beta = torch.rand(T, self.Hv, device=DEVICE)
+        a, b = torch.randn(2, T, self.Hv + 3, device=DEVICE).to(dtype)[..., 3:]
         q, k = (each.unflatten(1, (self.Hk, self.K)) for each in (q, k))
-        return q, k, v.unflatten(1, (self.Hv, self.V)), g, beta
+        return q, k, v.unflatten(1, (self.Hv, self.V)), a, b
 
     def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return naive_gdn(*inputs, state)
+        *qkv, a, b = inputs
+        g = softplus(a.double() + self.heads.dt_bias) * self.heads.A
+        return naive_gdn(*qkv, g, b.double().sigmoid(), state)
 
     def triton(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
-        return gdn_prefill_triton(*inputs, pool, segments, self.tiles)
+        return gdn_prefill_triton(*inputs, self.heads, pool, segments, self.tiles)
 
     def torch(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
-        q, k, v, g, beta = inputs
-        return gdn_prefill_torch(q.float(), k.float(), v.float(), g, beta, pool, segments)
+        q, k, v, a, b = inputs
+        return gdn_prefill_torch(q.float(), k.float(), v.float(), a, b, self.heads, pool, segments)
 
 
 Scan = Ssd | Gdn

@@ -26,8 +26,8 @@ def ssd_launches(
     return [
         Launch(
             f"{module}:_ssd_decay_kernel",
-            types("", "dt A decay chunk_dt", "chunks", "dt", dtype),
-            {"H": H, "Q": Q, "BLOCK_H": 16},
+            types("dt", "A bias decay chunk_dt", "chunks", "dt", dtype),
+            {"H": H, "Q": Q, "BLOCK_H": 16, "DT_MIN": 0.0, "DT_MAX": float("inf")},
         ),
         Launch(
             f"{module}:_ssd_states_kernel",
@@ -54,7 +54,7 @@ def gdn_launches(
     return [
         Launch(
             f"{module}:_gdn_systems_kernel",
-            types("k v u w", "g beta decay to_end", "chunks", "k v g beta", dtype),
+            types("k v a b u w", "A bias decay to_end", "chunks", "k v a b", dtype),
             sizes
             | {"BLOCK_K": systems_block(K, dtype), "BLOCK_V": systems_block(V, dtype)}
             | {"EPS": 1e-6, "EXACT": dtype == torch.float32},

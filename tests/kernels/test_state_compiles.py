@@ -11,22 +11,24 @@ POOLS = {"fp32": 4, "bf16": 2}
 
 def ssd_launch(pool: str, batch: int, T: int) -> Launch:
     tile_p, num_warps = ssd_update.launch_shape(batch * 64, 64)
-    types = {name: "*bf16:16" for name in ("x_ptr", "B_ptr", "C_ptr", "y_ptr")}
-    types |= {name: "*fp32:16" for name in ("dt_ptr", "A_ptr", "D_ptr")}
+    types = {name: "*bf16:16" for name in ("x_ptr", "dt_ptr", "B_ptr", "C_ptr", "y_ptr")}
+    types |= {name: "*fp32:16" for name in ("A_ptr", "D_ptr", "bias_ptr")}
     types |= {"pool_ptr": f"*{pool}:16", "src_ptr": "*i64", "dst_ptr": "*i64"}
     types |= {f"{name}_stride": "i32:16" for name in ("x", "dt", "B", "C", "slot")}
     sizes = {"T": T, "H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "TILE_P": tile_p, "PADDED_N": 128}
+    sizes |= {"DT_MIN": 0.0, "DT_MAX": float("inf")}
     return Launch("kernels.ssd_update:_ssd_update_kernel", types, sizes, num_warps=num_warps)
 
 
 def gdn_launch(pool: str, batch: int, T: int) -> Launch:
-    tile_v, num_warps = gdn_update.launch_shape(batch * 32, 128, POOLS[pool])
-    types = {f"{name}_ptr": "*bf16:16" for name in ("q", "k", "v", "o")}
-    types |= {"g_ptr": "*fp32:16", "beta_ptr": "*fp32:16", "pool_ptr": f"*{pool}:16"}
+    tile = gdn_update.launch_shape(batch * 32, POOLS[pool])
+    types = {f"{name}_ptr": "*bf16:16" for name in ("q", "k", "v", "a", "b", "o")}
+    types |= {"A_ptr": "*fp32:16", "bias_ptr": "*fp32:16", "pool_ptr": f"*{pool}:16"}
     types |= {"src_ptr": "*i64", "dst_ptr": "*i64"}
-    types |= {f"{name}_stride": "i32:16" for name in ("q", "k", "v", "g", "beta", "slot")}
-    sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128, "TILE_V": tile_v, "EPS": 1e-6}
-    return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=num_warps)
+    types |= {f"{name}_stride": "i32:16" for name in ("q", "k", "v", "a", "b", "slot")}
+    sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128, "HEADS": tile.heads}
+    sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6}
+    return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps)
 
 
 @pytest.mark.parametrize("launch_of", [ssd_launch, gdn_launch])

@@ -5,18 +5,22 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from kernels.causal_conv1d import causal_conv1d
 from kernels.causal_conv1d_update import causal_conv1d_update
+from kernels.gdn_heads import GdnHeads
 from kernels.gdn_prefill import gdn_prefill
 from kernels.gdn_update import gdn_update
 from kernels.segments import PrefillSegments, StateSource, StateWrite
+from kernels.ssd_heads import SsdHeads
 from kernels.ssd_prefill import ssd_prefill
 from kernels.ssd_update import ssd_update
 from tests.kernels.naive import NAN, naive_conv, naive_gdn, naive_ssd
 
 CPU = torch.device("cpu")
 NUM_SLOTS = 24
+DT_LIMITS = {"ssd": (0.0, float("inf")), "ssd_groups": (0.05, 0.9)}
 LENGTHS = [[1], [31], [32], [33], [63], [64], [65], [130], [1, 64, 65], [65, 3, 1, 128, 17]]
 
 
@@ -32,50 +36,42 @@ class Case:
         match self.name:
             case "ssd" | "ssd_groups":
                 G = 1 if self.name == "ssd" else 2
-                dt = torch.nn.functional.softplus(torch.randn(T, 4) - 1)
-                return torch.randn(T, 4, 8), dt, torch.randn(T, G, 6), torch.randn(T, G, 6)
+                return torch.randn(T, 4, 8), torch.randn(T, 4) - 1, torch.randn(T, G, 6), torch.randn(T, G, 6)
             case "gdn" | "gdn_repeat":
                 Hk = 4 if self.name == "gdn" else 2
-                g = -torch.rand(T, 4) * 2
-                beta = torch.rand(T, 4)
-                return torch.randn(T, Hk, 8), torch.randn(T, Hk, 8), torch.randn(T, 4, 6), g, beta
+                a, b = torch.randn(T, 4), torch.randn(T, 4)
+                return torch.randn(T, Hk, 8), torch.randn(T, Hk, 8), torch.randn(T, 4, 6), a, b
         return (torch.randn(T, 20)[:, 3:13],)  # conv: a slice of a wider projection
 
-    def constants(self) -> tuple[Tensor, ...]:
+    def constants(self) -> tuple[SsdHeads | GdnHeads | Tensor | None, ...]:
         generator = torch.Generator().manual_seed(1)
+        A, D, bias = -4 * torch.rand(4, generator=generator), *torch.randn(2, 4, generator=generator)
         if self.name.startswith("ssd"):
-            return -torch.rand(4, generator=generator) * 4, torch.randn(4, generator=generator)
-        if self.name.startswith("conv"):
-            weight, bias = torch.randn(10, 4, generator=generator), torch.randn(10, generator=generator)
-            return weight, bias if self.name == "conv_bias" else None
-        return ()
+            return (SsdHeads(A, D, bias, *DT_LIMITS[self.name]),)
+        if self.name.startswith("gdn"):
+            return (GdnHeads(A / 4, bias),)
+        weight, bias = torch.randn(10, 4, generator=generator), torch.randn(10, generator=generator)
+        return weight, bias if self.name == "conv_bias" else None
 
     def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
-        if self.name.startswith("ssd"):
-            x, dt, B, C = inputs
-            A, D = self.constants()
-            return naive_ssd(x, dt, A, B, C, D, state)
-        if self.name.startswith("gdn"):
-            return naive_gdn(*inputs, state)
-        return naive_conv(*inputs, *self.constants(), state)
+        if self.name.startswith("conv"):
+            return naive_conv(*inputs, *self.constants(), state)
+        [heads] = self.constants()
+        if isinstance(heads, SsdHeads):
+            x, raw, B, C = inputs
+            dt = softplus(raw.double() + heads.dt_bias).clamp(*DT_LIMITS[self.name])
+            return naive_ssd(x, dt, heads.A, B, C, heads.D, state)
+        *qkv, a, b = inputs
+        g = softplus(a.double() + heads.dt_bias) * heads.A
+        return naive_gdn(*qkv, g, b.double().sigmoid(), state)
 
     def prefill(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
-        if self.name.startswith("ssd"):
-            x, dt, B, C = inputs
-            A, D = self.constants()
-            return ssd_prefill(x, dt, A, B, C, D, pool, segments)
-        if self.name.startswith("gdn"):
-            return gdn_prefill(*inputs, pool, segments)
-        return causal_conv1d(*inputs, *self.constants(), pool, segments)
+        operation = {"ssd": ssd_prefill, "gdn": gdn_prefill, "conv": causal_conv1d}[self.name.split("_")[0]]
+        return operation(*inputs, *self.constants(), pool, segments)
 
     def update(self, inputs: tuple[Tensor, ...], pool: Tensor, source: StateSource, dst: Tensor) -> Tensor:
-        if self.name.startswith("ssd"):
-            x, dt, B, C = inputs
-            A, D = self.constants()
-            return ssd_update(x, dt, A, B, C, D, pool, source, dst)
-        if self.name.startswith("gdn"):
-            return gdn_update(*inputs, pool, source, dst)
-        return causal_conv1d_update(*inputs, *self.constants(), pool, source, dst)
+        operation = {"ssd": ssd_update, "gdn": gdn_update, "conv": causal_conv1d_update}[self.name.split("_")[0]]
+        return operation(*inputs, *self.constants(), pool, source, dst)
 
 
 CASES = [

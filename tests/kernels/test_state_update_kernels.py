@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import softplus
 
-from kernels.gdn_update import gdn_update_torch, gdn_update_triton
+from kernels import gdn_update
+from kernels.gdn_heads import GdnHeads
+from kernels.gdn_update import GdnTile, gdn_update_torch, gdn_update_triton
 from kernels.segments import StateSource
+from kernels.softplus import softplus as softplus_triton
+from kernels.ssd_heads import SsdHeads
 from kernels.ssd_update import ssd_update_torch, ssd_update_triton
 from tests.kernels.naive import NAN, naive_gdn, naive_ssd
 
@@ -30,6 +37,11 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
+def raw_columns(rows: int, heads: int, dtype: torch.dtype) -> Tensor:
+    """Columns of a projection: time steps, decays and betas as the engine passes them."""
+    return randn(rows, heads + 8, dtype=dtype)[:, 8:]
+
+
 @dataclass(frozen=True)
 class Ssd:
     """Inputs as the engine passes them: x, B and C are slices of the convolution's output."""
@@ -38,6 +50,7 @@ class Ssd:
     head_dim: int
     groups: int
     state_size: int
+    dt_limits: tuple[float, float] = (0.0, float("inf"))
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -46,7 +59,7 @@ class Ssd:
     def inputs(self, R: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         inner, shared = self.heads * self.head_dim, self.groups * self.state_size
         x, B, C = randn(R, inner + 2 * shared, dtype=dtype).split((inner, shared, shared), dim=-1)
-        dt = torch.nn.functional.softplus(randn(R, self.heads) - 1)
+        dt = raw_columns(R, self.heads, dtype)
         return (
             x.view(R, self.heads, self.head_dim),
             dt,
@@ -54,25 +67,21 @@ class Ssd:
             C.view(R, self.groups, self.state_size),
         )
 
-    def constants(self) -> tuple[Tensor, Tensor]:
+    def constants(self) -> SsdHeads:
         place = torch.arange(self.heads, device=DEVICE)
-        return -0.1 - place % 7, 1 - place * 0.1
+        return SsdHeads(-0.1 - place % 7, 1 - place * 0.1, place % 5 - 3.0, *self.dt_limits)
 
-    def run(self, implementation, inputs, pool, source, dst) -> Tensor:
-        x, dt, B, C = inputs
-        A, D = self.constants()
-        return implementation(x, dt, A, B, C, D, pool, source, dst)
+    def triton(self, inputs, *rest) -> Tensor:
+        return ssd_update_triton(*inputs, self.constants(), *rest)
 
-    def triton(self, *args) -> Tensor:
-        return self.run(ssd_update_triton, *args)
-
-    def torch(self, *args) -> Tensor:
-        return self.run(ssd_update_torch, *args)
+    def torch(self, inputs, *rest) -> Tensor:
+        return ssd_update_torch(*inputs, self.constants(), *rest)
 
     def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
-        x, dt, B, C = inputs
-        A, D = self.constants()
-        return naive_ssd(x, dt, A, B, C, D, state)
+        x, raw, B, C = inputs
+        heads = self.constants()
+        dt = softplus(raw.double() + heads.dt_bias).clamp(*self.dt_limits)
+        return naive_ssd(x, dt, heads.A, B, C, heads.D, state)
 
 
 @dataclass(frozen=True)
@@ -95,22 +104,28 @@ class Gdn:
             q.view(R, self.key_heads, self.key_dim),
             k.view(R, self.key_heads, self.key_dim),
             v.view(R, self.value_heads, self.value_dim),
-            -2 * torch.rand(R, self.value_heads, device=DEVICE),
-            torch.rand(R, self.value_heads, device=DEVICE),
+            raw_columns(R, self.value_heads, dtype),
+            raw_columns(R, self.value_heads, dtype),
         )
 
+    def constants(self) -> GdnHeads:
+        place = torch.arange(self.value_heads, device=DEVICE)
+        return GdnHeads(-0.1 - place % 7, place % 5 - 3.0)
+
     def triton(self, inputs, *rest) -> Tensor:
-        return gdn_update_triton(*inputs, *rest)
+        return gdn_update_triton(*inputs, self.constants(), *rest)
 
     def torch(self, inputs, *rest) -> Tensor:
-        return gdn_update_torch(*inputs, *rest)
+        return gdn_update_torch(*inputs, self.constants(), *rest)
 
     def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
-        return naive_gdn(*inputs, state)
+        q, k, v, a, b = inputs
+        heads = self.constants()
+        return naive_gdn(q, k, v, softplus(a.double() + heads.dt_bias) * heads.A, b.double().sigmoid(), state)
 
 
 Recurrence = Ssd | Gdn
-SMALL = [Ssd(4, 8, 1, 16), Ssd(2, 20, 2, 6), Gdn(2, 4, 16, 8), Gdn(1, 1, 6, 40)]
+SMALL = [Ssd(4, 8, 1, 16), Ssd(2, 20, 2, 6, (0.05, 0.9)), Gdn(2, 4, 16, 8), Gdn(1, 1, 6, 40)]
 REAL = [Ssd(64, 64, 1, 128), Ssd(32, 64, 8, 256), Gdn(16, 32, 128, 128)]
 IN_PLACE, FRESH, MIXED = ([4], [4]), ([None], [21]), ([7, None, 2, 9, None], [7, 20, 19, 3, 0])
 small = pytest.mark.parametrize("case", SMALL, ids=str)
@@ -218,6 +233,26 @@ def test_rows_in_pieces_and_missing_destinations_are_refused(case: Recurrence):
         case.triton(scattered + case.inputs(1, torch.float32)[1:], pool, source, torch.tensor([2], device=DEVICE))
     with pytest.raises(ValueError, match="2 rows and destination slots"):
         case.triton(case.inputs(2, torch.float32), pool, source, torch.tensor([2], device=DEVICE))
+
+
+@pytest.mark.parametrize("tile", [GdnTile(4, 2, 4), GdnTile(8, 1, 8, heads=2), GdnTile(4, 2, 2, heads=2)], ids=str)
+@pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_cut_of_the_work_gives_the_recurrence(tile: GdnTile, pool_dtype: torch.dtype, monkeypatch):
+    monkeypatch.setattr(gdn_update, "launch_shape", lambda *_: tile)
+    check_against_naive(Gdn(2, 4, 16, 8), [7, None], [[7, 11], [20, 0]], pool_dtype, torch.float32)
+
+
+@triton.jit
+def _softplus_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    tl.store(y_ptr + place, softplus_triton(tl.load(x_ptr + place)))
+
+
+def test_softplus_is_exact_where_it_is_small():
+    x = torch.linspace(-30, 30, 256, device=DEVICE)
+    y = torch.empty_like(x)
+    _softplus_kernel[(1,)](x, y, BLOCK=256)
+    torch.testing.assert_close(y.double(), torch.log1p(x.double().exp()), atol=0, rtol=5e-6)
 
 
 @needs_gpu
