@@ -14,6 +14,7 @@ from transfer.stats import TransportStats
 
 Event = TypeVar("Event")
 Instruction = TypeVar("Instruction")
+Result = TypeVar("Result")
 
 PIPELINE_DEPTH = 2
 """Messages of one session in staging at a time: one moves while its neighbour is packed or landed."""
@@ -76,11 +77,11 @@ class Handover(Generic[Event, Instruction]):
         """The session has just ended: stop taking in work."""
         raise NotImplementedError
 
-    async def _at_callers_blocks(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the caller's pack or land; the session's end is not told while one runs."""
+    async def _at_callers_blocks(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run the caller's pack or land, to the end of what it enqueues; the session's end is not told meanwhile."""
         self._at_work += 1
         try:
-            await work
+            return await work
         finally:
             self._at_work -= 1
             self._settle()

@@ -2,11 +2,12 @@
 
 The whole of its use:
 
-    handover = receiver.expect(plan, land=scatter_blocks, deadline_s=loop.time() + 30)
+    handover = receiver.expect(plan, secret=new_secret(), land=scatter_blocks, deadline_s=loop.time() + 30)
     landed = await handover.landed()
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from transfer.admission import Gate
 from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
 from transfer.digest import message_digest, plan_digest
 from transfer.envelope import ENVELOPE_BYTES, Envelope
-from transfer.errors import MalformedEnvelope
+from transfer.errors import MalformedEnvelope, Refused
 from transfer.events import (
     Broken,
     Cause,
@@ -38,8 +40,11 @@ from transfer.session import ReceiverSession
 from transfer.staging import Staging
 from transfer.stats import HandoverStats
 
+log = logging.getLogger(__name__)
+
 LandMessage: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
-"""Scatter the buffer, of exactly `message.num_bytes`, into the message's blocks or the slot."""
+"""Scatter the buffer, of exactly `message.num_bytes`, into the message's blocks or the slot: before it returns, or by
+what it has enqueued on the staging memory's stream by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +63,17 @@ class HandoverReceiver:
         self._staging = staging
         self._clock = clock
 
-    def expect(self, plan: TransferPlan, *, land: LandMessage, deadline_s: float) -> "IncomingHandover":
+    def expect(
+        self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float
+    ) -> "IncomingHandover":
         """Take the messages of this plan's nonce from now on; call before the sender learns of it.
 
+        secret       that the sender must prove: a `new_secret()` for each session
         deadline_s   absolute, on the event loop's clock: the whole session, prefill included, must fit
-        Raises `LayoutMismatch` when a message cannot fit the staging buffers.
+        Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
-        return IncomingHandover(plan, self._transport, self._staging, land, deadline_s, self._clock)
+        return IncomingHandover(plan, Gate(secret), self._transport, self._staging, land, deadline_s, self._clock)
 
 
 class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
@@ -74,6 +82,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
     def __init__(
         self,
         plan: TransferPlan,
+        gate: Gate,
         transport: Transport,
         staging: Staging,
         land: LandMessage,
@@ -82,6 +91,8 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
     ) -> None:
         super().__init__(ReceiverSession(plan).on, transport.stats, deadline_s)
         self.plan = plan
+        self._gate = gate
+        self._refused_parts = 0
         self._transport = transport
         self._staging = staging
         self._land = land
@@ -140,14 +151,14 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
                 await self._take_envelope(arrival)
 
     async def _take_envelope(self, arrival: Arrival) -> None:
-        if arrival.num_bytes != ENVELOPE_BYTES:
-            arrival.drop()
-            self._on(Broken(Cause.MALFORMED, f"envelope of {arrival.num_bytes} bytes, not {ENVELOPE_BYTES}"))
-            return
         data = np.empty(ENVELOPE_BYTES, np.uint8)
-        await arrival.receive(data, self._deadline_s, None)
         try:
-            envelope = Envelope.decode(data.tobytes())
+            self._gate.admit_size(arrival.num_bytes)
+            await arrival.receive(data, self._deadline_s, None)
+            envelope = self._gate.admit_envelope(data.tobytes())
+        except Refused as refused:
+            self._refuse(arrival, refused)
+            return
         except MalformedEnvelope as error:
             self._on(Broken(Cause.MALFORMED, str(error)))
             return
@@ -158,11 +169,24 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
             self._began_s = self._clock()
             self._stop_watching = self._transport.watch(envelope.connection, self._peer_lost)
 
+    def _refuse(self, arrival: Arrival, refused: Refused) -> None:
+        """Whoever sent it knows the nonce and not the secret; the session waits for the one who knows both."""
+        arrival.drop()
+        self._transport.stats.part_refused(refused.cause)
+        self._refused_parts += 1
+        if self._refused_parts == 1:  # a stranger must not fill the log
+            log.warning("a part of a session of %d tokens was refused, %s", self.plan.num_tokens, refused)
+
     def _peer_lost(self, reason: str) -> None:
         self._on(PeerLost(reason))
 
     async def _take_payload(self, arrival: Arrival) -> None:
         """Return when the payload lies in staging; landing it overlaps with receiving the next."""
+        try:
+            self._gate.admit_payload(arrival.tag.index)
+        except Refused as refused:
+            self._refuse(arrival, refused)
+            return
         match self._on(PayloadAnnounced(arrival.tag.index, arrival.num_bytes)):
             case [ReceivePayload(message)]:
                 await self._pipeline.acquire()
@@ -193,9 +217,11 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         envelope = self._envelope
         assert envelope is not None
         await arrival.receive(payload, self._deadline_s, envelope.connection)
-        self._digest = message_digest(self._digest, envelope.fields(), payload)
+        payload_summary = await self._staging.memory.summary(payload)
+        self._digest = message_digest(self._digest, envelope.fields(), payload_summary)
         event = PayloadArrived(message.index, digest_ok=self._digest == envelope.digest)
         return self._on(event) == [Land(message)]
 
     async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:
         await self._land(message, payload)
+        await self._staging.memory.finished()

@@ -2,7 +2,7 @@
 
 The whole of its use:
 
-    handover = sender.open(plan, peer, pack=gather_blocks, deadline_s=loop.time() + 30)
+    handover = sender.open(plan, peer, secret=..., pack=gather_blocks, deadline_s=loop.time() + 30)
     handover.tokens_computed(2048)          # after each chunk
     handover.finish(note=b"...")            # after the first token is sampled
     stats = await handover.done()
@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from transfer.admission import proven, require_secret
 from transfer.backend import Connection, Transport
 from transfer.buffers import Buffer
 from transfer.digest import message_digest, plan_digest
@@ -36,7 +37,8 @@ from transfer.staging import Staging
 from transfer.stats import HandoverStats
 
 Pack: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
-"""Fill the buffer, of exactly `message.num_bytes`, with the message's blocks or the state."""
+"""Fill the buffer, of exactly `message.num_bytes`, with the message's blocks or the state: before it returns, or by
+what it has enqueued on the staging memory's stream by then."""
 
 
 class HandoverSender:
@@ -47,14 +49,18 @@ class HandoverSender:
         self._staging = staging
         self._clock = clock
 
-    def open(self, plan: TransferPlan, peer: str, *, pack: Pack, deadline_s: float) -> "OutgoingHandover":
+    def open(
+        self, plan: TransferPlan, peer: str, *, secret: bytes, pack: Pack, deadline_s: float
+    ) -> "OutgoingHandover":
         """Start a session with the receiver at `peer`; connects at once.
 
+        secret       what the receiver issued for this session, see `transfer.admission`
         deadline_s   absolute, on the event loop's clock: the whole session, prefill included, must fit
-        Raises `LayoutMismatch` when a message cannot fit the staging buffers.
+        Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
-        return OutgoingHandover(plan, peer, self._transport, self._staging, pack, deadline_s, self._clock)
+        require_secret(secret)
+        return OutgoingHandover(plan, peer, secret, self._transport, self._staging, pack, deadline_s, self._clock)
 
 
 class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
@@ -64,6 +70,7 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         self,
         plan: TransferPlan,
         peer: str,
+        secret: bytes,
         transport: Transport,
         staging: Staging,
         pack: Pack,
@@ -72,6 +79,7 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
     ) -> None:
         super().__init__(SenderSession(plan).on, transport.stats, deadline_s)
         self.plan = plan
+        self._secret = secret
         self._transport = transport
         self._staging = staging
         self._pack = pack
@@ -133,10 +141,10 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
                 async with self._in_order:
                     if self._ended:
                         return
-                    await self._at_callers_blocks(self._fill(message, payload))
+                    payload_summary = await self._at_callers_blocks(self._fill(message, payload))
                     if self._ended:
                         return
-                    parts = self._post(connection, message, payload)
+                    parts = self._post(connection, message, payload, payload_summary)
                 results = await asyncio.gather(*parts, return_exceptions=True)
         finally:
             self._pipeline.release()
@@ -145,17 +153,19 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
                 raise error
         self._advance(MessageSent(message.index))
 
-    async def _fill(self, message: PlannedMessage, payload: Buffer) -> None:
+    async def _fill(self, message: PlannedMessage, payload: Buffer) -> bytes:
+        """Packs it; its summary is known only when the packing is done, on a GPU too."""
         await self._pack(message, payload)
+        return await self._staging.memory.summary(payload)
 
     def _post(
-        self, connection: Connection, message: PlannedMessage, payload: Buffer
+        self, connection: Connection, message: PlannedMessage, payload: Buffer, payload_summary: bytes
     ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         nonce = self.plan.nonce
         note = self._note if message.kind is Kind.STATE else b""
         envelope = Envelope.of(nonce, connection.id, message, note)
-        self._digest = message_digest(self._digest, envelope.fields(), payload)
-        head = np.frombuffer(envelope.sealed(self._digest).encode(), np.uint8)
+        self._digest = message_digest(self._digest, envelope.fields(), payload_summary)
+        head = np.frombuffer(proven(envelope.sealed(self._digest), self._secret).encode(), np.uint8)
         return (
             connection.send(Tag(nonce, message.index, False), head, self._deadline_s),
             connection.send(Tag(nonce, message.index, True), payload, self._deadline_s),

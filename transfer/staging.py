@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from transfer.buffers import Allocator, Buffer, allocate_host
+from transfer.buffers import Buffer, HostMemory, StagingMemory
 from transfer.errors import DeadlinePassed, LayoutMismatch
 
 
@@ -35,9 +35,11 @@ class StagingConfig:
 class Staging:
     """Belongs to one event loop. Waiters are served in order of arrival."""
 
-    def __init__(self, config: StagingConfig, allocate: Allocator = allocate_host) -> None:
+    def __init__(self, config: StagingConfig, memory: StagingMemory | None = None) -> None:
+        """memory: where the buffers lie; None: on the host."""
+        self.memory = memory or HostMemory()
         self._config = config
-        self._free = [allocate(config.buffer_bytes) for _ in range(config.num_buffers)]
+        self._free = self.memory.allocate(config.num_buffers, config.buffer_bytes)
         self._num_held = 0
         self._waiters: deque[asyncio.Future[Buffer]] = deque()
 
