@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from transfer.admission import SECRET_BYTES
 from transfer.buffers import Buffer, allocate_host
 from transfer.plan import PlannedMessage, TransferPlan
 from transfer.receiver import HandoverReceiver, IncomingHandover
@@ -27,6 +28,7 @@ TOTAL_BYTES = 64 << 20
 MESSAGE_BYTES = (32 << 20, 8 << 20, 2 << 20)
 STAGING = StagingConfig(num_buffers=3, buffer_bytes=TOTAL_BYTES // 2)
 DEADLINE_S = 120.0
+SECRET = bytes(SECRET_BYTES)  # both processes know it, as both know the plans
 
 
 def plans(rounds: int) -> list[TransferPlan]:
@@ -63,7 +65,8 @@ async def decode(config: UcxConfig, rounds: int, pipe: Connection) -> None:
 
     deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
     waiting = [
-        asyncio.create_task(landed_s(receiver.expect(plan, land=land, deadline_s=deadline_s))) for plan in plans(rounds)
+        asyncio.create_task(landed_s(receiver.expect(plan, secret=SECRET, land=land, deadline_s=deadline_s)))
+        for plan in plans(rounds)
     ]
     pipe.send(transport.address)
     for landing in waiting:
@@ -85,7 +88,7 @@ async def prefill(config: UcxConfig, rounds: int, pipe: Connection) -> dict[int,
     seconds: dict[int, list[float]] = {message_bytes: [] for message_bytes in MESSAGE_BYTES}
     for plan in plans(rounds):
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
-        handover = sender.open(plan, address, pack=pack, deadline_s=deadline_s)
+        handover = sender.open(plan, address, secret=SECRET, pack=pack, deadline_s=deadline_s)
         began_s = time.monotonic()
         handover.tokens_computed(plan.num_tokens)
         handover.finish()

@@ -22,6 +22,7 @@ from node.errors import NoRoom
 from node.notes import decode_note
 from node.packing import scatter
 from node.plans import plan_of
+from transfer.admission import new_secret
 from transfer.buffers import Buffer
 from transfer.envelope import new_nonce
 from transfer.errors import HandoverFailed as TransferFailed
@@ -184,9 +185,13 @@ class _Decode:
             layout=self._chassis.built.layout,
             max_message_bytes=self._config.max_message_bytes,
             deadline_s=timeout_s,
+            secret=new_secret(),
         )
         self._handover = self._receiver.expect(
-            plan_of(reservation), land=partial(self._land, self._sequence), deadline_s=now_s + timeout_s
+            plan_of(reservation),
+            secret=reservation.secret,
+            land=partial(self._land, self._sequence),
+            deadline_s=now_s + timeout_s,
         )
         self._chassis.spawn(self._watch(self._handover))
         return reservation

@@ -74,7 +74,11 @@ class Exports:
                 self._gone += 1
                 raise CheckpointGone(f"no checkpoint at {reservation.num_tokens} tokens of that prefix, or no longer")
             handover = self._sender.open(
-                plan, reservation.transfer_address, pack=partial(self._pack, leased.hold), deadline_s=deadline_s
+                plan,
+                reservation.transfer_address,
+                secret=reservation.secret,
+                pack=partial(self._pack, leased.hold),
+                deadline_s=deadline_s,
             )
             handover.tokens_computed(reservation.num_tokens)
             handover.finish()

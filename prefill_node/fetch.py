@@ -19,6 +19,7 @@ from node.plans import plan_of
 from prefill_node.config import LearnFromDecodeConfig
 from prefill_node.fetch_costs import MeasuredCosts
 from prefill_node.fetch_policy import FetchPolicy
+from transfer.admission import new_secret
 from transfer.buffers import Buffer
 from transfer.envelope import new_nonce
 from transfer.errors import HandoverFailed, LayoutMismatch
@@ -153,10 +154,13 @@ class Fetches:
             layout=layout,
             max_message_bytes=self._chassis.config.max_message_bytes,
             deadline_s=deadline_s - now_s,
+            secret=new_secret(),
         )
         try:
             land = partial(self._land, sequence)
-            incoming = self._receiver.expect(plan_of(reservation), land=land, deadline_s=deadline_s)
+            incoming = self._receiver.expect(
+                plan_of(reservation), secret=reservation.secret, land=land, deadline_s=deadline_s
+            )
         except LayoutMismatch as error:
             failure = FetchFailed("refused", str(error))
             self._count(failure)

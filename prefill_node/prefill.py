@@ -216,7 +216,11 @@ class _Prefill:
         lease_ends_s = deadline_s + self._chassis.config.shutdown_grace_s
         self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
         self._handover = self._sender.open(
-            plan_of(reservation), reservation.transfer_address, pack=self._pack, deadline_s=deadline_s
+            plan_of(reservation),
+            reservation.transfer_address,
+            secret=reservation.secret,
+            pack=self._pack,
+            deadline_s=deadline_s,
         )
         self._chassis.spawn(self._report_failure(self._handover))
 

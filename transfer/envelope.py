@@ -3,7 +3,7 @@
 An envelope says what the payload is; the receiver compares it with its own plan and believes nothing else.
 
     magic 4s | version u8 | kind u8 | note length u8 | pad | nonce u64 | connection u64 | index u32
-    | first_block u32 | num_blocks u32 | pad 4 | num_bytes u64 | note 64s | digest 16s     (little endian)
+    | first_block u32 | num_blocks u32 | pad 4 | num_bytes u64 | note 64s | digest 16s | proof 16s  (little endian)
 """
 
 import secrets
@@ -15,11 +15,12 @@ from transfer.errors import LayoutMismatch, MalformedEnvelope
 from transfer.plan import MAX_MESSAGES, NONCE_BITS, Kind, PlannedMessage
 
 MAGIC = b"HRHO"
-VERSION = 1
+VERSION = 2
 MAX_NOTE_BYTES = 64
 
 _FIELDS = struct.Struct(f"<4sBBBxQQIII4xQ{MAX_NOTE_BYTES}s")
-ENVELOPE_BYTES = _FIELDS.size + DIGEST_BYTES
+PROOF_BYTES = 16
+ENVELOPE_BYTES = _FIELDS.size + DIGEST_BYTES + PROOF_BYTES
 
 
 def new_nonce() -> int:
@@ -50,6 +51,7 @@ class Envelope:
     connection   the sender's name for the connection that carries it: lets the receiver notice its loss
     note         up to 64 bytes of the nodes' own; rides on the state message, empty elsewhere
     digest       of this message and all before it; empty until sealed
+    proof        that the sender knows the session's secret, see transfer.admission; empty until proven
     """
 
     nonce: int
@@ -61,6 +63,7 @@ class Envelope:
     num_bytes: int
     note: bytes = b""
     digest: bytes = b""
+    proof: bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.note) > MAX_NOTE_BYTES:
@@ -109,11 +112,17 @@ class Envelope:
     def sealed(self, digest: bytes) -> "Envelope":
         return replace(self, digest=digest)
 
-    def encode(self) -> bytes:
-        """`ENVELOPE_BYTES` bytes; the envelope must be sealed."""
+    def claim(self) -> bytes:
+        """Everything but the proof: what the proof covers. The envelope must be sealed."""
         if len(self.digest) != DIGEST_BYTES:
             raise MalformedEnvelope(f"digest of {len(self.digest)} bytes, not {DIGEST_BYTES}: seal it first")
         return self.fields() + self.digest
+
+    def encode(self) -> bytes:
+        """`ENVELOPE_BYTES` bytes; the envelope must be sealed and proven."""
+        if len(self.proof) != PROOF_BYTES:
+            raise MalformedEnvelope(f"proof of {len(self.proof)} bytes, not {PROOF_BYTES}: prove it first")
+        return self.claim() + self.proof
 
     @classmethod
     def decode(cls, data: bytes) -> "Envelope":
@@ -131,7 +140,7 @@ class Envelope:
             raise MalformedEnvelope(f"kind {kind}, note of {note_bytes} bytes: not of this protocol")
         envelope = cls(
             nonce, connection, index, kind, first, num_blocks, num_bytes,
-            note[:note_bytes], data[_FIELDS.size :],
+            note[:note_bytes], data[_FIELDS.size : -PROOF_BYTES], data[-PROOF_BYTES:],
         )  # fmt: skip
         if envelope.encode() != data:  # the digest covers the fields, not what pads them
             raise MalformedEnvelope("bytes that must be zero are not")

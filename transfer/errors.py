@@ -37,6 +37,21 @@ class MalformedEnvelope(TransferError):
     """The bytes of an envelope are not one of ours, or of another version."""
 
 
+class NoSecret(TransferError):
+    """A reservation came without the secret that its sender must prove; nothing was sent."""
+
+
+class Refused(TransferError):
+    """A part came from nobody who proved to take part in its session; the session goes on without it.
+
+    cause   one short word for metrics: see `transfer.admission.Refusal`
+    """
+
+    def __init__(self, cause: str, message: str) -> None:
+        super().__init__(f"{cause}: {message}")
+        self.cause = cause
+
+
 class HandoverFailed(TransferError):
     """A session failed on this side. Nothing of it lands, or is sent, from here on.
 

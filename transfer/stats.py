@@ -11,6 +11,7 @@ class TransportStats:
     connections_lost               however: a dead peer, a broken network, our own deadline, our own close
     forced_closes                  connections closed because an operation outlived its deadline
     failures                       failed sessions of either side, by cause
+    refusals                       parts that nobody who knows their session's secret sent, by cause
     """
 
     sent_parts: int = 0
@@ -24,9 +25,13 @@ class TransportStats:
     forced_closes: int = 0
     sessions_completed: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
 
     def session_failed(self, cause: str) -> None:
         self.failures[cause] = self.failures.get(cause, 0) + 1
+
+    def part_refused(self, cause: str) -> None:
+        self.refusals[cause] = self.refusals.get(cause, 0) + 1
 
 
 @dataclass(frozen=True, slots=True)

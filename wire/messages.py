@@ -85,7 +85,11 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a decode node has set aside for one request. `deadline_s` counts from now, on any clock."""
+    """What a decode node has set aside for one request.
+
+    deadline_s   counts from now, on any clock
+    secret       whoever knows it may hand over to this reservation: it is in no log, no repr and no report
+    """
 
     nonce: int
     attention_hit_tokens: int
@@ -94,6 +98,7 @@ class Reservation:
     layout: CacheLayout
     max_message_bytes: int
     deadline_s: float
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from node.plans import plan_of
 from prefill_node.config import PrefillNodeConfig
 from tests.support.cluster import SMALL, Process
 from tests.support.oracle import greedy, oracle, random_prompt
+from transfer.admission import new_secret
 from transfer.envelope import new_nonce
 from transfer.plan import Kind
 from transfer.receiver import HandoverReceiver
@@ -47,10 +48,14 @@ async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) 
             layout=layout,
             max_message_bytes=4 * layout.block_bytes,
             deadline_s=60.0,
+            secret=new_secret(),
         )
         receiver = HandoverReceiver(transport, Staging(StagingConfig(2, 1 << 20)))
         handover = receiver.expect(
-            plan_of(reservation), land=land, deadline_s=asyncio.get_running_loop().time() + 60
+            plan_of(reservation),
+            secret=reservation.secret,
+            land=land,
+            deadline_s=asyncio.get_running_loop().time() + 60,
         )
         sampling = Sampling(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True)
         request = Request("r", tuple(prompt), len(prompt), sampling)

@@ -274,7 +274,8 @@ class FakeDecodeCall(_Call):
         request, handovers = self._start.request, self._node.handovers
         while True:
             nonce = handovers.reserve()
-            yield m.Reservation(nonce, 32, len(request.tokens), f"{self._node.name}:2", LAYOUT, 1 << 20, 30.0)
+            address = f"{self._node.name}:2"
+            yield m.Reservation(nonce, 32, len(request.tokens), address, LAYOUT, 1 << 20, 30.0, bytes(32))
             landed = asyncio.create_task(handovers.landed[nonce].wait())
             renewed = asyncio.create_task(self._renewed.get())
             try:

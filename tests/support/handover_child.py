@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.transfer_plans import contents
+from tests.support.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
 from transfer.plan import PlannedMessage, TransferPlan
@@ -71,7 +71,8 @@ class Child:
             say(landed=message.index)
 
         deadline_s = asyncio.get_running_loop().time() + within_s
-        handover = self.receiver.expect(planned, land=land, deadline_s=deadline_s)
+        secret = secret_of(planned.nonce)
+        handover = self.receiver.expect(planned, secret=secret, land=land, deadline_s=deadline_s)
         self.incoming[planned.nonce] = handover
         say(expecting=planned.nonce)
         landed = await handover.landed()
@@ -84,7 +85,8 @@ class Child:
             buffer[:] = contents(message, planned.nonce)
 
         deadline_s = asyncio.get_running_loop().time() + within_s
-        handover = self.sender.open(planned, peer, pack=pack, deadline_s=deadline_s)
+        secret = secret_of(planned.nonce)
+        handover = self.sender.open(planned, peer, secret=secret, pack=pack, deadline_s=deadline_s)
         handover.tokens_computed(tokens)
         if finish:
             handover.finish(b"note")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tests.support.transfer_plans import contents
+from tests.support.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
 from transfer.faulty import Fault, FaultyTransport
@@ -35,9 +35,9 @@ class Pair:
     sender_buffers: int = 2
 
     def __post_init__(self) -> None:
-        network = InProcessNetwork()
-        self.prefill = InProcessTransport(network, "p0")
-        self.decode = InProcessTransport(network, "d0")
+        self.network = InProcessNetwork()
+        self.prefill = InProcessTransport(self.network, "p0")
+        self.decode = InProcessTransport(self.network, "d0")
         self.sender_staging = Staging(StagingConfig(self.sender_buffers, buffer_bytes=1000))
         self.receiver_staging = Staging(StagingConfig(self.num_buffers, buffer_bytes=1000))
         self.sender = HandoverSender(self.prefill, self.sender_staging)
@@ -45,19 +45,27 @@ class Pair:
         self.landed: list[tuple[PlannedMessage, Buffer]] = []
 
     def expect(self, plan: TransferPlan, deadline_s: float | None = None) -> IncomingHandover:
-        return self.receiver.expect(plan, land=self.land, deadline_s=deadline_s or soon())
+        return self.receiver.expect(
+            plan, secret=secret_of(plan.nonce), land=self.land, deadline_s=deadline_s or soon()
+        )
 
-    def open(self, plan: TransferPlan, deadline_s: float | None = None) -> OutgoingHandover:
+    def open(
+        self, plan: TransferPlan, deadline_s: float | None = None, *, secret: bytes | None = None
+    ) -> OutgoingHandover:
+        """`secret` is the session's, if not said otherwise."""
+
         async def pack(message: PlannedMessage, buffer: Buffer) -> None:
             buffer[:] = contents(message, plan.nonce)
 
-        return self.sender.open(plan, "d0", pack=pack, deadline_s=deadline_s or soon())
+        return self.sender.open(
+            plan, "d0", secret=secret or secret_of(plan.nonce), pack=pack, deadline_s=deadline_s or soon()
+        )
 
     async def land(self, message: PlannedMessage, buffer: Buffer) -> None:
         self.landed.append((message, buffer.copy()))
 
-    def send_all(self, plan: TransferPlan, note: bytes = b"") -> OutgoingHandover:
-        outgoing = self.open(plan)
+    def send_all(self, plan: TransferPlan, note: bytes = b"", *, secret: bytes | None = None) -> OutgoingHandover:
+        outgoing = self.open(plan, secret=secret)
         outgoing.tokens_computed(plan.num_tokens)
         outgoing.finish(note)
         return outgoing

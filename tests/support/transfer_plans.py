@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from transfer.admission import SECRET_BYTES
 from transfer.buffers import Buffer
 from transfer.plan import PlannedMessage, TransferPlan
 
@@ -18,6 +19,11 @@ def small_plan(nonce: int = 7, **changes: int) -> TransferPlan:
         "max_message_bytes": 250,
     }
     return TransferPlan(**{**fields, **changes})
+
+
+def secret_of(nonce: int) -> bytes:
+    """Each session's own, known to both ends of a test."""
+    return nonce.to_bytes(SECRET_BYTES)
 
 
 def contents(message: PlannedMessage, nonce: int) -> Buffer:

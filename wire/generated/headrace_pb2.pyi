@@ -334,6 +334,7 @@ class Reservation(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
     """names the session; a stale one is refused"""
     attention_hit_tokens: _builtins.int
@@ -342,6 +343,8 @@ class Reservation(_message.Message):
     max_message_bytes: _builtins.int
     deadline_s: _builtins.float
     """from now: when the session fails if it has not landed"""
+    secret: _builtins.bytes
+    """32 random bytes: the sender proves each message with them, and never sends or logs them"""
     @_builtins.property
     def layout(self) -> Global___Layout: ...
     def __init__(
@@ -354,10 +357,11 @@ class Reservation(_message.Message):
         layout: Global___Layout | None = ...,
         max_message_bytes: _builtins.int = ...,
         deadline_s: _builtins.float = ...,
+        secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "deadline_s", b"deadline_s", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "nonce", b"nonce", "num_tokens", b"num_tokens", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "deadline_s", b"deadline_s", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "nonce", b"nonce", "num_tokens", b"num_tokens", "secret", b"secret", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

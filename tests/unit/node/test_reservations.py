@@ -11,7 +11,7 @@ LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 
 
 
 def reservation(num_tokens: int, hit: int) -> Reservation:
-    return Reservation(7, hit, num_tokens, "host:1", LAYOUT, 3 * LAYOUT.block_bytes, 5.0)
+    return Reservation(7, hit, num_tokens, "host:1", LAYOUT, 3 * LAYOUT.block_bytes, 5.0, bytes(32))
 
 
 def test_a_plan_covers_the_blocks_beyond_the_attention_hit_and_the_state() -> None:

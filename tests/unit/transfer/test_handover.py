@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.handover_pair import Pair, failure, soon, turns
-from tests.support.transfer_plans import contents, small_plan
+from tests.support.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer
 from transfer.envelope import MAX_NOTE_BYTES, Tag
 from transfer.errors import IllegalTransition, LayoutMismatch
@@ -72,7 +72,7 @@ async def test_a_slow_landing_keeps_order_and_holds_at_most_two_buffers():
         np.testing.assert_array_equal(buffer, contents(message, NONCE))
         running -= 1
 
-    incoming = pair.receiver.expect(plan, land=land, deadline_s=soon())
+    incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=land, deadline_s=soon())
     pair.send_all(plan)
     await incoming.landed()
     assert most == 2
@@ -96,7 +96,7 @@ async def test_late_messages_of_a_cancelled_session_touch_nothing_that_was_given
         await turns()
         await pair.land(message, buffer)
 
-    second = pair.receiver.expect(other, land=land_late, deadline_s=soon())
+    second = pair.receiver.expect(other, secret=secret_of(NONCE + 1), land=land_late, deadline_s=soon())
     pair.send_all(other)
     await second.landed()
     await outgoing.done()
@@ -133,7 +133,7 @@ async def test_a_cancel_waits_for_the_landing_under_way():
         await go_on.wait()
         pair.landed.append((message, buffer.copy()))
 
-    incoming = pair.receiver.expect(plan, land=land, deadline_s=soon())
+    incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=land, deadline_s=soon())
     pair.send_all(plan)
     await asyncio.wait_for(landing.wait(), 5)
     incoming.cancel()
@@ -201,7 +201,7 @@ async def test_nobody_at_the_address_fails_the_sender():
     async def pack(message: PlannedMessage, buffer: Buffer) -> None:
         raise AssertionError
 
-    outgoing = pair.sender.open(plan, "d9", pack=pack, deadline_s=soon())
+    outgoing = pair.sender.open(plan, "d9", secret=secret_of(NONCE), pack=pack, deadline_s=soon())
     outgoing.tokens_computed(18)
     failed = await failure(outgoing)
     assert failed.cause == "peer_lost"
@@ -214,11 +214,11 @@ async def test_errors_of_pack_and_land_fail_their_session_and_are_kept_as_the_ca
     async def broken(message: PlannedMessage, buffer: Buffer) -> None:
         raise ZeroDivisionError("kernel")
 
-    incoming = pair.receiver.expect(plan, land=broken, deadline_s=soon())
+    incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=broken, deadline_s=soon())
     pair.send_all(plan)
     failed = await failure(incoming)
     assert (failed.cause, type(failed.__cause__)) == ("local_error", ZeroDivisionError)
-    outgoing = pair.sender.open(plan, "d0", pack=broken, deadline_s=soon())
+    outgoing = pair.sender.open(plan, "d0", secret=secret_of(NONCE), pack=broken, deadline_s=soon())
     outgoing.tokens_computed(16)
     assert (await failure(outgoing)).cause == "local_error"
     await pair.assert_staging_returns()
