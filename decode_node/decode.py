@@ -21,7 +21,7 @@ from node.chassis import Chassis
 from node.errors import NoRoom
 from node.notes import decode_note
 from node.packing import scatter
-from node.plans import plan_of
+from node.plans import plan_of, smaller
 from transfer.admission import new_secret
 from transfer.buffers import Buffer
 from transfer.envelope import new_nonce
@@ -106,6 +106,7 @@ class _Decode:
         self._admitted: Admitted | None = None
         self._handover: IncomingHandover | None = None
         self._is_landed = False
+        self._peers_max_bytes: int | None = None
 
     async def read(self, commands: AsyncIterator[DecodeCommand]) -> None:
         """Puts the router's commands into the inbox; after one that cannot be read, what ends the request."""
@@ -117,6 +118,7 @@ class _Decode:
 
     async def run(self, start: Start, timeout_s: float) -> AsyncGenerator[DecodeEvent, None]:
         self._deadline_s = asyncio.get_running_loop().time() + timeout_s
+        self._peers_max_bytes = start.max_message_bytes
         sequence = self._submit(start)
         while True:
             match await self._inbox.get():
@@ -124,7 +126,8 @@ class _Decode:
                     self._admitted = admitted
                     self._accounting.admitted(admitted)
                     yield self._reserve() if admitted.state_arrives else LocalPrefill(admitted.reused_tokens)
-                case Renew(nonce):
+                case Renew(nonce, max_message_bytes):
+                    self._peers_max_bytes = max_message_bytes
                     if await self._may_renew(nonce):
                         yield self._reserve()
                 case _SessionEnded(nonce, outcome):
@@ -183,7 +186,7 @@ class _Decode:
             num_tokens=self._sequence.prompt_length,
             transfer_address=self._chassis.transport.address,
             layout=self._chassis.built.layout,
-            max_message_bytes=self._config.max_message_bytes,
+            max_message_bytes=smaller(self._config.max_message_bytes, self._peers_max_bytes),
             deadline_s=timeout_s,
             secret=new_secret(),
         )

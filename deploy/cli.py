@@ -73,14 +73,15 @@ def up(
 
 @app.command()
 def status(name: Name = "default") -> None:
-    """Show the nodes of a running cluster."""
+    """Show the nodes of a running cluster, and the links between them."""
     from deploy.api import RouterApi
-    from deploy.show import node_table
+    from deploy.show import link_table, node_table
 
     url = _runs().ready_url(name)
     cluster = RouterApi(url).cluster()
     console.print(f"{name} at {url}")
     console.print(node_table(cluster["nodes"]))
+    console.print(link_table(cluster["links"]))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from deploy.api import Answer
 
@@ -23,6 +24,23 @@ def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
 
 def _pool(pool: Mapping[str, int]) -> str:
     return f"{pool['in_use']}+{pool['cached']}/{pool['total']}"
+
+
+def link_table(links: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a direction that hand-overs take, as the sending node measured it."""
+    table = Table("from", "to", "over", "GB/s", "round trip", "note", box=None, header_style="bold")
+    for link in links:
+        speed, trip = link["bytes_per_s"], link["round_trip_s"]
+        problem = link["error"] or link["warning"]
+        table.add_row(
+            link["from"],
+            link["to"],
+            ", ".join(link["lanes"]),
+            "" if speed is None else f"{speed / 1e9:.2f}",
+            "" if trip is None else f"{trip * 1e6:.0f} us",
+            Text(problem, style="yellow") if problem else "" if speed is not None else "not measured yet",
+        )
+    return table
 
 
 def report_table(answer: Answer) -> Table:

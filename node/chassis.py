@@ -17,9 +17,12 @@ from engine.config import ConfigError
 from engine.loop import EngineLoop
 from node.cache_feed import CacheFeed
 from node.config import NodeConfig
+from node.links import Links
 from node.registration import Registration
 from node.status import node_status
+from transfer.admission import Refusal
 from transfer.backend import Transport
+from transfer.envelope import VERSION
 from transfer.errors import LayoutMismatch
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
@@ -110,6 +113,8 @@ class Node:
             undo.push_async_callback(self._transport.close)
             buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
             staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes))
+            self._links = Links(self.config.name, self._transport, staging.memory, self._device)
+            undo.push_async_callback(self._links.close)
             self.cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
             self.chassis = Chassis(self.config, built, self._engine, self._transport, staging, set())
             self._engine.start()
@@ -121,7 +126,7 @@ class Node:
         self.info = self._describe(f"{self.config.host}:{port}")
         self._registration: Registration | None = None
         if self.config.router_address is not None:
-            self._registration = Registration(self.config.router_address, self.info, self.status)
+            self._registration = Registration(self.config.router_address, self.info, self.status, self._links.meet)
             self._registration.start()
         log.info("%s node %s serves at %s", self._role.value, self.config.name, self.info.address)
 
@@ -134,7 +139,7 @@ class Node:
             if self._status is None:
                 raise
         counters = {**self._status.counters, **self._transfer_counters(), **self._role_service.counters()}
-        return replace(self._status, counters=counters)
+        return replace(self._status, counters=counters, links=self._links.report())
 
     async def stop(self) -> None:
         """Leaves the router, ends requests in flight after the grace period, and gives everything back.
@@ -154,6 +159,7 @@ class Node:
             if self.chassis.tasks:
                 await asyncio.wait(self.chassis.tasks, timeout=self.config.shutdown_grace_s)
             await self._role_service.close()
+            await self._links.close()
             await self._transport.close()
             if self._crash is None:
                 await self._engine.stop(STOP_TIMEOUT_S)
@@ -186,7 +192,14 @@ class Node:
             num_blocks=built.sizes.num_blocks,
             num_slots=built.sizes.num_slots,
             pid=os.getpid(),
+            device=self._device,
+            max_message_bytes=self.chassis.staging.buffer_bytes,
+            handover_version=VERSION,
         )
+
+    @property
+    def _device(self) -> str:
+        return self.config.engine.device.partition(":")[0]
 
     def _transfer_counters(self) -> dict[str, float]:
         stats = self._transport.stats
@@ -196,4 +209,5 @@ class Node:
             "transfer_dropped_parts": stats.dropped_parts,
             "transfer_sessions_completed": stats.sessions_completed,
             "transfer_failures": sum(stats.failures.values()),
+            **{f"cause={cause}/transfer_refused_parts": stats.refusals.get(cause, 0) for cause in Refusal},
         }

@@ -6,6 +6,12 @@ from transfer.plan import TransferPlan
 from wire.messages import Reservation
 
 
+def smaller(own_bytes: int, peers_bytes: int | None) -> int:
+    """The longest message that both sides' staging takes. None: nothing is known of the peer, which says so if it
+    cannot."""
+    return own_bytes if peers_bytes is None else min(own_bytes, peers_bytes)
+
+
 def plan_of(reservation: Reservation) -> TransferPlan:
     """Raises LayoutMismatch when the reservation's numbers do not make a plan."""
     layout = reservation.layout

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from wire.client import RegistryClient
 from wire.errors import NodeError, RequestRefused
-from wire.messages import NodeInfo, NodeStatus
+from wire.messages import NodeInfo, NodeStatus, Peer
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +18,23 @@ RETRY_S = 0.25
 
 
 class Registration:
-    """Keeps one node registered until stopped; an unreachable router is tried again for ever."""
+    """Keeps one node registered until stopped; an unreachable router is tried again for ever.
 
-    def __init__(self, router: str, info: NodeInfo, status: Callable[[], Awaitable[NodeStatus]]) -> None:
+    `meet` is called after each beat with the peers that the router names; it must return at once.
+    """
+
+    def __init__(
+        self,
+        router: str,
+        info: NodeInfo,
+        status: Callable[[], Awaitable[NodeStatus]],
+        meet: Callable[[Sequence[Peer]], None],
+    ) -> None:
         self._client = RegistryClient(router)
         self._router = router
         self._info = info
         self._status = status
+        self._meet = meet
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._beat())
@@ -43,9 +53,9 @@ class Registration:
         while True:
             delay_s = RETRY_S
             try:
-                delay_s = await self._client.register(
-                    self._info, await self._status(), timeout_s=CALL_TIMEOUT_S
-                )
+                answer = await self._client.register(self._info, await self._status(), timeout_s=CALL_TIMEOUT_S)
+                delay_s = answer.heartbeat_s
+                self._meet(answer.peers)
                 reported = ""
             except Exception as error:  # whatever it was: a node that stops saying that it lives is taken for dead
                 # Said once, not four times a second: a router that starts later is normal.

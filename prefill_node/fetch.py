@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from engine.sequence import Admitted, Sequence
 from node.chassis import Chassis
 from node.packing import scatter
-from node.plans import plan_of
+from node.plans import plan_of, smaller
 from prefill_node.config import LearnFromDecodeConfig
 from prefill_node.fetch_costs import MeasuredCosts
 from prefill_node.fetch_policy import FetchPolicy
@@ -152,7 +152,7 @@ class Fetches:
             num_tokens=donor.num_tokens,
             transfer_address=self._chassis.transport.address,
             layout=layout,
-            max_message_bytes=self._chassis.config.max_message_bytes,
+            max_message_bytes=smaller(self._chassis.config.max_message_bytes, donor.max_message_bytes),
             deadline_s=deadline_s - now_s,
             secret=new_secret(),
         )

@@ -178,7 +178,7 @@ class Run:
 
     async def _on_decode_node(self, attempt: _Attempt) -> None:
         node = await self._pick(m.Role.DECODE)
-        start = m.Start(attempt.request, may_prefill_remotely=self._may_prefill_remotely())
+        start = m.Start(attempt.request, self._may_prefill_remotely(), self._max_message_bytes())
         try:
             async with (
                 self._shared.nodes.in_use(node) as client,
@@ -198,6 +198,9 @@ class Run:
 
     def _may_prefill_remotely(self) -> bool:
         return self.life.needs_decode and bool(self._shared.nodes.live(m.Role.PREFILL))
+
+    def _max_message_bytes(self) -> int | None:
+        return self._shared.nodes.max_message_bytes(m.Role.PREFILL)
 
     async def _read(self, attempt: _Attempt, node: Node, call: DecodeCall) -> None:
         try:
@@ -261,7 +264,7 @@ class Run:
                 case ev.SendRenew(failed_nonce):
                     if attempt.prefill is not None and attempt.prefill is not asyncio.current_task():
                         attempt.prefill.cancel()
-                    await attempt.send(m.Renew(failed_nonce))
+                    await attempt.send(m.Renew(failed_nonce, self._max_message_bytes()))
                 case ev.SendStop():
                     await attempt.send(m.Stop())
                 case ev.StartOver() | ev.Finish() | ev.Fail():

@@ -40,4 +40,6 @@ def choose_donor(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | No
     info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))
     if info is None or hit is None or hit.state_tokens <= (0 if own is None else own.resumable_tokens):
         return None
-    return Donor(info.name, info.address, hit.state_tokens)
+    return Donor(
+        info.name, info.address, hit.state_tokens, info.layout.block_size, info.max_message_bytes
+    )

@@ -29,6 +29,7 @@ class LiveMetrics(Collector):
         nodes = self._nodes()
         yield self._open_requests()
         yield from _node_gauges(nodes)
+        yield from _link_gauges(nodes)
         yield from _node_counters(nodes)
         yield from self._indexed(nodes)
 
@@ -71,17 +72,40 @@ def _node_gauges(nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
     yield from (up, requests, pools, indexed, placeholders)
 
 
+def _link_gauges(nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
+    """Of links that are measured; `link_healthy` of all."""
+    healthy = _gauge("link_healthy", "1 if the way to a peer works and nothing about it needs looking into", "peer")
+    speed = _gauge("link_bytes_per_second", "Measured speed of long messages to a peer", "peer")
+    round_trip = _gauge("link_round_trip_seconds", "Measured round trip of a short message to a peer", "peer")
+    for node in nodes:
+        for link in node.status.links:
+            labels = [*_place(node), link.peer]
+            healthy.add_metric(labels, link.bytes_per_s is not None and link.warning is None)
+            if link.bytes_per_s is not None and link.round_trip_s is not None:
+                speed.add_metric(labels, link.bytes_per_s)
+                round_trip.add_metric(labels, link.round_trip_s)
+    yield from (healthy, speed, round_trip)
+
+
 def _node_counters(nodes: Sequence[Node]) -> Iterator[CounterMetricFamily]:
-    """A node's counter `x` is `headrace_node_x_total`; its counter `state/x` has the label group="state"."""
+    """A node's counter `x` is `headrace_node_x_total`; `cause=deadline,direction=sent/x` has these two labels more, and
+    `state/x` is short for `group=state/x`. All nodes give one name the same labels."""
     families: dict[str, CounterMetricFamily] = {}
     for node in nodes:
         for counter, value in node.status.counters.items():
-            group, _, name = counter.rpartition("/")
+            prefix, _, name = counter.rpartition("/")
+            labels = _labels(prefix)
             if name not in families:
-                labels = [*PLACE, "group"] if group else PLACE
-                families[name] = CounterMetricFamily(f"headrace_node_{name}", "Counted by the node", labels=labels)
-            families[name].add_metric([*_place(node), *([group] if group else [])], value)
+                text = "Counted by the node"
+                families[name] = CounterMetricFamily(f"headrace_node_{name}", text, labels=[*PLACE, *labels])
+            families[name].add_metric([*_place(node), *labels.values()], value)
     yield from families.values()
+
+
+def _labels(prefix: str) -> dict[str, str]:
+    """In the order of their names, however a node wrote them."""
+    parts = (part.partition("=") for part in prefix.split(",") if part)
+    return dict(sorted((name, value) if equals else ("group", name) for name, equals, value in parts))
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from router.errors import LayoutRefused
 from wire.client import NodeClient
-from wire.messages import NodeInfo, NodeStatus, Role
+from wire.messages import NodeInfo, NodeStatus, Peer, Role
 
 MISSED_HEARTBEATS = 3
 NodeId = tuple[str, int]
@@ -35,8 +35,14 @@ class NodeTable:
     """Registered nodes by name. `clock` yields seconds; `connect` opens a client to a node."""
 
     def __init__(
-        self, heartbeat_s: float, clock: Callable[[], float], connect: Callable[[NodeInfo], NodeClient]
+        self,
+        heartbeat_s: float,
+        clock: Callable[[], float],
+        connect: Callable[[NodeInfo], NodeClient],
+        *,
+        learn_from_decode: bool = True,
     ) -> None:
+        self._learn_from_decode = learn_from_decode
         self._lifetime_s = heartbeat_s * MISSED_HEARTBEATS
         self._clock = clock
         self._connect = connect
@@ -51,12 +57,19 @@ class NodeTable:
     def register(self, info: NodeInfo, status: NodeStatus) -> bool:
         """Adds a node (True) or renews its registration (False).
 
-        Raises LayoutRefused when its layout is not the cluster's.
+        Raises LayoutRefused when its layout, or the version of its hand-over, is not the cluster's.
         """
         self.expire()
         known = self._nodes.get(info.name)
         for other in self._nodes.values():
-            difference = None if other is known else info.layout.mismatch(other.info.layout)
+            if other is known:
+                continue
+            if info.handover_version != other.info.handover_version:
+                raise LayoutRefused(
+                    f"node {info.name}: handover_version {info.handover_version} != {other.info.handover_version} "
+                    f"of {other.info.name}; run one release on all nodes"
+                )
+            difference = info.layout.mismatch(other.info.layout)
             if difference is not None:
                 raise LayoutRefused(
                     f"node {info.name}: {difference} of {other.info.name}; start all nodes with one layout"
@@ -70,6 +83,18 @@ class NodeTable:
         self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s)
         self._tell()
         return True
+
+    def receivers_of(self, role: Role) -> list[Peer]:
+        """Whom a node of this role may have to hand messages to: prefill nodes to decode nodes, and back if prefill
+        nodes learn from decode nodes."""
+        if role is Role.DECODE and not self._learn_from_decode:
+            return []
+        others = (node.info for node in self.all() if node.info.role is not role)
+        return [Peer(info.name, info.incarnation, info.transfer_address, info.device) for info in others]
+
+    def max_message_bytes(self, sender: Role) -> int | None:
+        """The largest message that every live node of the sending role can send; None without any."""
+        return min((node.info.max_message_bytes for node in self.live(sender)), default=None)
 
     def leave(self, name: str, incarnation: int) -> None:
         """Takes no more requests to this node; the ones it works on may finish."""

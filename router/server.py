@@ -49,7 +49,9 @@ class RouterServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self.nodes = NodeTable(config.heartbeat_s, clock, connect_to)
+        self.nodes = NodeTable(
+            config.heartbeat_s, clock, connect_to, learn_from_decode=config.learn_from_decode
+        )
         tokens = ModelTokens(config.model_path)
         table = RequestTable(config.max_attempts)
         admission = Admission(config.max_concurrent, config.max_queue)

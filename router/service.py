@@ -37,7 +37,9 @@ class RegistryService(rpc.RegistryServicer):
         except LayoutRefused as error:
             log.warning("refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        return pb.RegisterReply(heartbeat_s=self._heartbeat_s)
+        reply = pb.RegisterReply()
+        codecs.encode(m.Registered(self._heartbeat_s, tuple(self._nodes.receivers_of(info.role))), reply)
+        return reply
 
     async def Leave(
         self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext[pb.LeaveRequest, pb.LeaveReply]

@@ -15,7 +15,7 @@ from router.nodes import Node, NodeTable
 from router.prefix_index import PrefixIndex
 from router.table import RequestTable
 from wire.cache_updates import CACHE_CHANGES
-from wire.messages import Role
+from wire.messages import LinkStatus, Role
 
 
 class ClusterStatus:
@@ -64,12 +64,13 @@ class ClusterStatus:
         return self._metrics.exposition()
 
     def cluster(self) -> dict[str, Any]:
-        """Nodes, requests and hits, for /cluster and the page."""
+        """Nodes, their links, requests and hits, for /cluster and the page."""
         now_s = self._clock()
         return {
             "model": self._model,
             "ready": bool(self._nodes.live(Role.DECODE)),
             "nodes": [_node(node, now_s) | {"index": _index(node, self._index)} for node in self._nodes.all()],
+            "links": [_link(node, link) for node in self._nodes.all() for link in node.status.links],
             "phases": {phase.value: count for phase, count in self._table.counts().items()},
             "waiting": self._admission.waiting,
             "requests": list(self._table.rows(now_s)),
@@ -95,6 +96,12 @@ def _node(node: Node, now_s: float) -> dict[str, Any]:
         "slots": asdict(status.slots),
         "counters": dict(status.counters),
     }
+
+
+def _link(node: Node, link: LinkStatus) -> dict[str, Any]:
+    """What the node measured of its way to a peer; figures are null until it has, or when it cannot."""
+    measured = asdict(link)
+    return {"from": node.info.name, "to": measured.pop("peer"), **measured}
 
 
 def _index(node: Node, index: PrefixIndex) -> dict[str, Any] | None:

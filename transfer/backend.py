@@ -55,6 +55,11 @@ class Connection(Protocol):
         """64 random bits: the name by which the receiver can watch this connection."""
         ...
 
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The transports and devices in use, such as `tcp/eth0`: final once the first messages have gone over it."""
+        ...
+
     def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
         """Done when the transport needs `part` no longer. Fails with `PeerLost` or `DeadlinePassed`."""
         ...

@@ -1,11 +1,14 @@
-"""What a link really does: the round trip of a short message and the speed of long ones, at a node's start.
+"""What a link really does: which transports carry it, how long a short message takes, how fast long ones move.
 
-sink = LinkSink(transport, buffer)                                  # every node that receives
-report = await measure_link(transport, peer, buffer, deadline_s)    # every pair, once
+sink = LinkSink(transport, allocate(PROBE_BYTES))                            # every node: anybody may measure
+report = await measure_link(transport, peer, allocate(PROBE_BYTES), deadline_s)    # every pair, in each direction used
+
+A measurement shares the connection with hand-overs, so it is short: a tenth of a second, or one long message.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from transfer.backend import Arrival, Connection, Transport
@@ -16,22 +19,36 @@ from transfer.plan import NONCE_BITS
 LINK_NONCE = (1 << NONCE_BITS) - 1
 """The one nonce that is no session's. A session may draw it once in 2^48, and is then refused."""
 
+PROBE_BYTES = 16 << 20
+"""Of a long message, and of every sink's buffer: long enough that starting it costs little on a link of 200 GB/s."""
+
 SHORT_BYTES = 16 << 10
 """Long enough for a rendezvous, so that `sent` means `taken by the peer`: a round trip."""
 
 ROUND_TRIPS = 20
-LONG_MESSAGES = 8
+LONG_MESSAGES = 16
+LONG_S = 0.1
+"""What the long messages together may take: on a slow link there are fewer of them."""
+
 SINK_PATIENCE_S = 86_400.0
 """A sink never gives up on a message by itself: it has one buffer, and nobody waits for that."""
+
+DIRECT_TRANSPORTS = ("cuda_ipc", "rc", "dc", "ud", "gga", "srd")
+"""UCX's transports (their names' beginnings) that move GPU memory without the host's: NVLink or PCIe, RDMA."""
+
+GPU_PAIR_BYTES_PER_S = 5e9
+"""Less than this between two GPUs means that the bytes pass through a host's memory, whatever the lanes say."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """round_trip_s: median of a 16 KiB message, sent and taken; gigabytes_per_s: of buffer-sized messages."""
+    """lanes: in use, such as `tcp/eth0`; round_trip_s: median of a 16 KiB message, sent and taken; bytes_per_s: of
+    long messages, two on their way at a time."""
 
     peer: str
+    lanes: tuple[str, ...]
     round_trip_s: float
-    gigabytes_per_s: float
+    bytes_per_s: float
 
 
 class LinkSink:
@@ -53,21 +70,40 @@ class LinkSink:
 async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline_s: float) -> LinkReport:
     """Probe the sink at `peer` with messages of up to `buffer`'s size, which its own buffer must hold too.
 
+    deadline_s   leave time to spare: a message that outlives it breaks the connection, which hand-overs share
     Raises `PeerUnreachable`, `PeerLost` or `DeadlinePassed`.
     """
     connection = await transport.connect(peer, deadline_s)
     short = buffer[:SHORT_BYTES]
-    await _seconds(connection, short, deadline_s)  # the first message also wires the connection up
+    await _seconds(connection, short, deadline_s)  # the first messages also wire the connection up
     await _seconds(connection, buffer, deadline_s)
     trips = sorted([await _seconds(connection, short, deadline_s) for _ in range(ROUND_TRIPS)])
+    estimate_s = await _seconds(connection, buffer, deadline_s)
+    pairs = max(1, min(LONG_MESSAGES, int(LONG_S / estimate_s)) // 2)
     began_s = time.monotonic()
-    for _ in range(LONG_MESSAGES):
-        await _seconds(connection, buffer, deadline_s)
+    for _ in range(pairs):
+        await asyncio.gather(*(_seconds(connection, buffer, deadline_s) for _ in range(2)))
     seconds = time.monotonic() - began_s
-    return LinkReport(peer, trips[ROUND_TRIPS // 2], LONG_MESSAGES * len(buffer) / seconds / 1e9)
+    return LinkReport(peer, connection.lanes, trips[ROUND_TRIPS // 2], 2 * pairs * len(buffer) / seconds)
+
+
+def link_warning(lanes: Sequence[str], bytes_per_s: float, *, between_gpus: bool) -> str | None:
+    """What an operator should look into; None when the link is as good as it can be told to be."""
+    if not between_gpus:
+        return None
+    used = ", ".join(lanes) or "unknown lanes"
+    if lanes and not any(lane.startswith(DIRECT_TRANSPORTS) for lane in lanes):
+        return f"a pair of GPUs hands over by {used}: add cuda_ipc (one host) or RDMA (two) to ucx.transports"
+    if bytes_per_s < GPU_PAIR_BYTES_PER_S:
+        return (
+            f"a pair of GPUs at {bytes_per_s / 1e9:.2f} GB/s over {used}: its bytes pass through the host's memory; "
+            "see docs/operations.md, Links"
+        )
+    return None
 
 
 async def _seconds(connection: Connection, part: Buffer, deadline_s: float) -> float:
     began_s = time.monotonic()
-    await connection.send(Tag(LINK_NONCE, 0, True), part, deadline_s)
+    # The transport's until it is done, even if whoever measures is cancelled meanwhile.
+    await asyncio.shield(connection.send(Tag(LINK_NONCE, 0, True), part, deadline_s))
     return time.monotonic() - began_s

@@ -246,8 +246,8 @@ class RegistryClient:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._registry = rpc.RegistryStub(self._channel)
 
-    async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> float:
-        """Registers or renews; returns within how many seconds to call again."""
+    async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> m.Registered:
+        """Registers or renews. Raises NodeError."""
         message = pb.RegisterRequest()
         codecs.encode(info, message.info)
         codecs.encode(status, message.status)
@@ -255,7 +255,7 @@ class RegistryClient:
             reply = await self._registry.Register(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(f"router {self._address}", error) from error
-        return float(reply.heartbeat_s)
+        return codecs.decode(reply, m.Registered)
 
     async def leave(self, name: str, incarnation: int, *, timeout_s: float) -> None:
         """Says that the node stops now."""

@@ -114,12 +114,18 @@ class TransferReport:
 
 @dataclass(frozen=True)
 class Donor:
-    """A decode node that held the prompt's first `num_tokens` tokens, a multiple of the block size, when last
-    heard of: their blocks, and a checkpoint there. A hint: it may be gone by now."""
+    """A decode node that held the prompt's first `num_tokens` tokens, a multiple of both nodes' block sizes, when
+    last heard of: their blocks, and a checkpoint there. A hint: it may be gone by now.
+
+    block_size         its own: the prefix is known to it by keys of such blocks
+    max_message_bytes  the largest message that it can send
+    """
 
     node: str
     address: str
     num_tokens: int
+    block_size: int
+    max_message_bytes: int
 
 
 @dataclass(frozen=True)
@@ -176,17 +182,22 @@ PrefillEvent = FirstToken | PromptLogprobs | PrefillDone
 
 @dataclass(frozen=True)
 class Start:
-    """First command of a decode call. `may_prefill_remotely` False: no prefill node is there."""
+    """First command of a decode call. `may_prefill_remotely` False: no prefill node is there.
+
+    max_message_bytes   the largest message that every prefill node can send; None: any that this node can take
+    """
 
     request: Request
     may_prefill_remotely: bool = True
+    max_message_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Renew:
-    """The prefill node failed: issue a fresh nonce for the same reservation."""
+    """The prefill node failed: issue a fresh nonce for the same reservation. `max_message_bytes`: as in `Start`."""
 
     failed_nonce: int
+    max_message_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +279,12 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """Who a node is. A restarted node has the same name and another incarnation."""
+    """Who a node is. A restarted node has the same name and another incarnation.
+
+    device             "cpu" or "cuda": where its cache lies
+    max_message_bytes  the largest message that its staging holds
+    handover_version   of what nodes send each other: peers of another one are strangers
+    """
 
     name: str
     role: Role
@@ -280,6 +296,46 @@ class NodeInfo:
     num_blocks: int
     num_slots: int
     pid: int
+    device: str
+    max_message_bytes: int
+    handover_version: int
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A node that another one hands messages to, as the router tells it."""
+
+    name: str
+    incarnation: int
+    transfer_address: str
+    device: str
+
+
+@dataclass(frozen=True)
+class LinkStatus:
+    """What a node measured of its way to a peer, in that direction.
+
+    lanes         the transports and devices in use, such as `tcp/eth0`
+    round_trip_s  of a short message, sent and taken
+    bytes_per_s   of long messages
+    warning       it works, but not as it should
+    error         why there is no measurement; with neither figures nor error there is none yet
+    """
+
+    peer: str
+    lanes: tuple[str, ...] = ()
+    round_trip_s: float | None = None
+    bytes_per_s: float | None = None
+    warning: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The router's answer: call again within `heartbeat_s`; `peers` are whom this node may have to send to."""
+
+    heartbeat_s: float
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -295,10 +351,12 @@ class PoolStatus:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """`counters` only ever grow; the name of one that counts for one cache group is `group/name`."""
+    """`counters` only ever grow; one with labels is named `label=value,.../name`, and `attention/name` is short for
+    `group=attention/name`. `links` are to the peers of the last registration."""
 
     running: int
     waiting: int
     blocks: PoolStatus
     slots: PoolStatus
     counters: Mapping[str, float] = field(default_factory=dict)
+    links: tuple[LinkStatus, ...] = ()

@@ -38,7 +38,7 @@ class Pair:
     decode: GrpcNodeClient
 
     def donor(self, num_tokens: int) -> Donor:
-        return Donor("d0", self.d0.ready["address"], num_tokens)
+        return Donor("d0", self.d0.ready["address"], num_tokens, block_size=16, max_message_bytes=4 << 20)
 
     async def prefill_status(self) -> NodeStatus:
         return await status_of(self.p0.ready["address"])

@@ -37,8 +37,17 @@ def node_info(name: str, role: m.Role, **changes: Any) -> m.NodeInfo:
         "num_blocks": 64,
         "num_slots": 8,
         "pid": 1,
+        "device": "cpu",
+        "max_message_bytes": 1 << 20,
+        "handover_version": 2,
     }
     return m.NodeInfo(name=name, role=role, **(values | changes))
+
+
+def donor(name: str, num_tokens: int) -> m.Donor:
+    """A node of `node_info`, as a router names it to a prefill node."""
+    info = node_info(name, m.Role.DECODE)
+    return m.Donor(name, info.address, num_tokens, info.layout.block_size, info.max_message_bytes)
 
 
 @dataclass(frozen=True)

@@ -89,11 +89,16 @@ class Linked:
 
     async def first_token(self, request: Request, donor_tokens: int | None) -> tuple[int, PrefillReport]:
         """By the prefill node, which hands over to nobody; None: it knows of no donor."""
-        donor = None if donor_tokens is None else Donor(DONOR, "nowhere", donor_tokens)
+        donor = None if donor_tokens is None else self.known(donor_tokens)
         events = [e async for e in self.prefill.run(PrefillRequest(request, donor=donor), TIMEOUT_S)]
         first, done = events
         assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
         return first.token.id, done.report
+
+    def known(self, num_tokens: int) -> Donor:
+        """The decode node, as the router names it to the prefill node."""
+        chassis = self.decode_chassis
+        return Donor(DONOR, "nowhere", num_tokens, chassis.built.layout.block_size, chassis.staging.buffer_bytes)
 
     async def settled(self) -> None:
         """Until both nodes have given everything back; their pools hold together."""

@@ -455,21 +455,29 @@ class Donor(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     address: _builtins.str
     """host:port of its gRPC service"""
     num_tokens: _builtins.int
-    """a multiple of the block size"""
+    """a multiple of both nodes' block sizes"""
+    block_size: _builtins.int
+    """its own: the prefix is known to it by keys of such blocks"""
+    max_message_bytes: _builtins.int
+    """the largest message that it can send"""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         address: _builtins.str = ...,
         num_tokens: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+        max_message_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node", b"node", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "max_message_bytes", b"max_message_bytes", "node", b"node", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -653,8 +661,11 @@ class Start(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     MAY_PREFILL_REMOTELY_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     may_prefill_remotely: _builtins.bool
     """false: no prefill node is there, the decode node computes the prompt"""
+    max_message_bytes: _builtins.int
+    """the largest message that every prefill node can send; unset: none is there"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     def __init__(
@@ -662,12 +673,15 @@ class Start(_message.Message):
         *,
         request: Global___Request | None = ...,
         may_prefill_remotely: _builtins.bool = ...,
+        max_message_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "max_message_bytes", b"max_message_bytes", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "max_message_bytes", b"max_message_bytes", "may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_message_bytes: _TypeAlias = _typing.Literal["max_message_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_message_bytes: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_message_bytes) -> _WhichOneofReturnType__max_message_bytes | None: ...
 
 Global___Start: _TypeAlias = Start  # noqa: Y015
 
@@ -676,17 +690,23 @@ class Renew(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FAILED_NONCE_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     failed_nonce: _builtins.int
+    max_message_bytes: _builtins.int
+    """as in Start, as it is by now"""
     def __init__(
         self,
         *,
         failed_nonce: _builtins.int = ...,
+        max_message_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "max_message_bytes", b"max_message_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nonce", b"failed_nonce"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "failed_nonce", b"failed_nonce", "max_message_bytes", b"max_message_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_message_bytes: _TypeAlias = _typing.Literal["max_message_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_message_bytes: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_message_bytes) -> _WhichOneofReturnType__max_message_bytes | None: ...
 
 Global___Renew: _TypeAlias = Renew  # noqa: Y015
 
@@ -939,6 +959,9 @@ class NodeInfo(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
+    HANDOVER_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     incarnation: _builtins.int
@@ -950,6 +973,12 @@ class NodeInfo(_message.Message):
     num_blocks: _builtins.int
     num_slots: _builtins.int
     pid: _builtins.int
+    device: _builtins.str
+    """cpu or cuda: where its cache lies"""
+    max_message_bytes: _builtins.int
+    """the largest message that its staging holds"""
+    handover_version: _builtins.int
+    """of what nodes send each other; 0: a release before sessions had secrets"""
     @_builtins.property
     def layout(self) -> Global___Layout: ...
     def __init__(
@@ -965,14 +994,103 @@ class NodeInfo(_message.Message):
         num_blocks: _builtins.int = ...,
         num_slots: _builtins.int = ...,
         pid: _builtins.int = ...,
+        device: _builtins.str = ...,
+        max_message_bytes: _builtins.int = ...,
+        handover_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "layout", b"layout", "max_model_tokens", b"max_model_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "handover_version", b"handover_version", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeInfo: _TypeAlias = NodeInfo  # noqa: Y015
+
+@_typing.final
+class Peer(_message.Message):
+    """A node that this one hands messages to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    incarnation: _builtins.int
+    transfer_address: _builtins.str
+    device: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        transfer_address: _builtins.str = ...,
+        device: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "incarnation", b"incarnation", "name", b"name", "transfer_address", b"transfer_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peer: _TypeAlias = Peer  # noqa: Y015
+
+@_typing.final
+class LinkStatus(_message.Message):
+    """What a node measured of its way to a peer, in that direction. Neither error nor figures: not measured yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    ROUND_TRIP_S_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    round_trip_s: _builtins.float
+    bytes_per_s: _builtins.float
+    warning: _builtins.str
+    """it works, but not as it should"""
+    error: _builtins.str
+    """why there is no measurement"""
+    @_builtins.property
+    def lanes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the transports and devices in use, such as tcp/eth0"""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        lanes: _abc.Iterable[_builtins.str] | None = ...,
+        round_trip_s: _builtins.float | None = ...,
+        bytes_per_s: _builtins.float | None = ...,
+        warning: _builtins.str | None = ...,
+        error: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "_error", b"_error", "_round_trip_s", b"_round_trip_s", "_warning", b"_warning", "bytes_per_s", b"bytes_per_s", "error", b"error", "round_trip_s", b"round_trip_s", "warning", b"warning"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "_error", b"_error", "_round_trip_s", b"_round_trip_s", "_warning", b"_warning", "bytes_per_s", b"bytes_per_s", "error", b"error", "lanes", b"lanes", "peer", b"peer", "round_trip_s", b"round_trip_s", "warning", b"warning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_s: _TypeAlias = _typing.Literal["bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_s: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__error: _TypeAlias = _typing.Literal["error"]  # noqa: Y015
+    _WhichOneofArgType__error: _TypeAlias = _typing.Literal["_error", b"_error"]  # noqa: Y015
+    _WhichOneofReturnType__round_trip_s: _TypeAlias = _typing.Literal["round_trip_s"]  # noqa: Y015
+    _WhichOneofArgType__round_trip_s: _TypeAlias = _typing.Literal["_round_trip_s", b"_round_trip_s"]  # noqa: Y015
+    _WhichOneofReturnType__warning: _TypeAlias = _typing.Literal["warning"]  # noqa: Y015
+    _WhichOneofArgType__warning: _TypeAlias = _typing.Literal["_warning", b"_warning"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_s) -> _WhichOneofReturnType__bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__error) -> _WhichOneofReturnType__error | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__round_trip_s) -> _WhichOneofReturnType__round_trip_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__warning) -> _WhichOneofReturnType__warning | None: ...
+
+Global___LinkStatus: _TypeAlias = LinkStatus  # noqa: Y015
 
 @_typing.final
 class PoolStatus(_message.Message):
@@ -1035,6 +1153,7 @@ class NodeStatus(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     @_builtins.property
@@ -1043,7 +1162,11 @@ class NodeStatus(_message.Message):
     def slots(self) -> Global___PoolStatus: ...
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """ever-growing, by metric name; "group/name" counts one cache group"""
+        """ever-growing, by metric name; see LiveMetrics for names with labels"""
+
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkStatus]:
+        """to the peers of the last RegisterReply"""
 
     def __init__(
         self,
@@ -1053,10 +1176,11 @@ class NodeStatus(_message.Message):
         blocks: Global___PoolStatus | None = ...,
         slots: Global___PoolStatus | None = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        links: _abc.Iterable[Global___LinkStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "slots", b"slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "running", b"running", "slots", b"slots", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "links", b"links", "running", b"running", "slots", b"slots", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1236,16 +1360,22 @@ class RegisterReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     """call again within this time, or be taken for dead"""
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
+        """whom this node may have to send to, now"""
+
     def __init__(
         self,
         *,
         heartbeat_s: _builtins.float = ...,
+        peers: _abc.Iterable[Global___Peer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "peers", b"peers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,11 +11,12 @@ from prefill_node.config import LearnFromDecodeConfig
 from tests.support.driving import GREEDY, request
 from tests.support.linked_roles import ALWAYS, TIMEOUT_S, linked
 from tests.support.oracle import greedy, random_prompt
+from transfer.admission import new_secret
 from transfer.backend import Arrival
 from transfer.errors import HandoverFailed
 from transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
 from wire.errors import DeadlineExceeded, NodeLost
-from wire.messages import Donor, ExportReply, ExportRequest, PrefillRequest, Request, Reservation
+from wire.messages import ExportReply, ExportRequest, PrefillRequest, Request, Reservation
 
 TURN = random_prompt(40, seed=7)
 ANSWER_TOKENS = 100
@@ -230,8 +231,8 @@ async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> No
         nodes.donor.export = never_answer
         layout = nodes.decode_chassis.built.layout
         target = nodes.decode_chassis.transport
-        reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, 1 << 20, TIMEOUT_S)
-        work = PrefillRequest(asked, reservation, donor=Donor("d0", "nowhere", KNOWN))
+        reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, 1 << 20, TIMEOUT_S, new_secret())
+        work = PrefillRequest(asked, reservation, donor=nodes.known(KNOWN))
         asking = asyncio.ensure_future(anext(nodes.prefill.run(work, TIMEOUT_S)))
         async with asyncio.timeout(TIMEOUT_S / 4):
             await called.wait()

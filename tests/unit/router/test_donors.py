@@ -3,8 +3,8 @@
 from cache.hashing import prefix_keys
 from cache.hits import PrefixHit
 from router.donors import LONG_PROMPT_TOKENS, PromptKeys, choose_donor
-from tests.support.fake_nodes import node_info
-from wire.messages import Donor, Request, Role, Sampling
+from tests.support.fake_nodes import donor, node_info
+from wire.messages import Request, Role, Sampling
 
 D0, D1 = node_info("d0", Role.DECODE), node_info("d1", Role.DECODE)
 
@@ -14,18 +14,18 @@ def hit(attention_tokens: int, state_tokens: int) -> PrefixHit:
 
 
 def test_the_deepest_checkpoint_counts_not_the_most_blocks() -> None:
-    assert choose_donor([(D0, hit(96, 32)), (D1, hit(64, 64))], hit(32, 32)) == Donor("d1", "d1:1", 64)
+    assert choose_donor([(D0, hit(96, 32)), (D1, hit(64, 64))], hit(32, 32)) == donor("d1", 64)
 
 
 def test_nobody_who_holds_no_more_than_the_prefill_node_can_resume_from() -> None:
     assert choose_donor([(D0, hit(96, 32))], hit(32, 32)) is None
-    assert choose_donor([(D0, hit(96, 48))], hit(64, 32)) == Donor("d0", "d0:1", 48)
+    assert choose_donor([(D0, hit(96, 48))], hit(64, 32)) == donor("d0", 48)
     assert choose_donor([(D0, hit(96, 0))], hit(0, 0)) is None
     assert choose_donor([], hit(0, 0)) is None
 
 
 def test_of_a_prefill_node_that_tells_nothing_nothing_is_assumed() -> None:
-    assert choose_donor([(D0, hit(16, 16))], None) == Donor("d0", "d0:1", 16)
+    assert choose_donor([(D0, hit(16, 16))], None) == donor("d0", 16)
     assert choose_donor([(D0, hit(16, 0))], None) is None
 
 

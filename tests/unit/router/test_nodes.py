@@ -5,7 +5,7 @@ import pytest
 from router.errors import LayoutRefused
 from router.nodes import NodeTable
 from tests.support.fake_nodes import LAYOUT, FakeCluster, fake_cluster, node_info, node_status
-from wire.messages import Role
+from wire.messages import Peer, Role
 
 
 class Clock:
@@ -96,3 +96,31 @@ def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, cl
     clock.now_s += 7
     nodes.register(node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=32)), node_status())
     assert names(nodes, Role.DECODE) == ["d0"]
+
+
+def test_who_sends_to_whom_depends_on_whether_prefill_nodes_learn(clock: Clock, cluster: FakeCluster):
+    for learns in (True, False):
+        nodes = NodeTable(2.0, clock, cluster.connect, learn_from_decode=learns)
+        for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE)):
+            nodes.register(node_info(name, role), node_status())
+        assert nodes.receivers_of(Role.PREFILL) == [Peer("d0", 1, "d0:2", "cpu")]
+        back = [peer.name for peer in nodes.receivers_of(Role.DECODE)]
+        assert back == (["p0", "p1"] if learns else [])
+
+
+def test_a_message_must_fit_the_smallest_sender(nodes: NodeTable):
+    assert nodes.max_message_bytes(Role.PREFILL) is None
+    for name, num_bytes in (("p0", 3000), ("p1", 2000)):
+        nodes.register(node_info(name, Role.PREFILL, max_message_bytes=num_bytes), node_status())
+    nodes.register(node_info("d0", Role.DECODE, max_message_bytes=1000), node_status())
+    assert nodes.max_message_bytes(Role.PREFILL) == 2000
+    nodes.leave("p1", 1)
+    assert nodes.max_message_bytes(Role.PREFILL) == 3000
+
+
+def test_another_release_of_the_hand_over_is_refused_with_the_remedy(nodes: NodeTable):
+    nodes.register(node_info("d0", Role.DECODE), node_status())
+    with pytest.raises(LayoutRefused, match=r"p0: handover_version 0 != 2 of d0; run one release on all nodes"):
+        nodes.register(node_info("p0", Role.PREFILL, handover_version=0), node_status())
+    nodes.register(node_info("d0", Role.DECODE, handover_version=3, incarnation=2), node_status())
+    assert names(nodes, Role.DECODE) == ["d0"], "a lone node that came back with another release is no mixture"

@@ -60,7 +60,7 @@ async def test_another_prefill_node_takes_the_same_reservation(
     assert report["prefill"]["node"] == "p1"
     assert report["migrations"] == 0
     assert len(cluster.nodes["d0"].requests) == 1
-    assert decode_node(cluster, "d0").commands == [m.Renew(1)]
+    assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
     await assert_idle(running)
 
 
@@ -77,7 +77,7 @@ async def test_a_hand_over_that_the_decode_node_refuses_is_repeated(start_router
     cluster.nodes["d0"].faults = [Fault(HandoverBroken("d0", "digest"))]
     running = await start_router(cluster)
     assert text_of(await ask(running)) == TEXT
-    assert decode_node(cluster, "d0").commands == [m.Renew(1)]
+    assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
 
 
 async def test_lost_prefill_nodes_leave_the_prompt_to_the_decode_node(start_router: StartRouter, answer: list[int]):

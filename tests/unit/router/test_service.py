@@ -12,7 +12,7 @@ from tests.unit.router.conftest import StartRouter
 from wire.client import GrpcNodeClient, RegistryClient
 from wire.errors import DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
 from wire.generated import headrace_pb2_grpc as rpc
-from wire.messages import PrefillRequest, Request, Role, Sampling, Start, Stop
+from wire.messages import Peer, PrefillRequest, Registered, Request, Role, Sampling, Start, Stop
 from wire.server import ControlServer, ListenError
 
 
@@ -20,11 +20,23 @@ async def test_nodes_register_and_leave(start_router: StartRouter):
     running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
     registry = RegistryClient(running.server.control_address)
     info = node_info("d0", Role.DECODE, incarnation=2**64 - 1)
-    assert await registry.register(info, node_status(), timeout_s=5) == 3.0
+    assert await registry.register(info, node_status(), timeout_s=5) == Registered(3.0)
     (node,) = running.server.nodes.live(Role.DECODE)
     assert (node.info, node.status) == (info, node_status())
     await registry.leave("d0", 2**64 - 1, timeout_s=5)
     assert running.server.nodes.live(Role.DECODE) == []
+    await registry.close()
+
+
+async def test_a_node_is_told_whom_it_may_have_to_send_to(start_router: StartRouter):
+    running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
+    registry = RegistryClient(running.server.control_address)
+    decode = node_info("d0", Role.DECODE, device="cuda", incarnation=7)
+    assert await registry.register(decode, node_status(), timeout_s=5) == Registered(3.0)
+    answer = await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=5)
+    assert answer.peers == (Peer("d0", 7, "d0:2", "cuda"),)
+    answer = await registry.register(decode, node_status(), timeout_s=5)
+    assert answer.peers == (Peer("p0", 1, "p0:2", "cpu"),)
     await registry.close()
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from cache.hashing import prefix_keys
-from tests.support.fake_nodes import FakeCluster, fake_cluster, node_info, node_status
+from tests.support.fake_nodes import FakeCluster, donor, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 from wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
 from wire.errors import NodeLost
-from wire.messages import Donor, Role
+from wire.messages import Role
 
 PROMPT = list(range(5, 5 + 70))
 KEYS = tuple(prefix_keys(PROMPT, 16))
@@ -131,7 +131,7 @@ async def test_the_prefill_node_is_told_who_holds_more(running: Running) -> None
     tell(running, "p0", CacheChanges(1, 4, stored))
     await until(running, "p0", sequence=5)
     await ask(running)
-    assert prefill.donors == [None, Donor("d1", "d1:1", 48), None, None]
+    assert prefill.donors == [None, donor("d1", 48), None, None]
 
 
 async def test_a_suspect_is_nobodys_donor(running: Running) -> None:

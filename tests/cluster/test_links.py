@@ -1,0 +1,61 @@
+"""Nodes that find out about each other: links measured by themselves, settings that differ."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.asking import ask_all
+from tests.support.cluster import Cluster
+from tests.support.oracle import greedy, random_prompt
+
+Links = dict[tuple[str, str], dict[str, Any]]
+
+
+def until_links(cluster: Cluster, holds: Callable[[Links], bool], timeout_s: float = 30.0) -> Links:
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        told = httpx.get(f"{cluster.url}/cluster", timeout=10).json()["links"]
+        links = {(link["from"], link["to"]): link for link in told}
+        if holds(links):
+            return links
+        assert time.monotonic() < deadline_s, f"{links}\n{cluster.logs()}"
+        time.sleep(0.05)
+
+
+def are_measured(links: Links) -> bool:
+    return bool(links) and all(link["bytes_per_s"] is not None for link in links.values())
+
+
+def test_every_pair_is_measured_and_again_when_one_came_back(tiny_checkpoint, tmp_path: Path) -> None:
+    with Cluster(tiny_checkpoint("granite"), tmp_path, num_decode=2) as cluster:
+        links = until_links(cluster, lambda links: len(links) == 4 and are_measured(links))
+        assert set(links) == {("p0", "d0"), ("p0", "d1"), ("d0", "p0"), ("d1", "p0")}
+        for link in links.values():
+            assert any(lane.startswith("tcp/") for lane in link["lanes"])
+            assert 0 < link["round_trip_s"] < 1
+            assert (link["warning"], link["error"]) == (None, None)
+        cluster.processes["d0"].kill()
+        lost = until_links(cluster, lambda links: (links.get(("p0", "d0")) or {}).get("error") is not None)
+        assert lost["p0", "d1"]["error"] is None
+        until_links(cluster, lambda links: ("p0", "d0") not in links)  # it missed its heartbeats
+        cluster.processes["d0"].popen.wait()
+        cluster.start_node("d0")
+        until_links(cluster, lambda links: len(links) == 4 and are_measured(links))
+
+
+async def test_nodes_whose_largest_messages_differ_hand_over_in_the_smaller_ones(
+    tiny_checkpoint, tmp_path: Path
+) -> None:
+    model = tiny_checkpoint("granite")
+    prompts = [random_prompt(length) for length in (40, 1500)]  # of one message, and of many small or one large
+    for few, many in (("prefill", "decode"), ("decode", "prefill")):
+        sizes: dict[str, Any] = {few: {"max_message_bytes": 1 << 14}, many: {"max_message_bytes": 8 << 20}}
+        with Cluster(model, tmp_path, **sizes) as cluster:
+            for _ in range(2):  # the second time the prefill node may fetch from the decode node
+                answers = await ask_all(cluster.url, prompts, at_once=2)
+                assert [answer.tokens for answer in answers] == [greedy(model, prompt, 64) for prompt in prompts]
+                assert {answer.report["path"] for answer in answers} == {"remote"}
+                prompts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]

@@ -1,0 +1,48 @@
+"""What nodes say of their links and sessions, as /cluster and /metrics tell it."""
+
+import pytest
+
+from tests.support.fake_nodes import fake_cluster, node_info, node_status
+from tests.unit.router.conftest import Running, StartRouter
+from wire.messages import LinkStatus, NodeStatus, Role
+
+GOOD = LinkStatus("d0", ("cuda_ipc/cuda", "tcp/eth0"), 110e-6, 230e9)
+SLOW = LinkStatus("d1", ("tcp/eth0",), 300e-6, 1.5e9, warning="a pair of GPUs hands over by tcp/eth0")
+GONE = LinkStatus("d2", error="no connection to '10.0.0.7:9'")
+NEW = LinkStatus("d3")
+
+
+@pytest.fixture
+async def running(start_router: StartRouter) -> Running:
+    """A router that was told of four links, and of failures by cause."""
+    running = await start_router(fake_cluster([1]), register=False)
+    plain = node_status()
+    counters = {"group=state,direction=sent/handover_bytes": 7.0, "cause=deadline/handover_failures": 2.0}
+    status = NodeStatus(0, 0, plain.blocks, plain.slots, {**counters, "state/hit_tokens": 5.0}, (GOOD, SLOW, GONE, NEW))
+    running.server.nodes.register(node_info("p0", Role.PREFILL), status)
+    return running
+
+
+async def test_cluster_tells_every_link_with_what_is_wrong_with_it(running: Running) -> None:
+    links = (await running.http.get("/cluster")).json()["links"]
+    assert [(link["from"], link["to"]) for link in links] == [("p0", "d0"), ("p0", "d1"), ("p0", "d2"), ("p0", "d3")]
+    assert (links[0]["lanes"], links[0]["bytes_per_s"]) == (["cuda_ipc/cuda", "tcp/eth0"], 230e9)
+    assert [link["warning"] for link in links] == [None, SLOW.warning, None, None]
+    assert [link["error"] for link in links] == [None, None, GONE.error, None]
+    assert [link["round_trip_s"] for link in links] == [110e-6, 300e-6, None, None]
+
+
+async def test_metrics_tell_links_and_counters_with_labels(running: Running) -> None:
+    lines = (await running.http.get("/metrics")).text.splitlines()
+    for line in (
+        'headrace_link_bytes_per_second{node="p0",peer="d0",role="prefill"} 2.3e+11',
+        'headrace_link_round_trip_seconds{node="p0",peer="d1",role="prefill"} 0.0003',
+        'headrace_link_healthy{node="p0",peer="d0",role="prefill"} 1.0',
+        'headrace_link_healthy{node="p0",peer="d1",role="prefill"} 0.0',
+        'headrace_link_healthy{node="p0",peer="d2",role="prefill"} 0.0',
+        'headrace_node_handover_bytes_total{direction="sent",group="state",node="p0",role="prefill"} 7.0',
+        'headrace_node_handover_failures_total{cause="deadline",node="p0",role="prefill"} 2.0',
+        'headrace_node_hit_tokens_total{group="state",node="p0",role="prefill"} 5.0',
+    ):
+        assert line in lines
+    assert not [line for line in lines if "link_bytes_per_second" in line and 'peer="d2"' in line]
