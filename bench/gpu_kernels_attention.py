@@ -219,7 +219,8 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
 
 
 def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype: str = "bf16") -> Launch:
-    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr")}
+    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr", "gate_ptr")}
+    types |= {"stride_gate": "i32:16"}
     types |= {name: "*fp32:16" if splits > 1 else f"*{dtype}:16" for name in ("out_ptr", "log_sum_ptr")}
     types |= {"lens_ptr": "*i32:16", "table_ptr": "*i32", "stride_table": "i32"}
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "scale_log2": "fp32"}
@@ -230,6 +231,7 @@ def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype:
 
 def merge_launch(H: int, D: int, tile: DecodeTile, splits: int) -> Launch:
     types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32:16"}
+    types |= {"gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
     constexprs = {"H": H, "D": D, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys, "SPLITS": splits}
     return Launch("kernels.paged_decode:_merge_kernel", types, constexprs)
 

@@ -10,7 +10,8 @@ Contract  A sequence's history is the K-1 inputs from its source's window offset
           after the first `a` rows begins at offset a-1, and with T = 1 the offset is 0 ever after.
           Destinations are unique; one may be its own sequence's source and no other's; every source is read
           before any slot is written; B = 0 is a no-op. In the Triton kernel a destination of -1 is written
-          nowhere: a row that only fills up the batch of a captured graph
+          nowhere: a row that only fills up the batch of a captured graph; and slots are read early, so that no
+          overlapped kernel (kernels/pdl.py) may be what has just written them
 Numerics  in u's dtype times weight's, in Triton float32 until y; windows are bit-exact copies of inputs
 """
 
@@ -21,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.segments import StateSource, first_inputs
 
 
@@ -90,14 +92,22 @@ def _causal_conv1d_update_kernel(
     TILE_C: tl.constexpr,
 ):
     """A program steps TILE_C channels of one sequence, whose inputs all stand in registers."""
+    let_next_start()
     channel = tl.program_id(0) * TILE_C + tl.arange(0, TILE_C)
     sequence = tl.program_id(1)
     in_c = channel < C
-    src = tl.load(src_ptr + sequence)
+    src, dst = tl.load(src_ptr + sequence), tl.load(dst_ptr + sequence)
+    weights = ()  # type: tuple
+    for j in tl.static_range(K):
+        weights += (tl.load(weight_ptr + channel * K + j, mask=in_c, other=0.0).to(tl.float32),)
+    bias = tl.zeros([TILE_C], tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + channel, mask=in_c, other=0.0).to(tl.float32)
     found = channel < tl.where(src >= 0, C, 0)
     history_ptr = pool_ptr + src * slot_stride + channel * W
     if offset_ptr is not None:
         history_ptr += tl.load(offset_ptr + sequence)
+    wait_for_previous()
 
     inputs = ()  # type: tuple
     for i in tl.static_range(K - 1):
@@ -105,20 +115,14 @@ def _causal_conv1d_update_kernel(
     for t in tl.static_range(T):
         row = sequence * T + t
         inputs += (tl.load(u_ptr + row * u_stride + channel, mask=in_c, other=0.0),)
-    weights = ()  # type: tuple
-    for j in tl.static_range(K):
-        weights += (tl.load(weight_ptr + channel * K + j, mask=in_c, other=0.0).to(tl.float32),)
 
     # A slot's threads may share its channels out otherwise when they store than when they loaded.
     tl.debug_barrier()
-    dst = tl.load(dst_ptr + sequence)
     kept = channel < tl.where(dst >= 0, C, 0)
     for i in tl.static_range(K - 2 + T):
         tl.store(pool_ptr + dst * slot_stride + channel * W + i, inputs[i + 1], mask=kept)
     for t in tl.static_range(T):
-        total = tl.zeros([TILE_C], tl.float32)
-        if bias_ptr is not None:
-            total += tl.load(bias_ptr + channel, mask=in_c, other=0.0).to(tl.float32)
+        total = bias
         for j in tl.static_range(K):
             total += weights[j] * inputs[t + j].to(tl.float32)
         y = total * tl.sigmoid(total)
@@ -157,6 +161,7 @@ def causal_conv1d_update_triton(
         W=window_pool.shape[2],
         TILE_C=tile_c,
         num_warps=num_warps,
+        **OVERLAPPED,
     )
     return y
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import inverse_rms, rms_norm_torch, row_tile
 
 
@@ -49,13 +50,15 @@ def _gated_norm_kernel(
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Rows are groups of D values, GROUPS side by side in each token; out has no gaps."""
+    let_next_start()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
     is_here = (row < num_rows) & (d < D)
     token, group = (row // GROUPS).to(tl.int64), row % GROUPS
+    weight = tl.load(weight_ptr + group * WEIGHT_STRIDE + d, mask=d < D, other=0.0)
+    wait_for_previous()
     x = tl.load(x_ptr + token * stride_x + group * D + d, mask=is_here, other=0.0)
     gate = tl.load(gate_ptr + token * stride_gate + group * D + d, mask=is_here, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + group * WEIGHT_STRIDE + d, mask=d < D, other=0.0)
     silu = gate * tl.sigmoid(gate)
     wide = x.to(tl.float32)
     if GATE_FIRST:
@@ -91,6 +94,6 @@ def _launch(
         _gated_norm_kernel[(triton.cdiv(num_rows, rows),)](
             x, gate, weight, out, num_rows, x.stride(0), gate.stride(0), eps,
             GROUPS=groups, D=D, WEIGHT_STRIDE=weight_stride, GATE_FIRST=gate_first,
-            ROWS=rows, BLOCK_D=triton.next_power_of_2(D), num_warps=num_warps,
+            ROWS=rows, BLOCK_D=triton.next_power_of_2(D), num_warps=num_warps, **OVERLAPPED,
         )  # fmt: skip
     return out

@@ -7,7 +7,8 @@ with q and k L2-normalised and q divided by sqrt(Dk) here.
 Shapes    q, k [R, Hk, Dk]; v [R, Hv, Dv]; a, b [R, Hv]; heads: what makes g and beta of them; state_pool [S, Hv,
           Dk, Dv] float32 or bfloat16, any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns
           o [R, Hv, Dv] in v's dtype. Value head h reads key head h // (Hv / Hk). B sequences of T rows (a token
-          and its drafts) make R = B * T rows, a sequence's rows one after the other; row t's state goes to dst_slots[:, t]
+          and its drafts) make R = B * T rows, a sequence's rows one after the other; row t's state goes to
+          dst_slots[:, t]
 Contract  a and b are as the projection gives them (kernels/gdn_heads.py); destinations are unique; one may be its
           own sequence's source and no other's; every source is read before any slot is written; B = 0 is a
           no-op. In the Triton kernel a destination of -1 is written nowhere: a row that only fills up the

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import UPCAST_DOT, runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 
 
 def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -76,6 +77,8 @@ def moe_tile(entries_an_expert: float, dtype: torch.dtype) -> MoeTile:
 @triton.jit
 def _sort_kernel(expert_ptr, order_ptr, first_ptr, n, E: tl.constexpr, BLOCK: tl.constexpr):
     """Program e lists expert e's entries, in order, behind those of the experts before it; first[E] = n."""
+    let_next_start()
+    wait_for_previous()
     e = tl.program_id(0)
     entry = tl.arange(0, BLOCK)
     first = 0
@@ -115,6 +118,8 @@ def _gate_up_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """hidden [n, I], sorted: silu(gate x) * up x of each entry's token."""
+    let_next_start()
+    wait_for_previous()
     tile, column = tl.program_id(0) // (INNER // COLUMNS), tl.program_id(0) % (INNER // COLUMNS) * COLUMNS
     expert, first_entry, behind = _expert_of(tile, first_ptr, E, PADDED_E, ROWS)
     if expert >= E:
@@ -147,6 +152,8 @@ def _down_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out [n, D], in the entries' own order: scale * down hidden."""
+    let_next_start()
+    wait_for_previous()
     tile, column = tl.program_id(0) // (D // COLUMNS), tl.program_id(0) % (D // COLUMNS) * COLUMNS
     expert, first_entry, behind = _expert_of(tile, first_ptr, E, PADDED_E, ROWS)
     if expert >= E:
@@ -181,7 +188,7 @@ def moe_experts_triton(
     tile = tile or moe_tile(n / E, x.dtype)
     order = torch.empty(n, dtype=torch.int32, device=x.device)
     first = torch.empty(E + 1, dtype=torch.int32, device=x.device)
-    _sort_kernel[(E,)](expert.contiguous(), order, first, n, E=E, BLOCK=1024, num_warps=4)
+    _sort_kernel[(E,)](expert.contiguous(), order, first, n, E=E, BLOCK=1024, num_warps=4, **OVERLAPPED)
     hidden = torch.empty((n, inner), dtype=x.dtype, device=x.device)
     out = torch.empty((n, D), dtype=x.dtype, device=x.device)
     tiles = min(n, n // tile.rows + min(E, n))  # as many as there can be, however the entries fall
@@ -189,7 +196,7 @@ def moe_experts_triton(
     up_columns, up_depth = math.gcd(inner, tile.columns), math.gcd(D, tile.depth)
     down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, tile.depth)
     sizes = {"E": E, "PADDED_E": triton.next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
     _gate_up_kernel[(tiles * (inner // up_columns),)](
         x, gate_up, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth, **options
     )

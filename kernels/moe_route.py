@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 
 
 def moe_route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -38,6 +39,8 @@ def _route_kernel(
     logits_ptr, weight_ptr, expert_ptr, stride_logits,
     E: tl.constexpr, PADDED_E: tl.constexpr, K: tl.constexpr, PADDED_K: tl.constexpr, RENORMALIZE: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     e, choice = tl.arange(0, PADDED_E), tl.arange(0, PADDED_K)
     logits = tl.load(logits_ptr + row * stride_logits + e, mask=e < E, other=float("-inf")).to(tl.float32)
@@ -65,6 +68,6 @@ def moe_route_triton(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor,
     if T:
         _route_kernel[(T,)](
             logits, weight, expert, logits.stride(0), E=E, PADDED_E=triton.next_power_of_2(E),
-            K=k, PADDED_K=triton.next_power_of_2(k), RENORMALIZE=renormalize, num_warps=1,
+            K=k, PADDED_K=triton.next_power_of_2(k), RENORMALIZE=renormalize, num_warps=1, **OVERLAPPED,
         )  # fmt: skip
     return weight, expert

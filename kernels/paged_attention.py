@@ -176,12 +176,16 @@ def paged_prefill_torch(
     return out
 
 
-def paged_decode(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedDecode) -> Tensor:
+def paged_decode(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedDecode, gate: Tensor | None = None
+) -> Tensor:
+    """With a gate [N, H, D] the result is multiplied by its sigmoid."""
     if q.shape[0] != batch.num_sequences or q.shape[1] % k_pool.shape[2]:
         raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences, {k_pool.shape[2]} KV heads")
     if isinstance(batch.contexts, PagedContexts):
-        return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts)
-    return paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts)
+        return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts, gate)
+    attended = paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts)
+    return attended if gate is None else attended * torch.sigmoid(gate)
 
 
 def paged_decode_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, contexts: DenseContexts) -> Tensor:

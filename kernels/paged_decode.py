@@ -1,11 +1,13 @@
 """Attention of one query row a sequence over the paged KV pool: the Triton half of `paged_decode`.
 
-    out_i = softmax(scale * q_i K^T) V        K, V: sequence i's first context_lens[i] tokens
+    out_i = softmax(scale * q_i K^T) V [* sigmoid(gate_i)]        K, V: sequence i's first context_lens[i] tokens
 
-Shapes    q [N, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of the same strides; returns [N, H, D]
+Shapes    q and, if there is one, gate [N, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of
+          the same strides; returns [N, H, D]
 Contract  D is a power of two, at least 16; a context of no tokens (a padding row) gives zeros. Grid and split
           count follow from N, Hkv and the table's width alone, never from the contexts: captured graphs replay
-          with other contexts
+          with other contexts. They are read early: no overlapped kernel (kernels/pdl.py) may be what has just
+          written them
 Numerics  as in paged_prefill.py; the splits are merged in float32
 Source    Dao et al. 2023, "Flash-Decoding": the context is cut among programs, a second kernel merges them. The
           query heads of one KV head are the rows of one product, padded to the 16 that `tl.dot` needs
@@ -25,6 +27,7 @@ from torch import Tensor
 from kernels.dispatch import UPCAST_DOT
 from kernels.dot import dot_block
 from kernels.paged_prefill import LOG2_E, check_paged, padded_table
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.upload import upload_int32
 
 
@@ -80,23 +83,28 @@ def _split_of(length, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.c
 
 @triton.jit
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, log_sum_ptr, lens_ptr, table_ptr,
-    stride_q, stride_block, stride_token, stride_table, scale_log2,
+    q_ptr, k_ptr, v_ptr, gate_ptr, out_ptr, log_sum_ptr, lens_ptr, table_ptr,
+    stride_q, stride_gate, stride_block, stride_token, stride_table, scale_log2,
     H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence's context for the GROUP query heads of one KV head.
 
-    SPLITS = 1: out [N, H, D] is the result. Otherwise out [N, H, SPLITS, D] and log_sum [N, H, SPLITS], base 2,
-    are float32; splits without keys write nothing.
+    SPLITS = 1: out [N, H, D] is the result, behind its gate if there is one. Otherwise out [N, H, SPLITS, D] and
+    log_sum [N, H, SPLITS], base 2, are float32; splits without keys write nothing, and gates are the merge's.
     """
+    let_next_start()
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lens_ptr + sequence)
     split_keys = _split_of(length, KEYS, SPLIT_KEYS, SPLITS)
     first_key = split * split_keys
+    last_key = tl.minimum(first_key + split_keys, length)
+    table_ptr += sequence.to(tl.int64) * stride_table
+    key = first_key + tl.arange(0, KEYS)
+    block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
+    wait_for_previous()
     if SPLITS > 1 and first_key >= length:
         return
-    last_key = tl.minimum(first_key + split_keys, length)
 
     member, d = tl.arange(0, ROWS), tl.arange(0, D)
     head = kv_head * GROUP + member
@@ -110,9 +118,6 @@ def _decode_kernel(
     row_sum = tl.zeros([ROWS], tl.float32)
     k_ptr += kv_head * D
     v_ptr += kv_head * D
-    table_ptr += sequence.to(tl.int64) * stride_table
-    key = first_key + tl.arange(0, KEYS)
-    block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
     for _ in range(first_key, last_key, KEYS):
         is_key = key < last_key
         place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token
@@ -136,6 +141,10 @@ def _decode_kernel(
         block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
     row_out = sequence.to(tl.int64) * H + head
     out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    if SPLITS == 1 and gate_ptr is not None:
+        gate_row = gate_ptr + sequence.to(tl.int64) * stride_gate
+        gate = tl.load(gate_row + head[:, None] * D + d[None, :], mask=is_head[:, None], other=0.0)
+        out *= tl.sigmoid(gate.to(tl.float32))
     out_place = (row_out * SPLITS + split)[:, None] * D + d[None, :]
     tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=is_head[:, None])
     if SPLITS > 1:
@@ -144,13 +153,15 @@ def _decode_kernel(
 
 @triton.jit
 def _merge_kernel(
-    part_ptr, log_sum_ptr, out_ptr, lens_ptr,
+    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, stride_gate,
     H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys."""
+    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate]."""
+    let_next_start()
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lens_ptr + row // H)
     split, d = tl.arange(0, SPLITS), tl.arange(0, D)
+    wait_for_previous()
     has_keys = split * _split_of(length, KEYS, SPLIT_KEYS, SPLITS) < length
     log_sum = tl.load(log_sum_ptr + row * SPLITS + split, mask=has_keys, other=float("-inf"))
     weight = tl.exp2(log_sum - tl.maximum(tl.max(log_sum, 0), -1e30))  # without any context: all zero
@@ -158,6 +169,8 @@ def _merge_kernel(
     part = tl.load(part_ptr + part_place, mask=has_keys[:, None], other=0.0)
     total = tl.sum(weight, 0)
     out = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    if gate_ptr is not None:
+        out *= tl.sigmoid(tl.load(gate_ptr + row // H * stride_gate + row % H * D + d).to(tl.float32))
     tl.store(out_ptr + row * D + d, out.to(out_ptr.dtype.element_ty))
 
 
@@ -167,12 +180,16 @@ def paged_decode_triton(
     v_pool: Tensor,
     scale: float,
     contexts: PagedContexts,
+    gate: Tensor | None = None,
     tile: DecodeTile | None = None,
     splits: int | None = None,
 ) -> Tensor:
     N, H, D = q.shape
     num_kv, block_size = k_pool.shape[2], k_pool.shape[1]
     check_paged(q, k_pool, v_pool)
+    if gate is not None and (gate.shape != q.shape or gate.stride()[1:] != (D, 1)):
+        raise ValueError(f"gate {tuple(gate.shape)} of strides {gate.stride()} does not fit q {tuple(q.shape)}")
+    stride_gate = 0 if gate is None else gate.stride(0)
     out = torch.empty((N, H, D), dtype=q.dtype, device=q.device)
     if N == 0:
         return out
@@ -183,15 +200,15 @@ def paged_decode_triton(
         part = torch.empty((N, H, S, D), dtype=torch.float32, device=q.device)
         log_sum = torch.empty((N, H, S), dtype=torch.float32, device=q.device)
     _decode_kernel[(N, num_kv, S)](
-        q, k_pool, v_pool, part, log_sum, contexts.lens_N, contexts.table_NM,
-        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E,
+        q, k_pool, v_pool, gate, part, log_sum, contexts.lens_N, contexts.table_NM,
+        q.stride(0), stride_gate, k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E,
         H=H, GROUP=H // num_kv, ROWS=dot_block(H // num_kv), D=D, BLOCK_SIZE=block_size,
         KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
     if S > 1:
         _merge_kernel[(N * H,)](
-            part, log_sum, out, contexts.lens_N,
-            H=H, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S, num_warps=4,
+            part, log_sum, gate, out, contexts.lens_N, stride_gate,
+            H=H, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S, num_warps=4, **OVERLAPPED,
         )  # fmt: skip
     return out

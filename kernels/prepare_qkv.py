@@ -5,7 +5,8 @@
 Shapes    projected [T, >= (H + 2 Hkv) D], any stride over rows: queries, keys, values, in this order; norm_JD
           [H + Hkv, D] or None; rotary: cos and sin [T, 1, R], 2R <= D, or None; k_pool, v_pool [P, bs, Hkv, D], of
           the same strides; block_T, offset_T [T]. Returns q [T, H, D], k, v [T, Hkv, D]
-Contract  (block, offset) pairs are unique. The results may be views of `projected`
+Contract  (block, offset) pairs are unique. The results may be views of `projected`. Triton reads the pairs early: no
+          overlapped kernel (kernels/pdl.py) may be what has just written them
 Numerics  float32 inside, rounded once (torch: after the norm, too)
 Source    kernels/rms_norm.py, kernels/rotary.py and `store_kv`, whose composition is the reference
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.paged_attention import store_kv
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotate_
 
@@ -82,18 +84,23 @@ def _prepare_kernel(
     HAS_NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_HEADS heads of one row; heads 0..H are queries, then HKV keys, then HKV values."""
+    let_next_start()
     row = tl.program_id(0).to(tl.int64)
     head = (FIRST_HEAD + tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
     is_here = (head < H + 2 * HKV) & (d < D)
     is_qk = is_here & (head < H + HKV)
+    place = tl.load(block_ptr + row).to(tl.int64) * stride_block + tl.load(offset_ptr + row) * stride_token
+    if HAS_NORM:
+        norm = tl.load(norm_ptr + head * D + d, mask=is_qk, other=0.0)
+    wait_for_previous()
+
     x_ptr += row * stride_x
     x = tl.load(x_ptr + head * D + d, mask=is_here, other=0.0)
     y = x.to(tl.float32)
     if HAS_NORM:
         inverse = tl.rsqrt(tl.sum(y * y, 1) / D + eps)[:, None]
-        normed = y * inverse * tl.load(norm_ptr + head * D + d, mask=is_qk, other=0.0)
-        y = tl.where(is_qk, normed, y)
+        y = tl.where(is_qk, y * inverse * norm, y)
     if R > 0:
         is_turned = is_qk & (d < 2 * R)
         partner = tl.where(d < R, d + R, d - R)
@@ -106,7 +113,6 @@ def _prepare_kernel(
     y = y.to(x.dtype)
     if HAS_NORM or R > 0:
         tl.store(out_ptr + row * ((H + HKV) * D) + head * D + d, y, mask=is_qk)
-    place = tl.load(block_ptr + row).to(tl.int64) * stride_block + tl.load(offset_ptr + row) * stride_token
     tl.store(k_pool_ptr + place + (head - H) * D + d, y, mask=is_qk & (head >= H))
     tl.store(v_pool_ptr + place + (head - H - HKV) * D + d, y, mask=is_here & (head >= H + HKV))
 
@@ -138,6 +144,6 @@ def prepare_qkv_triton(
             projected, out, k_pool, v_pool, block_T, offset_T, norm_JD, cos, sin,
             projected.stride(0), k_pool.stride(0), k_pool.stride(1), eps,
             FIRST_HEAD=first_head, H=num_heads, HKV=num_kv, D=D, R=0 if cos is None else cos.shape[-1],
-            HAS_NORM=norm_JD is not None, BLOCK_HEADS=block_heads, BLOCK_D=block_d, num_warps=4,
+            HAS_NORM=norm_JD is not None, BLOCK_HEADS=block_heads, BLOCK_D=block_d, num_warps=4, **OVERLAPPED,
         )  # fmt: skip
     return out[:, :num_heads], out[:, num_heads:], v

@@ -10,13 +10,42 @@ Source    Su et al. 2021, "RoFormer", with the pairing of GPT-NeoX
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from kernels.dispatch import runs_triton
 
 
 def rotary_angles(positions_T: Tensor, inverse_frequency_R: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin [T, 1, R]: computed once a step, shared by all layers."""
+    angles_of = rotary_angles_triton if runs_triton(positions_T) else rotary_angles_torch
+    return angles_of(positions_T, inverse_frequency_R)
+
+
+def rotary_angles_torch(positions_T: Tensor, inverse_frequency_R: Tensor) -> tuple[Tensor, Tensor]:
     angles = positions_T.float()[:, None, None] * inverse_frequency_R
     return angles.cos(), angles.sin()
+
+
+@triton.jit
+def _angles_kernel(position_ptr, frequency_ptr, cos_ptr, sin_ptr, num_angles, R: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_here = place < num_angles
+    position = tl.load(position_ptr + place // R, mask=is_here, other=0).to(tl.float32)
+    angle = position * tl.load(frequency_ptr + place % R, mask=is_here, other=0.0)
+    tl.store(cos_ptr + place, tl.cos(angle), mask=is_here)
+    tl.store(sin_ptr + place, tl.sin(angle), mask=is_here)
+
+
+def rotary_angles_triton(positions_T: Tensor, inverse_frequency_R: Tensor) -> tuple[Tensor, Tensor]:
+    T, R = len(positions_T), len(inverse_frequency_R)
+    cos, sin = torch.empty((2, T, 1, R), dtype=torch.float32, device=positions_T.device)
+    if T:
+        _angles_kernel[(triton.cdiv(T * R, 128),)](
+            positions_T, inverse_frequency_R, cos, sin, T * R, R=R, BLOCK=128, num_warps=4
+        )
+    return cos, sin
 
 
 def inverse_frequencies(rotary_dim: int, theta: float, device: torch.device) -> Tensor:

@@ -65,13 +65,17 @@ class Attention:
         plan, n, scale = step.plan, step.plan.num_decodes, self.config.scale
         projected = self.in_proj(x)
         q, k, v = self._prepare(projected, step)
+        gate = self._gate(projected)
         k_pool, v_pool = step.memory.kv_pools[self.index]
         decoded = prefilled = None
         if plan.decode is not None:
-            decoded = paged_decode(q[:n], k_pool, v_pool, scale, plan.decode.attention)
+            decode_gate = None if gate is None else gate[:n]
+            decoded = paged_decode(q[:n], k_pool, v_pool, scale, plan.decode.attention, decode_gate)
         if plan.prefill is not None:
             prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, plan.prefill.attention)
-        return self._output(plan.join(decoded, prefilled), projected)
+            if gate is not None:
+                prefilled = prefilled * torch.sigmoid(gate[n:])
+        return self.out_proj.parts(plan.join(decoded, prefilled).flatten(1))
 
     def tail(self, x: Tensor, step: Step, rows: Tensor) -> Tensor:
         """Keys and values of all rows go to the pool; outputs are made for `rows`: none, or `step.plan.tails`."""
@@ -80,8 +84,9 @@ class Attention:
         if step.plan.tails is None:
             return x.new_empty(0, x.shape[1])
         k_pool, v_pool = step.memory.kv_pools[self.index]
-        attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, step.plan.tails)
-        return self._output(attended, projected.index_select(0, rows))
+        gate = self._gate(projected.index_select(0, rows))
+        attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, step.plan.tails, gate)
+        return self.out_proj.parts(attended.flatten(1))
 
     def _prepare(self, projected: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; the latter two are in the pool, too."""
@@ -96,9 +101,7 @@ class Attention:
             step.rotary,
         )
 
-    def _output(self, attended: Tensor, projected: Tensor) -> Tensor:
-        """attended [T, H, D] and the rows of the projection that it came from."""
-        attended = attended.flatten(1)
-        if self.config.has_output_gate:
-            attended = attended * torch.sigmoid(projected[:, projected.shape[1] - attended.shape[1] :])
-        return self.out_proj(attended)
+    def _gate(self, projected: Tensor) -> Tensor | None:
+        """The output gate [T, H, D] of the projection's rows."""
+        H, D = self.config.num_heads, self.config.head_dim
+        return projected[:, -H * D :].unflatten(1, (H, D)) if self.config.has_output_gate else None

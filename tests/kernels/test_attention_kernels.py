@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.paged_decode import PagedContexts, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
 from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
-from kernels.rotary import inverse_frequencies, rotary_angles
+from kernels.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
 from tests.kernels.naive import NAN, naive_attention
 from tests.support.compiled import Launch, compile_for_h200
 
@@ -92,7 +92,9 @@ def test_an_empty_prefill_is_none():
     assert paged_prefill_triton(paged.queries(0), paged.k_pool, paged.v_pool, 1.0, chunks).shape == (0, 2, 16)
 
 
-def check_decode(lens: list[int], H: int, KV: int, D: int, dtype: torch.dtype, splits: int | None) -> None:
+def check_decode(
+    lens: list[int], H: int, KV: int, D: int, dtype: torch.dtype, splits: int | None, has_gate: bool = False
+) -> None:
     paged = Paged(lens, H, KV, D, dtype)
     q = paged.queries(len(lens))
     reserved = [[*blocks, paged.free[0]] for blocks in paged.blocks]  # blocks behind the context are not read
@@ -100,7 +102,10 @@ def check_decode(lens: list[int], H: int, KV: int, D: int, dtype: torch.dtype, s
     wide = torch.full((len(lens), contexts.table_NM.shape[1] + 5), 2**30, dtype=torch.int32, device=DEVICE)
     wide[:, :-5] = contexts.table_NM  # a captured graph's table is wider than any context
     contexts = PagedContexts(contexts.lens_N, wide)
-    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, splits=splits)
+    gate = paged.queries(len(lens)) if has_gate else None
+    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, splits=splits)
+    if gate is not None:  # open again, to compare; what a closed gate holds back is not far from rounding
+        out = (out.double() / gate.double().sigmoid()).to(dtype)
     for i, length in enumerate(lens):
         if length:
             paged.check(out[i : i + 1], q[i : i + 1], i, D**-0.5)
@@ -113,6 +118,11 @@ def check_decode(lens: list[int], H: int, KV: int, D: int, dtype: torch.dtype, s
 @pytest.mark.parametrize("lens", [[1], [129], [5, 300, 0, 64]], ids=str)
 def test_decode_sees_exactly_its_own_context(lens: list[int], splits: int, dtype: torch.dtype):
     check_decode(lens, 6, 2, 16, dtype, splits)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_closes_its_output_gate(splits: int):
+    check_decode([5, 300, 0, 64], 6, 2, 16, torch.float32, splits, has_gate=True)
 
 
 @needs_gpu
@@ -185,6 +195,16 @@ def test_prepared_queries_and_keys_equal_norm_rotation_and_store(has_norm: bool,
     bound = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for expected, actual in zip((*results[0], pools[0]), (*results[1], pools[1]), strict=True):
         torch.testing.assert_close(actual, expected, atol=bound, rtol=bound, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_angles_are_exact_at_any_position(rows: int):
+    positions = torch.tensor([262143, 131071, 70, 1, 0], device=DEVICE)[:rows]
+    frequencies = inverse_frequencies(24, 1e7, DEVICE)
+    cos, sin = rotary_angles_triton(positions, frequencies)
+    angles = (positions.float()[:, None, None] * frequencies).double()
+    torch.testing.assert_close(cos.double(), angles.cos(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(sin.double(), angles.sin(), atol=1e-6, rtol=0)
 
 
 def test_no_rows_prepare_nothing():

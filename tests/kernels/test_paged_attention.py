@@ -73,6 +73,14 @@ def test_decode_sees_exactly_its_own_context(lengths: list[int]):
         torch.testing.assert_close(out[i : i + 1].double(), paged.expected(i, n - 1), atol=1e-5, rtol=0)
 
 
+def test_decode_closes_its_output_gate():
+    paged = Paged([20])
+    paged.store(0, 0, 20)
+    gate, batch = torch.randn(1, H, D), PagedDecode.build([20], paged.blocks, BLOCK, CPU)
+    out = paged_decode(paged.q[0][-1:], paged.k_pool, paged.v_pool, SCALE, batch, gate)
+    torch.testing.assert_close(out.double(), paged.expected(0, 19) * gate.double().sigmoid(), atol=1e-5, rtol=0)
+
+
 def test_blocks_beyond_the_context_are_not_read():
     paged = Paged([20])
     paged.store(0, 0, 20)
