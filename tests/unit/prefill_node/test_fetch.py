@@ -99,7 +99,7 @@ def at_first_payload(fault: Callable[..., Callable[..., None]]) -> Callable[...,
 
 @pytest.mark.parametrize(
     ("fault", "cause"),
-    [(flip_bit, "wrong_digest"), (truncate, "wrong_size"), (duplicate, "wrong_order")],
+    [(flip_bit, "wrong_digest"), (truncate, "wrong_size")],
 )
 async def test_bytes_that_changed_on_their_way_are_computed_instead(model, asked, expected, fault, cause) -> None:
     async with linked(model, distort=lambda inner: FaultyTransport(inner, at_first_payload(fault))) as nodes:
@@ -109,6 +109,15 @@ async def test_bytes_that_changed_on_their_way_are_computed_instead(model, asked
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(asked.tokens))
         assert nodes.prefill.counters()[f"fetch_failures_{cause}"] == 1
         # Nothing of it was published: the next one finds what this node computed, and no more.
+        await nodes.settled()
+
+
+async def test_bytes_that_come_twice_are_taken_once(model, asked, expected) -> None:
+    async with linked(model, distort=lambda inner: FaultyTransport(inner, at_first_payload(duplicate))) as nodes:
+        await nodes.generate(LONG)
+        token, report = await nodes.first_token(asked, KNOWN)
+        assert (token, report.fetched_tokens) == (expected, KNOWN)
+        assert nodes.prefill_chassis.transport.stats.refusals == {"no_envelope": 1}
         await nodes.settled()
 
 

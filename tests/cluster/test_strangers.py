@@ -1,0 +1,202 @@
+"""Whoever reaches a decode node's UCX port and knows a session's nonce, and not its secret: real nodes, a real
+reservation, and a stranger in this process. The prefill node's hand-over decides the answer; the stranger's none of it.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.plans import plan_of
+from tests.support.cluster import Cluster
+from tests.support.driving import GREEDY, request
+from tests.support.nodes import CALL_TIMEOUT_S, node_client, status_of
+from tests.support.oracle import greedy, random_prompt
+from transfer.admission import new_secret
+from transfer.buffers import Buffer
+from transfer.errors import HandoverFailed as TransferFailed
+from transfer.plan import PlannedMessage
+from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+from transfer.ucx_config import UcxConfig
+from wire.client import DecodeCall
+from wire.errors import HandoverBroken
+from wire.messages import (
+    DecodeDone,
+    DecodeEvent,
+    HandoverFailed,
+    PrefillRequest,
+    Renew,
+    Request,
+    Reservation,
+    Start,
+    Tokens,
+    TransferReport,
+)
+
+PROMPT = random_prompt(300, seed=31)
+SAMPLING = replace(GREEDY, max_tokens=24)
+RESERVATION_S = 3.0  # what a session that nobody answers takes to fail
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    common = {"max_message_bytes": 1 << 16}  # several messages for this prompt
+    decode = {**common, "reservation_timeout_s": RESERVATION_S}
+    folder = tmp_path_factory.mktemp("strangers")
+    with Cluster(tiny_checkpoint("qwen35"), folder, prefill=common, decode=decode) as running:
+        yield running
+
+
+@pytest.fixture
+def asked() -> Request:
+    return request(PROMPT, SAMPLING)
+
+
+@asynccontextmanager
+async def stranger() -> AsyncIterator[Callable[[Reservation], OutgoingHandover]]:
+    """Sends all messages of a reservation, with a secret of its own and bytes of its own."""
+    transport = open_transport(UcxConfig())
+    sender = HandoverSender(transport, Staging(StagingConfig(2, 1 << 20)))
+
+    async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+        buffer[:] = 0xAA
+
+    def send(reservation: Reservation) -> OutgoingHandover:
+        deadline_s = asyncio.get_running_loop().time() + CALL_TIMEOUT_S
+        handover = sender.open(
+            plan_of(reservation), reservation.transfer_address, secret=new_secret(), pack=pack, deadline_s=deadline_s
+        )
+        handover.tokens_computed(reservation.num_tokens)
+        handover.finish(b"\x01\x00\x00\x00")
+        return handover
+
+    try:
+        yield send
+    finally:
+        await transport.close()
+
+
+@asynccontextmanager
+async def reserved(cluster: Cluster, asked: Request) -> AsyncIterator[tuple[DecodeCall, AsyncIterator[DecodeEvent]]]:
+    async with node_client("d0", cluster.processes["d0"].ready["address"]) as client:
+        async with client.decode(Start(asked), timeout_s=CALL_TIMEOUT_S) as call:
+            yield call, aiter(call)
+
+
+async def prefill(cluster: Cluster, asked: Request, reservation: Reservation) -> None:
+    async with node_client("p0", cluster.processes["p0"].ready["address"]) as client:
+        async with client.prefill(PrefillRequest(asked, reservation), timeout_s=CALL_TIMEOUT_S) as call:
+            async for _ in call:
+                pass
+
+
+async def rest_of(events: AsyncIterator[DecodeEvent]) -> list[int]:
+    """The decode node's tokens after the first, once the hand-over has landed."""
+    assert isinstance(await anext(events), TransferReport)
+    tokens: list[int] = []
+    async for event in events:
+        if isinstance(event, DecodeDone):
+            break
+        assert isinstance(event, Tokens)
+        tokens += [token.id for token in event.tokens]
+    return tokens
+
+
+async def refused(cluster: Cluster, cause: str) -> float:
+    status = await status_of(cluster.processes["d0"].ready["address"])
+    return status.counters[f"cause={cause}/transfer_refused_parts"]
+
+
+async def settle(cluster: Cluster) -> None:
+    for name in ("p0", "d0"):
+        async with asyncio.timeout(20):
+            while True:
+                status = await status_of(cluster.processes[name].ready["address"])
+                if status.blocks.in_use + status.slots.in_use + status.running + status.waiting == 0:
+                    break
+                await asyncio.sleep(0.02)
+        for pool in (status.blocks, status.slots):
+            assert pool.free + pool.cached == pool.total
+
+
+async def test_a_stranger_with_the_nonce_lands_nothing_and_the_session_goes_on(cluster: Cluster, asked: Request):
+    unproven, unannounced = await refused(cluster, "wrong_proof"), await refused(cluster, "no_envelope")
+    async with reserved(cluster, asked) as (_, events), stranger() as forge:
+        reservation = await anext(events)
+        assert isinstance(reservation, Reservation)
+        num_messages = len(plan_of(reservation).messages)
+        assert num_messages >= 3
+        await forge(reservation).done()  # all of it was taken, and thrown away
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            while await refused(cluster, "no_envelope") < unannounced + num_messages:
+                await asyncio.sleep(0.01)
+        await prefill(cluster, asked, reservation)
+        answer = await rest_of(events)
+    assert answer == greedy(cluster.model, PROMPT, SAMPLING.max_tokens)[1:]
+    assert await refused(cluster, "wrong_proof") == unproven + num_messages
+    await settle(cluster)
+
+
+async def test_a_stranger_during_the_hand_over_changes_no_token(cluster: Cluster):
+    asked = request([*PROMPT[1:], 5], SAMPLING)  # nothing of it is cached yet
+    async with reserved(cluster, asked) as (_, events), stranger() as forge:
+        reservation = await anext(events)
+        assert isinstance(reservation, Reservation)
+        forged = [forge(reservation) for _ in range(5)]
+        await prefill(cluster, asked, reservation)
+        answer = await rest_of(events)
+        for handover in forged:
+            handover.cancel()
+            with suppress(TransferFailed):  # or it had been taken before
+                await handover.done()
+    assert answer == greedy(cluster.model, asked.tokens, SAMPLING.max_tokens)[1:]
+    await settle(cluster)
+
+
+async def test_a_reservation_that_only_a_stranger_answers_can_be_renewed(cluster: Cluster):
+    asked = request([*PROMPT[2:], 5, 6], SAMPLING)
+    async with reserved(cluster, asked) as (call, events), stranger() as forge:
+        first = await anext(events)
+        assert isinstance(first, Reservation)
+        await forge(first).done()
+        failed = await anext(events)
+        assert isinstance(failed, HandoverFailed) and failed.cause.startswith("deadline: 0 arrived and 0 landed")
+        await call.send(Renew(first.nonce))
+        second = await anext(events)
+        assert isinstance(second, Reservation)
+        assert second.nonce != first.nonce and second.secret != first.secret
+        await prefill(cluster, asked, second)
+        answer = await rest_of(events)
+    assert answer == greedy(cluster.model, asked.tokens, SAMPLING.max_tokens)[1:]
+    await settle(cluster)
+
+
+async def test_a_prefill_node_refuses_a_reservation_of_an_older_release(cluster: Cluster):
+    asked = request([*PROMPT[3:], 5, 6, 7], SAMPLING)
+    async with reserved(cluster, asked) as (_, events):
+        reservation = await anext(events)
+        assert isinstance(reservation, Reservation)
+        with pytest.raises(HandoverBroken, match="secret has 0 bytes, not 32.*run one release on all nodes"):
+            await prefill(cluster, asked, replace(reservation, secret=b""))
+        await prefill(cluster, asked, reservation)  # which the refusal has not touched
+        answer = await rest_of(events)
+    assert answer == greedy(cluster.model, asked.tokens, SAMPLING.max_tokens)[1:]
+    await settle(cluster)
+
+
+async def test_no_secret_is_in_a_log(cluster: Cluster, asked: Request):
+    async with reserved(cluster, asked) as (_, events), stranger() as forge:
+        reservation = await anext(events)
+        assert isinstance(reservation, Reservation)
+        await forge(reservation).done()
+        await prefill(cluster, asked, reservation)
+        await rest_of(events)
+    logs = "".join(process.log.read_text() for process in cluster.processes.values())
+    assert "a part of a session of 300 tokens was refused, wrong_proof" in logs
+    assert reservation.secret.hex() not in logs and repr(reservation.secret)[2:-1] not in logs
+    assert reservation.secret.hex() not in repr(reservation) and repr(reservation.secret) not in repr(reservation)
