@@ -1,0 +1,73 @@
+"""Pages hashed by the Triton kernel as XXH3's own library hashes them."""
+
+import pytest
+import torch
+import xxhash
+
+from kernels.digest import BLOCK_BYTES, digest_pages, digest_pages_triton, digest_pages_xxhash
+from tests.support.compiled import Launch, compile_for_h200
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_pages(num_pages: int, page_bytes: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(num_pages)
+    return torch.randint(0, 256, (num_pages, page_bytes), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("page_bytes", [BLOCK_BYTES, 2 * BLOCK_BYTES, 8 * BLOCK_BYTES])
+@pytest.mark.parametrize("num_pages", [1, 7, 8, 33])
+def test_every_page_has_the_librarys_hash(num_pages: int, page_bytes: int):
+    pages = random_pages(num_pages, page_bytes)
+    digests = digest_pages_triton(pages.to(DEVICE))
+    assert torch.equal(digests.cpu(), digest_pages_xxhash(pages))
+
+
+@pytest.mark.parametrize("pages_a_program", [8, 16, 32])
+def test_pages_a_program_change_nothing(pages_a_program: int):
+    pages = random_pages(40, 8192)
+    digests = digest_pages_triton(pages.to(DEVICE), pages_a_program)
+    assert torch.equal(digests.cpu(), digest_pages_xxhash(pages))
+
+
+@pytest.mark.parametrize("fill", [0, 1, 0x7F, 0x80, 0xFF])
+def test_words_at_the_edges_of_their_range(fill: int):
+    pages = torch.full((2, 2048), fill, dtype=torch.uint8)
+    assert torch.equal(digest_pages_triton(pages.to(DEVICE)).cpu(), digest_pages_xxhash(pages))
+
+
+def test_a_part_of_a_larger_buffer_and_no_page_at_all():
+    buffer = random_pages(5, 8192).view(-1)
+    pages = buffer.to(DEVICE)[16 : 16 + 3 * 8192].view(3, 8192)
+    expected = xxhash.xxh3_128_digest(bytes(buffer[16 : 16 + 8192].tolist()))
+    assert bytes(digest_pages_triton(pages).cpu()[0].tolist()) == expected
+    assert digest_pages_triton(pages[:0]).shape == (0, 16)
+
+
+def test_pages_that_are_not_whole_blocks_are_refused():
+    with pytest.raises(ValueError, match="multiple of 1024"):
+        digest_pages(torch.zeros((2, 1000), dtype=torch.uint8))
+    with pytest.raises(ValueError, match="contiguous"):
+        digest_pages(torch.zeros((2, 2048), dtype=torch.uint8)[:, ::2])
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: more than four gigabytes of pages")
+def test_offsets_are_not_32_bits_wide():
+    pages = torch.zeros((5 << 17, 8192), dtype=torch.uint8, device=DEVICE)
+    pages[-1] = 7
+    digests = digest_pages(pages).cpu()
+    assert torch.equal(digests[-1:], digest_pages_xxhash(pages[-1:].cpu()))
+    assert torch.equal(digests[:1], digest_pages_xxhash(pages[:1].cpu()))
+
+
+def test_a_thread_loads_16_bytes_at_once_and_keeps_everything_in_registers():
+    types = {
+        "pages_ptr": "*i64:16", "secret_ptr": "*i64:16", "digests_ptr": "*i64:16",
+        "num_pages": "i32", "low_start": "i64", "high_start": "i64",
+    }  # fmt: skip
+    [report] = compile_for_h200(
+        [Launch("kernels.digest:_digest_pages_kernel", types, {"WORDS": 1024, "PAGES": 8}, num_warps=1)]
+    )
+    assert "v2.b64" in report.accesses("ld.global")
+    assert report.stack_bytes == 0 and report.shared_bytes == 0
+    assert report.resident_warps >= 12  # of which a multiprocessor has 8 to hold in 64 MiB
