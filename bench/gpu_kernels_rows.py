@@ -204,7 +204,7 @@ def norm_launch(width: int, has_branch: bool) -> Launch:
     rows, num_warps = row_tile(width)
     types = {"x_ptr": "*bf16:16", "weight_ptr": "*fp32:16", "out_ptr": "*bf16:16", "num_rows": "i32"}
     types |= {"stride_x": "i32:16", "stride_branch": "i32:16", "alpha": "fp32", "eps": "fp32"}
-    constexprs: dict[str, object] = {"num_weights": 1, "D": width, "HAS_BRANCH": has_branch, "ROWS": rows}
+    constexprs: dict[str, object] = {"num_weights": 1, "D": width, "PARTS": int(has_branch), "ROWS": rows}
     optional = ("branch_ptr", "sum_ptr")
     if has_branch:
         types |= {name: "*bf16:16" for name in optional}

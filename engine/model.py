@@ -40,7 +40,7 @@ class DecoderLayer:
             # One query a sequence or none at all, instead of the square of the chunk.
             mixed = self.mixer.tail(normed, step, rows)
         else:
-            mixed = self.mixer(normed, step).index_select(0, rows)
+            mixed = self.mixer(normed, step).index_select(-2, rows)
         return self._add(x.index_select(0, rows), mixed, self.feed_forward_norm)
 
     def feed(self, x: Tensor, normed: Tensor, next_norm: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ class HybridModel:
         last, rows = self.layers[-1], plan.logit_rows
         mixed = last.mix(x, normed, step) if rows is None else last.mix_rows(x, normed, step, rows)
         _, normed = last.feed(*mixed, self.norm)
-        return self.head(normed).float() / self.config.logits_divisor
+        return self.head.logits(normed, self.config.logits_divisor)
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 
 
 def draw(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor:
@@ -95,6 +96,8 @@ def _last_of_prefix(row_ptr, V, best, worst, scale, most, limit, BLOCK: tl.const
 
 @triton.jit
 def _draw_kernel(logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits, BLOCK: tl.constexpr):
+    let_next_start()
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(settings_ptr + row * 4)
     top_k = tl.load(settings_ptr + row * 4 + 1)
@@ -144,6 +147,6 @@ def draw_triton(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor, block: i
         block = min(block, triton.next_power_of_2(V))
         _draw_kernel[(N,)](
             logits, settings_N4.contiguous(), uniform_N.contiguous(), ids, V, logits.stride(0),
-            BLOCK=block, num_warps=max(1, min(16, block // 512)),
+            BLOCK=block, num_warps=max(1, min(16, block // 512)), **OVERLAPPED,
         )  # fmt: skip
     return ids

@@ -3,7 +3,7 @@
     add_rms_norm    s = x + alpha * branch;  returns s, rms_norm(s)
 
 Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D]: one weight a head);
-          add_rms_norm: x, branch [T, D], weight [D]
+          add_rms_norm: x [T, D], weight [D]; branch [T, D] in x's dtype, or parts [S, T, D] in float32 whose sum it is
 Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time; rows may have any
           stride
 Numerics  float32 inside, the result in x's dtype; s is rounded to it before it is normed
@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 
 L2_NORM_EPS = 1e-6  # of the delta rule's keys and queries
 
@@ -34,7 +35,8 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    if x.shape != branch.shape or x.dim() != 2 or x.dtype != branch.dtype or weight.shape != x.shape[1:]:
+    dtype = x.dtype if branch.dim() == 2 else torch.float32
+    if x.shape != branch.shape[-2:] or x.dim() != 2 or dtype != branch.dtype or weight.shape != x.shape[1:]:
         raise ValueError(f"x {tuple(x.shape)}, branch {tuple(branch.shape)}, weight {tuple(weight.shape)} disagree")
     add = add_rms_norm_triton if runs_triton(x) else add_rms_norm_torch
     return add(x, branch, alpha, weight, eps)
@@ -43,6 +45,8 @@ def add_rms_norm(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: f
 def add_rms_norm_torch(
     x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
+    if branch.dim() == 3:
+        branch = branch.sum(0).to(x.dtype)
     total = torch.add(x, branch, alpha=alpha)
     return total, rms_norm_torch(total, weight, eps)
 
@@ -67,22 +71,28 @@ def _constant(value: float, device: torch.device) -> Tensor:
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, branch_ptr, weight_ptr, sum_ptr, out_ptr, num_rows, num_weights, stride_x, stride_branch, alpha, eps,
-    D: tl.constexpr, HAS_BRANCH: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a program; row r takes weight row r % num_weights; sum and out have no gaps between rows."""
+    """ROWS rows a program; row r takes weight row r % num_weights; sum and out have no gaps between rows.
+    The branch is the sum of PARTS tensors, num_rows rows apart; without any there is no branch."""
+    let_next_start()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
     is_here = (row < num_rows) & (d < D)
     weight_row = row % num_weights
     row = row.to(tl.int64)
+    weight = tl.load(weight_ptr + weight_row * D + d, mask=d < D, other=0.0)
+    wait_for_previous()
     x = tl.load(x_ptr + row * stride_x + d, mask=is_here, other=0.0)
     wide = x.to(tl.float32)
-    if HAS_BRANCH:
-        wide += alpha * tl.load(branch_ptr + row * stride_branch + d, mask=is_here, other=0.0).to(tl.float32)
+    if PARTS:
+        branch = tl.load(branch_ptr + row * stride_branch + d, mask=is_here, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            branch += tl.load(branch_ptr + (part * num_rows + row) * stride_branch + d, mask=is_here, other=0.0)
+        wide += alpha * branch
         total = wide.to(x.dtype)
         tl.store(sum_ptr + row * D + d, total, mask=is_here)
         wide = total.to(tl.float32)
-    weight = tl.load(weight_ptr + weight_row * D + d, mask=d < D, other=0.0)
     y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
     tl.store(out_ptr + row * D + d, y.to(x.dtype), mask=is_here)
 
@@ -104,16 +114,20 @@ def add_rms_norm_triton(
 def _launch(
     x: Tensor, branch: Tensor | None, alpha: float, weight: Tensor, eps: float, total: Tensor | None, out: Tensor
 ) -> None:
-    """x, branch [T, D]; a weight of several rows repeats along T."""
+    """x, branch [T, D] or parts [S, T, D]; a weight of several rows repeats along T."""
     T, D = x.shape
-    if x.stride(1) != 1 or (branch is not None and branch.stride(1) != 1) or not weight.is_contiguous():
+    parts = 0 if branch is None else len(branch) if branch.dim() == 3 else 1
+    if x.stride(1) != 1 or (branch is not None and branch.stride(-1) != 1) or not weight.is_contiguous():
         raise ValueError("values of one row must lie side by side, and weights have no gaps")
+    if parts > 1 and branch is not None and not branch.is_contiguous():
+        raise ValueError(f"parts have strides {branch.stride()}: they must have no gaps")
     rows, num_warps = row_tile(D)
     if T:
         _rms_norm_kernel[(triton.cdiv(T, rows),)](
             x, branch, weight, total, out, T, weight.numel() // D,
-            x.stride(0), 0 if branch is None else branch.stride(0), alpha, eps,
-            D=D, HAS_BRANCH=branch is not None, ROWS=rows, BLOCK_D=triton.next_power_of_2(D), num_warps=num_warps,
+            x.stride(0), 0 if branch is None else branch.stride(-2), alpha, eps,
+            D=D, PARTS=parts, ROWS=rows, BLOCK_D=triton.next_power_of_2(D),
+            num_warps=2 * num_warps if parts > 1 else num_warps, **OVERLAPPED,
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -27,6 +28,8 @@ def swiglu_torch(gate_up: Tensor) -> Tensor:
 
 @triton.jit
 def _swiglu_kernel(x_ptr, out_ptr, stride_x, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    let_next_start()
+    wait_for_previous()
     row = (tl.program_id(0) // tl.cdiv(INNER, BLOCK)).to(tl.int64)
     column = tl.program_id(0) % tl.cdiv(INNER, BLOCK) * BLOCK + tl.arange(0, BLOCK)
     is_here = column < INNER
@@ -43,6 +46,6 @@ def swiglu_triton(gate_up: Tensor, block: int = 2048, num_warps: int = 4) -> Ten
     block = min(block, triton.next_power_of_2(inner))
     if T:
         _swiglu_kernel[(T * triton.cdiv(inner, block),)](
-            gate_up, out, gate_up.stride(0), INNER=inner, BLOCK=block, num_warps=num_warps
+            gate_up, out, gate_up.stride(0), INNER=inner, BLOCK=block, num_warps=num_warps, **OVERLAPPED
         )
     return out

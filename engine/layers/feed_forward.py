@@ -11,7 +11,6 @@ from engine.model_config import MoeConfig
 from kernels.linear import LinearWeight
 from kernels.moe import moe_experts
 from kernels.moe_route import moe_route
-from kernels.swiglu import swiglu
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,11 @@ class SwiGlu:
         return cls(LinearWeight(torch.cat((gate, up))), LinearWeight(down))
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(self.gate_up(x)))
+        return self.down.parts(self.gate_up.swiglu(x))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """What the parts add up to."""
+        return self.down(self.gate_up.swiglu(x))
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class MixtureOfExperts:
         renormalize = self.config.renormalize or self.config.router == "top_k_then_softmax"
         weight, expert = moe_route(F.linear(x, self.router), self.config.experts_per_token, renormalize)
         routed = moe_experts(x, expert, weight.to(x.dtype), self.gate_up, self.down)
-        shared = self.shared(x)
+        shared = self.shared.whole(x)
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(F.linear(x, self.shared_gate))
         return routed + shared

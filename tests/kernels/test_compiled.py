@@ -50,3 +50,8 @@ def test_descriptors_are_pairs_of_registers():
     both = "HGMMA.64x16x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"
     assert reads_of_nothing(f"{pairs}\n{listing(both)}") == []
     assert reads_of_nothing(listing("UMOV UR6, 0x40", "UMOV UR7, 0x1", both)) == [both]
+
+
+def test_a_register_made_uniform_is_written_beside_a_predicate():
+    agreed = ["@P0 R2UR P1, UR6, R28", "@P0 R2UR.OR P1, UR7, R29", "UBLKPF.L2 [UR6], UR7"]
+    assert reads_of_nothing(listing(*agreed)) == []

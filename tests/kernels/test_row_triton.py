@@ -69,6 +69,17 @@ def test_residual_addition_and_rms_norm(rows: int, width: int, dtype: torch.dtyp
     assert_close(normed, expected_normed)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 8])
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_a_residual_branch_may_come_in_parts(rows: int, width: int, parts: int):
+    x, branch = slice_of_projection(rows, width, torch.bfloat16), torch.randn(parts, rows, width, device=DEVICE)
+    weight = torch.rand(width, device=DEVICE)
+    total, normed = add_rms_norm_triton(x, branch, 0.22, weight, 1e-3)
+    expected_total, expected_normed = add_rms_norm_torch(x, branch, 0.22, weight, 1e-3)
+    assert_close(total, expected_total)
+    assert_close(normed, expected_normed)
+
+
 @dtypes
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("rows", "width"), SHAPES)

@@ -20,6 +20,8 @@ def reads_of_nothing(listing: str) -> list[str]:
         if match is None:
             continue
         operation, operands = match.group(1), [text.strip() for text in match.group(2).split(",")]
+        if operation.startswith("R2UR") and re.fullmatch(r"P\w+", operands[0]):  # whether all threads agree
+            operands = operands[1:]
         reads, writes = _uniform_registers(operation, operands)
         if reads - written:
             found.append(f"{operation} {', '.join(operands)}")

@@ -1,0 +1,191 @@
+"""Dense products of decode steps on one GPU: alone, and a step's products in their order with the norms between.
+
+    python -m bench.gpu_kernels_products [--variants] [--only alone chain]
+    python -m bench.gpu_kernels_products --compile-only
+
+Times as in bench/gpu_timing.py: no weight is in the cache when it is read. Alone, a product still overlaps with the
+next one of its kind. A chain is timed as it runs, without overlap (same kernels, launched one after the other's end),
+and with the library's products. `--variants` adds other tiles.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench.gpu_kinds import main
+from bench.gpu_timing import BYTES_A_SECOND, Row, measure, time_us
+from bench.shapes import SHAPES
+from engine.model_config import Mamba2Config, ModelConfig
+from kernels.linear import LinearWeight
+from kernels.pdl import OVERLAPPED
+from kernels.rms_norm import add_rms_norm
+from kernels.small_linear import Tile, sizes, small_linear_triton, tile_for
+from kernels.swiglu import swiglu_triton
+from tests.support.compiled import Launch
+
+BF16 = torch.bfloat16
+BATCHES = (1, 16, 64)
+FEW = [(64, 128, 3), (64, 128, 4), (64, 128, 6), (64, 256, 3), (64, 64, 8), (32, 256, 3), (32, 256, 4), (32, 128, 6),
+       (16, 512, 3), (128, 64, 4), (128, 128, 3), (128, 64, 6)]  # fmt: skip
+MANY = [(64, 64, 4), (64, 64, 6), (64, 64, 8), (64, 128, 3), (128, 64, 4), (128, 64, 6), (128, 64, 8), (128, 128, 3)]
+
+
+@dataclass(frozen=True)
+class Product:
+    name: str
+    O: int  # noqa: E741
+    I: int  # noqa: E741
+    form: str
+
+    @property
+    def num_bytes(self) -> float:
+        return 2.0 * self.O * self.I
+
+
+def products(config: ModelConfig) -> list[Product]:
+    """Those of a model, each once."""
+    hidden, state, attention = config.hidden_size, config.state, config.attention
+    if isinstance(state, Mamba2Config):
+        inner, state_rows = state.inner_size, state.inner_size + state.conv_channels + state.num_heads
+    else:
+        inner, state_rows = state.value_size, state.conv_channels + state.value_size + 2 * state.num_value_heads
+    queries = attention.num_heads * attention.head_dim
+    qkv = queries * (2 if attention.has_output_gate else 1) + 2 * attention.num_kv_heads * attention.head_dim
+    return [
+        Product("in_proj", state_rows, hidden, "plain"),
+        Product("out_proj", hidden, inner, "parts"),
+        Product("gate_up", 2 * config.intermediate_size, hidden, "gated"),
+        Product("down", hidden, config.intermediate_size, "parts"),
+        Product("qkv", qkv, hidden, "plain"),
+        Product("o", hidden, queries, "parts"),
+        Product("head", config.vocab_size, hidden, "logits"),
+    ]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=BF16)
+
+
+def library(x: Tensor, weight: Tensor, form: str) -> Tensor:
+    """The same from torch's product, which is cuBLAS's."""
+    y = F.linear(x, weight)
+    if form == "gated":
+        return swiglu_triton(y)
+    return y.float() / 8 if form == "logits" else y
+
+
+def tiles(product: Product, M: int) -> Iterator[Tile]:
+    """Around the choice; where parts are allowed, half and twice as many, too."""
+    chosen = tile_for(M, product.O, product.I, product.form == "parts")
+    for columns, depth, num_stages in FEW if M <= 16 else MANY:
+        for parts in (chosen.parts // 2, chosen.parts, chosen.parts * 2) if product.form == "parts" else (1,):
+            if parts and product.I % (parts * depth) == 0 and parts * depth < product.I:
+                yield Tile(columns, depth, parts, 4, num_stages)
+    for ahead in (0, 256, 1024):
+        yield chosen._replace(ahead=ahead)
+    yield chosen._replace(num_warps=8)
+
+
+def alone_rows(variants: bool) -> Iterator[Row]:
+    for model, config in SHAPES.items():
+        for product in products(config):
+            for M in BATCHES:
+                chosen = tile_for(M, product.O, product.I, product.form == "parts")
+                runs: dict[str, Callable[..., Tensor]] = {"library": library}
+                for tile in [chosen, *(tiles(product, M) if variants else ())]:
+                    runs[f"{tuple(tile)}"] = partial(small_linear_triton, divisor=8.0, tile=tile)
+                for name, run in runs.items():
+                    yield measure(f"{product.name} {name}", f"{model}, {M} rows",
+                                  lambda: partial(run, random(M, product.I), random(product.O, product.I),  # noqa: B023
+                                                  form=product.form), product.num_bytes)  # noqa: B023 # fmt: skip
+
+
+@contextmanager
+def nothing_overlaps() -> Iterator[None]:
+    """The same kernels; each starts when the one before it is done."""
+    options = dict(OVERLAPPED)
+    OVERLAPPED.clear()
+    try:
+        yield
+    finally:
+        OVERLAPPED.update(options)
+
+
+def library_layer(x: Tensor, normed: Tensor, weights: list[Tensor], norm: Tensor) -> tuple[Tensor, Tensor]:
+    in_proj, out_proj, gate_up, down = weights
+    mixed = F.linear(F.linear(normed, in_proj)[:, : out_proj.shape[1]], out_proj)
+    x, normed = add_rms_norm(x, mixed, 0.22, norm, 1e-5)
+    return add_rms_norm(x, F.linear(swiglu_triton(F.linear(normed, gate_up)), down), 0.22, norm, 1e-5)
+
+
+def own_layer(x: Tensor, normed: Tensor, weights: list[LinearWeight], norm: Tensor) -> tuple[Tensor, Tensor]:
+    in_proj, out_proj, gate_up, down = weights
+    mixed = out_proj.parts(in_proj(normed)[:, : out_proj.in_features])
+    x, normed = add_rms_norm(x, mixed, 0.22, norm, 1e-5)
+    return add_rms_norm(x, down.parts(gate_up.swiglu(normed)), 0.22, norm, 1e-5)
+
+
+def chain_rows(_variants: bool) -> Iterator[Row]:
+    """Ten layers of two norms and four products, without convolution and state; the time is a layer's."""
+    num_layers = 10
+    for model, config in SHAPES.items():
+        matrices = [[random(p.O, p.I) * p.I**-0.5 for p in products(config)[:4]] for _ in range(num_layers)]
+        own = [[LinearWeight(weight) for weight in layer] for layer in matrices]
+        norm = torch.rand(config.hidden_size, device="cuda")
+        floor_us = sum(p.num_bytes for p in products(config)[:4]) / BYTES_A_SECOND * 1e6
+        for M in BATCHES:
+            x = random(M, config.hidden_size)
+
+            def run(layer: Callable, weights: list) -> None:
+                stream, normed = x, x  # noqa: B023
+                for each in weights:
+                    stream, normed = layer(stream, normed, each, norm)  # noqa: B023
+
+            shape = f"{model}, {M} rows"
+            library_us = time_us([partial(run, library_layer, matrices)]) / num_layers
+            yield Row("chain, library", shape, library_us, floor_us)
+            yield Row("chain", shape, time_us([partial(run, own_layer, own)]) / num_layers, floor_us)
+            with nothing_overlaps():
+                apart_us = time_us([partial(run, own_layer, own)]) / num_layers
+            yield Row("chain, nothing overlaps", shape, apart_us, floor_us)
+
+
+KINDS = {"alone": alone_rows, "chain": chain_rows}
+
+
+def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:
+    for kind in only:
+        yield from KINDS[kind](variants)
+
+
+# ---------------------------------------------------------------- what the compiler makes of them, without a GPU
+
+
+def product_launch(product: Product, M: int, tile: Tile | None = None) -> Launch:
+    tile = tile or tile_for(M, product.O, product.I, product.form == "parts")
+    out = "fp32" if product.form in ("logits", "parts") else "bf16"
+    types = {"x_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
+    types |= {"divisor": "fp32"}
+    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, **sizes(M, product.I, tile)}
+    if M == 1:  # Triton makes a constant of it
+        constexprs["M"] = 1
+    else:
+        types["M"] = "i32"
+    return Launch("kernels.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages)
+
+
+def compile_checks() -> Iterator[tuple[str, Launch]]:
+    for model, config in SHAPES.items():
+        for product in products(config):
+            for M in BATCHES:
+                tile = tile_for(M, product.O, product.I, product.form == "parts")
+                yield f"{model} {product.name}, {M} rows, {tuple(tile)}", product_launch(product, M, tile)
+
+
+if __name__ == "__main__":
+    main(__doc__, KINDS, rows, compile_checks)

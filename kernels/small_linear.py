@@ -1,0 +1,161 @@
+"""Dense products of few rows, as decode steps have them: the weight streams by once, at the memory's speed.
+
+    plain    y = x W^T
+    gated    y = silu(x G^T) * (x U^T), where W is G above U
+    logits   y = (x W^T, rounded to W's dtype) / divisor, in float32
+    parts    y[s] = x[:, part s] W[:, part s]^T in float32: their sum is the product
+
+Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps; y [M, O], gated [M, O / 2],
+          parts [S, M, O] with S of `tile_for`
+Contract  16-bit floats; nothing that runs before on the stream writes the weight: it is fetched before those end
+Numerics  sums in float32, rounded once. Logits are rounded first, as other products' are: their many equal values
+          make draws short (draw.py)
+Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product that lasts 5 to 20 us
+          loses a fifth of it to its start and its end: both hide behind the neighbours on the stream (pdl.py), and
+          the first bytes of the weight come into the second-level cache meanwhile
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.dot import dot, dot_block
+from kernels.pdl import HAS_IT, OVERLAPPED, let_next_start, wait_for_previous
+
+MOST_ROWS = 64
+
+
+class Tile(NamedTuple):
+    """What a program computes: `columns` of y (gated: half as many) from 1 / `parts` of each row of W."""
+
+    columns: int
+    depth: int  # of a row of W, a step
+    parts: int
+    num_warps: int
+    num_stages: int
+    ahead: int = 512  # of a row of W, fetched before the kernels before this one are done
+
+
+def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
+    """One wave of programs: one or two on each of 132 multiprocessors, 48 KiB or more of W on the way to each."""
+    if M <= 16:
+        columns, depth, num_stages = 64, 128, 4
+    elif num_out >= 120 * 128:  # x counts, too: wide tiles read it less often
+        columns, depth, num_stages = 128, 64, 4
+    else:
+        columns, depth, num_stages = 64, 64, 6
+    parts = 1
+    if can_split:
+        # Parts are bytes, too, in float32: little beside W at 16 rows, at 64 a quarter of it for each 4.
+        most = 160 if M > 16 else 2 * 132
+        while triton.cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
+            parts *= 2
+    else:
+        while columns > 16 and triton.cdiv(num_out, columns) < 120:
+            columns, depth, num_stages = columns // 2, min(depth * 2, 8192 // dot_block(M)), 4
+    return Tile(columns, depth, parts, 4, num_stages)
+
+
+@triton.jit
+def _fetch(pointers, num_bytes: tl.constexpr):
+    """Starts so many bytes at each pointer on their way into the second-level cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2;\n mov.b32 $0, 0;",
+        "=r,l,r",
+        [pointers.to(tl.int64), num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _small_linear_kernel(
+    x_ptr, weight_ptr, out_ptr, M, stride_x, divisor,
+    OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows."""
+    let_next_start()
+    IS_GATED: tl.constexpr = FORM == "gated"
+    WIDTH: tl.constexpr = OUT // 2 if IS_GATED else OUT
+    COLUMNS_OUT: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
+    part = tl.program_id(0) % PARTS
+    first_column = tl.program_id(0) // PARTS * COLUMNS_OUT
+    place = tl.arange(0, COLUMNS)
+    weight_row = first_column + place % COLUMNS_OUT
+    if WIDTH % COLUMNS_OUT:  # what lies beyond the last column is computed, too, and not stored
+        weight_row = tl.minimum(weight_row, WIDTH - 1)
+    if IS_GATED:
+        weight_row += place // COLUMNS_OUT * WIDTH
+    weights = weight_ptr + weight_row.to(tl.int64)[:, None] * IN + part * PART
+    if HAS_IT and AHEAD > 0:
+        PIECES: tl.constexpr = max(1, 128 // COLUMNS)  # one instruction a thread
+        _fetch(weights + tl.arange(0, PIECES)[None, :] * (AHEAD // PIECES), AHEAD // PIECES * 2)
+    wait_for_previous()
+
+    row = tl.arange(0, ROWS)
+    is_row = (row < M)[:, None]
+    x_rows = x_ptr + row.to(tl.int64)[:, None] * stride_x + part * PART
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for start in range(0, PART, DEPTH):
+        i = start + tl.arange(0, DEPTH)[None, :]
+        if PARTS * PART > IN:
+            is_inside = part * PART + i < IN
+            weight = tl.load(weights + i, mask=is_inside, other=0.0)
+            x = tl.load(x_rows + i, mask=is_row & is_inside, other=0.0)
+        else:
+            weight = tl.load(weights + i)
+            x = tl.load(x_rows + i, mask=is_row, other=0.0)
+        sums = dot(weight, tl.trans(x), sums)
+
+    if IS_GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(sums, (2, COLUMNS_OUT, ROWS)), (1, 2, 0)))
+        y = gate * tl.sigmoid(gate) * up
+    elif FORM == "logits":
+        y = sums.to(weight_ptr.dtype.element_ty).to(tl.float32) / divisor
+    else:
+        y = sums
+    column = (first_column + tl.arange(0, COLUMNS_OUT))[:, None]
+    out = out_ptr + (part * M + row).to(tl.int64)[None, :] * WIDTH + column
+    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=(row < M)[None, :] & (column < WIDTH))
+
+
+def small_linear_triton(
+    x: Tensor, weight: Tensor, form: str = "plain", divisor: float = 1.0, tile: Tile | None = None
+) -> Tensor:
+    M, num_in = x.shape
+    num_out = weight.shape[0]
+    if M > MOST_ROWS or x.dtype != weight.dtype or weight.shape[1] != num_in or x.stride(1) != 1:
+        raise ValueError(f"x {tuple(x.shape)} of strides {x.stride()} {x.dtype}, weight {tuple(weight.shape)} disagree")
+    if not weight.is_contiguous() or x.itemsize != 2 or (form == "gated" and num_out % 2):
+        raise ValueError(f"weight {tuple(weight.shape)} {weight.dtype} {weight.stride()}: 16 bits, no gaps, two halves")
+    tile = tile or tile_for(M, num_out, num_in, can_split=form == "parts")
+    width = num_out // 2 if form == "gated" else num_out
+    shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
+    out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else x.dtype, device=x.device)
+    if M:
+        columns_out = tile.columns // 2 if form == "gated" else tile.columns
+        _small_linear_kernel[(triton.cdiv(width, columns_out) * tile.parts,)](
+            x, weight, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form, **sizes(M, num_in, tile),
+            num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
+        )  # fmt: skip
+    return out
+
+
+def sizes(M: int, num_in: int, tile: Tile) -> dict[str, int]:
+    """The kernel's constants that follow from the tile."""
+    steps = triton.cdiv(triton.cdiv(num_in, tile.depth), tile.parts)
+    part = steps * tile.depth
+    is_even = tile.parts * part == num_in and num_in % 8 == 0  # what is fetched ahead exists, and begins on 16 bytes
+    return {
+        "PARTS": tile.parts,
+        "PART": part,
+        "ROWS": dot_block(M),
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "AHEAD": min(tile.ahead, part) if is_even else 0,
+    }

@@ -1,0 +1,151 @@
+"""Products of few rows against float64, on a GPU or in the interpreter; and as an H200 gets them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.gpu_kernels_products import product_launch, products
+from bench.shapes import SHAPES
+from kernels import small_linear
+from kernels.linear import LinearWeight
+from kernels.small_linear import Tile, small_linear_triton, tile_for
+from kernels.swiglu import swiglu_torch
+from tests.support.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NAN = float("nan")
+needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter, or its own")
+FORMS = ["plain", "gated", "logits", "parts"]
+SMALL = Tile(64, 64, 1, 4, 2)
+ROWS = [1, 2, 15, 16, 17, 63, 64]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_outputs(monkeypatch: pytest.MonkeyPatch):
+    """What the launcher allocates holds NaN until something is written."""
+    empty = torch.empty
+    monkeypatch.setattr(small_linear.torch, "empty", lambda *shape, **options: empty(*shape, **options).fill_(NAN))
+
+
+def operands(M: int, O: int, I: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:  # noqa: E741
+    """x as the engine passes it, columns of a wider tensor that is NaN around them; the weight."""
+    wide = torch.full((M, I + 24), NAN, dtype=dtype, device=DEVICE)
+    wide[:, 8 : 8 + I] = torch.randn(M, I, device=DEVICE)
+    weight = torch.randn(O, I, device=DEVICE) * I**-0.5
+    return wide[:, 8 : 8 + I], weight.to(dtype)
+
+
+def check(x: Tensor, weight: Tensor, form: str, tile: Tile | None = None) -> None:
+    y = small_linear_triton(x, weight, form, 8.0, tile)
+    exact = x.double() @ weight.double().t()
+    expected = {"gated": lambda: swiglu_torch(exact), "logits": lambda: exact / 8}.get(form, lambda: exact)()
+    assert y.dtype == (torch.float32 if form in ("logits", "parts") else x.dtype)
+    actual = y.double().sum(0) if form == "parts" else y.double()
+    bound = 1e-4 if form == "parts" else 2e-2
+    torch.testing.assert_close(actual, expected, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("M", ROWS)
+def test_few_rows(M: int, form: str):
+    check(*operands(M, 128, 256), form, SMALL._replace(parts=4 if form == "parts" else 1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("O", "I"), [(2, 16), (130, 100), (94, 33), (66, 200)])
+def test_sizes_that_no_tile_divides(O: int, I: int, form: str):  # noqa: E741
+    check(*operands(3, O, I), form, SMALL._replace(parts=2 if form == "parts" else 1))
+
+
+@pytest.mark.parametrize("columns", [16, 32, 128])
+def test_narrow_and_wide_tiles(columns: int):
+    check(*operands(17, 256, 128), "gated", SMALL._replace(columns=columns))
+
+
+def test_a_part_may_be_empty():
+    check(*operands(2, 64, 64), "parts", SMALL._replace(parts=4))
+
+
+def test_logits_are_those_of_a_rounded_product():
+    x, weight = operands(5, 70, 64)
+    distinct = torch.unique(small_linear_triton(x, weight, "logits", 8.0) * 8)
+    assert torch.equal(distinct, distinct.to(x.dtype).float())
+
+
+def test_float16():
+    check(*operands(2, 64, 64, torch.float16), "plain", SMALL)
+
+
+def test_no_rows():
+    assert small_linear_triton(*operands(0, 64, 64)).shape == (0, 64)
+
+
+def test_what_is_no_small_product_is_refused():
+    x, weight = operands(65, 64, 64)
+    with pytest.raises(ValueError, match="disagree"):
+        small_linear_triton(x, weight)
+    with pytest.raises(ValueError, match="16 bits"):
+        small_linear_triton(x[:2].float(), weight.float())
+
+
+@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("M", [1, 16, 64])
+def test_tiles_of_real_products_fill_the_chip_and_split_evenly(M: int, model: str):
+    for product in products(SHAPES[model]):
+        tile = tile_for(M, product.O, product.I, product.form == "parts")
+        assert tile.parts == 1 or product.form == "parts"
+        assert product.I % (tile.parts * tile.depth) == 0, product
+        programs = -(-product.O // tile.columns) * tile.parts
+        assert programs >= 120, product
+        assert programs <= 3 * 132 or product.name == "head", product
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_an_h200_gets_matrix_units_and_no_spills(model: str):
+    cases = [(product, M) for product in products(SHAPES[model]) for M in (1, 16, 64)]
+    reports = compile_for_h200([product_launch(product, M) for product, M in cases])
+    for case, report in zip(cases, reports, strict=True):
+        assert report.stack_bytes == 0, (case, report)
+        assert report.shared_bytes <= SHARED_BYTES_A_BLOCK, (case, report)
+        assert "wgmma.mma_async" in report.ptx or "mma.sync" in report.ptx, case
+        # The weight is asked for before the kernels before this one are done, and x after.
+        before, _, after = report.ptx.partition("griddepcontrol.wait")
+        assert "cp.async.bulk.prefetch.L2" in before and "cp.async.cg" not in before, case
+        assert "cp.async.cg.shared.global" in after, case
+
+
+@needs_gpu
+@pytest.mark.parametrize("M", ROWS)
+@pytest.mark.parametrize("model", SHAPES)
+def test_real_products(model: str, M: int):
+    for product in products(SHAPES[model]):
+        check(*operands(M, product.O, product.I), product.form)
+
+
+@needs_gpu
+def test_a_chain_in_a_graph_replays_on_new_inputs():
+    """Kernels that begin before their predecessors end read what those wrote, replay for replay."""
+    x, up = operands(16, 4096, 2048)
+    x, up, down = x.contiguous(), LinearWeight(up), LinearWeight(operands(1, 2048, 2048)[1])
+
+    def chain() -> Tensor:
+        hidden = x
+        for _ in range(20):
+            hidden = down(up.swiglu(hidden))
+        return hidden
+
+    chain()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain()
+    for _ in range(5):
+        x.copy_(torch.randn_like(x) * 4)
+        graph.replay()
+        replayed = y.clone()
+        torch.cuda.synchronize()
+        assert torch.equal(replayed, chain())
