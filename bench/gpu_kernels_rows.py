@@ -10,6 +10,7 @@ product, with the gathering and the SwiGLU that it needs around it, and sampling
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import triton
@@ -18,6 +19,7 @@ from torch import Tensor
 from bench.gpu_kinds import main
 from bench.gpu_timing import Row, measure
 from bench.shapes import SHAPES
+from kernels import gated_rms_norm
 from kernels.draw import draw_torch, draw_triton
 from kernels.gated_rms_norm import gate_then_norm_triton, norm_then_gate_triton
 from kernels.moe import MoeTile, moe_experts_triton, moe_tile
@@ -28,6 +30,7 @@ from tests.support.compiled import Launch
 
 BF16 = torch.bfloat16
 NORM_WIDTHS = {"granite-h-micro": 2048, "qwen35-4b": 2560}
+GATED_VARIANTS = {"gate_then_norm": [(1, 8), (1, 16)], "norm_then_gate": [(4, 1), (4, 4), (8, 4), (32, 8)]}
 GATED_WIDTH = 4096  # both: 64 heads of 64, 32 heads of 128
 INNER = {"granite-h-micro": 8192, "qwen35-4b": 9216}
 ROW_COUNTS = (1, 64, 256, 8192)
@@ -49,7 +52,7 @@ def norm_rows(_variants: bool) -> Iterator[Row]:
                                           weight, 1e-5), 4 * each)  # noqa: B023 # fmt: skip
 
 
-def gated_rows(_variants: bool) -> Iterator[Row]:
+def gated_rows(variants: bool) -> Iterator[Row]:
     def before(count: int) -> Callable[[], object]:
         """Mamba2's: the gate is a slice of the projection, 8,512 wide."""
         weight, gate = torch.rand(GATED_WIDTH, device="cuda"), random(count, 8512)[:, :GATED_WIDTH]
@@ -62,8 +65,14 @@ def gated_rows(_variants: bool) -> Iterator[Row]:
 
     for count in ROW_COUNTS:
         num_bytes = 6.0 * count * GATED_WIDTH
-        yield measure("gate_then_norm", f"granite-h-micro, {count} rows", partial(before, count), num_bytes)
-        yield measure("norm_then_gate", f"qwen35-4b, {count} rows", partial(behind, count), num_bytes)
+        for name, shape, prepare in (
+            ("gate_then_norm", f"granite-h-micro, {count} rows", partial(before, count)),
+            ("norm_then_gate", f"qwen35-4b, {count} rows", partial(behind, count)),
+        ):
+            yield measure(name, shape, prepare, num_bytes)
+            for tile in GATED_VARIANTS[name] if variants else ():
+                with patch.object(gated_rms_norm, "row_tile", lambda _: tile):  # noqa: B023
+                    yield measure(f"{name} {tile}", shape, prepare, num_bytes)
 
 
 def swiglu_rows(variants: bool) -> Iterator[Row]:

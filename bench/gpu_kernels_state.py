@@ -29,10 +29,10 @@ SSD_VARIANTS = [(16, 2), (16, 4), (32, 2), (32, 4), (32, 8), (64, 4), (64, 8)]
 GDN_VARIANTS = {
     BF16: [GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(32, 2, 16, heads=2), GdnTile(16, 1, 4),
            GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
-           GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2)],
+           GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2), GdnTile(16, 2, 8)],
     FP32: [GdnTile(32, 4), GdnTile(32, 4, heads=2), GdnTile(64, 4), GdnTile(64, 4, 8), GdnTile(32, 2, 8)],
 }  # fmt: skip
-CONV_UPDATE_VARIANTS = [(128, 2), (128, 4), (256, 2), (256, 4), (512, 4)]
+CONV_UPDATE_VARIANTS = [(64, 1), (128, 1), (128, 2), (128, 4), (256, 2), (512, 4), (1024, 4), (1024, 8)]
 CONV_VARIANTS = [(16, 128, 4), (32, 64, 4), (32, 128, 4), (64, 64, 4), (16, 256, 4), (32, 256, 8), (64, 128, 8)]
 COPY_VARIANTS = [(512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]
 Prepare = Callable[[], Callable[[], object]]
