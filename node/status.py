@@ -7,6 +7,9 @@ from dataclasses import asdict
 from cache.pools import PoolCounts
 from cache.stats import CacheCounters
 from engine.build import BuiltEngine
+from transfer.admission import Refusal
+from transfer.events import Cause
+from transfer.stats import HandoverTotals, TransportStats, WaitStats
 from wire.cache_updates import CACHE_CHANGES
 from wire.messages import NodeStatus, PoolStatus
 
@@ -45,6 +48,35 @@ def node_status(built: BuiltEngine) -> NodeStatus:
 def cache_counters(totals: CacheCounters) -> dict[str, float]:
     """By metric name, `group/name` where each cache group has its own count."""
     return {_GROUPED.get(name, name): float(value) for name, value in asdict(totals).items()}
+
+
+def transfer_counters(stats: TransportStats, waits: WaitStats) -> dict[str, float]:
+    """By metric name, with labels before it: what moved over the wire, completed sessions, failures, waits.
+
+    Every label is there from the start, so that a rate sees the first failure.
+    """
+    return {
+        "transfer_sent_bytes": stats.sent_bytes - stats.probe_sent_bytes,
+        "transfer_received_bytes": stats.received_bytes - stats.probe_received_bytes,
+        "transfer_dropped_parts": stats.dropped_parts,
+        **_sessions("sent", stats.sent),
+        **_sessions("received", stats.received),
+        "transfer_hidden_seconds": stats.sent.hidden_seconds,
+        **{f"cause={cause}/transfer_failures": stats.failures.get(cause, 0) for cause in Cause},
+        **{f"cause={cause}/transfer_refused_parts": stats.refusals.get(cause, 0) for cause in Refusal},
+        "staging_waits": waits.count,
+        "staging_wait_seconds": waits.seconds,
+    }
+
+
+def _sessions(direction: str, totals: HandoverTotals) -> dict[str, float]:
+    return {
+        f"direction={direction}/transfer_sessions": totals.sessions,
+        f"direction={direction},group=attention/transfer_bytes": totals.attention_bytes,
+        f"direction={direction},group=attention/transfer_seconds": totals.attention_seconds,
+        f"direction={direction},group=state/transfer_bytes": totals.state_bytes,
+        f"direction={direction},group=state/transfer_seconds": totals.state_seconds,
+    }
 
 
 def _pool(counts: PoolCounts, num_indexed: int) -> PoolStatus:

@@ -31,6 +31,7 @@ class LiveMetrics(Collector):
         yield from _node_gauges(nodes)
         yield from _link_gauges(nodes)
         yield from _node_counters(nodes)
+        yield _overlap(nodes)
         yield from self._indexed(nodes)
 
     def _open_requests(self) -> GaugeMetricFamily:
@@ -100,6 +101,17 @@ def _node_counters(nodes: Sequence[Node]) -> Iterator[CounterMetricFamily]:
                 families[name] = CounterMetricFamily(f"headrace_node_{name}", text, labels=[*PLACE, *labels])
             families[name].add_metric([*_place(node), *labels.values()], value)
     yield from families.values()
+
+
+def _overlap(nodes: Sequence[Node]) -> GaugeMetricFamily:
+    """Since the nodes' start; of nodes that have handed over."""
+    ratio = _gauge("node_transfer_overlap_ratio", "Share of the seconds of sent hand-overs while the prompt computed")
+    for node in nodes:
+        counters = node.status.counters
+        keys = (f"direction=sent,group={group}/transfer_seconds" for group in ("attention", "state"))
+        if seconds := sum(counters.get(key, 0.0) for key in keys):
+            ratio.add_metric(_place(node), counters.get("transfer_hidden_seconds", 0.0) / seconds)
+    return ratio
 
 
 def _labels(prefix: str) -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from transfer import events
 from transfer.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
-from transfer.stats import TransportStats
+from transfer.plan import Kind, TransferPlan
+from transfer.stats import HandoverStats, HandoverTotals, MovingTime, TransportStats
 
 Event = TypeVar("Event")
 Instruction = TypeVar("Instruction")
@@ -24,17 +25,26 @@ class Handover(Generic[Event, Instruction]):
     """One session under way. Subclasses do the moving; `cancel` may be called at any time.
 
     transition   the session's `on`
+    totals       of `stats`: those of the direction in which it moves
     """
 
     def __init__(
         self,
+        plan: TransferPlan,
         transition: Callable[[Event | events.Interruption], list[Instruction]],
         stats: TransportStats,
+        totals: HandoverTotals,
         deadline_s: float,
+        clock: Callable[[], float],
     ) -> None:
+        self.plan = plan
         self._transition = transition
         self._stats = stats
+        self._totals = totals
         self._deadline_s = deadline_s
+        self._clock = clock
+        self._began_s = self._ended_s = clock()
+        self._moving = MovingTime(clock)
         self._failure: HandoverFailed | None = None
         self._complete = False
         self._at_work = 0
@@ -56,8 +66,8 @@ class Handover(Generic[Event, Instruction]):
             match instruction:
                 case events.Complete():
                     self._complete = True
-                    self._stats.sessions_completed += 1
                     self._end()
+                    self._totals.add(self._summary())
                 case events.Fail(cause, reason):
                     self._failure = HandoverFailed(cause, reason)
                     self._stats.session_failed(cause)
@@ -68,7 +78,20 @@ class Handover(Generic[Event, Instruction]):
     def _ended(self) -> bool:
         return self._complete or self._failure is not None
 
+    def _summary(self) -> HandoverStats:
+        return HandoverStats(
+            attention_tokens=self.plan.attention_tokens,
+            attention_bytes=self.plan.attention_bytes,
+            state_bytes=self.plan.state_bytes,
+            messages=len(self.plan.messages),
+            seconds=self._ended_s - self._began_s,
+            attention_seconds=self._moving.seconds[Kind.ATTENTION],
+            state_seconds=self._moving.seconds[Kind.STATE],
+            hidden_seconds=self._moving.hidden_seconds,
+        )
+
     def _end(self) -> None:
+        self._ended_s = self._clock()
         self._timer.cancel()
         self._ending()
         self._settle()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transfer.backend import Arrival, Connection, Transport
+from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
 from transfer.envelope import Tag
 from transfer.plan import NONCE_BITS
@@ -56,6 +56,7 @@ class LinkSink:
 
     def __init__(self, transport: Transport, buffer: Buffer) -> None:
         self._buffer = buffer
+        self._stats = transport.stats
         transport.expect(LINK_NONCE, self)
 
     def announced(self, arrival: Arrival) -> None:
@@ -63,6 +64,7 @@ class LinkSink:
             arrival.drop()
             return
         patience_s = asyncio.get_running_loop().time() + SINK_PATIENCE_S
+        self._stats.probe_received_bytes += arrival.num_bytes
         received = arrival.receive(self._buffer[: arrival.num_bytes], patience_s, None)
         received.add_done_callback(lambda done: done.exception())  # the prober hears of it
 
@@ -74,15 +76,22 @@ async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline
     Raises `PeerUnreachable`, `PeerLost` or `DeadlinePassed`.
     """
     connection = await transport.connect(peer, deadline_s)
+
+    async def seconds_of(part: Buffer) -> float:
+        began_s = time.monotonic()
+        transport.stats.probe_sent_bytes += len(part)
+        # The transport's until it is done, even if whoever measures is cancelled meanwhile.
+        await asyncio.shield(connection.send(Tag(LINK_NONCE, 0, True), part, deadline_s))
+        return time.monotonic() - began_s
+
     short = buffer[:SHORT_BYTES]
-    await _seconds(connection, short, deadline_s)  # the first messages also wire the connection up
-    await _seconds(connection, buffer, deadline_s)
-    trips = sorted([await _seconds(connection, short, deadline_s) for _ in range(ROUND_TRIPS)])
-    estimate_s = await _seconds(connection, buffer, deadline_s)
-    pairs = max(1, min(LONG_MESSAGES, int(LONG_S / estimate_s)) // 2)
+    await seconds_of(short)  # the first messages also wire the connection up
+    await seconds_of(buffer)
+    trips = sorted([await seconds_of(short) for _ in range(ROUND_TRIPS)])
+    pairs = max(1, min(LONG_MESSAGES, int(LONG_S / await seconds_of(buffer))) // 2)
     began_s = time.monotonic()
     for _ in range(pairs):
-        await asyncio.gather(*(_seconds(connection, buffer, deadline_s) for _ in range(2)))
+        await asyncio.gather(seconds_of(buffer), seconds_of(buffer))
     seconds = time.monotonic() - began_s
     return LinkReport(peer, connection.lanes, trips[ROUND_TRIPS // 2], 2 * pairs * len(buffer) / seconds)
 
@@ -100,10 +109,3 @@ def link_warning(lanes: Sequence[str], bytes_per_s: float, *, between_gpus: bool
             "see docs/operations.md, Links"
         )
     return None
-
-
-async def _seconds(connection: Connection, part: Buffer, deadline_s: float) -> float:
-    began_s = time.monotonic()
-    # The transport's until it is done, even if whoever measures is cancelled meanwhile.
-    await asyncio.shield(connection.send(Tag(LINK_NONCE, 0, True), part, deadline_s))
-    return time.monotonic() - began_s

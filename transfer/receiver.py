@@ -89,15 +89,13 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         deadline_s: float,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(ReceiverSession(plan).on, transport.stats, deadline_s)
-        self.plan = plan
+        stats = transport.stats
+        super().__init__(plan, ReceiverSession(plan).on, stats, stats.received, deadline_s, clock)
         self._gate = gate
         self._refused_parts = 0
         self._transport = transport
         self._staging = staging
         self._land = land
-        self._clock = clock
-        self._began_s = self._ended_s = clock()
         self._digest = plan_digest(plan)
         self._envelope: Envelope | None = None
         self._stop_watching: Callable[[], None] = lambda: None
@@ -113,14 +111,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         """
         await self._wait()
         assert self._envelope is not None
-        stats = HandoverStats(
-            attention_tokens=self.plan.attention_tokens,
-            attention_bytes=self.plan.attention_bytes,
-            state_bytes=self.plan.state_bytes,
-            messages=len(self.plan.messages),
-            seconds=self._ended_s - self._began_s,
-        )
-        return Landed(self._envelope.note, stats)
+        return Landed(self._envelope.note, self._summary())
 
     def announced(self, arrival: Arrival) -> None:
         """The transport has a part for us."""
@@ -130,7 +121,6 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
             self._queue.put_nowait(arrival)
 
     def _ending(self) -> None:
-        self._ended_s = self._clock()
         self._transport.forget(self.plan.nonce)
         self._stop_watching()
         while not self._queue.empty():
@@ -199,13 +189,14 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
     async def _receive_and_land(self, arrival: Arrival, message: PlannedMessage, received: asyncio.Event) -> None:
         try:
             async with self._staging.hold(message.num_bytes, self._deadline_s) as payload:
-                if self._ended or not await self._receive(arrival, message, payload):
-                    return
-                received.set()
-                async with self._in_order:
-                    if self._ended:
+                with self._moving.of(message.kind):
+                    if self._ended or not await self._receive(arrival, message, payload):
                         return
-                    await self._at_callers_blocks(self._scatter(message, payload))
+                    received.set()
+                    async with self._in_order:
+                        if self._ended:
+                            return
+                        await self._at_callers_blocks(self._scatter(message, payload))
             self._on(MessageLanded(message.index))
         finally:
             arrival.drop()

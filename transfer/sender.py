@@ -77,14 +77,13 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         deadline_s: float,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(SenderSession(plan).on, transport.stats, deadline_s)
-        self.plan = plan
+        stats = transport.stats
+        super().__init__(plan, SenderSession(plan).on, stats, stats.sent, deadline_s, clock)
         self._secret = secret
         self._transport = transport
         self._staging = staging
         self._pack = pack
-        self._clock = clock
-        self._opened_s = self._ended_s = clock()
+        self._moving.computing(True)
         self._note = b""
         self._digest = plan_digest(plan)
         self._queue: asyncio.Queue[PlannedMessage | None] = asyncio.Queue()
@@ -99,6 +98,7 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         if len(note) > MAX_NOTE_BYTES:
             raise LayoutMismatch(f"note of {len(note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead")
         self._note = note
+        self._moving.computing(False)
         self._advance(Finished())
 
     async def done(self) -> HandoverStats:
@@ -107,13 +107,7 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         Raises `HandoverFailed`. Either way `pack` is not running any more and will not be called again.
         """
         await self._wait()
-        return HandoverStats(
-            attention_tokens=self.plan.attention_tokens,
-            attention_bytes=self.plan.attention_bytes,
-            state_bytes=self.plan.state_bytes,
-            messages=len(self.plan.messages),
-            seconds=self._ended_s - self._opened_s,
-        )
+        return self._summary()
 
     def _advance(self, event: SenderEvent) -> None:
         for instruction in self._on(event):
@@ -121,7 +115,6 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
                 self._queue.put_nowait(instruction.message)
 
     def _ending(self) -> None:
-        self._ended_s = self._clock()
         self._queue.put_nowait(None)
 
     async def _run(self, peer: str) -> None:
@@ -138,14 +131,15 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         """Pack and send one message. Packing is in order; sending overlaps with packing the next."""
         try:
             async with self._staging.hold(message.num_bytes, self._deadline_s) as payload:
-                async with self._in_order:
-                    if self._ended:
-                        return
-                    payload_summary = await self._at_callers_blocks(self._fill(message, payload))
-                    if self._ended:
-                        return
-                    parts = self._post(connection, message, payload, payload_summary)
-                results = await asyncio.gather(*parts, return_exceptions=True)
+                with self._moving.of(message.kind):
+                    async with self._in_order:
+                        if self._ended:
+                            return
+                        payload_summary = await self._at_callers_blocks(self._fill(message, payload))
+                        if self._ended:
+                            return
+                        parts = self._post(connection, message, payload, payload_summary)
+                    results = await asyncio.gather(*parts, return_exceptions=True)
         finally:
             self._pipeline.release()
         for error in results:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from transfer.buffers import Buffer, HostMemory, StagingMemory
 from transfer.errors import DeadlinePassed, LayoutMismatch
+from transfer.stats import WaitStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,12 @@ class StagingConfig:
 class Staging:
     """Belongs to one event loop. Waiters are served in order of arrival."""
 
-    def __init__(self, config: StagingConfig, memory: StagingMemory | None = None) -> None:
-        """memory: where the buffers lie; None: on the host."""
+    def __init__(
+        self, config: StagingConfig, memory: StagingMemory | None = None, waits: WaitStats | None = None
+    ) -> None:
+        """memory: where the buffers lie; None: on the host. waits: counted there, beside another pool's."""
         self.memory = memory or HostMemory()
+        self.waits = waits or WaitStats()
         self._config = config
         self._free = self.memory.allocate(config.num_buffers, config.buffer_bytes)
         self._num_held = 0
@@ -85,8 +89,11 @@ class Staging:
     async def _take(self, deadline_s: float) -> Buffer:
         if self._free:
             return self._free.pop()
-        waiter: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Buffer] = loop.create_future()
         self._waiters.append(waiter)
+        self.waits.count += 1
+        began_s = loop.time()
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await waiter
@@ -99,6 +106,7 @@ class Staging:
                 ) from None
             raise
         finally:
+            self.waits.seconds += loop.time() - began_s
             self._waiters.remove(waiter)
 
     def _give(self, buffer: Buffer) -> None:

@@ -1,15 +1,63 @@
 """What a transport and the sessions over it counted: plain numbers, for metrics to read."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from transfer.plan import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverStats:
+    """One completed session, as one side saw it.
+
+    seconds            sender: from `open` to the last byte taken over by the transport, which includes the prefill
+                       itself; receiver: from the first envelope to the last landing
+    attention_seconds  in which attention messages were between the blocks of this side and the other side
+    state_seconds      in which the state alone was
+    hidden_seconds     of these two, those in which the prompt still computed: nobody waited. 0 on the receiving side,
+                       which does not know
+    """
+
+    attention_tokens: int
+    attention_bytes: int
+    state_bytes: int
+    messages: int
+    seconds: float
+    attention_seconds: float
+    state_seconds: float
+    hidden_seconds: float
+
+
+@dataclass(slots=True)
+class HandoverTotals:
+    """Completed sessions in one direction: sums of their `HandoverStats`."""
+
+    sessions: int = 0
+    attention_bytes: int = 0
+    state_bytes: int = 0
+    attention_seconds: float = 0.0
+    state_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+
+    def add(self, stats: HandoverStats) -> None:
+        self.sessions += 1
+        self.attention_bytes += stats.attention_bytes
+        self.state_bytes += stats.state_bytes
+        self.attention_seconds += stats.attention_seconds
+        self.state_seconds += stats.state_seconds
+        self.hidden_seconds += stats.hidden_seconds
 
 
 @dataclass(slots=True)
 class TransportStats:
     """Totals since start; parts are envelopes and payloads alike.
 
+    probe_sent_bytes, probe_received_bytes   of `sent_bytes` and `received_bytes`, what measured links
     dropped_parts, dropped_bytes   of sessions this side does not expect (cancelled, failed, or never known)
     connections_lost               however: a dead peer, a broken network, our own deadline, our own close
     forced_closes                  connections closed because an operation outlived its deadline
+    sent, received                 completed sessions
     failures                       failed sessions of either side, by cause
     refusals                       parts that nobody who knows their session's secret sent, by cause
     """
@@ -18,14 +66,21 @@ class TransportStats:
     sent_bytes: int = 0
     received_parts: int = 0
     received_bytes: int = 0
+    probe_sent_bytes: int = 0
+    probe_received_bytes: int = 0
     dropped_parts: int = 0
     dropped_bytes: int = 0
     connections_opened: int = 0
     connections_lost: int = 0
     forced_closes: int = 0
-    sessions_completed: int = 0
+    sent: HandoverTotals = field(default_factory=HandoverTotals)
+    received: HandoverTotals = field(default_factory=HandoverTotals)
     failures: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def sessions_completed(self) -> int:
+        return self.sent.sessions + self.received.sessions
 
     def session_failed(self, cause: str) -> None:
         self.failures[cause] = self.failures.get(cause, 0) + 1
@@ -34,16 +89,48 @@ class TransportStats:
         self.refusals[cause] = self.refusals.get(cause, 0) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class HandoverStats:
-    """One completed session, as one side saw it.
+@dataclass(slots=True)
+class WaitStats:
+    """How often, and for how long together, somebody waited for a staging buffer."""
 
-    seconds   sender: from `open` to the last byte taken over by the transport, which includes the prefill
-              itself; receiver: from the first envelope to the last landing
+    count: int = 0
+    seconds: float = 0.0
+
+
+class MovingTime:
+    """The seconds of one session in which its messages moved, however many at a time.
+
+    While messages of both kinds move, the time is attention's: the state waits for its turn.
     """
 
-    attention_tokens: int
-    attention_bytes: int
-    state_bytes: int
-    messages: int
-    seconds: float
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds = {kind: 0.0 for kind in Kind}
+        self.hidden_seconds = 0.0
+        self._clock = clock
+        self._num_moving = {kind: 0 for kind in Kind}
+        self._is_computing = False
+        self._since_s = clock()
+
+    @contextmanager
+    def of(self, kind: Kind) -> Iterator[None]:
+        """While a message of this kind moves."""
+        self._account()
+        self._num_moving[kind] += 1
+        try:
+            yield
+        finally:
+            self._account()
+            self._num_moving[kind] -= 1
+
+    def computing(self, is_computing: bool) -> None:
+        """From now on: what moves while the prompt computes is hidden."""
+        self._account()
+        self._is_computing = is_computing
+
+    def _account(self) -> None:
+        now_s = self._clock()
+        elapsed_s, self._since_s = now_s - self._since_s, now_s
+        moving = next((kind for kind in Kind if self._num_moving[kind]), None)
+        if moving is not None:
+            self.seconds[moving] += elapsed_s
+            self.hidden_seconds += elapsed_s if self._is_computing else 0.0

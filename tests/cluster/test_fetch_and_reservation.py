@@ -54,7 +54,9 @@ class Moving:
         return await status_of(self.cluster.processes[name].ready["address"])
 
     async def counter(self, name: str, counter: str) -> float:
-        return (await self.status(name)).counters[counter]
+        """Over all its labels."""
+        counters = (await self.status(name)).counters
+        return sum(value for key, value in counters.items() if key.rpartition("/")[2] == counter)
 
     async def answer(self) -> Answered:
         async with asyncio.timeout(30):

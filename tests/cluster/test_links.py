@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
+from prefill_node.config import LearnFromDecodeConfig
 from tests.support.asking import ask_all
 from tests.support.cluster import Cluster
 from tests.support.oracle import greedy, random_prompt
 
 Links = dict[tuple[str, str], dict[str, Any]]
+Told = dict[tuple[str, str, str], float]
+NEVER = LearnFromDecodeConfig(enabled=False)
 
 
 def until_links(cluster: Cluster, holds: Callable[[Links], bool], timeout_s: float = 30.0) -> Links:
@@ -59,3 +63,39 @@ async def test_nodes_whose_largest_messages_differ_hand_over_in_the_smaller_ones
                 assert [answer.tokens for answer in answers] == [greedy(model, prompt, 64) for prompt in prompts]
                 assert {answer.report["path"] for answer in answers} == {"remote"}
                 prompts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+async def test_sessions_are_told_by_kind_in_metrics(tiny_checkpoint, tmp_path: Path) -> None:
+    with Cluster(tiny_checkpoint("granite"), tmp_path, prefill={"learn_from_decode": NEVER}) as cluster:
+        answers = await ask_all(cluster.url, [random_prompt(length) for length in (700, 800, 900)], at_once=1)
+        transfers = [answer.report["transfer"] for answer in answers]
+        told = until_metrics(cluster, lambda told: told.get(("p0", "transfer_sessions", "sent")) == 3)
+        assert told["p0", "transfer_bytes", "attention,sent"] == sum(t["attention_bytes"] for t in transfers)
+        assert told["p0", "transfer_bytes", "sent,state"] == sum(t["state_bytes"] for t in transfers)
+        seconds = told["p0", "transfer_seconds", "attention,sent"] + told["p0", "transfer_seconds", "sent,state"]
+        assert 0 < told["p0", "transfer_hidden_seconds", ""] < seconds
+        told = until_metrics(cluster, lambda told: told.get(("d0", "transfer_sessions", "received")) == 3)
+        for kind in ("attention,received", "received,state"):
+            assert told["d0", "transfer_seconds", kind] > 0
+        moved = sum(transfer["attention_bytes"] + transfer["state_bytes"] for transfer in transfers)
+        assert moved < told["p0", "transfer_sent_bytes", ""] < 1.1 * moved  # envelopes, but no probes of links
+        assert {told["d0", "transfer_failures", cause] for cause in ("deadline", "peer_lost", "wrong_digest")} == {0}
+        assert ("d0", "staging_waits", "") in told
+
+
+def until_metrics(cluster: Cluster, holds: Callable[[Told], bool], timeout_s: float = 30.0) -> Told:
+    """Nodes' counters as /metrics tells them: node, name, the values of the labels that remain."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        told: Told = {}
+        for family in text_string_to_metric_families(httpx.get(f"{cluster.url}/metrics", timeout=10).text):
+            for sample in family.samples:
+                if sample.name.startswith("headrace_node_") and sample.name.endswith("_total"):
+                    labels = dict(sorted(sample.labels.items()))
+                    node, _ = labels.pop("node"), labels.pop("role")
+                    name = sample.name.removeprefix("headrace_node_").removesuffix("_total")
+                    told[node, name, ",".join(labels.values())] = sample.value
+        if holds(told):
+            return told
+        assert time.monotonic() < deadline_s, f"{told}\n{cluster.logs()}"
+        time.sleep(0.05)

@@ -1,0 +1,95 @@
+"""What a completed session says of its time: by kind, and how much of it a computing prompt hid."""
+
+import asyncio
+
+from tests.support.handover_pair import Pair, soon, turns
+from tests.support.transfer_plans import contents, secret_of, small_plan
+from transfer.buffers import Buffer
+from transfer.plan import Kind, PlannedMessage
+from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.staging import Staging, StagingConfig
+from transfer.stats import MovingTime
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_time_is_counted_once_however_many_messages_move():
+    clock = Clock()
+    moving = MovingTime(clock)
+    clock.now_s += 5  # nothing moves
+    moving.computing(True)
+    with moving.of(Kind.ATTENTION):
+        clock.now_s += 1
+        with moving.of(Kind.ATTENTION):
+            clock.now_s += 1
+        moving.computing(False)
+        with moving.of(Kind.STATE):
+            clock.now_s += 2  # the state waits for its turn
+        clock.now_s += 1
+    clock.now_s += 5
+    with moving.of(Kind.STATE):
+        clock.now_s += 3
+    assert moving.seconds == {Kind.ATTENTION: 5.0, Kind.STATE: 3.0}
+    assert moving.hidden_seconds == 2.0
+
+
+PACK_S = {Kind.ATTENTION: 1.0, Kind.STATE: 4.0}
+
+
+def open_timed(pair: Pair, clock: Clock) -> OutgoingHandover:
+    plan = small_plan()
+
+    async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+        clock.now_s += PACK_S[message.kind]
+        buffer[:] = contents(message, plan.nonce)
+
+    return HandoverSender(pair.prefill, pair.sender_staging, clock).open(
+        plan, "d0", secret=secret_of(plan.nonce), pack=pack, deadline_s=soon()
+    )
+
+
+async def test_what_moves_while_the_prompt_computes_is_hidden():
+    pair, clock = Pair(), Clock()
+    incoming, outgoing = pair.expect(small_plan()), open_timed(pair, clock)
+    num_attention = len(outgoing.plan.messages) - 1
+    outgoing.tokens_computed(outgoing.plan.num_tokens)
+    await turns()
+    assert len(pair.landed) == num_attention == 2
+    clock.now_s += 50  # the last tokens compute, nothing moves
+    outgoing.finish()
+    stats, landed = await outgoing.done(), await incoming.landed()
+    assert (stats.attention_seconds, stats.state_seconds, stats.hidden_seconds) == (2.0, 4.0, 2.0)
+    sent, received = pair.prefill.stats.sent, pair.decode.stats.received
+    assert (sent.sessions, sent.attention_bytes, sent.state_bytes) == (1, stats.attention_bytes, stats.state_bytes)
+    assert (sent.attention_seconds, sent.state_seconds, sent.hidden_seconds) == (2.0, 4.0, 2.0)
+    assert (received.sessions, received.attention_bytes) == (1, stats.attention_bytes)
+    assert landed.stats.attention_seconds > 0 and landed.stats.hidden_seconds == 0
+    assert pair.prefill.stats.received.sessions == pair.decode.stats.sent.sessions == 0
+
+
+async def test_a_failed_session_counts_by_its_cause_and_nowhere_else():
+    pair = Pair()
+    pair.expect(small_plan())
+    outgoing = open_timed(pair, Clock())
+    outgoing.cancel()
+    await turns()
+    assert pair.prefill.stats.failures == {"cancelled": 1}
+    assert pair.prefill.stats.sent.sessions == pair.prefill.stats.sent.attention_bytes == 0
+
+
+async def test_waits_for_staging_are_counted_with_their_time():
+    staging = Staging(StagingConfig(num_buffers=1, buffer_bytes=10))
+    other = Staging(StagingConfig(num_buffers=1, buffer_bytes=10), waits=staging.waits)
+    async with staging.hold(10, soon()):
+        async with other.hold(10, soon()):
+            assert staging.waits.count == 0
+            waiting = asyncio.ensure_future(other._take(soon()))
+            await asyncio.sleep(0.02)
+        await waiting
+    assert (staging.waits.count, other.waits.count) == (1, 1)
+    assert staging.waits.seconds >= 0.02
