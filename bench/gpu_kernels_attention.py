@@ -21,6 +21,7 @@ from bench.shapes import SHAPES
 from engine.model_config import AttentionConfig
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
+from kernels.paged_prefill_hopper import KEYS, NUM_WARPS, ROWS, paged_prefill_hopper
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch
@@ -83,6 +84,7 @@ PREFILL_VARIANTS: dict[int, list[tuple[int, int, int, int]]] = {
     64: [(128, 64, 8, 3), (128, 64, 8, 7), (128, 128, 8, 5), (64, 64, 4, 5), (64, 128, 4, 5)],
     256: [(128, 32, 8, 5)],
 }
+HOPPER_REGISTERS: dict[int, list[int | None]] = {64: [None, 128], 256: [None]}
 DECODE_VARIANTS = {
     64: [(64, 128, 2, 3), (64, 128, 4, 2), (64, 128, 4, 5), (128, 128, 4, 3), (32, 128, 2, 4), (64, 64, 4, 3),
          (64, 256, 4, 3)],
@@ -105,6 +107,9 @@ def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
     for tile in tiles:
         run = partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks, tile)
         yield row(f"prefill {tuple(tile)}", run)
+    for registers in HOPPER_REGISTERS[c.head_dim] if variants else ():
+        run = partial(paged_prefill_hopper, q, k_pool, v_pool, c.scale, chunks, registers)
+        yield row(f"prefill by hand, {registers or 'any'} registers", run)
     if variants:
         yield row("gather, FlashAttention", flash(work, q, k_pool, v_pool, ids))
 
@@ -199,6 +204,8 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
         c = Workload(model, 1, 1, 0).config
         H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
+        for registers in HOPPER_REGISTERS[D]:
+            yield f"prefill by hand {model}, {registers or 'any'} registers", hopper_launch(H, KV, D, registers)
         for splits in (1, 8):
             yield f"decode {model}, {splits} splits", decode_launch(H, KV, D, decode_tile(D, BF16), splits)
         yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16), 32)
@@ -216,6 +223,16 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
     constexprs |= {"TOKENS": tile.rows // group, "KEYS": tile.keys}
     return Launch("kernels.paged_prefill:_prefill_kernel", types | {"scale_log2": "fp32"}, constexprs,
                   tile.num_warps, tile.num_stages)  # fmt: skip
+
+
+def hopper_launch(H: int, KV: int, D: int, registers: int | None) -> Launch:
+    types = {name: "*bf16:16" for name in ("q_ptr", "k_ptr", "v_ptr", "out_ptr")}
+    types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
+    types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_table": "i32", "scale_log2": "fp32"}
+    group = H // KV
+    constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs |= {"STRIDE_TOKEN": KV * D, "ROWS": ROWS, "KEYS": KEYS}
+    return Launch("kernels.paged_prefill_hopper:_hopper_prefill_kernel", types, constexprs, NUM_WARPS, 1, registers)
 
 
 def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype: str = "bf16") -> Launch:

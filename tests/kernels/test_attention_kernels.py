@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.paged_decode import PagedContexts, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
+from kernels.paged_prefill_hopper import fits_hopper, paged_prefill_hopper
 from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
 from tests.kernels.naive import NAN, naive_attention
@@ -14,7 +15,7 @@ from tests.support.compiled import Launch, compile_for_h200
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 16
 needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter")
-BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+BOUND = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +53,14 @@ class Paged:
         torch.testing.assert_close(out.cpu().double(), expected, atol=BOUND[self.dtype], rtol=BOUND[self.dtype])
 
 
-def check_prefill(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype, tile=None) -> None:
+def check_prefill(
+    spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype, tile=None, prefill=paged_prefill_triton
+) -> None:
     paged = Paged([end for _, end in spans], H, KV, D, dtype)
     lengths, starts = [end - start for start, end in spans], [start for start, _ in spans]
     q = paged.queries(sum(lengths))
     chunks = PagedChunks.build(lengths, starts, paged.blocks, BLOCK, DEVICE)
-    out = paged_prefill_triton(q, paged.k_pool, paged.v_pool, D**-0.5, chunks, tile)
+    out = prefill(q, paged.k_pool, paged.v_pool, D**-0.5, chunks, tile)
     assert out.dtype == dtype
     for i, (part, rows) in enumerate(zip(out.split(lengths), q.split(lengths), strict=True)):
         paged.check(part, rows, i, D**-0.5)
@@ -84,6 +87,28 @@ def test_prefill_groups_any_number_of_query_heads(H: int, KV: int):
 )
 def test_prefill_of_real_shapes(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype):
     check_prefill(spans, H, KV, D, dtype)
+
+
+@needs_gpu
+@pytest.mark.parametrize("registers", [None, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256), (2, 2, 64), (8, 1, 256)])
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(0, 1)],
+        [(0, 64)],
+        [(63, 65)],
+        [(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100), (127, 128), (5, 70)],
+        [(0, 1500)],
+        [(5000, 5200), (0, 5000)],
+    ],
+    ids=str,
+)
+def test_prefill_by_hand(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype, registers):
+    if not fits_hopper(torch.empty(1, H, D, dtype=dtype, device=DEVICE), torch.empty(1, BLOCK, KV, D)):
+        pytest.skip("not a Hopper GPU")
+    check_prefill(spans, H, KV, D, dtype, registers, paged_prefill_hopper)
 
 
 def test_an_empty_prefill_is_none():
@@ -221,6 +246,6 @@ def launches() -> list[Launch]:
 
 
 def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
-    # The tile for heads of 256 keeps 40 bytes on the stack, and is a sixth faster than the one that keeps none.
+    # Tiles for heads of 256 and capped registers keep a little on the stack: still faster than tiles that keep none.
     for report in compile_for_h200(launches()):
-        assert report.stack_bytes <= 40 and report.shared_bytes <= 227 * 1024
+        assert report.stack_bytes <= 96 and report.shared_bytes <= 227 * 1024

@@ -35,6 +35,7 @@ class Launch:
     constexprs: dict[str, Any]  # None, numbers, strings; a None pointer is one of these
     num_warps: int = 4
     num_stages: int = 3
+    registers: int | None = None  # the most a thread may take
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def _compile(launch: Launch) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     module, name = launch.kernel.split(":")
     kernel = getattr(importlib.import_module(module), name)
@@ -89,8 +91,9 @@ def _compile(launch: Launch) -> Compiled:
         signature[argument] = type_name
         if divisor:
             attributes[(place,)] = [["tt.divisibility", int(divisor)]]
-    source = ASTSource(kernel, signature, constexprs=launch.constexprs, attrs=attributes)
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    source_of = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = source_of(kernel, signature, constexprs=launch.constexprs, attrs=attributes)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "maxnreg": launch.registers}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     usage = _resource_usage(binary.asm["cubin"])
     wrong = reads_of_nothing(_disassembled(binary.asm["cubin"]))
