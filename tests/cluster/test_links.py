@@ -66,16 +66,18 @@ async def test_nodes_whose_largest_messages_differ_hand_over_in_the_smaller_ones
 
 
 async def test_sessions_are_told_by_kind_in_metrics(tiny_checkpoint, tmp_path: Path) -> None:
-    with Cluster(tiny_checkpoint("granite"), tmp_path, prefill={"learn_from_decode": NEVER}) as cluster:
+    # Messages of 64 tokens and chunks of 256: only the last chunk's are left when the prompt is computed.
+    sizes: dict[str, Any] = {"decode": {"max_message_bytes": 1 << 14}, "prefill": {"learn_from_decode": NEVER}}
+    with Cluster(tiny_checkpoint("granite"), tmp_path, **sizes) as cluster:
         answers = await ask_all(cluster.url, [random_prompt(length) for length in (700, 800, 900)], at_once=1)
         transfers = [answer.report["transfer"] for answer in answers]
         told = until_metrics(cluster, lambda told: told.get(("p0", "transfer_sessions", "sent")) == 3)
-        assert told["p0", "transfer_bytes", "attention,sent"] == sum(t["attention_bytes"] for t in transfers)
+        assert told["p0", "transfer_bytes", "sent,attention"] == sum(t["attention_bytes"] for t in transfers)
         assert told["p0", "transfer_bytes", "sent,state"] == sum(t["state_bytes"] for t in transfers)
-        seconds = told["p0", "transfer_seconds", "attention,sent"] + told["p0", "transfer_seconds", "sent,state"]
+        seconds = told["p0", "transfer_seconds", "sent,attention"] + told["p0", "transfer_seconds", "sent,state"]
         assert 0 < told["p0", "transfer_hidden_seconds", ""] < seconds
         told = until_metrics(cluster, lambda told: told.get(("d0", "transfer_sessions", "received")) == 3)
-        for kind in ("attention,received", "received,state"):
+        for kind in ("received,attention", "received,state"):
             assert told["d0", "transfer_seconds", kind] > 0
         moved = sum(transfer["attention_bytes"] + transfer["state_bytes"] for transfer in transfers)
         assert moved < told["p0", "transfer_sent_bytes", ""] < 1.1 * moved  # envelopes, but no probes of links
