@@ -16,6 +16,7 @@ from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
 from router.errors import RouterError
 from transfer.errors import TransferError
+from wire.tls import TlsConfig
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class ClusterConfig:
 
     name   of the cluster: `headrace status`, `chat` and `down` find it by this name
     model  the checkpoint's folder; it must be at the same path on every host
+    tls    certificates of the control plane, for the router and every node: each host has its own at these paths
     """
 
     model: Path
@@ -98,6 +100,7 @@ class ClusterConfig:
     decode: DecodeRole
     ray: RayConfig = field(default_factory=RayConfig)
     name: str = "default"
+    tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not all(letter.isalnum() or letter in "-_" for letter in self.name):
@@ -136,7 +139,7 @@ class Overrides:
 def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConfig:
     """The cluster of a file, of the command line, or of both. Raises ConfigError.
 
-    A relative `model` in a file is taken from the file's folder.
+    A relative path in a file, of `model` and in `tls`, is taken from the file's folder.
     """
     if file is None:
         return cluster_config(_overridden({}, overrides), source="command line", base=Path.cwd())
@@ -169,16 +172,17 @@ def cluster_config(data: object, *, source: str, base: Path) -> ClusterConfig:
     if not isinstance(data.get("model"), str):
         raise ConfigError(f"{source}: model: {data.get('model')!r}: give the checkpoint's folder")
     _refuse_derived(data, source)
-    model = str((base / data["model"]).resolve())
+    model, tls = str((base / data["model"]).resolve()), _resolved(data.get("tls"), base)
     try:
         return load_dataclass(
             ClusterConfig,
             {
                 **data,
                 "model": model,
-                "router": _router(data.get("router"), model),
-                "prefill": _role(data.get("prefill"), name="p", model_path=model),
-                "decode": _role(data.get("decode"), name="d", model_path=model),
+                "tls": tls,
+                "router": _router(data.get("router"), model, tls),
+                "prefill": _role(data.get("prefill"), name="p", model_path=model, tls=tls),
+                "decode": _role(data.get("decode"), name="d", model_path=model, tls=tls),
             },
             source,
         )
@@ -186,13 +190,13 @@ def cluster_config(data: object, *, source: str, base: Path) -> ClusterConfig:
         raise ConfigError(f"{source}: {error}") from None
 
 
-_DERIVED_OF_NODES = ("name", "model_path", "router_address", "host", "port")
+_DERIVED_OF_NODES = ("name", "model_path", "router_address", "host", "port", "tls")
 
 
 def _refuse_derived(data: Mapping[str, Any], source: str) -> None:
     """What follows from the rest of the file must not be said twice."""
     for section, keys in (
-        (("router",), ("model_path",)),
+        (("router",), ("model_path", "tls")),
         (("prefill", "node"), _DERIVED_OF_NODES),
         (("decode", "node"), _DERIVED_OF_NODES),
     ):
@@ -201,17 +205,30 @@ def _refuse_derived(data: Mapping[str, Any], source: str) -> None:
             inner = inner.get(part) if isinstance(inner, Mapping) else None
         for key in keys:
             if isinstance(inner, Mapping) and key in inner:
-                raise ConfigError(f"{source}: {'.'.join(section)}.{key}: set for each node at start; remove it")
+                once = "say it once, for the whole cluster"
+                remedy = once if key == "tls" else "set for each node at start; remove it"
+                raise ConfigError(f"{source}: {'.'.join(section)}.{key}: {remedy}")
 
 
-def _router(data: object, model: str) -> object:
+def _resolved(tls: object, base: Path) -> object:
+    """`tls` with absolute paths; anything but a mapping of texts is left for the type check to refuse.
+
+    Links are not followed: where they lead may differ from host to host, and from one day to the next.
+    """
+    if not isinstance(tls, Mapping):
+        return tls
+    files = {name: tls[name] for name in ("ca", "cert", "key") if isinstance(tls.get(name), str)}
+    return {**tls, **{name: str((base / path).absolute()) for name, path in files.items()}}
+
+
+def _router(data: object, model: str, tls: object) -> object:
     """Nodes are told the registry's port, so any free one will do."""
     if data is None or isinstance(data, Mapping):
-        return {"control_port": 0, **(data or {}), "model_path": model}
+        return {"control_port": 0, **(data or {}), "model_path": model, "tls": tls}
     return data
 
 
-def _role(data: object, **derived: str) -> object:
+def _role(data: object, **derived: object) -> object:
     if data is None or isinstance(data, Mapping):
         return _with(data, node=_with((data or {}).get("node"), **derived))
     return data

@@ -28,6 +28,7 @@ from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from wire.messages import NodeInfo, NodeStatus, Role
 from wire.server import ControlServer
+from wire.tls import load_identity
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,7 @@ class Node:
     async def start(self) -> None:
         """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
         clock = asyncio.get_running_loop().time
+        self.identity = load_identity(self.config.tls, self.config.host)
         built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)
         if self.config.max_message_bytes < built.layout.block_bytes:
             raise ConfigError(
@@ -119,14 +121,16 @@ class Node:
             self.chassis = Chassis(self.config, built, self._engine, self._transport, staging, set())
             self._engine.start()
             undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
-            self._server = ControlServer([self._service, "Node"], lambda server: self._add_services(server))
+            self._server = ControlServer([self._service, "Node"], self._add_services, self.identity)
             undo.push_async_callback(self._server.stop, 0.0)
             port = await self._server.start(self.config.host, self.config.port)
             undo.pop_all()
         self.info = self._describe(f"{self.config.host}:{port}")
         self._registration: Registration | None = None
         if self.config.router_address is not None:
-            self._registration = Registration(self.config.router_address, self.info, self.status, self._links.meet)
+            self._registration = Registration(
+                self.config.router_address, self.info, self.status, self._links.meet, self.identity
+            )
             self._registration.start()
         log.info("%s node %s serves at %s", self._role.value, self.config.name, self.info.address)
 

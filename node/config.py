@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.config import ConfigError, EngineConfig
 from transfer.ucx_config import UcxConfig
+from wire.tls import TlsConfig
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class NodeConfig:
     max_message_bytes   attention blocks are packed up to this
     admission_timeout_s how long a request may wait for blocks and a slot before another node is asked
     shutdown_grace_s    how long requests in flight may go on after a stop
+    tls                 this node's certificate on the control plane; None: plain text, whoever reaches it may use it
     """
 
     name: str
@@ -34,6 +36,7 @@ class NodeConfig:
     shutdown_grace_s: float = 2.0
     engine: EngineConfig = field(default_factory=EngineConfig)
     ucx: UcxConfig = field(default_factory=UcxConfig)
+    tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from wire.client import RegistryClient
 from wire.errors import NodeError, RequestRefused
 from wire.messages import NodeInfo, NodeStatus, Peer
+from wire.tls import Identity
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,9 @@ class Registration:
         info: NodeInfo,
         status: Callable[[], Awaitable[NodeStatus]],
         meet: Callable[[Sequence[Peer]], None],
+        identity: Identity | None,
     ) -> None:
-        self._client = RegistryClient(router)
+        self._client = RegistryClient(router, identity)
         self._router = router
         self._info = info
         self._status = status

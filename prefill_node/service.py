@@ -36,7 +36,7 @@ def prefill_node(config: PrefillNodeConfig) -> Node:
     """A prefill node, not yet started."""
 
     def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Prefill:
-        prefill = Prefill(chassis, config, GrpcDonorClient)
+        prefill = Prefill(chassis, config, lambda donor: GrpcDonorClient(donor, node.identity))
         rpc.add_PrefillServicer_to_server(PrefillService(prefill), server)
         rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
         return prefill

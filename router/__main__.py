@@ -19,6 +19,8 @@ from router.config import RouterConfig
 from router.errors import ConfigError, RouterError
 from router.server import RouterServer
 from wire.server import ListenError
+from wire.tls import TlsConfig, TlsError
+from wire.tls_flags import add_tls_flags, tls_from_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         asyncio.run(_serve(_config(sys.argv[1:] if argv is None else argv)))
-    except (RouterError, ListenError) as error:
+    except (RouterError, ListenError, TlsError) as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
     return 0
@@ -49,15 +51,20 @@ def _config(argv: Sequence[str]) -> RouterConfig:
     parser = argparse.ArgumentParser(prog="router", description=RouterConfig.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-c", "--config", type=Path, help="YAML file with these fields")
+    add_tls_flags(parser)
     for field in fields(RouterConfig):
+        if field.name == "tls":
+            continue
         flag = f"--{field.name.replace('_', '-')}"
         if hints[field.name] is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, dest=field.name)
         else:
             parser.add_argument(flag, type=hints[field.name], default=None, dest=field.name)
-    given = vars(parser.parse_args(argv))
-    file = given.pop("config")
-    values = {} if file is None else _read_yaml(file)
+    arguments = parser.parse_args(argv)
+    given = {name: value for name, value in vars(arguments).items() if name in hints} | {
+        "tls": tls_from_flags(arguments)
+    }
+    values = {} if arguments.config is None else _read_yaml(arguments.config)
     values |= {name: value for name, value in given.items() if value is not None}
     if "model_path" not in values:
         raise ConfigError("model_path is not set: give --model-path")
@@ -71,12 +78,22 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected fields and their values")
-    known = [field.name for field in fields(RouterConfig)]
+    _refuse_unknown(file, values, RouterConfig)
+    if isinstance(values.get("tls"), dict):
+        _refuse_unknown(file, values["tls"], TlsConfig)
+        try:
+            values["tls"] = TlsConfig(**values["tls"])
+        except TypeError as error:
+            raise ConfigError(f"{file}: tls needs ca, cert and key: {error}") from None
+    return values
+
+
+def _refuse_unknown(file: Path, values: dict[str, Any], config: type) -> None:
+    known = [field.name for field in fields(config)]
     for name in values:
         if name not in known:
             nearest = get_close_matches(str(name), known, n=1, cutoff=0)[0]
             raise ConfigError(f"{file}: unknown field {name!r}: did you mean {nearest!r}?")
-    return values
 
 
 if __name__ == "__main__":

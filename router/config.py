@@ -8,6 +8,7 @@ from pathlib import Path
 
 from router.errors import ConfigError
 from router.policy import POLICIES
+from wire.tls import TlsConfig
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class RouterConfig:
     max_body_bytes      of an HTTP request
     heartbeat_s         how often nodes must say that they live; after three missed they count as dead
     shutdown_grace_s    what requests in flight are given at a stop
+    tls                 this router's certificate on the control plane; None: plain text, whoever reaches it may use it
     """
 
     model_path: Path
@@ -47,6 +49,7 @@ class RouterConfig:
     max_body_bytes: int = 32 << 20
     heartbeat_s: float = 2.0
     shutdown_grace_s: float = 10.0
+    tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_path", Path(self.model_path))

@@ -29,28 +29,32 @@ from router.tokens import ModelTokens
 from wire.client import GrpcNodeClient, NodeClient
 from wire.messages import NodeInfo, Role
 from wire.server import ListenError
+from wire.tls import load_identity
 
 log = logging.getLogger(__name__)
 
 
-def connect(info: NodeInfo) -> NodeClient:
-    """A gRPC client to a node."""
-    return GrpcNodeClient(info.name, info.address)
-
-
 class RouterServer:
-    """Starts in a running event loop, of any thread. `connect_to` opens the client to a registered node."""
+    """Starts in a running event loop, of any thread.
+
+    `connect_to` opens the client to a registered node; None: over gRPC. Raises TlsError, ModelFolderError.
+    """
 
     def __init__(
         self,
         config: RouterConfig,
         *,
-        connect_to: Callable[[NodeInfo], NodeClient] = connect,
+        connect_to: Callable[[NodeInfo], NodeClient] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        identity = load_identity(config.tls, config.control_host)
+
+        def connect(info: NodeInfo) -> NodeClient:
+            return GrpcNodeClient(info.name, info.address, identity)
+
         self.nodes = NodeTable(
-            config.heartbeat_s, clock, connect_to, learn_from_decode=config.learn_from_decode
+            config.heartbeat_s, clock, connect_to or connect, learn_from_decode=config.learn_from_decode
         )
         tokens = ModelTokens(config.model_path)
         table = RequestTable(config.max_attempts)
@@ -65,7 +69,7 @@ class RouterServer:
         front = Front(config.served_model_name, tokens, desk, dispatcher, admission)
         status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, index, clock)
         self.app = build_app(front, status, config.max_body_bytes)
-        self._registry = registry_server(self.nodes, config.heartbeat_s)
+        self._registry = registry_server(self.nodes, config.heartbeat_s, identity)
         self._closed = asyncio.Event()
         self.url = ""
         self.control_address = ""

@@ -14,6 +14,7 @@ from wire import messages as m
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
 from wire.server import ControlServer
+from wire.tls import Identity
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class RegistryService(rpc.RegistryServicer):
         return pb.LeaveReply()
 
 
-def registry_server(nodes: NodeTable, heartbeat_s: float) -> ControlServer:
+def registry_server(nodes: NodeTable, heartbeat_s: float, identity: Identity | None) -> ControlServer:
     """A server for the registry, not yet started."""
     service = RegistryService(nodes, heartbeat_s)
-    return ControlServer(["Registry"], lambda server: rpc.add_RegistryServicer_to_server(service, server))
+    return ControlServer(["Registry"], lambda server: rpc.add_RegistryServicer_to_server(service, server), identity)

@@ -29,6 +29,7 @@ from wire.errors import (
 )
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
+from wire.tls import Identity
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
 
@@ -52,6 +53,14 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
     grpc.StatusCode.NOT_FOUND: CheckpointGone,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
+
+
+def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
+    """To `address` (host:port), in TLS if this process has an identity. Connects when it is first used."""
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = (*CHANNEL_OPTIONS, *identity.channel_options())
+    return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
 
 
 def node_error(node: str, error: grpc.aio.AioRpcError) -> NodeError:
@@ -114,9 +123,9 @@ class DonorClient(Protocol):
 class GrpcNodeClient:
     """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, identity: Identity | None = None) -> None:
         self._name = name
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(address, identity)
         self._prefill = rpc.PrefillStub(self._channel)
         self._decode = rpc.DecodeStub(self._channel)
         self._node = rpc.NodeStub(self._channel)
@@ -216,9 +225,9 @@ class _GrpcCacheUpdatesCall:
 class GrpcDonorClient:
     """A `DonorClient` over one gRPC channel."""
 
-    def __init__(self, donor: m.Donor) -> None:
+    def __init__(self, donor: m.Donor, identity: Identity | None = None) -> None:
         self._name = donor.node
-        self._channel = grpc.aio.insecure_channel(donor.address, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(donor.address, identity)
         self._decode = rpc.DecodeStub(self._channel)
 
     async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
@@ -241,9 +250,9 @@ class GrpcDonorClient:
 class RegistryClient:
     """A node's line to the router: registers it and keeps saying that it lives."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
         self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = open_channel(address, identity)
         self._registry = rpc.RegistryStub(self._channel)
 
     async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> m.Registered:

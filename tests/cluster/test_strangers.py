@@ -83,16 +83,20 @@ async def stranger() -> AsyncIterator[Callable[[Reservation], OutgoingHandover]]
 
 @asynccontextmanager
 async def reserved(cluster: Cluster, asked: Request) -> AsyncIterator[tuple[DecodeCall, AsyncIterator[DecodeEvent]]]:
-    async with node_client("d0", cluster.processes["d0"].ready["address"]) as client:
-        async with client.decode(Start(asked), timeout_s=CALL_TIMEOUT_S) as call:
-            yield call, aiter(call)
+    async with (
+        node_client("d0", cluster.processes["d0"].ready["address"]) as client,
+        client.decode(Start(asked), timeout_s=CALL_TIMEOUT_S) as call,
+    ):
+        yield call, aiter(call)
 
 
 async def prefill(cluster: Cluster, asked: Request, reservation: Reservation) -> None:
-    async with node_client("p0", cluster.processes["p0"].ready["address"]) as client:
-        async with client.prefill(PrefillRequest(asked, reservation), timeout_s=CALL_TIMEOUT_S) as call:
-            async for _ in call:
-                pass
+    async with (
+        node_client("p0", cluster.processes["p0"].ready["address"]) as client,
+        client.prefill(PrefillRequest(asked, reservation), timeout_s=CALL_TIMEOUT_S) as call,
+    ):
+        async for _ in call:
+            pass
 
 
 async def rest_of(events: AsyncIterator[DecodeEvent]) -> list[int]:
@@ -181,7 +185,7 @@ async def test_a_prefill_node_refuses_a_reservation_of_an_older_release(cluster:
     async with reserved(cluster, asked) as (_, events):
         reservation = await anext(events)
         assert isinstance(reservation, Reservation)
-        with pytest.raises(HandoverBroken, match="secret has 0 bytes, not 32.*run one release on all nodes"):
+        with pytest.raises(HandoverBroken, match=r"secret has 0 bytes, not 32.*run one release on all nodes"):
             await prefill(cluster, asked, replace(reservation, secret=b""))
         await prefill(cluster, asked, reservation)  # which the refusal has not touched
         answer = await rest_of(events)

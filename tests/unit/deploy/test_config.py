@@ -6,6 +6,7 @@ import yaml
 
 from deploy.config import Overrides, cluster_config, cluster_from_options
 from deploy.errors import ConfigError
+from wire.tls import TlsConfig
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "models" / "headrace-tiny-qwen3.5")
@@ -134,3 +135,39 @@ class TestKubeRay:
         head = self.documents["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
         selector = self.documents["Service"]["spec"]["selector"]
         assert selector.items() <= head["metadata"]["labels"].items()
+
+
+TLS = {"ca": "certs/ca.pem", "cert": "/etc/headrace/node.pem", "key": "certs/../node.key"}
+
+
+def test_certificates_are_said_once_and_reach_router_and_nodes(tmp_path: Path):
+    config = cluster_config({"model": MODEL, "tls": TLS | {"server_name": "node"}}, source="c.yaml", base=tmp_path)
+    wanted = TlsConfig(
+        str(tmp_path / "certs/ca.pem"), "/etc/headrace/node.pem", str(tmp_path / "certs/../node.key"), "node"
+    )
+    assert config.tls == config.router.tls == config.prefill.node.tls == config.decode.node.tls == wanted
+    assert load().tls is load().router.tls is load().decode.node.tls is None
+
+
+def test_links_to_certificates_are_not_followed(tmp_path: Path):
+    """Where a mounted secret's links lead changes when it is renewed."""
+    (tmp_path / "ca.pem").symlink_to("elsewhere")
+    config = cluster_config({"model": MODEL, "tls": TLS | {"ca": "ca.pem"}}, source="c.yaml", base=tmp_path)
+    assert config.tls is not None and config.tls.ca == str(tmp_path / "ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"tls": {"ca": "x", "cert": "y"}}, "tls.key: missing; add it"),
+        ({"tls": {**TLS, "certs": "y"}}, "tls.certs: unknown key; did you mean cert?"),
+        ({"tls": "yes"}, "tls: 'yes' is not a mapping"),
+        ({"tls": {**TLS, "ca": 3}}, "tls.ca: 3: input should be a valid string"),
+        ({"router": {"tls": TLS}}, "router.tls: say it once, for the whole cluster"),
+        ({"decode": {"node": {"tls": TLS}}}, "decode.node.tls: say it once, for the whole cluster"),
+    ],
+)
+def test_a_fault_in_tls_names_the_key(data, message):
+    with pytest.raises(ConfigError) as failure:
+        load(**data)
+    assert message in str(failure.value)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.handover_pair import Pair, failure, soon, turns
-from tests.support.transfer_plans import contents, secret_of, small_plan
+from tests.support.transfer_plans import contents, small_plan
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
 from transfer.envelope import PROOF_BYTES, Tag
