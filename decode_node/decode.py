@@ -20,7 +20,7 @@ from engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, S
 from node.chassis import Chassis
 from node.errors import NoRoom
 from node.notes import decode_note
-from node.packing import scatter
+from node.packing import Place
 from node.plans import plan_of, smaller
 from transfer.admission import new_secret
 from transfer.buffers import Buffer
@@ -193,7 +193,7 @@ class _Decode:
         self._handover = self._receiver.expect(
             plan_of(reservation),
             secret=reservation.secret,
-            land=partial(self._land, self._sequence),
+            land=partial(self._land, self._sequence, self._admitted),
             deadline_s=now_s + timeout_s,
         )
         self._chassis.spawn(self._watch(self._handover))
@@ -207,13 +207,13 @@ class _Decode:
             outcome = failure
         self._inbox.put(_SessionEnded(handover.plan.nonce, outcome))
 
-    async def _land(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._loop.call(lambda: self._scatter(sequence, message, buffer))
-
-    def _scatter(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
-        """In the engine's thread: one verified message into the request's own blocks or slot."""
-        claim = sequence.held
-        scatter(self._chassis.built.memory, message, buffer, block_ids=claim.block_ids, slot=claim.slot)
+    async def _land(
+        self, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
+    ) -> None:
+        """One verified message into the request's own blocks or slot."""
+        packing = self._chassis.packing
+        await packing.reached(admitted.mark)
+        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot))
 
     def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
         if isinstance(outcome, TransferFailed):

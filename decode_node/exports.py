@@ -15,9 +15,10 @@ from cache.claims import Hold
 from cache.leases import LeaseId
 from cache.types import PrefixKey
 from engine.loop import EngineLost
+from engine.memory import Mark
 from node.chassis import Chassis
 from node.errors import CheckpointGone
-from node.packing import gather
+from node.packing import Place
 from node.plans import plan_of
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
@@ -31,6 +32,7 @@ from wire.messages import ExportReply, ExportRequest
 class _Leased:
     hold: Hold
     lease: LeaseId
+    mark: Mark | None  # what it holds has been computed when the device reaches it
 
 
 class Exports:
@@ -80,6 +82,7 @@ class Exports:
                 pack=partial(self._pack, leased.hold),
                 deadline_s=deadline_s,
             )
+            await self._chassis.packing.reached(leased.mark)
             handover.tokens_computed(reservation.num_tokens)
             handover.finish()
             stats = await handover.done()
@@ -107,17 +110,11 @@ class Exports:
         hold = cache.hold_checkpoint(checkpoint)
         if hold is None:
             return None
-        return _Leased(hold, self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s))
+        lease = self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s)
+        return _Leased(hold, lease, self._chassis.built.memory.mark())
 
     async def _pack(self, hold: Hold, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._loop.call(lambda: self._gather(hold, message, buffer))
-
-    def _gather(self, hold: Hold, message: PlannedMessage, buffer: Buffer) -> None:
-        """In the engine's thread: one message's bytes, in order. Raises NotHeld once the lease has run out."""
-        hold.require_held()
-        assert hold.checkpoint is not None, "that is what was held"
-        memory = self._chassis.built.memory
-        gather(memory, message, buffer, block_ids=hold.block_ids, slot=hold.checkpoint.slot)
+        await self._chassis.packing.gather(message, buffer, partial(_place, hold))
 
     async def _give_back(self, leasing: asyncio.Future[_Leased | None], handover: OutgoingHandover | None) -> None:
         if handover is not None:
@@ -127,3 +124,10 @@ class Exports:
         with suppress(EngineLost):
             if (leased := await leasing) is not None:
                 self._loop.post(partial(self._engine.leases.release, leased.lease))
+
+
+def _place(hold: Hold) -> Place:
+    """Raises NotHeld once the lease has run out."""
+    hold.require_held()
+    assert hold.checkpoint is not None, "that is what was held"
+    return Place(hold.block_ids, hold.checkpoint.slot)

@@ -15,7 +15,7 @@ from cache.prefix_cache import PrefixCache
 from engine.config import EngineConfig, PoolSizes, measure_free_bytes
 from engine.engine import Engine
 from engine.flops import attention_tokens
-from engine.memory import CacheMemory
+from engine.memory import CacheMemory, use_device
 from engine.model import HybridModel
 from engine.preemption import LatestArrival
 from engine.runner import ModelRunner
@@ -38,6 +38,7 @@ class BuiltEngine:
 
 def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
     """Loads the weights and builds an engine around them. Raises ModelError, ConfigError."""
+    use_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     return engine_around(_model(model_path, config), config, clock)

@@ -313,7 +313,8 @@ class Engine:
             sequence.num_computed = claim.reused_tokens
             self._running.append(sequence)
         if sequence.num_preemptions == 0:
-            sequence.job.on_event(Admitted(claim.hit, claim.reused_tokens, policy.state_arrives))
+            mark = self._runner.memory.mark()
+            sequence.job.on_event(Admitted(claim.hit, claim.reused_tokens, policy.state_arrives, mark))
         return True
 
     def _may_grow(self, sequence: Sequence) -> bool:
@@ -372,7 +373,7 @@ class Engine:
         start, end = max(span.start, sequence.computed_before), min(span.end, sequence.prompt_length)
         if start < end:
             sequence.num_prefilled += end - start
-            sequence.job.on_event(Computed(end))
+            sequence.job.on_event(Computed(end, self._runner.memory.mark()))
 
     def _score(self, sequence: Sequence, logits: Tensor, start: int) -> None:
         """Row i of logits predicts the prompt's token start + i + 1; nothing predicts its first."""

@@ -1,6 +1,7 @@
 """The tensors of both pools of one node, and the way in and out of them for transfers."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -8,6 +9,15 @@ from torch import Tensor
 from cache.layout import CacheLayout
 from engine.upload import upload_values
 from kernels.gather_scatter import gather_rows, scatter_rows
+
+Mark: TypeAlias = torch.cuda.Event
+"""A point in what the device has been given to do; who waits for it sleeps."""
+
+
+def use_device(device: str) -> None:
+    """For the calling thread: kernels are launched on its current device, wherever their tensors lie."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.set_device(device)
 
 
 class CacheMemory:
@@ -60,6 +70,14 @@ class CacheMemory:
         row = self._rows([slot], self.num_slots, "slot")
         scatter_rows(self._conv_bytes, row, src[: self.layout.conv_bytes])
         scatter_rows(self._rec_bytes, row, src[self.layout.conv_bytes :])
+
+    def mark(self) -> Mark | None:
+        """Behind all that has been launched on this memory; None on a host, where it has happened."""
+        if self.device.type != "cuda":
+            return None
+        mark = torch.cuda.Event(blocking=True)
+        mark.record(torch.cuda.current_stream(self.device))
+        return mark
 
     def _rows(self, ids: Sequence[int], limit: int, what: str) -> Tensor:
         for i in ids:

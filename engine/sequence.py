@@ -10,6 +10,7 @@ from cache.hashing import PrefixHasher
 from cache.hits import HitPolicy, PrefixHit, ResumeAgain
 from cache.index import Checkpoint
 from cache.leases import LeaseId
+from engine.memory import Mark
 from wire.messages import FinishReason, Request, Token
 
 
@@ -20,19 +21,22 @@ class Admitted:
 
     `state_arrives`: the engine computes nothing before `run_decode` (the whole prompt has landed) or `resume`
     (a part of it has).
+    `mark`: what the device still does with these blocks for others, reused or new, ends there.
     """
 
     hit: PrefixHit
     reused_tokens: int
     state_arrives: bool
+    mark: Mark | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """The prompt's first `num_tokens` tokens are in the blocks (and the state stands there). It only grows:
-    what is computed again after a preemption is not told again."""
+    """The prompt's first `num_tokens` tokens are in the blocks (and the state stands there) once the device has reached
+    the mark. It only grows: what is computed again after a preemption is not told again."""
 
     num_tokens: int
+    mark: Mark | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ A page is blocks of 16 stripes of 8 words w of 64 bits; s are words of a fixed s
     the page's last stripe       as above, with s from byte 121 of the secret
     at the end, twice            h = start + sum over i of fold(a[2i] ^ t[2i], a[2i + 1] ^ t[2i + 1]);   avalanche(h)
 
-fold is a product of 128 bits, its halves xored; t is the secret from byte 11 on for the low half of the hash, from 117 on
-for the high one. Sums inside a block have no order: a thread takes two neighbouring words, which swap places in a, of all
-of its stripes at once, and four threads make a page.
+fold is a product of 128 bits, its halves xored; t is the secret from byte 11 on for the low half of the hash, from
+117 on for the high one. Sums inside a block have no order: a thread takes two neighbouring words, which swap places
+in a, of all of its stripes at once, and four threads make a page.
 """
 
 from functools import cache
@@ -160,7 +160,7 @@ def _starts(page_bytes: int) -> tuple[int, int]:
 
 @cache
 def _secret_words(device: torch.device) -> Tensor:
-    """int64 [56]: the secret (24 words), the secret from bytes 121, 11 and 117 on (8 words each), and where a starts."""
+    """int64 [56]: the secret (24 words), then from its bytes 121, 11 and 117 on (8 words each), and where a starts."""
     primes = [
         0xC2B2AE3D, 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
         0x85EBCA77C2B2AE63, 0x85EBCA77, 0x27D4EB2F165667C5, 0x9E3779B1,

@@ -9,18 +9,20 @@ import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from cache.layout import CacheLayout
 from engine.build import BuiltEngine, build_engine
 from engine.config import ConfigError
 from engine.loop import EngineLoop
+from engine.memory import use_device
 from node.cache_feed import CacheFeed
 from node.config import NodeConfig
 from node.links import Links
+from node.packing import Packing, packing_of, staging_memory
 from node.registration import Registration
-from node.status import node_status
-from transfer.admission import Refusal
+from node.status import node_status, transfer_counters
 from transfer.backend import Transport
 from transfer.envelope import VERSION
 from transfer.errors import LayoutMismatch
@@ -34,6 +36,7 @@ log = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S = 0.25  # a heartbeat goes out even while a long step keeps the engine
 STOP_TIMEOUT_S = 60.0  # for the engine's step in progress
+WARM_UP_TIMEOUT_S = 60.0  # for a staging buffer that nobody else can hold yet
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class Chassis:
     staging: Staging
     tasks: set[asyncio.Task[None]]
 
+    @cached_property
+    def packing(self) -> Packing:
+        """The way between the cache's memory and staging."""
+        return packing_of(self.built.memory, self.loop, self.staging.memory)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs clean-up work that must go on when the request that began it is gone."""
         task = asyncio.create_task(work)
@@ -59,7 +67,8 @@ class Chassis:
 
     def new_staging(self, num_buffers: int) -> Staging:
         """Another pool of buffers as large as those of `staging`."""
-        return Staging(StagingConfig(num_buffers, self.staging.buffer_bytes))
+        config = StagingConfig(num_buffers, self.staging.buffer_bytes)
+        return Staging(config, self.staging.memory, self.staging.waits)
 
     def require_layout(self, peers: CacheLayout) -> None:
         """Raises LayoutMismatch unless a peer's cache bytes may be put into this node's, and the other way round."""
@@ -111,14 +120,18 @@ class Node:
             )
         self._engine = EngineLoop(built.engine, clock, self._crashed)
         async with AsyncExitStack() as undo:
-            self._transport: Transport = open_transport(replace(self.config.ucx, host=self.config.host))
+            memory = staging_memory(self.config.engine.device)
+            ucx = replace(self.config.ucx, host=self.config.host, cuda=self._device == "cuda")
+            self._transport: Transport = open_transport(ucx)
             undo.push_async_callback(self._transport.close)
             buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
-            staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes))
+            staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes), memory)
             self._links = Links(self.config.name, self._transport, staging.memory, self._device)
             undo.push_async_callback(self._links.close)
             self.cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
             self.chassis = Chassis(self.config, built, self._engine, self._transport, staging, set())
+            await self.chassis.packing.warm_up(staging, clock() + WARM_UP_TIMEOUT_S)
+            self._engine.post(lambda: use_device(self.config.engine.device))
             self._engine.start()
             undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
             self._server = ControlServer([self._service, "Node"], self._add_services, self.identity)
@@ -142,7 +155,8 @@ class Node:
         except TimeoutError:
             if self._status is None:
                 raise
-        counters = {**self._status.counters, **self._transfer_counters(), **self._role_service.counters()}
+        transfers = transfer_counters(self._transport.stats, self.chassis.staging.waits)
+        counters = {**self._status.counters, **transfers, **self._role_service.counters()}
         return replace(self._status, counters=counters, links=self._links.report())
 
     async def stop(self) -> None:
@@ -204,14 +218,3 @@ class Node:
     @property
     def _device(self) -> str:
         return self.config.engine.device.partition(":")[0]
-
-    def _transfer_counters(self) -> dict[str, float]:
-        stats = self._transport.stats
-        return {
-            "transfer_sent_bytes": stats.sent_bytes,
-            "transfer_received_bytes": stats.received_bytes,
-            "transfer_dropped_parts": stats.dropped_parts,
-            "transfer_sessions_completed": stats.sessions_completed,
-            "transfer_failures": sum(stats.failures.values()),
-            **{f"cause={cause}/transfer_refused_parts": stats.refusals.get(cause, 0) for cause in Refusal},
-        }

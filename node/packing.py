@@ -1,37 +1,135 @@
-"""Between staging buffers and cache memory: the bytes of one planned message. In the engine's thread only."""
+"""Between staging buffers and cache memory: the bytes of one planned message, by whoever may touch the memory.
+
+On a host that is the engine's thread, between two steps. On a GPU nobody's time is spent on copying: the event loop
+enqueues it on the staging memory's stream, beside the engine's, and the device's events (`reached`, and those that
+sessions wait for) keep the order between both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from engine.memory import CacheMemory
-from transfer.buffers import Buffer
+from engine.loop import EngineLoop
+from engine.memory import CacheMemory, Mark
+from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
+from transfer.cuda import CudaMemory
 from transfer.plan import Kind, PlannedMessage
+from transfer.staging import Staging
 
 
-def gather(
-    memory: CacheMemory, message: PlannedMessage, buffer: Buffer, *, block_ids: Sequence[int], slot: int
-) -> None:
-    """Fills the buffer. `block_ids` are the whole prompt's, in order; `slot` is where its state stands."""
-    out = torch.from_numpy(buffer)
+@dataclass(frozen=True)
+class Place:
+    """Where a prompt lies: the blocks of the whole prompt, in order, and the slot in which its state stands."""
+
+    block_ids: Sequence[int]
+    slot: int
+
+
+Held = Callable[[], Place]
+"""Asked when the bytes are to be touched. Raises when they are not the asker's (any more)."""
+
+
+class Packing(Protocol):
+    """What `transfer.sender.Pack` and `transfer.receiver.LandMessage` come down to."""
+
+    async def gather(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
+        """Fills the buffer, or enqueues that. What it reads must have been computed: see `reached`."""
+        ...
+
+    async def scatter(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
+        """Empties the buffer into blocks or the slot, or enqueues that. Nothing the engine has launched may still touch
+        them: see `reached`."""
+        ...
+
+    async def reached(self, mark: Mark | None) -> None:
+        """Until the device is done with all that the engine had launched when it made the mark."""
+        ...
+
+    async def warm_up(self, staging: Staging, deadline_s: float) -> None:
+        """Everything that the first hand-over would wait for; only before the engine starts."""
+        ...
+
+
+def staging_memory(device: str) -> StagingMemory:
+    """Where the staging buffers of a node lie whose engine runs on `device`. Call in the event loop's thread."""
+    where = torch.device(device)
+    return CudaMemory(where) if where.type == "cuda" else HostMemory()
+
+
+def packing_of(memory: CacheMemory, loop: EngineLoop, staging: StagingMemory) -> Packing:
+    return DevicePacking(memory, staging) if isinstance(staging, CudaMemory) else HostPacking(memory, loop)
+
+
+class HostPacking:
+    """Copies in the engine's thread."""
+
+    def __init__(self, memory: CacheMemory, loop: EngineLoop) -> None:
+        self._memory = memory
+        self._loop = loop
+
+    async def gather(self, message: PlannedMessage, buffer: HostBuffer, held: Held) -> None:
+        await self._loop.call(lambda: gather(self._memory, message, torch.from_numpy(buffer), held()))
+
+    async def scatter(self, message: PlannedMessage, buffer: HostBuffer, held: Held) -> None:
+        await self._loop.call(lambda: scatter(self._memory, message, torch.from_numpy(buffer), held()))
+
+    async def reached(self, mark: Mark | None) -> None:
+        """What the host has launched has happened."""
+
+    async def warm_up(self, staging: Staging, deadline_s: float) -> None:
+        """Nothing is compiled."""
+
+
+class DevicePacking:
+    """Enqueues copies on the staging memory's stream."""
+
+    def __init__(self, memory: CacheMemory, staging: CudaMemory) -> None:
+        self._memory = memory
+        self._staging = staging
+
+    async def gather(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
+        with self._staging.stream():
+            gather(self._memory, message, buffer, held())
+
+    async def scatter(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
+        with self._staging.stream():
+            scatter(self._memory, message, buffer, held())
+
+    async def reached(self, mark: Mark | None) -> None:
+        if mark is not None:
+            await self._staging.reached(mark)
+
+    async def warm_up(self, staging: Staging, deadline_s: float) -> None:
+        """Kernels of all three kinds are compiled, and summaries of the longest message have room on the host."""
+        layout, first = self._memory.layout, Place([0], 0)
+        async with staging.hold(staging.buffer_bytes, deadline_s) as buffer:
+            await self._staging.summary(buffer)
+            for message in (
+                PlannedMessage(0, Kind.ATTENTION, 0, 1, layout.block_bytes, 0),
+                PlannedMessage(1, Kind.STATE, 0, 0, layout.state_bytes, 0),
+            ):
+                await self.gather(message, buffer[: message.num_bytes], lambda: first)
+                await self.scatter(message, buffer[: message.num_bytes], lambda: first)
+            await self._staging.finished()
+
+
+def gather(memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place) -> None:
     if message.kind is Kind.STATE:
-        memory.gather_state(slot, out)
+        memory.gather_state(place.slot, out)
     else:
-        memory.gather_blocks(_of(message, block_ids), out)
+        memory.gather_blocks(_of(message, place), out)
 
 
-def scatter(
-    memory: CacheMemory, message: PlannedMessage, buffer: Buffer, *, block_ids: Sequence[int], slot: int
-) -> None:
-    """Empties the buffer into blocks of the prompt, or into the slot."""
-    data = torch.from_numpy(buffer)
+def scatter(memory: CacheMemory, message: PlannedMessage, src: torch.Tensor, place: Place) -> None:
     if message.kind is Kind.STATE:
-        memory.scatter_state(slot, data)
+        memory.scatter_state(place.slot, src)
     else:
-        memory.scatter_blocks(_of(message, block_ids), data)
+        memory.scatter_blocks(_of(message, place), src)
 
 
-def _of(message: PlannedMessage, block_ids: Sequence[int]) -> Sequence[int]:
-    return block_ids[message.first_block : message.first_block + message.num_blocks]
+def _of(message: PlannedMessage, place: Place) -> Sequence[int]:
+    return place.block_ids[message.first_block : message.first_block + message.num_blocks]

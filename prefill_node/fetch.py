@@ -14,7 +14,7 @@ from functools import cached_property, partial
 
 from engine.sequence import Admitted, Sequence
 from node.chassis import Chassis
-from node.packing import scatter
+from node.packing import Place
 from node.plans import plan_of, smaller
 from prefill_node.config import LearnFromDecodeConfig
 from prefill_node.fetch_costs import MeasuredCosts
@@ -157,7 +157,7 @@ class Fetches:
             secret=new_secret(),
         )
         try:
-            land = partial(self._land, sequence)
+            land = partial(self._land, sequence, admitted)
             incoming = self._receiver.expect(
                 plan_of(reservation), secret=reservation.secret, land=land, deadline_s=deadline_s
             )
@@ -211,10 +211,10 @@ class Fetches:
         if (client := self._clients.pop(donor.address, None)) is not None:
             self._chassis.spawn(client.close(self._config.timeout_s))  # other fetches may still wait for it
 
-    async def _land(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._chassis.loop.call(lambda: self._scatter(sequence, message, buffer))
-
-    def _scatter(self, sequence: Sequence, message: PlannedMessage, buffer: Buffer) -> None:
-        """In the engine's thread: one verified message into the request's own blocks or slot."""
-        claim = sequence.held
-        scatter(self._chassis.built.memory, message, buffer, block_ids=claim.block_ids, slot=claim.slot)
+    async def _land(
+        self, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
+    ) -> None:
+        """One verified message into the request's own blocks or slot."""
+        packing = self._chassis.packing
+        await packing.reached(admitted.mark)
+        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot))

@@ -12,11 +12,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
+from engine.memory import Mark
 from engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
 from node.chassis import Chassis
 from node.errors import NoRoom
 from node.notes import encode_note
-from node.packing import gather
+from node.packing import Place
 from node.plans import plan_of
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.fetch import Fetch, Fetches, FetchFailed
@@ -24,7 +25,6 @@ from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
 from transfer.plan import PlannedMessage
 from transfer.sender import HandoverSender, OutgoingHandover
-from transfer.stats import HandoverStats
 from wire.client import DonorClient
 from wire.messages import (
     Donor,
@@ -47,15 +47,9 @@ class Prefill:
         self._chassis = chassis
         self._sender = HandoverSender(chassis.transport, chassis.staging)
         self._fetches = Fetches(chassis, config.learn_from_decode, connect)
-        self._handed_over_bytes = 0
-        self._handover_seconds = 0.0
 
     def counters(self) -> dict[str, float]:
-        return {
-            "handed_over_bytes": float(self._handed_over_bytes),
-            "handover_seconds": self._handover_seconds,
-            **self._fetches.counters(),
-        }
+        return self._fetches.counters()
 
     async def close(self) -> None:
         """Closes what this role opened beside the chassis; no prefill may be running."""
@@ -74,17 +68,11 @@ class Prefill:
             async with aclosing(prefill.run()) as events:
                 async for event in events:
                     yield event
-            if prefill.handed_over is not None:
-                stats = prefill.handed_over
-                self._handed_over_bytes += stats.attention_bytes + stats.state_bytes
-                self._handover_seconds += stats.seconds
         finally:
             self._chassis.spawn(prefill.give_back())
 
 
 class _Prefill:
-    """`handed_over` is known once its `run` has ended, if there was anybody to hand over to."""
-
     def __init__(
         self, chassis: Chassis, sender: HandoverSender, fetches: Fetches, request: PrefillRequest, deadline_s: float
     ) -> None:
@@ -106,7 +94,6 @@ class _Prefill:
         self._admitted: Admitted | None = None
         self._resumed_tokens = 0
         self._began_s = 0.0
-        self.handed_over: HandoverStats | None = None
 
     async def run(self) -> AsyncGenerator[PrefillEvent, None]:
         self._loop.post(lambda: self._engine.submit(self._sequence))
@@ -115,11 +102,11 @@ class _Prefill:
         while True:
             match await self._inbox.get():
                 case Admitted() as admitted:
-                    self._begin(admitted)
+                    await self._begin(admitted)
                 case asyncio.Task() as fetching:
-                    self._fetch_ended(fetching)
-                case Computed(num_tokens):
-                    self._tell_computed(num_tokens)
+                    await self._fetch_ended(fetching)
+                case Computed(num_tokens, mark):
+                    await self._tell_computed(num_tokens, mark)
                 case Scored(tokens):
                     yield PromptLogprobs(tokens)
                 case Sampled() as sampled:
@@ -127,7 +114,7 @@ class _Prefill:
                     hands_over = self._finish_handover(sampled)
                     yield FirstToken(sampled.token, sampled.finish)
                     if hands_over is not None:
-                        self.handed_over = await hands_over.done()
+                        await hands_over.done()
                     break
                 case Finished():
                     break
@@ -167,7 +154,7 @@ class _Prefill:
 
     # ------------------------------------------------------------ what it starts from
 
-    def _begin(self, admitted: Admitted) -> None:
+    async def _begin(self, admitted: Admitted) -> None:
         """The engine computes from what is here; or it waits for a fetch, and then computes either way."""
         self._admitted = admitted
         if admitted.state_arrives:
@@ -175,7 +162,7 @@ class _Prefill:
             return
         if not self._has_tried and self._policy.candidate(admitted.hit) is not None:
             self._fetches.declined()
-        self._computes_from(admitted.reused_tokens)
+        await self._computes_from(admitted.reused_tokens, admitted.mark)
 
     def _try_fetch(self, admitted: Admitted) -> None:
         """Its end comes through the inbox: a hand-over that fails meanwhile ends the prefill, and the fetch with it."""
@@ -189,8 +176,8 @@ class _Prefill:
         self._fetching = asyncio.create_task(self._fetches.run(self._fetch))
         self._fetching.add_done_callback(self._inbox.put_nowait)
 
-    def _fetch_ended(self, fetching: asyncio.Task[None]) -> None:
-        assert self._fetch is not None
+    async def _fetch_ended(self, fetching: asyncio.Task[None]) -> None:
+        assert self._fetch is not None and self._admitted is not None
         try:
             fetching.result()
         except FetchFailed:
@@ -198,15 +185,15 @@ class _Prefill:
             return
         num_tokens = self._fetch.donor.num_tokens
         self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
-        self._computes_from(num_tokens)
+        await self._computes_from(num_tokens, self._admitted.mark)
 
     def _compute_instead(self) -> None:
         self._loop.post(lambda: self._engine.compute_instead(self._sequence))  # it is admitted once more
 
-    def _computes_from(self, num_tokens: int) -> None:
+    async def _computes_from(self, num_tokens: int, mark: Mark | None) -> None:
         self._resumed_tokens, self._began_s = num_tokens, self._clock()
         if num_tokens:
-            self._tell_computed(num_tokens)
+            await self._tell_computed(num_tokens, mark)
 
     # ------------------------------------------------------------ the hand-over
 
@@ -232,16 +219,15 @@ class _Prefill:
             self._inbox.put_nowait(failure)
 
     async def _pack(self, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._loop.call(lambda: self._gather(message, buffer))
+        await self._chassis.packing.gather(message, buffer, self._place)
 
-    def _gather(self, message: PlannedMessage, buffer: Buffer) -> None:
-        """In the engine's thread: one message's bytes, in order."""
-        sequence = self._sequence
-        memory = self._chassis.built.memory
-        gather(memory, message, buffer, block_ids=sequence.held.block_ids, slot=sequence.state_slot)
+    def _place(self) -> Place:
+        return Place(self._sequence.held.block_ids, self._sequence.state_slot)
 
-    def _tell_computed(self, num_tokens: int) -> None:
+    async def _tell_computed(self, num_tokens: int, mark: Mark | None) -> None:
+        """The engine tells of a chunk when it has launched it: it may go when the device has computed it."""
         if self._handover is not None:
+            await self._chassis.packing.reached(mark)
             self._handover.tokens_computed(num_tokens)
 
     def _finish_handover(self, sampled: Sampled) -> OutgoingHandover | None:

@@ -3,7 +3,8 @@
 UCX has an epoll descriptor that becomes readable when the worker is armed and something happens. So a turn
 is drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the loop's other work gets its
 share; finish completed operations; let the transport look for announced messages; then arm. When the worker
-refuses to be armed, or work may be left, the next turn comes at once. An idle process sleeps in epoll.
+refuses to be armed, work may be left, or polling is asked for, the next turn comes at once. An idle process sleeps in
+epoll.
 
 ucxx's own awaitables are not used: they spin until the message is there, in every progress mode (0.52).
 """
@@ -64,12 +65,16 @@ class Operation:
 class ProgressLoop:
     """Owns the UCX context and worker of a process, for the running event loop.
 
-    route   called after each drain: take announced messages; True when it left some for the next turn
+    route    called after each drain: take announced messages; True when it left some for the next turn
+    poll_s   while operations are in flight, turns follow each other at once for so long after the last of them was
+             posted or completed; 0: never. Meant for GPU memory: what UCX is armed with there costs more than asking
     """
 
-    def __init__(self, route: Callable[[], bool]) -> None:
+    def __init__(self, route: Callable[[], bool], poll_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
         self._route = route
+        self._poll_s = poll_s
+        self._poll_until_s = 0.0
         feature = ucx.Feature
         self.context = ucx.UCXContext({}, feature_flags=(feature.TAG, feature.STREAM, feature.WAKEUP))
         self.worker = ucx.UCXWorker(self.context, enable_delayed_submission=False, enable_python_future=False)
@@ -98,6 +103,7 @@ class ProgressLoop:
         else:
             operation.timer = self._loop.call_at(deadline_s, self._expire, operation, expire)
             self._operations.add(operation)
+            self._poll_until_s = self._loop.time() + self._poll_s
         self.wake()
         return operation.done
 
@@ -124,7 +130,7 @@ class ProgressLoop:
         more = self._drain()
         self._finish_operations()
         more = self._route() or more
-        if more:
+        if more or (self._operations and self._loop.time() < self._poll_until_s):
             self.wake()
         if self._scheduled is None and not self.worker.arm():
             self.wake()
@@ -138,6 +144,8 @@ class ProgressLoop:
         for operation in completed:
             self._operations.discard(operation)
             operation.finish()
+        if completed:
+            self._poll_until_s = self._loop.time() + self._poll_s
 
     def _expire(self, operation: Operation, expire: Callable[[], None]) -> None:
         operation.expired = True

@@ -89,7 +89,8 @@ class UcxTransport:
         self._greeting: set[Link] = set()
         """Accepted connections that have not said their id yet."""
         try:
-            self.progress = ProgressLoop(self._route)
+            self.progress = ProgressLoop(self._route, config.cuda_poll_s if config.cuda else 0.0)
+            self._require_transports()
             self._listener = ucx.UCXListener.create(self.progress.worker, config.port, self._connected, (), {})
         except ucx.UCXError as error:
             raise TransportUnavailable(
@@ -97,6 +98,15 @@ class UcxTransport:
                 "(`ucx_info -d` lists them), and whether the port is free"
             ) from error
         self.address = f"{config.host}:{self._listener.port}"
+
+    def _require_transports(self) -> None:
+        resources = self.progress.context.info
+        missing = [name for name in self._config.required_transports if f"{name}/" not in resources]
+        if missing:
+            raise TransportUnavailable(
+                f"UCX has no {' and no '.join(missing)} here: they need the driver's libcuda and libnvidia-ml, a GPU "
+                "that this process may see, and a UCX built with CUDA (ucxx-cu13's is)"
+            )
 
     # ------------------------------------------------------------ sending
 
@@ -207,7 +217,7 @@ class UcxTransport:
             "transport": "ucx",
             "address": self.address,
             "version": ".".join(str(part) for part in ucx.get_ucx_version()),
-            "allowed": self._config.transports,
+            "allowed": self._config.environment()["UCX_TLS"],
             "net_devices": self._config.net_devices,
             **{f"to {peer}": ",".join(link.lanes) for peer, link in self._outgoing.items()},
         }
