@@ -29,7 +29,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.gdn_heads import GdnHeads, log_decay
-from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.pdl import OVERLAPPED, can_fetch, fetch, let_next_start, wait_for_previous
 from kernels.rms_norm import L2_NORM_EPS, l2_normalize
 from kernels.segments import StateSource, steps_of_each
 
@@ -137,6 +137,7 @@ def _gdn_update_kernel(
     HEADS: tl.constexpr,
     TILE_V: tl.constexpr,
     ACCESS: tl.constexpr,
+    FETCHES: tl.constexpr,
     EPS: tl.constexpr,
 ):
     """A program holds columns TILE_V of the states of HEADS value heads of one key head in registers: they are read
@@ -147,7 +148,8 @@ def _gdn_update_kernel(
     """
     let_next_start()
     first_head = tl.program_id(0) // tl.cdiv(DV, TILE_V) * HEADS
-    column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
+    first_column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V
+    column = first_column + tl.arange(0, TILE_V)
     key = tl.arange(0, PADDED_K)
     sequence = tl.program_id(1)
     in_k, in_v = key < DK, column < DV
@@ -157,6 +159,11 @@ def _gdn_update_kernel(
     destinations = ()  # type: tuple
     for t in tl.static_range(T):
         destinations += (tl.load(dst_ptr + sequence * T + t),)
+    if FETCHES:
+        row_bytes: tl.constexpr = TILE_V * pool_ptr.dtype.element_ty.primitive_bitwidth // 8
+        for h in tl.static_range(HEADS):
+            rows = ((first_head + h) * DK + tl.minimum(key, DK - 1)) * DV + first_column
+            fetch(pool_ptr + tl.maximum(src, 0) * slot_stride + rows, row_bytes)
     wait_for_previous()
 
     found = (key < tl.where(src >= 0, DK, 0))[:, None] & in_v[None, :]
@@ -220,7 +227,8 @@ def gdn_update_triton(
     o = torch.empty((R, Hv, Dv), dtype=v.dtype, device=v.device)
     if R == 0:
         return o
-    tile = launch_shape(R // T * Hv, state_pool.element_size())
+    element_bytes = state_pool.element_size()
+    tile = launch_shape(R // T * Hv, element_bytes)
     columns, heads_a_program = min(tile.columns, triton.next_power_of_2(Dv)), math.gcd(tile.heads, Hv // Hk)
     _gdn_update_kernel[(Hv // heads_a_program * triton.cdiv(Dv, columns), R // T)](
         q,
@@ -249,6 +257,7 @@ def gdn_update_triton(
         HEADS=heads_a_program,
         TILE_V=columns,
         ACCESS=_access(state_pool, tile.access_bytes),
+        FETCHES=tile.fetches and can_fetch(state_pool) and Dv % columns == columns * element_bytes % 16 == 0,
         EPS=L2_NORM_EPS,
         num_warps=tile.num_warps,
         **OVERLAPPED,
@@ -263,6 +272,7 @@ class GdnTile(NamedTuple):
     num_warps: int
     access_bytes: int = 16  # at most, of a thread's reads and writes of a state
     heads: int = 1  # of one key that a program serves, at most
+    fetches: bool = False  # the states while kernels before this one end
 
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
@@ -271,9 +281,10 @@ def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
     The best of seven measured on an H200 at batches of 1, 16, 64 and 256 (`bench.gpu_kernels_state --variants`). Two
     bytes an element leave two warps enough to do; a small batch is cut finer to occupy all 132 multiprocessors.
     """
+    fetches = num_heads < 2048
     if element_bytes == 2:
-        return GdnTile(32, 2)
-    return GdnTile(16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4)
+        return GdnTile(32, 2, fetches=fetches)
+    return GdnTile(16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4, fetches=fetches)
 
 
 def _access(state_pool: Tensor, most: int) -> int:

@@ -23,9 +23,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dot import dot, dot_block
-from kernels.pdl import HAS_IT, OVERLAPPED, let_next_start, wait_for_previous
+from kernels.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
 
 MOST_ROWS = 64
+MULTIPROCESSORS, ROOM = 132, 216 * 1024  # of an H200; bytes of shared memory that programs share on each
 
 
 class Tile(NamedTuple):
@@ -40,36 +41,26 @@ class Tile(NamedTuple):
 
 
 def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
-    """One wave of programs: one or two on each of 132 multiprocessors, 48 KiB or more of W on the way to each."""
+    """Programs for every multiprocessor, all resident at once, with as many bytes on their way as the room allows."""
+    rows = dot_block(M)
     if M <= 16:
-        columns, depth, num_stages = 64, 128, 4
-    elif num_out >= 120 * 128:  # x counts, too: wide tiles read it less often
-        columns, depth, num_stages = 128, 64, 4
-    else:
-        columns, depth, num_stages = 64, 64, 6
+        columns, depth = 64, 128
+    else:  # x counts, too: wide tiles read it less often
+        columns, depth = 128 if num_out >= 120 * 128 else 64, 64
     parts = 1
     if can_split:
         # Parts are bytes, too, in float32: little beside W at 16 rows, at 64 a quarter of it for each 4.
-        most = 160 if M > 16 else 2 * 132
+        most = 160 if M > 16 else 2 * MULTIPROCESSORS
         while triton.cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
             parts *= 2
     else:
         while columns > 16 and triton.cdiv(num_out, columns) < 120:
-            columns, depth, num_stages = columns // 2, min(depth * 2, 8192 // dot_block(M)), 4
-    return Tile(columns, depth, parts, 4, num_stages)
-
-
-@triton.jit
-def _fetch(pointers, num_bytes: tl.constexpr):
-    """Starts so many bytes at each pointer on their way into the second-level cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2;\n mov.b32 $0, 0;",
-        "=r,l,r",
-        [pointers.to(tl.int64), num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+            columns, depth = columns // 2, min(depth * 2, 8192 // rows)
+    resident = triton.cdiv(triton.cdiv(num_out, columns) * parts, MULTIPROCESSORS)
+    if resident > 3:  # several waves: the end of one hides in the next
+        resident = 2
+    num_stages = ROOM // resident // (2 * (columns + rows) * depth)
+    return Tile(columns, depth, parts, 4, max(2, min(8, num_stages)))
 
 
 @triton.jit
@@ -92,9 +83,9 @@ def _small_linear_kernel(
     if IS_GATED:
         weight_row += place // COLUMNS_OUT * WIDTH
     weights = weight_ptr + weight_row.to(tl.int64)[:, None] * IN + part * PART
-    if HAS_IT and AHEAD > 0:
+    if AHEAD > 0:
         PIECES: tl.constexpr = max(1, 128 // COLUMNS)  # one instruction a thread
-        _fetch(weights + tl.arange(0, PIECES)[None, :] * (AHEAD // PIECES), AHEAD // PIECES * 2)
+        fetch(weights + tl.arange(0, PIECES)[None, :] * (AHEAD // PIECES), AHEAD // PIECES * 2)
     wait_for_previous()
 
     row = tl.arange(0, ROWS)
