@@ -14,6 +14,7 @@ BENCHMARKS = {
     "cpu-cluster": ("bench.cpu_cluster", "router and two nodes against the engine alone"),
     "emission": ("bench.emission", "a prefill with many checkpoints against one"),
     "gpu-engine": ("bench.gpu_engine", "prefill and decode on a GPU beside vLLM and the chip's floor"),
+    "gpu-start": ("bench.gpu_start", "from process start to the first token over HTTP, on one GPU"),
     "gpu-steps": ("bench.gpu_steps", "decode steps through the whole engine on a GPU"),
     "learning": ("bench.learning", "a chat whose prefill node learns from the decode node, or does not"),
     "transfer-cpu": ("bench.transfer_cpu", "a hand-over between two processes against a memcpy"),

@@ -11,7 +11,8 @@ import yaml
 
 from decode_node.config import DecodeNodeConfig
 from deploy.errors import ConfigError
-from deploy.loading import load_dataclass
+from engine.config import ConfigError as NodeConfigError
+from node.loading import load_dataclass
 from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
 from router.errors import RouterError
@@ -186,6 +187,8 @@ def cluster_config(data: object, *, source: str, base: Path) -> ClusterConfig:
             },
             source,
         )
+    except NodeConfigError as error:
+        raise ConfigError(str(error)) from None
     except (RouterError, TransferError) as error:  # not all ValueErrors, so pydantic lets them through
         raise ConfigError(f"{source}: {error}") from None
 

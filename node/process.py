@@ -9,13 +9,23 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
 
 from engine.config import ConfigError
 from node.chassis import Node
 from node.config import NodeConfig
+from node.loading import load_dataclass
+from transfer.errors import TransferError
+from wire.tls import TlsError
+from wire.tls_flags import add_tls_flags, tls_from_flags
 
 Config = TypeVar("Config", bound=NodeConfig)
+
+NODE_FLAGS = ("model_path", "name", "router_address", "host", "port")
+ENGINE_FLAGS = ("device", "threads", "cache_bytes", "load_format")
 
 
 def run_node(node: Node) -> int:
@@ -50,21 +60,48 @@ def main(
 ) -> int:
     """The command line of `python -m prefill_node` and `python -m decode_node`."""
     parser = argparse.ArgumentParser(description=(config_type.__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", required=True, help="folder with config.json, safetensors and tokenizer")
-    parser.add_argument("--name", default=default_name, help="unique in the cluster")
-    parser.add_argument("--router", help="host:port of the router's registry")
-    parser.add_argument("--host", default="127.0.0.1", help="where router and other nodes reach this one")
-    parser.add_argument("--port", type=int, default=0, help="of the gRPC service; 0: any free one")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, help="torch's CPU threads")
-    parser.add_argument("--cache-bytes", type=int, help="budget of blocks and states together")
-    args = parser.parse_args(argv)
+    parser.add_argument("-c", "--config", type=Path, help="YAML file: what stands under `node` in a cluster file")
+    parser.add_argument("--model", dest="model_path", help="folder with config.json, safetensors and tokenizer")
+    parser.add_argument("--name", help=f"unique in the cluster; {default_name} if nobody says")
+    parser.add_argument("--router", dest="router_address", help="host:port of the router's registry")
+    parser.add_argument("--host", help="where router and other nodes reach this one")
+    parser.add_argument("--port", type=int, help="of the gRPC service; 0: any free one")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--device", help="cpu, cuda or cuda:1")
+    engine.add_argument("--threads", type=int, help="torch's CPU threads")
+    engine.add_argument("--cache-bytes", type=int, help="budget of blocks and states together")
+    engine.add_argument("--load-format", help="safetensors, or dummy: random weights")
+    add_tls_flags(parser)
+    arguments = parser.parse_args(argv)
     try:
-        config = config_type(
-            name=args.name, model_path=args.model, router_address=args.router, host=args.host, port=args.port
-        )
-        engine = replace(config.engine, device=args.device, threads=args.threads, cache_bytes=args.cache_bytes)
-        return run_node(make_node(replace(config, engine=engine)))
-    except (ConfigError, OSError) as error:
-        print(f"{args.name}: {error}", file=sys.stderr)
+        return run_node(make_node(node_config(config_type, arguments, default_name)))
+    except (ConfigError, TlsError, TransferError, OSError) as error:
+        print(f"{arguments.name or default_name}: {error}", file=sys.stderr)
         return 2
+
+
+def node_config(config_type: type[Config], arguments: argparse.Namespace, default_name: str) -> Config:
+    """A node's config from its file and the command line, which wins. Raises ConfigError, TlsError, OSError."""
+    file: Path | None = arguments.config
+    data = {} if file is None else _read_yaml(file)
+    engine = {**(data.get("engine") or {}), **_said(arguments, ENGINE_FLAGS)}
+    merged = {"name": default_name, **data, **_said(arguments, NODE_FLAGS), "engine": engine}
+    if "model_path" not in merged:
+        raise ConfigError("no model: give --model")
+    config = load_dataclass(config_type, merged, str(file or "command line"))
+    tls = tls_from_flags(arguments)
+    return config if tls is None else replace(config, tls=tls)
+
+
+def _said(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, object]:
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not YAML: {error}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("engine") or {}, dict):
+        raise ConfigError(f"{file}: expected fields and their values, and such under engine")
+    return data

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.errors import ConfigError
+from engine.config import ConfigError
 
 T = TypeVar("T")
 
