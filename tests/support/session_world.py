@@ -1,4 +1,4 @@
-"""Two sessions on one receiver as a value that can be explored: the real machines and routes, a network that misbehaves.
+"""Two sessions on one receiver as a value to explore: the real machines and routes, a network that misbehaves.
 
 What the drivers of `transfer.sender` and `transfer.receiver` do between an instruction and the next event is an action
 here, and so is all that a network, a peer's death and a deadline can do to it. `World.after` asserts, at each step,

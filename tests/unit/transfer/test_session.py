@@ -167,6 +167,12 @@ def test_messages_land_in_order_and_the_state_completes():
     assert session.phase is Phase.COMPLETE
 
 
+def test_the_first_envelope_as_planned_is_the_sessions_acceptance():
+    session = ReceiverSession(PLAN)
+    assert session.on(EnvelopeArrived(0, ENVELOPES[0])) == []
+    assert session.phase is Phase.MOVING
+
+
 def test_landing_may_lag_behind_arriving():
     session = receiver(*arrival(0), *arrival(1), *arrival(2))
     assert session.phase is Phase.MOVING
@@ -256,6 +262,49 @@ def test_a_complete_session_ignores_what_comes_late(late):
     session = receiver(*WHOLE)
     assert session.on(late) == []
     assert session.phase is Phase.COMPLETE
+
+
+# ---------------------------------------------------------------- a retry: another plan, alike in all but its nonce
+
+
+RETRY = small_plan(nonce=PLAN.nonce + 1)
+RETRY_ENVELOPES = [Envelope.of(RETRY.nonce, 6, message, b"") for message in RETRY.messages]
+
+
+def test_a_retry_by_another_prefill_node_lands_whole_under_its_fresh_nonce():
+    failed = receiver(*arrival(0), MessageLanded(0))
+    assert causes(failed.on(PeerLost("eof"))) == [Cause.PEER_LOST]
+    retry = ReceiverSession(RETRY)
+    for index, envelope in enumerate(RETRY_ENVELOPES):
+        message = RETRY.messages[index]
+        assert retry.on(EnvelopeArrived(index, envelope)) == []
+        assert retry.on(PayloadAnnounced(index, message.num_bytes)) == [ReceivePayload(message)]
+        assert retry.on(PayloadArrived(index, digest_ok=True)) == [Land(message)]
+        assert retry.on(MessageLanded(index)) == ([Complete()] if message is RETRY.messages[-1] else [])
+    assert (failed.phase, retry.phase) == (Phase.FAILED, Phase.COMPLETE)
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_a_late_message_of_the_failed_attempt_fails_a_retry_that_it_were_routed_to(index):
+    """Routes never do (see `transfer.routing`); if they did, the plan's nonce would still keep its bytes out."""
+    retry = ReceiverSession(RETRY)
+    for earlier in range(index):
+        message = RETRY.messages[earlier]
+        for event in (
+            EnvelopeArrived(earlier, RETRY_ENVELOPES[earlier]),
+            PayloadAnnounced(earlier, message.num_bytes),
+            PayloadArrived(earlier, digest_ok=True),
+            MessageLanded(earlier),
+        ):
+            retry.on(event)
+    assert causes(retry.on(EnvelopeArrived(index, ENVELOPES[index]))) == [Cause.WRONG_MESSAGE]
+    assert retry.on(PayloadAnnounced(index, PLAN.messages[index].num_bytes)) == []
+
+
+@pytest.mark.parametrize("interruption", [event for event, _ in INTERRUPTIONS])
+def test_the_failed_attempts_own_late_messages_land_nowhere(interruption):
+    failed = receiver(*arrival(0), interruption)
+    assert [failed.on(event) for event in (*arrival(1), *arrival(2))] == [[]] * 6
 
 
 def test_reasons_say_how_far_it_had_come():

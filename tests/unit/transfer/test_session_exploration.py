@@ -1,4 +1,4 @@
-"""Two sessions on one receiver, in every order of events: nothing ever lands where it does not belong, and all comes back.
+"""Two sessions on one receiver, in every order of events: nothing lands where it does not belong, all comes back.
 
 See `tests.support.session_world` for what is real (both machines, the routes, the gate, envelopes and digests) and for
 what is asserted at each step. The mutants at the end show that each assertion can fail.
