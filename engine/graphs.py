@@ -17,6 +17,7 @@ from torch import Tensor
 from engine.batch import SequenceStep
 from engine.decode_inputs import DecodeInputs
 from engine.step_plan import StepPlan
+from kernels.argmax import argmax
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class DecodeGraphs:
 
         def decode(num_rows: int) -> Tensor:
             logits = forward(inputs.plan(num_rows))
-            drawn[:num_rows].copy_(logits.argmax(dim=-1))
+            argmax(logits, drawn[:num_rows])
             return logits
 
         started_s = time.monotonic()

@@ -1,0 +1,51 @@
+"""Greedy draws against torch, on a GPU or in the interpreter."""
+
+import pytest
+import torch
+
+from kernels.argmax import argmax, argmax_triton
+from tests.support.compiled import Launch, compile_for_h200
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+INF = float("inf")
+
+
+def places(rows: list[list[float]] | torch.Tensor, chunk: int = 4) -> list[int]:
+    logits = torch.as_tensor(rows, device=DEVICE)
+    out = torch.full((2 * len(logits),), -7, dtype=torch.int64, device=DEVICE)
+    argmax_triton(logits, out[::2], chunk)
+    assert (out[1::2] == -7).all()
+    return out[::2].tolist()
+
+
+def test_the_first_of_equal_values_in_one_chunk_and_across():
+    assert places([[1, 5, 5, 0, 5.0], [0, 0, 0, 0, 0.0], [0, 1, 2, 3, 4.0]]) == [1, 0, 4]
+
+
+def test_a_row_may_be_mostly_minus_infinity():
+    assert places([[-INF, -INF, -INF, -INF, -INF, -2.0, -INF], [-INF, -3.0, -INF, -INF, -INF, -INF, -4.0]]) == [5, 1]
+
+
+@pytest.mark.parametrize("V", [1, 4095, 4096, 4097, 100_352])
+def test_random_rows(V: int):
+    torch.manual_seed(V)
+    wide = torch.full((3, V + 5), INF, device=DEVICE)
+    wide[:, :V] = torch.randn(3, V, device=DEVICE).bfloat16().float()
+    rows = wide[:, :V]
+    assert places(rows, 4096) == [int((row == row.max()).nonzero()[0]) for row in rows]
+
+
+def test_no_rows():
+    assert places(torch.empty(0, 8)) == []
+
+
+def test_shapes_must_agree():
+    with pytest.raises(ValueError, match="disagree"):
+        argmax(torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64))
+
+
+def test_an_h200_reads_sixteen_bytes_at_a_time():
+    types = {"logits_ptr": "*fp32:16", "best_ptr": "*fp32:16", "place_ptr": "*i32:16"}
+    types |= {"V": "i32:16", "stride_logits": "i32:16"}
+    [report] = compile_for_h200([Launch("kernels.argmax:_chunk_kernel", types, {"CHUNK": 4096})])
+    assert report.accesses("ld.global") == ["v4.b32"] and report.stack_bytes == 0
