@@ -147,7 +147,8 @@ def decode_rows(work: Workload, variants: bool) -> Iterator[Row]:
 def decode_run(work: Workload, tile: DecodeTile, splits: int) -> Callable[[], object]:
     q, k_pool, v_pool, ids = work.tables()
     contexts = PagedContexts.build([work.cached + 1] * work.num_sequences, ids, BLOCK, q.device)
-    return partial(paged_decode_triton, q, k_pool, v_pool, work.config.scale, contexts, tile, splits)
+    gate = torch.randn_like(q) if work.config.has_output_gate else None
+    return partial(paged_decode_triton, q, k_pool, v_pool, work.config.scale, contexts, gate, tile, splits)
 
 
 def prepare_row(model: str, count: int) -> Row:

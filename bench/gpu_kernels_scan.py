@@ -133,8 +133,8 @@ class SsdLayer:
         u = torch.randn(batch.rows, H * P + 2 * N + H, device="cuda", dtype=BF16)
         x, B, C, self.dt = u.split((H * P, N, N, H), dim=-1)
         self.x, self.B, self.C = x.view(-1, H, P), B.view(-1, 1, N), C.view(-1, 1, N)
-        A, D, bias = -torch.rand(H, device="cuda") * 8, *torch.randn(2, H, device="cuda")
-        self.heads = SsdHeads(A, D, bias - 2)
+        D, bias = torch.randn(2, H, device="cuda")
+        self.heads = SsdHeads(-torch.rand(H, device="cuda") * 8, D, bias - 2)
         self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda")[:, 1]
 
     def run(self, tiles: SsdTiles = _SSD) -> Tensor:

@@ -74,7 +74,8 @@ def ssd_rows(variants: bool) -> Iterator[Row]:
 
     def step(batch: int, dtype: torch.dtype) -> Callable[[], object]:
         x, B, C = random(batch, H * P + 2 * N).split((H * P, N, N), dim=-1)
-        heads = SsdHeads(-torch.rand(H, device="cuda"), *torch.randn(2, H, device="cuda"))
+        D, bias = torch.randn(2, H, device="cuda")
+        heads = SsdHeads(-torch.rand(H, device="cuda"), D, bias)
         rows = x.view(batch, H, P), random(batch, 8512)[:, -H:], B.view(batch, 1, N), C.view(batch, 1, N), heads
         return partial(ssd_update.ssd_update_triton, *rows, state_layer(batch, H, P, N, dtype=dtype), *in_place(batch))
 
