@@ -109,15 +109,14 @@ SSD_VARIANTS = [
 ]
 GDN_VARIANTS = [
     _GDN._replace(systems_warps=8),
-    _GDN._replace(state_columns=64),
-    _GDN._replace(state_columns=64, states_stages=5),
-    _GDN._replace(states_stages=5),
+    _GDN._replace(states_stages=3),
+    _GDN._replace(states_stages=7),
     _GDN._replace(state_columns=16),
+    _GDN._replace(state_columns=64),
     _GDN._replace(states_warps=8),
     _GDN._replace(output_warps=8),
     _GDN._replace(output_columns=128),
     _GDN._replace(output_stages=1),
-    _GDN._replace(output_columns=128, output_stages=1),
     _GDN._replace(output_columns=128, output_stages=1, output_warps=8),
 ]
 

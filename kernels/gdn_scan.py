@@ -142,11 +142,14 @@ def _gdn_states_kernel(
     src = tl.load(sequences_ptr + sequence * 4 + 2).to(tl.int64)
     found = (key < tl.where(src >= 0, K, 0))[:, None] & in_v[None, :]
     state = tl.load(pool_ptr + src * slot_stride + place, mask=found, other=0.0).to(tl.float32)
+    next_decay = tl.load(decay_ptr + (first_chunk * H + head) * Q + Q - 1)
     for chunk in range(first_chunk, end_chunk):
         first_row = tl.load(chunks_ptr + chunk * 4).to(tl.int64)
         num_rows = tl.load(chunks_ptr + chunk * 4 + 1)
         dst = tl.load(chunks_ptr + chunk * 4 + 2).to(tl.int64)
         tile = tl.cast(chunk * H + head, tl.int64)
+        decay_whole = next_decay  # a chunk ahead of its use, as the compiler does for all that products take
+        next_decay = tl.load(decay_ptr + ((chunk + 1) * H + head) * Q + Q - 1, mask=chunk + 1 < end_chunk, other=0.0)
         rounded = state.to(start_ptr.dtype.element_ty)
         tl.store(start_ptr + tile * (K * V) + place, rounded, mask=in_state)
 
@@ -157,14 +160,13 @@ def _gdn_states_kernel(
         tl.store(u_place, values.to(u_ptr.dtype.element_ty), mask=in_v[None, :])
 
         chunk_rows = (chunk * H + head) * Q
-        decay_whole = tl.load(decay_ptr + chunk_rows + Q - 1)
         to_end = tl.load(to_end_ptr + chunk_rows + row)
         in_rows = in_k[:, None] & (row < num_rows)[None, :]
         k = tl.load(k_ptr + first_row * k_stride + row[None, :] * k_stride + key[:, None], mask=in_rows, other=0.0)
         weighted = (values * to_end[:, None]).to(k_ptr.dtype.element_ty)
         state = dot(k, weighted, state * tl.exp2(decay_whole))
-        kept = (key < tl.where(dst >= 0, K, 0))[:, None] & in_v[None, :]
-        tl.store(pool_ptr + dst * slot_stride + place, state.to(pool_ptr.dtype.element_ty), mask=kept)
+        if dst >= 0:  # a branch, no mask: most chunks skip the way through shared memory, too
+            tl.store(pool_ptr + dst * slot_stride + place, state.to(pool_ptr.dtype.element_ty), mask=in_state)
 
 
 @triton.jit
@@ -228,7 +230,7 @@ class GdnTiles(NamedTuple):
     output_columns: int  # of V, for a program of the output kernel
     systems_warps: int = 4
     states_warps: int = 4
-    states_stages: int = 3
+    states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
     output_stages: int = 2
 
