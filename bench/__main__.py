@@ -13,10 +13,12 @@ BENCHMARKS = {
     "cpu-engine": ("bench.cpu_engine", "the forward pass against transformers"),
     "cpu-cluster": ("bench.cpu_cluster", "router and two nodes against the engine alone"),
     "emission": ("bench.emission", "a prefill with many checkpoints against one"),
+    "gpu-cluster": ("bench.gpu_cluster", "a prefill and a decode GPU, over HTTP, beside one GPU that does both"),
     "gpu-engine": ("bench.gpu_engine", "prefill and decode on a GPU beside vLLM and the chip's floor"),
     "gpu-start": ("bench.gpu_start", "from process start to the first token over HTTP, on one GPU"),
     "gpu-steps": ("bench.gpu_steps", "decode steps through the whole engine on a GPU"),
     "learning": ("bench.learning", "a chat whose prefill node learns from the decode node, or does not"),
+    "transfer-gpu": ("bench.transfer_gpu", "a hand-over between two GPUs, its parts, and NIXL beside it"),
     "transfer-cpu": ("bench.transfer_cpu", "a hand-over between two processes against a memcpy"),
 }
 
