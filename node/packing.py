@@ -7,12 +7,13 @@ sessions wait for) keep the order between both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from cache.layout import CacheLayout
 from engine.loop import EngineLoop
 from engine.memory import CacheMemory, Mark
 from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
@@ -23,10 +24,14 @@ from transfer.staging import Staging
 
 @dataclass(frozen=True)
 class Place:
-    """Where a prompt lies: the blocks of the whole prompt, in order, and the slot in which its state stands."""
+    """Where a prompt lies: the blocks of the whole prompt, in order, and the slot in which its state stands.
+
+    wire   the layout that the session's reservation asks for; None: that of the memory
+    """
 
     block_ids: Sequence[int]
     slot: int
+    wire: CacheLayout | None = None
 
 
 Held = Callable[[], Place]
@@ -61,21 +66,21 @@ def staging_memory(device: str) -> StagingMemory:
 
 
 def packing_of(memory: CacheMemory, loop: EngineLoop, staging: StagingMemory) -> Packing:
-    return DevicePacking(memory, staging) if isinstance(staging, CudaMemory) else HostPacking(memory, loop)
+    return DevicePacking(memory, staging) if isinstance(staging, CudaMemory) else HostPacking(memory, loop.call)
 
 
 class HostPacking:
-    """Copies in the engine's thread."""
+    """Copies where `call` calls: in the engine's thread, between two steps."""
 
-    def __init__(self, memory: CacheMemory, loop: EngineLoop) -> None:
+    def __init__(self, memory: CacheMemory, call: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
         self._memory = memory
-        self._loop = loop
+        self._call = call
 
     async def gather(self, message: PlannedMessage, buffer: HostBuffer, held: Held) -> None:
-        await self._loop.call(lambda: gather(self._memory, message, torch.from_numpy(buffer), held()))
+        await self._call(lambda: gather(self._memory, message, torch.from_numpy(buffer), held()))
 
     async def scatter(self, message: PlannedMessage, buffer: HostBuffer, held: Held) -> None:
-        await self._loop.call(lambda: scatter(self._memory, message, torch.from_numpy(buffer), held()))
+        await self._call(lambda: scatter(self._memory, message, torch.from_numpy(buffer), held()))
 
     async def reached(self, mark: Mark | None) -> None:
         """What the host has launched has happened."""
@@ -118,18 +123,17 @@ class DevicePacking:
 
 
 def gather(memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place) -> None:
+    wire = place.wire or memory.layout
     if message.kind is Kind.STATE:
-        memory.gather_state(place.slot, out)
+        memory.gather_state(place.slot, out, wire.state_dtype)
     else:
-        memory.gather_blocks(_of(message, place), out)
+        memory.gather_prompt(place.block_ids, wire.block_size, message.first_block, message.num_blocks, out)
 
 
 def scatter(memory: CacheMemory, message: PlannedMessage, src: torch.Tensor, place: Place) -> None:
+    """Blocks on the wire are those of the receiver: only its states may have to be converted."""
+    wire = place.wire or memory.layout
     if message.kind is Kind.STATE:
-        memory.scatter_state(place.slot, src)
+        memory.scatter_state(place.slot, src, wire.state_dtype)
     else:
-        memory.scatter_blocks(_of(message, place), src)
-
-
-def _of(message: PlannedMessage, place: Place) -> Sequence[int]:
-    return place.block_ids[message.first_block : message.first_block + message.num_blocks]
+        memory.scatter_blocks(place.block_ids[message.first_block : message.first_block + message.num_blocks], src)

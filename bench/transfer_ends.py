@@ -1,0 +1,355 @@
+"""The two ends of the transfer benchmarks: processes that hand over for real, one device each.
+
+    with Ends(prefill_device="cuda:0", decode_device="cuda:1", shape=Shape(...), num_buffers=8) as ends:
+        seconds = ends.one_at_a_time(plan, rounds=20)
+
+Everything that a node's hand-over goes through is there and is the product's own: cache memory, packing, staging,
+digests, sessions, UCX. What is missing are engines: nothing computes meanwhile. Times are of the machine's monotonic
+clock, which both processes read.
+"""
+
+import asyncio
+import itertools
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from cache.layout import CacheLayout
+from engine.memory import CacheMemory
+from node.packing import DevicePacking, HostPacking, Packing, Place, staging_memory
+from transfer.admission import SECRET_BYTES
+from transfer.backend import Arrival
+from transfer.cuda import CudaMemory
+from transfer.envelope import Tag
+from transfer.plan import TransferPlan
+from transfer.receiver import HandoverReceiver, IncomingHandover
+from transfer.sender import HandoverSender
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+from transfer.ucx_config import UcxConfig
+
+DEADLINE_S = 60.0
+SECRET = bytes(SECRET_BYTES)  # both processes know it, as both know the plans
+RAW_NONCE = (1 << 47) + 1
+WARM_UPS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What cache memory holds at each end: one prompt's blocks, scattered among twice as many, and a few states."""
+
+    layout: CacheLayout
+    num_blocks: int
+
+    def plan(self, *, first_block: int = 0, max_message_bytes: int) -> TransferPlan:
+        """Of the whole prompt, or of what lies behind `first_block`."""
+        return TransferPlan(
+            nonce=1,
+            num_tokens=self.num_blocks * self.layout.block_size,
+            first_block=first_block,
+            block_size=self.layout.block_size,
+            block_bytes=self.layout.block_bytes,
+            state_bytes=self.layout.state_bytes,
+            max_message_bytes=max(max_message_bytes, self.layout.block_bytes),
+        )
+
+
+def shape_of(
+    num_blocks: int, block_bytes: int, state_bytes: int, dtype: str = "bfloat16", state_dtype: str = "bfloat16"
+) -> Shape:
+    """Blocks of one layer and states of 16-byte rows, of these sizes; the state is a few bytes longer."""
+    width = 2 if dtype == "bfloat16" else 4
+    layout = CacheLayout(
+        fingerprint="bench",
+        dtype=dtype,
+        state_dtype=state_dtype,
+        block_size=16,
+        num_attention_layers=1,
+        num_kv_heads=1,
+        head_dim=block_bytes // (2 * 16 * width),
+        conv_shape=(1, 4, 4),
+        rec_shape=(1, state_bytes // (2 if state_dtype == "bfloat16" else 4) // 8, 8),
+    )
+    return Shape(layout, num_blocks)
+
+
+class Ends:
+    """Both processes, from the parent's side. `kwargs` reach both, e.g. `spin_s` and `ucx`."""
+
+    def __init__(self, prefill_device: str, decode_device: str, shape: Shape, **kwargs: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for device in (prefill_device, decode_device):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_run, args=(theirs, device, shape, kwargs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._prefill, self._decode = self._pipes
+        self._nonces = itertools.count(1)
+        self._answer(self._prefill)
+        self._address = self._answer(self._decode)
+
+    def __enter__(self) -> "Ends":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # which ends its process
+        for process in self._processes:
+            process.join(10)
+            process.kill()
+
+    def one_at_a_time(self, plan: TransferPlan, rounds: int) -> list[float]:
+        """Seconds of each: from the word that everything is computed to the last landing."""
+        return [self._together([self._fresh(plan)], 1) for _ in range(WARM_UPS + rounds)][WARM_UPS:]
+
+    def in_flight(self, plan: TransferPlan, rounds: int, at_once: int) -> float:
+        """Seconds a hand-over takes on average, with so many at once."""
+        self._together([self._fresh(plan) for _ in range(2 * at_once)], at_once)
+        return self._together([self._fresh(plan) for _ in range(rounds)], at_once) / rounds
+
+    def sends(self, num_bytes: int, rounds: int, at_once: int) -> float:
+        """Seconds a bare message of a staging buffer takes on average, with so many at once."""
+        call = {"peer": self._address, "num_bytes": num_bytes, "at_once": at_once}
+        self._call(self._prefill, "sends", rounds=WARM_UPS * at_once, **call)
+        return self._call(self._prefill, "sends", rounds=rounds, **call) / rounds
+
+    def parts(self, plan: TransferPlan, rounds: int) -> dict[str, float]:
+        """Median seconds that one end waits for each thing it does to the plan's first message."""
+        return self._call(self._prefill, "parts", plan=plan, rounds=rounds)
+
+    def arrived(self) -> bool:
+        """Whether what the last hand-over brought lies where it should, byte for byte."""
+        return self._call(self._decode, "arrived")
+
+    def describe(self) -> dict[str, str]:
+        return self._call(self._prefill, "describe")
+
+    def _fresh(self, plan: TransferPlan) -> TransferPlan:
+        return replace(plan, nonce=next(self._nonces))
+
+    def _together(self, plans: list[TransferPlan], at_once: int) -> float:
+        self._call(self._decode, "expect", plans=plans)
+        self._prefill.send(("send", {"plans": plans, "peer": self._address, "at_once": at_once}))
+        self._decode.send(("landed", {}))
+        began_s = self._answer(self._prefill)
+        return self._answer(self._decode) - began_s
+
+    def _call(self, pipe: Connection, name: str, **arguments: Any) -> Any:
+        pipe.send((name, arguments))
+        return self._answer(pipe)
+
+    def _answer(self, pipe: Connection) -> Any:
+        if not pipe.poll(2 * DEADLINE_S):
+            raise TimeoutError(f"no answer in {2 * DEADLINE_S:.0f} s")
+        answer = pipe.recv()
+        if isinstance(answer, str) and answer.startswith("Traceback"):
+            raise RuntimeError(f"an end failed:\n{answer}")
+        return answer
+
+
+class _Sink:
+    """Takes bare messages into staging, as they come."""
+
+    def __init__(self, end: "_End") -> None:
+        self._end = end
+
+    def announced(self, arrival: Arrival) -> None:
+        self._end.spawn(self._take(arrival))
+
+    async def _take(self, arrival: Arrival) -> None:
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        async with self._end.staging.hold(arrival.num_bytes, deadline_s) as buffer:
+            await arrival.receive(buffer, deadline_s, None)
+
+
+class _End:
+    """One process's side: the methods are what the parent calls."""
+
+    def __init__(
+        self,
+        device: str,
+        shape: Shape,
+        *,
+        num_buffers: int,
+        buffer_bytes: int = 0,
+        spin_s: float | None = None,
+        ucx: UcxConfig | None = None,
+    ) -> None:
+        if device == "cpu":
+            torch.set_num_threads(1)  # the other end needs a core, too
+        memory = staging_memory(device) if spin_s is None else CudaMemory(torch.device(device), spin_s)
+        ucx = replace(ucx or UcxConfig(), cuda=isinstance(memory, CudaMemory))
+        self.transport = open_transport(ucx)
+        largest = max(buffer_bytes, shape.num_blocks * shape.layout.block_bytes, shape.layout.state_bytes)
+        self.staging = Staging(StagingConfig(num_buffers, largest), memory)
+        self.cache = CacheMemory(shape.layout, 2 * shape.num_blocks, 4, device)
+        self.packing: Packing = (
+            DevicePacking(self.cache, memory) if isinstance(memory, CudaMemory) else HostPacking(self.cache, _at_once)
+        )
+        self._sender = HandoverSender(self.transport, self.staging)
+        self._receiver = HandoverReceiver(self.transport, self.staging)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._expected: list[IncomingHandover] = []
+        self._place = Place(torch.randperm(2 * shape.num_blocks)[: shape.num_blocks].tolist(), 2)
+        self._plan = shape.plan(max_message_bytes=largest)
+        self.transport.expect(RAW_NONCE, _Sink(self))
+
+    async def start(self) -> str:
+        """Fills the prompt's blocks and its state with what the other end knows, too."""
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        await self.packing.warm_up(self.staging, deadline_s)
+        for message in self._plan.messages:
+            async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
+                as_tensor(buffer).copy_(contents(message.num_bytes, self.cache.device))
+                _synchronize(self.cache.device)
+                await self.packing.scatter(message, buffer, lambda: self._place)
+                await self.staging.memory.finished()
+        return self.transport.address
+
+    async def expect(self, plans: list[TransferPlan]) -> None:
+        """From here on the blocks hold nothing but what lands in them."""
+        self._place = Place(self._place.block_ids, 1)
+        self.cache.kv.zero_()
+        self.cache.rec.zero_()
+        self.cache.conv.zero_()
+        _synchronize(self.cache.device)
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        self._expected = [
+            self._receiver.expect(plan, secret=SECRET, land=self._land, deadline_s=deadline_s) for plan in plans
+        ]
+        self._plan = plans[-1]
+
+    async def landed(self) -> float:
+        """When the last one had landed."""
+        return max(await asyncio.gather(*(self._landed_s(handover) for handover in self._expected)))
+
+    async def send(self, plans: list[TransferPlan], peer: str, at_once: int) -> float:
+        """When the first one began; returns when all are sent."""
+        began_s, waiting = time.monotonic(), iter(plans)
+        await asyncio.gather(*(self._send_each(waiting, peer) for _ in range(at_once)))
+        return began_s
+
+    async def sends(self, peer: str, num_bytes: int, rounds: int, at_once: int) -> float:
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        connection = await self.transport.connect(peer, deadline_s)
+        waiting = iter(range(rounds))
+
+        async def send_each() -> None:
+            async with self.staging.hold(num_bytes, deadline_s) as buffer:
+                for _ in waiting:
+                    await connection.send(Tag(RAW_NONCE, 0, True), buffer, deadline_s)
+
+        began_s = time.monotonic()
+        await asyncio.gather(*(send_each() for _ in range(at_once)))
+        return time.monotonic() - began_s
+
+    async def parts(self, plan: TransferPlan, rounds: int) -> dict[str, float]:
+        message, memory = plan.messages[0], self.staging.memory
+        seconds: dict[str, list[float]] = {}
+
+        async def timed(name: str, *works: Callable[[], Any]) -> None:
+            began_s = time.monotonic()
+            for work in works:
+                await work()
+            seconds.setdefault(name, []).append(time.monotonic() - began_s)
+
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
+            for _ in range(WARM_UPS + rounds):
+                pack = lambda: self.packing.gather(message, buffer, lambda: self._place)  # noqa: E731
+                land = lambda: self.packing.scatter(message, buffer, lambda: self._place)  # noqa: E731
+                digest = lambda: memory.summary(buffer)  # noqa: E731
+                await timed("gather", pack, memory.finished)
+                await timed("digest", digest)
+                await timed("gather + digest", pack, digest)
+                await timed("scatter", land, memory.finished)
+        return {name: sorted(each[WARM_UPS:])[rounds // 2] for name, each in seconds.items()}
+
+    async def arrived(self) -> bool:
+        """Gathered once more, without a digest's help."""
+        whole, deadline_s = True, asyncio.get_running_loop().time() + DEADLINE_S
+        for message in self._plan.messages:
+            async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
+                await self.packing.gather(message, buffer, lambda: self._place)
+                await self.staging.memory.finished()
+                block_bytes = self._plan.block_bytes
+                start = 0 if message.num_blocks == 0 else message.first_block * block_bytes
+                expected = contents(start + message.num_bytes, self.cache.device)[start:]
+                whole = whole and torch.equal(as_tensor(buffer), expected)
+        return whole
+
+    async def describe(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self.transport.describe().items()} | {
+            "stats": str(asdict(self.transport.stats))
+        }
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_each(self, waiting: Any, peer: str) -> None:
+        for plan in waiting:
+            deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+            handover = self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
+            handover.tokens_computed(plan.num_tokens)
+            handover.finish()
+            await handover.done()
+
+    async def _pack(self, message: Any, buffer: Any) -> None:
+        await self.packing.gather(message, buffer, lambda: self._place)
+
+    async def _land(self, message: Any, buffer: Any) -> None:
+        await self.packing.scatter(message, buffer, lambda: self._place)
+
+    async def _landed_s(self, handover: IncomingHandover) -> float:
+        await handover.landed()
+        return time.monotonic()
+
+
+def contents(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Bytes of a prompt, or of its state, from the first on: no two 8-byte words are alike."""
+    words = torch.arange(-(-num_bytes // 8), dtype=torch.int64, device=device) * 0x1E3779B97F4A7C15
+    return words.view(torch.uint8)[:num_bytes]
+
+
+def as_tensor(buffer: Any) -> torch.Tensor:
+    return buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+async def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+def _run(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+    try:
+        asyncio.run(_obey(pipe, device, shape, kwargs))
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+async def _obey(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+    end = _End(device, shape, **kwargs)
+    pipe.send(await end.start())
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            name, arguments = await loop.run_in_executor(None, pipe.recv)
+        except EOFError:
+            await end.transport.close()
+            return
+        pipe.send(await getattr(end, name)(**arguments))

@@ -1,0 +1,187 @@
+"""The hand-over alone between two GPUs: all of it, its parts, and what others move over the same link.
+
+    python3 -m bench transfer-gpu                                # cuda:0 to cuda:1
+    python3 -m bench transfer-gpu --devices cuda:0 cuda:0        # one GPU: CUDA IPC within it
+    python3 -m bench transfer-gpu --devices cpu cpu --mib 8      # no GPU: that it runs
+
+A hand-over is timed from the word that the prompt is computed to its last landing: gather, digest, send, digest,
+scatter, with a session around them. One at a time is a latency; several at once is what a busy node sees. The bytes
+that arrive are compared with those that left. NIXL is measured when `nixl_cu13` can be imported.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from bench import transfer_nixl
+from bench.gpu_timing import HEADER as KERNEL_HEADER
+from bench.gpu_timing import Row, measure
+from bench.transfer_ends import Ends, Shape, shape_of
+from kernels.digest import digest_pages_triton
+from kernels.gather_scatter import gather_rows, scatter_rows
+from transfer.plan import TransferPlan
+from transfer.ucx_config import UcxConfig
+
+BLOCKS, BLOCK_BYTES = 1024, 64 << 10
+MESSAGE_MIB = (64, 32, 16, 8)
+SEND_MIB = (1, 4, 8, 16, 32, 64, 128, 256)
+AT_ONCE = (1, 2, 4, 8)
+NUM_BUFFERS = 2 * max(AT_ONCE)
+ROUNDS = 30
+GRANITE_BLOCKS, GRANITE_BLOCK_BYTES, GRANITE_STATE_BYTES = 512, 163_840, 37_601_280
+"""granite-h-micro, 8,192 tokens: five attention layers, 8 heads of 64; 35 bf16 states and conv windows."""
+
+HEADER = "| what | messages | at once | us | GB/s |\n|---|---|---:|---:|---:|"
+
+
+def line(what: str, messages: str, at_once: int, seconds: float, num_bytes: float) -> str:
+    return f"| {what} | {messages} | {at_once} | {seconds * 1e6:.0f} | {num_bytes / seconds / 1e9:.1f} |"
+
+
+def handover_rows(ends: Ends, what: str, plans: dict[str, TransferPlan], rounds: int) -> Iterator[str]:
+    """`plans`: by how their messages are called."""
+    for messages, plan in plans.items():
+        for at_once in AT_ONCE:
+            if at_once == 1:
+                seconds = statistics.median(ends.one_at_a_time(plan, rounds))
+            else:
+                seconds = ends.in_flight(plan, rounds * at_once, at_once)
+            yield line(what, messages, at_once, seconds, plan.total_bytes)
+        if not ends.arrived():
+            raise AssertionError(f"{what}, {messages}: what arrived is not what left")
+
+
+def send_rows(ends: Ends, largest: int, rounds: int, what: str) -> Iterator[str]:
+    for mib in SEND_MIB:
+        if mib << 20 <= largest:
+            for at_once in (1, 4):
+                seconds = ends.sends(mib << 20, rounds * at_once, at_once)
+                yield line(what, f"{mib} MiB", at_once, seconds, mib << 20)
+
+
+def part_rows(ends: Ends, what: str, plan: TransferPlan, rounds: int) -> Iterator[str]:
+    for part, seconds in ends.parts(plan, rounds).items():
+        yield line(f"{what}: {part}, as the event loop waits for it", "1", 1, seconds, plan.messages[0].num_bytes)
+
+
+def copy_rows(devices: tuple[str, str], num_bytes: int, rounds: int) -> Iterator[str]:
+    source, target = (torch.empty(num_bytes, dtype=torch.uint8, device=device) for device in devices)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(rounds):
+        target.copy_(source, non_blocking=True)
+    begin.record()
+    for _ in range(rounds):
+        target.copy_(source, non_blocking=True)
+    end.record()
+    end.synchronize()
+    yield line("torch's copy from device to device", f"{num_bytes >> 20} MiB", 1,
+               begin.elapsed_time(end) / 1e3 / rounds, num_bytes)  # fmt: skip
+
+
+def kernel_rows() -> Iterator[Row]:
+    """The kernels of both ends, alone on an idle device, their inputs not in its cache."""
+    total = BLOCKS * BLOCK_BYTES
+    pool = torch.zeros((4 * BLOCKS, BLOCK_BYTES), dtype=torch.uint8, device="cuda")
+    rows = torch.randperm(4 * BLOCKS, device="cuda")
+
+    def staging() -> torch.Tensor:
+        return torch.zeros(total, dtype=torch.uint8, device="cuda")
+
+    def copying(copy):
+        def prepare():
+            buffer, blocks = staging(), rows[torch.randperm(4 * BLOCKS, device="cuda")[:BLOCKS]]
+            return lambda: copy(pool, blocks, buffer)
+
+        return prepare
+
+    shape = f"{BLOCKS:,} x {BLOCK_BYTES >> 10} KiB"
+    yield measure("gather", shape, copying(gather_rows), 2 * total)
+    yield measure("scatter", shape, copying(scatter_rows), 2 * total)
+    for page_bytes in (8192, 4096, 16384):
+        for pages in (8, 16, 32):
+
+            def hashing(page_bytes=page_bytes, pages=pages):
+                buffer = staging().view(-1, page_bytes)
+                return lambda: digest_pages_triton(buffer, pages)
+
+            name = f"digest, pages of {page_bytes}, {pages} a program"
+            yield measure(name, f"{total >> 20} MiB", hashing, total)
+
+
+def blocks_shape(total: int) -> Shape:
+    """Blocks of so many bytes together, and a state that is hardly there."""
+    return shape_of(total // BLOCK_BYTES, BLOCK_BYTES, 4096)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], metavar=("PREFILL", "DECODE"))
+    parser.add_argument("--mib", type=int, default=64, help="of a hand-over's blocks, and of a state")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help="the rows that are asked for, and their parts")
+    arguments = parser.parse_args()
+    for row in rows(tuple(arguments.devices), arguments.mib << 20, arguments.rounds, arguments.quick):
+        print(row, flush=True)
+
+
+def rows(devices: tuple[str, str], total: int, rounds: int, quick: bool) -> Iterator[str]:
+    on_gpu = devices[0].startswith("cuda")
+    yield f"{devices[0]} to {devices[1]}\n\n{HEADER}"
+    yield from default_rows(devices, total, rounds)
+    if on_gpu:
+        yield from copy_rows(devices, total, rounds)
+    if on_gpu and not quick:
+        yield from variant_rows(devices, total, rounds, ", UCX waited for", ucx=UcxConfig(cuda_poll_s=0.0))
+        yield from variant_rows(devices, total, rounds, ", a thread waits for events", spin_s=0.0)
+    if on_gpu:
+        yield from nixl_rows(devices, rounds)
+        yield f"\n{KERNEL_HEADER}"
+        yield from (str(row) for row in kernel_rows())
+
+
+def default_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[str]:
+    """What is asked for, in messages of several sizes; bare messages; and a real model's prompt."""
+    longest = (4 if devices[0].startswith("cuda") else 1) * total
+    shape = blocks_shape(total)
+    with Ends(*devices, shape, num_buffers=NUM_BUFFERS, buffer_bytes=longest) as ends:
+        sizes = [mib << 20 for mib in MESSAGE_MIB if mib << 20 <= total]
+        plans = {f"{size >> 20} MiB": shape.plan(max_message_bytes=size) for size in sizes}
+        yield from handover_rows(ends, f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB", plans, rounds)
+        yield from part_rows(ends, "blocks", shape.plan(max_message_bytes=total), rounds)
+        yield from send_rows(ends, longest, rounds, "a message alone")
+        print(f"<!-- {ends.describe()} -->")
+    shape = shape_of(1, 4096, total)
+    with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
+        plan = shape.plan(first_block=1, max_message_bytes=total)
+        yield from handover_rows(ends, f"a state of {total >> 20} MiB", {"1": plan}, rounds)
+        yield from part_rows(ends, "state", plan, rounds)
+    shape = shape_of(GRANITE_BLOCKS * total >> 26, GRANITE_BLOCK_BYTES, GRANITE_STATE_BYTES * total >> 26)
+    with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
+        plans = {f"{mib} MiB": shape.plan(max_message_bytes=mib << 20) for mib in (128, 32)}
+        yield from handover_rows(ends, "granite-h-micro, 8,192 tokens", plans, rounds)
+
+
+def variant_rows(
+    devices: tuple[str, str], total: int, rounds: int, variant: str, **options: Any
+) -> Iterator[str]:
+    shape = blocks_shape(total)
+    with Ends(*devices, shape, num_buffers=NUM_BUFFERS, **options) as ends:
+        plan = shape.plan(max_message_bytes=total)
+        what = f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB{variant}"
+        yield from handover_rows(ends, what, {f"{total >> 20} MiB": plan}, rounds)
+        yield from part_rows(ends, f"blocks{variant}", plan, rounds)
+        yield from send_rows(ends, total, rounds, f"a message alone{variant}")
+
+
+def nixl_rows(devices: tuple[str, str], rounds: int) -> Iterator[str]:
+    try:
+        yield from (line(*row) for row in transfer_nixl.rows(devices, BLOCKS, BLOCK_BYTES, rounds))
+    except Exception as error:  # somebody else's software, carried for comparison: our own rows go on
+        yield f"NIXL: {error!r}"
+
+
+if __name__ == "__main__":
+    main()
