@@ -55,6 +55,10 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
 }
 
 
+# Of a connection that was accepted and then broken off: what gRPC says of it names no cause on the refused side.
+_SIGNS_OF_TLS = ("Socket closed", "handshake failed", "Verification Check failed")
+
+
 def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
     """To `address` (host:port), in TLS if this process has an identity. Connects when it is first used."""
     if identity is None:
@@ -65,7 +69,10 @@ def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
 
 def node_error(node: str, error: grpc.aio.AioRpcError) -> NodeError:
     """The `NodeError` for a failed call; what is not known means that the node is lost."""
-    return _ERRORS.get(error.code(), NodeLost)(node, error.details() or error.code().name)
+    details = error.details() or error.code().name
+    if "failed to connect" in details and any(sign in details for sign in _SIGNS_OF_TLS):
+        details += "; do both sides have tls, with certificates of one authority that name their hosts?"
+    return _ERRORS.get(error.code(), NodeLost)(node, details)
 
 
 class PrefillCall(Protocol):

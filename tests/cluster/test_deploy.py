@@ -10,11 +10,15 @@ import sys
 import time
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
 from deploy.demo import demo_question
 from deploy.processes import is_alive, working_folder
+from tests.support.certificates import Authority
+from wire.generated.headrace_pb2 import DescribeRequest
+from wire.generated.headrace_pb2_grpc import NodeStub
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -143,6 +147,26 @@ def answer_of(url):
     response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["text"]
+
+
+def test_a_cluster_file_with_certificates_starts_a_cluster_in_tls(shell):
+    """Its paths are taken from the file's folder, though no process works there."""
+    Authority.create(shell.folder).issue("member")
+    file = shell.folder / "cluster.yaml"
+    tls = "tls: {ca: ca.pem, cert: member.pem, key: %s}\n"
+    file.write_text(f"model: {MODEL}\nrouter: {{port: 0}}\n" + tls % "ca.key")
+    status, output = shell.run("up", "-c", file, "--detach")
+    assert status == 1
+    assert "tls.key" in output and "ca.key: not the private key of tls.cert" in output.replace("\n", " ")
+    file.write_text(f"model: {MODEL}\nrouter: {{port: 0}}\n" + tls % "member.key")
+    status, output = shell.run("up", "-c", file, "--detach")
+    assert status == 0, output
+    url = shell.record()["url"]
+    assert answer_of(url)
+    for node in nodes_of(url).values():
+        with grpc.insecure_channel(node["address"]) as channel, pytest.raises(grpc.RpcError, match="Socket closed"):
+            NodeStub(channel).Describe(DescribeRequest(), timeout=5)
+    assert shell.run("down")[0] == 0
 
 
 def test_a_cluster_in_the_background_from_up_to_down(shell):

@@ -24,13 +24,14 @@ from wire.messages import (
     Start,
     Tokens,
 )
+from wire.tls import Identity
 
 CALL_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
-async def node_client(name: str, address: str) -> AsyncIterator[GrpcNodeClient]:
-    client = GrpcNodeClient(name, address)
+async def node_client(name: str, address: str, identity: Identity | None = None) -> AsyncIterator[GrpcNodeClient]:
+    client = GrpcNodeClient(name, address, identity)
     try:
         yield client
     finally:
@@ -65,11 +66,11 @@ async def status_of(address: str) -> NodeStatus:
     return codecs.decode(reply.status, NodeStatus)
 
 
-async def until_the_router_knows(cluster: Cluster) -> None:
+async def until_the_router_knows(cluster: Cluster, identity: Identity | None = None) -> None:
     """All that the nodes themselves say that they hold: what the next turn's hint is made of."""
     async with asyncio.timeout(CALL_TIMEOUT_S):
         for node in cluster.nodes().values():
-            async with node_client(node["name"], node["address"]) as client, client.cache_updates() as call:
+            async with node_client(node["name"], node["address"], identity) as client, client.cache_updates() as call:
                 truth = await anext(aiter(call))
             assert isinstance(truth, CacheSnapshotPart)
             while (cluster.nodes()[node["name"]]["index"]["sequence"] or 0) < truth.sequence:
