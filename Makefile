@@ -1,7 +1,7 @@
 # Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check proto bench-cpu bench-cache bench-gpu clean
+.PHONY: help venv demo test check proto bench-cpu bench-cache bench-gpu bench-gpu-cluster clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,8 @@ help:
 	@echo 'make check      ruff, mypy, import-linter'
 	@echo 'make bench-cpu  the benchmarks that need no GPU'
 	@echo 'make bench-cache  replay request traces through the cache (TRACES="FILE ..."), and what its own work costs'
-	@echo 'make bench-gpu  prefill and decode on one GPU beside vLLM and the floor (PYTHON=python3 where torch sees it)'
+	@echo 'make bench-gpu  one GPU: prefill and decode beside vLLM, kernels beside the floor, start-up (PYTHON=python3)'
+	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
 	@echo 'make proto      generate wire/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
 
@@ -69,9 +70,25 @@ bench-cache: venv
 	$(BIN)/python -m bench cache-costs
 	$(BIN)/python -m bench emission
 
-# No virtual environment: a GPU machine's own Python has the torch that fits its driver.
+# No virtual environment: a GPU machine's own Python has the torch that fits its driver. One that fails does not keep
+# the others from their turn.
+GPU_PYTHON = $(or $(PYTHON),python3)
+GPU_RESULTS ?= .run/bench-gpu
+GPU_BENCHES ?= engine kernels_products kernels_state kernels_scan kernels_attention kernels_rows start
+HAS_PUBLISHED_SCANS = from importlib.util import find_spec; exit(not (find_spec("fla") and find_spec("mamba_ssm")))
+
 bench-gpu:
-	$(or $(PYTHON),python3) -m bench gpu-engine
+	@mkdir -p $(GPU_RESULTS); failed=; \
+	published=$$($(GPU_PYTHON) -c '$(HAS_PUBLISHED_SCANS)' && echo --library); \
+	for name in $(GPU_BENCHES); do \
+	  arguments=; [ $$name != kernels_scan ] || arguments=$$published; \
+	  printf '\n## bench.gpu_%s %s\n\n' $$name "$$arguments"; \
+	  $(GPU_PYTHON) -u -m bench.gpu_$$name $$arguments 2>&1 | tee $(GPU_RESULTS)/$$name.txt || failed="$$failed $$name"; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+bench-gpu-cluster:
+	$(GPU_PYTHON) -u -m bench.gpu_cluster --out $(GPU_RESULTS)/cluster
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .run

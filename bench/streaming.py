@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,8 +33,11 @@ class Answer:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between tokens, from the second one on."""
-        return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        """Between tokens, from the second one on; those that came in one event share its wait."""
+        gaps: list[float] = []
+        for (earlier, _), (later, together) in pairwise((at, len([*group])) for at, group in groupby(self.arrivals)):
+            gaps += [(later - earlier) / together] * together
+        return gaps
 
     @property
     def cached_tokens(self) -> int:
