@@ -5,13 +5,16 @@
 
 Times as in bench/gpu_timing.py: no weight is in the cache when it is read. Alone, a product still overlaps with the
 next one of its kind. A chain is timed as it runs, without overlap (same kernels, launched one after the other's end),
-and with the library's products. `--variants` adds other tiles.
+and with the library's products: it decides, since a tile that leaves room lets the next product begin earlier.
+`--variants` adds other tiles.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +24,18 @@ from bench.gpu_kinds import main
 from bench.gpu_timing import BYTES_A_SECOND, Row, measure, time_us
 from bench.shapes import SHAPES
 from engine.model_config import Mamba2Config, ModelConfig
+from kernels import small_linear
 from kernels.linear import LinearWeight
 from kernels.pdl import OVERLAPPED
-from kernels.rms_norm import add_rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.small_linear import Tile, sizes, small_linear_triton, tile_for
 from kernels.swiglu import swiglu_triton
 from tests.support.compiled import Launch
 
 BF16 = torch.bfloat16
 BATCHES = (1, 16, 64)
-FEW = [(64, 128, 3), (64, 128, 4), (64, 128, 6), (64, 256, 3), (64, 64, 8), (32, 256, 3), (32, 256, 4), (32, 128, 6),
-       (16, 512, 3), (128, 64, 4), (128, 128, 3), (128, 64, 6)]  # fmt: skip
-MANY = [(64, 64, 4), (64, 64, 6), (64, 64, 8), (64, 128, 3), (128, 64, 4), (128, 64, 6), (128, 64, 8), (128, 128, 3)]
+FEW = [(64, 128, 3), (64, 256, 3), (32, 256, 3), (16, 512, 3), (128, 64, 4), (128, 128, 3)]  # columns, depth, stages
+MANY = [(64, 64, 4), (64, 64, 8), (64, 128, 3), (128, 64, 4), (128, 64, 6), (128, 128, 3)]
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,29 @@ def library(x: Tensor, weight: Tensor, form: str) -> Tensor:
 
 
 def tiles(product: Product, M: int) -> Iterator[Tile]:
-    """Around the choice; where parts are allowed, half and twice as many, too."""
+    """Around the choice."""
     chosen = tile_for(M, product.O, product.I, product.form == "parts")
     for columns, depth, num_stages in FEW if M <= 16 else MANY:
-        for parts in (chosen.parts // 2, chosen.parts, chosen.parts * 2) if product.form == "parts" else (1,):
-            if parts and product.I % (parts * depth) == 0 and parts * depth < product.I:
-                yield Tile(columns, depth, parts, 4, num_stages)
-    for ahead in (0, 256, 1024):
-        yield chosen._replace(ahead=ahead)
+        if product.I % (chosen.parts * depth) == 0:
+            yield Tile(columns, depth, chosen.parts, 4, num_stages)
+    if product.form == "parts":
+        yield without_parts(M, product.O, product.I, True)
+        yield from (chosen._replace(parts=parts) for parts in (chosen.parts // 2, chosen.parts * 2))
+    yield chosen._replace(ahead=0)
     yield chosen._replace(num_warps=8)
+
+
+def changed(M: int, num_out: int, num_in: int, can_split: bool, **fields: int) -> Tile:
+    return tile_for(M, num_out, num_in, can_split)._replace(**fields)
+
+
+def without_parts(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
+    return Tile(16, 512 if M <= 16 else 128, 1, 4, 4) if can_split else tile_for(M, num_out, num_in, False)
+
+
+def half_the_parts(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
+    tile = tile_for(M, num_out, num_in, can_split)
+    return tile._replace(parts=max(1, tile.parts // 2))
 
 
 def alone_rows(variants: bool) -> Iterator[Row]:
@@ -97,7 +114,7 @@ def alone_rows(variants: bool) -> Iterator[Row]:
             for M in BATCHES:
                 chosen = tile_for(M, product.O, product.I, product.form == "parts")
                 runs: dict[str, Callable[..., Tensor]] = {"library": library}
-                for tile in [chosen, *(tiles(product, M) if variants else ())]:
+                for tile in [chosen, *(tiles(product, M) if variants and M != 16 else ())]:
                     runs[f"{tuple(tile)}"] = partial(small_linear_triton, divisor=8.0, tile=tile)
                 for name, run in runs.items():
                     yield measure(f"{product.name} {name}", f"{model}, {M} rows",
@@ -116,22 +133,41 @@ def nothing_overlaps() -> Iterator[None]:
         OVERLAPPED.update(options)
 
 
+@functools.cache
+def ones(width: int) -> Tensor:
+    return torch.ones(width, device="cuda")
+
+
+def state_stand_in(projected: Tensor, width: int) -> Tensor:
+    """Three small kernels, each of which waits for the one before it, in place of convolution, state and gated norm."""
+    rows, norm = projected[:, :width], ones(width)
+    for _ in range(3):
+        rows = rms_norm(rows, norm, 1e-5)
+    return rows
+
+
 def library_layer(x: Tensor, normed: Tensor, weights: list[Tensor], norm: Tensor) -> tuple[Tensor, Tensor]:
     in_proj, out_proj, gate_up, down = weights
-    mixed = F.linear(F.linear(normed, in_proj)[:, : out_proj.shape[1]], out_proj)
+    mixed = F.linear(state_stand_in(F.linear(normed, in_proj), out_proj.shape[1]), out_proj)
     x, normed = add_rms_norm(x, mixed, 0.22, norm, 1e-5)
     return add_rms_norm(x, F.linear(swiglu_triton(F.linear(normed, gate_up)), down), 0.22, norm, 1e-5)
 
 
 def own_layer(x: Tensor, normed: Tensor, weights: list[LinearWeight], norm: Tensor) -> tuple[Tensor, Tensor]:
     in_proj, out_proj, gate_up, down = weights
-    mixed = out_proj.parts(in_proj(normed)[:, : out_proj.in_features])
+    mixed = out_proj.parts(state_stand_in(in_proj(normed), out_proj.in_features))
     x, normed = add_rms_norm(x, mixed, 0.22, norm, 1e-5)
     return add_rms_norm(x, down.parts(gate_up.swiglu(normed)), 0.22, norm, 1e-5)
 
 
-def chain_rows(_variants: bool) -> Iterator[Row]:
-    """Ten layers of two norms and four products, without convolution and state; the time is a layer's."""
+Choice = Callable[[int, int, int, bool], Tile]
+CHOICES: dict[str, Choice] = {f"ahead {ahead}": partial(changed, ahead=ahead) for ahead in (0, 256, 1024, 2048)}
+CHOICES |= {f"{stages} stages": partial(changed, num_stages=stages) for stages in (3, 4, 6)}
+CHOICES |= {"no parts": without_parts, "half the parts": half_the_parts}
+
+
+def chain_rows(variants: bool) -> Iterator[Row]:
+    """Ten layers of two norms and four products; the time is a layer's."""
     num_layers = 10
     for model, config in SHAPES.items():
         matrices = [[random(p.O, p.I) * p.I**-0.5 for p in products(config)[:4]] for _ in range(num_layers)]
@@ -141,18 +177,23 @@ def chain_rows(_variants: bool) -> Iterator[Row]:
         for M in BATCHES:
             x = random(M, config.hidden_size)
 
-            def run(layer: Callable, weights: list) -> None:
-                stream, normed = x, x  # noqa: B023
-                for each in weights:
-                    stream, normed = layer(stream, normed, each, norm)  # noqa: B023
+            def layers_us(layer: Callable, weights: list) -> float:
+                def run() -> None:
+                    stream, normed = x, x  # noqa: B023
+                    for each in weights:
+                        stream, normed = layer(stream, normed, each, norm)  # noqa: B023
+
+                return time_us([run]) / num_layers
 
             shape = f"{model}, {M} rows"
-            library_us = time_us([partial(run, library_layer, matrices)]) / num_layers
-            yield Row("chain, library", shape, library_us, floor_us)
-            yield Row("chain", shape, time_us([partial(run, own_layer, own)]) / num_layers, floor_us)
+            yield Row("chain, library", shape, layers_us(library_layer, matrices), floor_us)
+            yield Row("chain", shape, layers_us(own_layer, own), floor_us)
             with nothing_overlaps():
-                apart_us = time_us([partial(run, own_layer, own)]) / num_layers
+                apart_us = layers_us(own_layer, own)
             yield Row("chain, nothing overlaps", shape, apart_us, floor_us)
+            for name, choice in CHOICES.items() if variants else ():
+                with patch.object(small_linear, "tile_for", choice):
+                    yield Row(f"chain, {name}", shape, layers_us(own_layer, own), floor_us)
 
 
 KINDS = {"alone": alone_rows, "chain": chain_rows}
@@ -170,12 +211,8 @@ def product_launch(product: Product, M: int, tile: Tile | None = None) -> Launch
     tile = tile or tile_for(M, product.O, product.I, product.form == "parts")
     out = "fp32" if product.form in ("logits", "parts") else "bf16"
     types = {"x_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
-    types |= {"divisor": "fp32"}
+    types |= {"M": "i32", "divisor": "fp32"}
     constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, **sizes(M, product.I, tile)}
-    if M == 1:  # Triton makes a constant of it
-        constexprs["M"] = 1
-    else:
-        types["M"] = "i32"
     return Launch("kernels.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages)
 
 

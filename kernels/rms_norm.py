@@ -68,7 +68,7 @@ def _constant(value: float, device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr, branch_ptr, weight_ptr, sum_ptr, out_ptr, num_rows, num_weights, stride_x, stride_branch, alpha, eps,
     D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -63,7 +63,7 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
     return Tile(columns, depth, parts, 4, max(2, min(8, num_stages)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])  # one kernel for all batches of a tile: none is compiled while serving
 def _small_linear_kernel(
     x_ptr, weight_ptr, out_ptr, M, stride_x, divisor,
     OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
