@@ -30,7 +30,7 @@ CONV_WIDTHS = {"granite-h-micro": (4352, 8512, True), "qwen35-4b": (8192, 12352,
 SSD_VARIANTS = [SsdTile(rows, warps, fetches) for rows, warps in ((16, 2), (16, 4), (32, 2), (32, 4), (64, 8))
                 for fetches in (False, True)]  # fmt: skip
 GDN_VARIANTS = {
-    BF16: [GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(32, 2, 16, heads=2), GdnTile(16, 1, 4),
+    BF16: [GdnTile(32, 2), GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(32, 2, 16, heads=2), GdnTile(16, 1, 4),
            GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
            GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2), GdnTile(16, 2, 8),
            GdnTile(32, 2, fetches=True), GdnTile(32, 2, 8, fetches=True), GdnTile(16, 2, 8, fetches=True)],
@@ -41,7 +41,7 @@ CONV_UPDATE_VARIANTS = [
     for channels, warps in ((128, 2), (128, 4), (256, 2), (256, 4), (512, 4), (1024, 4))
     for fetches in (False, True)
 ]
-CONV_VARIANTS = [(16, 128, 4), (32, 64, 4), (32, 128, 4), (64, 64, 4), (16, 256, 4), (32, 256, 8), (64, 128, 8)]
+CONV_VARIANTS = [(16, 256, 1), (64, 256, 1), (32, 512, 2), (64, 512, 2), (32, 128, 1)]
 COPY_VARIANTS = [(512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]
 Prepare = Callable[[], Callable[[], object]]
 

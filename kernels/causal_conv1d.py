@@ -20,6 +20,9 @@ from torch import Tensor
 from kernels.dispatch import runs_triton
 from kernels.segments import PrefillSegments
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+AT_ONCE = tl.constexpr(4)  # rows whose loads are in flight together; divides the rows of a tile
+
 
 def causal_conv1d(
     u: Tensor, weight: Tensor, bias: Tensor | None, window_pool: Tensor, segments: PrefillSegments
@@ -79,6 +82,7 @@ def _causal_conv1d_kernel(
     slot_stride,
     C: tl.constexpr,
     K: tl.constexpr,
+    TAPS: tl.constexpr,  # K, up to a power of two
     W: tl.constexpr,
     TILE_T: tl.constexpr,
     TILE_C: tl.constexpr,
@@ -107,7 +111,14 @@ def _causal_conv1d_kernel(
         )
     else:
         tile_ptr = tiles_ptr + (place - num_sequences) * 2
-        _convolve_tile(u_ptr, weight_ptr, bias_ptr, y_ptr, tile_ptr, channel, u_stride, C, K, TILE_T)
+        _convolve_tile(u_ptr, weight_ptr, bias_ptr, y_ptr, tile_ptr, channel, u_stride, C, K, TAPS, TILE_T)
+
+
+@triton.jit
+def _silu(x):
+    """x / (1 + e^-x) of finite x; the root's inverse, squared, is the quotient without tests of its range."""
+    root = tl.rsqrt(1.0 + tl.exp2(x * -LOG2_E))
+    return x * root * root
 
 
 @triton.jit
@@ -121,22 +132,37 @@ def _convolve_tile(
     u_stride,
     C: tl.constexpr,
     K: tl.constexpr,
+    TAPS: tl.constexpr,
     TILE_T: tl.constexpr,
 ):
-    """Rows whose K-1 predecessors are rows: each comes from memory once and K-1 times from the L1 cache."""
+    """Rows whose K-1 predecessors are rows: each is read once, and stays in registers for the K outputs it is in."""
     first_row, num_rows = tl.load(tile_ptr), tl.load(tile_ptr + 1)
-    i = tl.arange(0, TILE_T)
-    row = (first_row + i).to(tl.int64)
-    inside = (i < num_rows)[:, None] & (channel < C)[None, :]
-    total = tl.zeros([TILE_T, channel.shape[0]], tl.float32)
-    for j in tl.static_range(K):
-        weight = tl.load(weight_ptr + channel * K + j, mask=channel < C, other=0.0).to(tl.float32)
-        at = u_ptr + (row - (K - 1 - j))[:, None] * u_stride + channel[None, :]
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32) * weight[None, :]
+    in_c = channel < C
+    tap = tl.arange(0, TAPS)[None, :]
+    weight = tl.load(weight_ptr + channel[:, None] * K + tap, mask=in_c[:, None] & (tap < K), other=0.0)
+    weights = ()  # type: tuple
+    for j in tl.static_range(K):  # one load in order, then each tap's: a tap's own lie a row of taps apart
+        weights += (tl.sum(tl.where(tap == j, weight.to(tl.float32), 0.0), 1),)
+    bias = tl.zeros([channel.shape[0]], tl.float32)
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
-    y = total * tl.sigmoid(total)
-    tl.store(y_ptr + row[:, None] * C + channel[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+        bias += tl.load(bias_ptr + channel, mask=in_c, other=0.0).to(tl.float32)
+
+    rows_ptr = u_ptr + first_row.to(tl.int64) * u_stride + channel
+    out_ptr = y_ptr + first_row.to(tl.int64) * C + channel
+    inputs = ()  # type: tuple
+    for i in tl.static_range(K - 1):
+        inputs += (tl.load(rows_ptr + (i + 1 - K) * u_stride, mask=in_c, other=0.0).to(tl.float32),)
+    for group in tl.static_range(0, TILE_T, AT_ONCE):
+        for t in tl.static_range(group, group + AT_ONCE):  # all on their way before the first is used
+            found = channel < tl.where(t < num_rows, C, 0)
+            inputs += (tl.load(rows_ptr + t * u_stride, mask=found, other=0.0).to(tl.float32),)
+        for t in tl.static_range(group, group + AT_ONCE):
+            total = bias
+            for j in tl.static_range(K):
+                total += inputs[t + j] * weights[j]
+            y = _silu(total)
+            found = channel < tl.where(t < num_rows, C, 0)
+            tl.store(out_ptr + t * C, y.to(y_ptr.dtype.element_ty), mask=found)
 
 
 @triton.jit
@@ -185,7 +211,7 @@ def _begin_sequence(
         for j in tl.static_range(K):
             weight = tl.load(weight_ptr + channel * K + j, mask=in_c, other=0.0).to(tl.float32)
             total += weight * inputs[t + j].to(tl.float32)
-        y = total * tl.sigmoid(total)
+        y = _silu(total)
         at = y_ptr + (first_row.to(tl.int64) + t) * C + channel
         tl.store(at, y.to(y_ptr.dtype.element_ty), mask=channel < tl.where(t < num_rows, C, 0))
 
@@ -228,6 +254,7 @@ def causal_conv1d_triton(
         window_pool.stride(0),
         C=C,
         K=K,
+        TAPS=triton.next_power_of_2(K),
         W=window_pool.shape[2],
         TILE_T=tile_t,
         TILE_C=tile_c,
@@ -237,5 +264,5 @@ def causal_conv1d_triton(
 
 
 def launch_shape(num_channels: int) -> tuple[int, int, int]:
-    """Rows and channels of a tile, and its warps: 256 bytes of each row, four 16-byte loads a thread and tap."""
-    return 32, min(128, triton.next_power_of_2(num_channels)), 4
+    """Rows and channels of a tile, and its warps: one, whose threads take 16 bytes of each row."""
+    return 32, min(256, triton.next_power_of_2(num_channels)), 1
