@@ -42,6 +42,7 @@ class PrefixHasher:
     def __init__(self, block_size: int, salt: bytes = b"") -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
+        self.block_size = block_size
         self.keys: list[PrefixKey] = []
         self._block_bytes = block_size * _TOKEN_BYTES
         self._parent = blake3(_DOMAIN + struct.pack("<II", block_size, len(salt)) + salt).digest()

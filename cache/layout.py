@@ -1,17 +1,21 @@
-"""What two nodes must agree on before the cache bytes of one may be put into the other.
+"""What two nodes must agree on before the cache bytes of one may be put into the other, and what is converted.
 
 A `CacheLayout` is a value without tensors: it travels in reservations and registrations, sizes both
-pools, and names the first field in which two nodes differ.
+pools, and names the first field in which two nodes differ. On the wire lies what the receiver's reservation says:
+blocks of its own size, and states of a dtype that it chose (`on_wire`); whoever sends converts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import prod
 
 LAYOUT_VERSION = 1
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+CONVERTED = ("block_size", "state_dtype")
+"""Fields in which the two sides of a hand-over may differ."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,21 @@ class CacheLayout:
     def state_bytes(self) -> int:
         """Bytes of one state: conv windows, then the recurrent part."""
         return self.conv_bytes + self.rec_bytes
+
+    def on_wire(self, state_dtype: str | None) -> CacheLayout:
+        """What messages to a node of this layout look like, if its states arrive as `state_dtype`; None: as it keeps
+        them."""
+        return self if state_dtype is None else replace(self, state_dtype=state_dtype)
+
+    @property
+    def max_state_bytes(self) -> int:
+        """Bytes of one state on the wire, whatever dtype a peer asks for."""
+        return max(replace(self, state_dtype=dtype).state_bytes for dtype in DTYPE_BYTES)
+
+    def unconvertible(self, other: CacheLayout) -> str | None:
+        """The first field with both values that forbids hand-overs between these layouts; None: there is none."""
+        alike = replace(other, **{name: getattr(self, name) for name in CONVERTED})
+        return self.mismatch(alike)
 
     def mismatch(self, other: CacheLayout) -> str | None:
         """The first differing field with both values, or None when the layouts agree."""

@@ -185,7 +185,7 @@ class _Decode:
             attention_hit_tokens=self._admitted.reused_tokens,
             num_tokens=self._sequence.prompt_length,
             transfer_address=self._chassis.transport.address,
-            layout=self._chassis.built.layout,
+            layout=self._chassis.wire_layout,
             max_message_bytes=smaller(self._config.max_message_bytes, self._peers_max_bytes),
             deadline_s=timeout_s,
             secret=new_secret(),
@@ -213,7 +213,8 @@ class _Decode:
         """One verified message into the request's own blocks or slot."""
         packing = self._chassis.packing
         await packing.reached(admitted.mark)
-        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot))
+        wire = self._chassis.wire_layout
+        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))
 
     def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
         if isinstance(outcome, TransferFailed):

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from cache.claims import Hold
+from cache.layout import CacheLayout
 from cache.leases import LeaseId
 from cache.types import PrefixKey
 from engine.loop import EngineLost
 from engine.memory import Mark
 from node.chassis import Chassis
 from node.errors import CheckpointGone
-from node.packing import Place
+from node.packing import Held, Place
 from node.plans import plan_of
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
@@ -79,7 +80,7 @@ class Exports:
                 plan,
                 reservation.transfer_address,
                 secret=reservation.secret,
-                pack=partial(self._pack, leased.hold),
+                pack=partial(self._pack, partial(_place, leased.hold, reservation.layout)),
                 deadline_s=deadline_s,
             )
             await self._chassis.packing.reached(leased.mark)
@@ -113,8 +114,8 @@ class Exports:
         lease = self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s)
         return _Leased(hold, lease, self._chassis.built.memory.mark())
 
-    async def _pack(self, hold: Hold, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._chassis.packing.gather(message, buffer, partial(_place, hold))
+    async def _pack(self, held: Held, message: PlannedMessage, buffer: Buffer) -> None:
+        await self._chassis.packing.gather(message, buffer, held)
 
     async def _give_back(self, leasing: asyncio.Future[_Leased | None], handover: OutgoingHandover | None) -> None:
         if handover is not None:
@@ -126,8 +127,8 @@ class Exports:
                 self._loop.post(partial(self._engine.leases.release, leased.lease))
 
 
-def _place(hold: Hold) -> Place:
+def _place(hold: Hold, wire: CacheLayout) -> Place:
     """Raises NotHeld once the lease has run out."""
     hold.require_held()
     assert hold.checkpoint is not None, "that is what was held"
-    return Place(hold.block_ids, hold.checkpoint.slot)
+    return Place(hold.block_ids, hold.checkpoint.slot, wire)

@@ -1,6 +1,7 @@
 """The tensors of both pools of one node, and the way in and out of them for transfers."""
 
 from collections.abc import Sequence
+from math import gcd
 from typing import TypeAlias
 
 import torch
@@ -51,6 +52,41 @@ class CacheMemory:
         self._conv_bytes = _as_bytes(self.conv)
         self._rec_bytes = _as_bytes(self.rec)
 
+    def gather_prompt(
+        self, block_ids: Sequence[int], block_size: int, first_block: int, num_blocks: int, out: Tensor
+    ) -> None:
+        """Copy a part of the prompt that lies in `block_ids` to out, as blocks of `block_size` tokens.
+
+        first_block, num_blocks   the part, in blocks of that size; what of the last one is beyond the prompt's own
+                                  blocks is filled with tokens of the prompt, which nobody reads
+        out                       uint8 [num_blocks * bytes of such a block]
+        """
+        own_size = self.layout.block_size
+        start, end = first_block * block_size, (first_block + num_blocks) * block_size
+        within = range(start // own_size, min(-(-end // own_size), len(block_ids)))
+        ids = self._rows([block_ids[i] for i in within], self.num_blocks, "block")
+        if own_size == block_size:
+            gather_rows(self._block_bytes, ids, out)
+            return
+        row_tokens = gcd(own_size, block_size)
+        rows = self._regrouped(ids, start - within.start * own_size, num_blocks, block_size, row_tokens)
+        gather_rows(self._block_bytes.view(-1, self.layout.block_bytes // self._rows_a_block(row_tokens)), rows, out)
+
+    def _rows_a_block(self, row_tokens: int) -> int:
+        return self.layout.num_attention_layers * 2 * (self.layout.block_size // row_tokens)
+
+    def _regrouped(self, ids: Tensor, first_token: int, num_blocks: int, block_size: int, row_tokens: int) -> Tensor:
+        """Of blocks `ids`, the rows of `row_tokens` tokens, keys or values of one layer, in the order in which blocks
+        of `block_size` tokens hold them; the first of these begins with token `first_token` of `ids`."""
+        rows_a_plane = self.layout.block_size // row_tokens
+        num_planes = self.layout.num_attention_layers * 2
+        at_BR = torch.arange(0, num_blocks * block_size, row_tokens, device=self.device).view(num_blocks, -1)
+        at_BR = (at_BR + first_token) // row_tokens
+        blocks_BR = ids[(at_BR // rows_a_plane).clamp(max=len(ids) - 1)]
+        planes_P = torch.arange(num_planes, device=self.device)
+        planes_BPR = blocks_BR[:, None, :] * num_planes + planes_P[None, :, None]
+        return (planes_BPR * rows_a_plane + (at_BR % rows_a_plane)[:, None, :]).flatten()
+
     def gather_blocks(self, block_ids: Sequence[int], out: Tensor) -> None:
         """Copy blocks, in order, to out: uint8 [len(block_ids) * block_bytes]."""
         gather_rows(self._block_bytes, self._rows(block_ids, self.num_blocks, "block"), out)
@@ -59,17 +95,28 @@ class CacheMemory:
         """Copy src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
         scatter_rows(self._block_bytes, self._rows(block_ids, self.num_blocks, "block"), src)
 
-    def gather_state(self, slot: int, out: Tensor) -> None:
-        """Copy one state, conv windows first, to out: uint8 [state_bytes]."""
+    def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
+        """Copy one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
         row = self._rows([slot], self.num_slots, "slot")
         gather_rows(self._conv_bytes, row, out[: self.layout.conv_bytes])
-        gather_rows(self._rec_bytes, row, out[self.layout.conv_bytes :])
+        rec_out = out[self.layout.conv_bytes :]
+        if state_dtype in (None, self.layout.state_dtype):
+            gather_rows(self._rec_bytes, row, rec_out)
+        else:
+            rec_out.copy_(_cast(self.rec[slot], getattr(torch, state_dtype)).view(-1).view(torch.uint8))
 
-    def scatter_state(self, slot: int, src: Tensor) -> None:
-        """Copy src, uint8 [state_bytes], to one slot."""
+    def scatter_state(self, slot: int, src: Tensor, state_dtype: str | None = None) -> None:
+        """Copy src, uint8 [state_bytes], to one slot; its recurrent part is of `state_dtype` there."""
         row = self._rows([slot], self.num_slots, "slot")
         scatter_rows(self._conv_bytes, row, src[: self.layout.conv_bytes])
-        scatter_rows(self._rec_bytes, row, src[self.layout.conv_bytes :])
+        rec_src = src[self.layout.conv_bytes :]
+        if state_dtype in (None, self.layout.state_dtype):
+            scatter_rows(self._rec_bytes, row, rec_src)
+        else:
+            # By way of a tensor of its own: behind the conv windows nothing need be aligned to its dtype.
+            arrived = torch.empty(self.rec.shape[1:], dtype=getattr(torch, state_dtype), device=self.device)
+            arrived.view(-1).view(torch.uint8).copy_(rec_src)
+            self.rec[slot].copy_(_cast(arrived, self.rec.dtype))
 
     def mark(self) -> Mark | None:
         """Behind all that has been launched on this memory; None on a host, where it has happened."""
@@ -84,6 +131,14 @@ class CacheMemory:
             if not 0 <= i < limit:
                 raise IndexError(f"{what} {i} is not in 0..{limit - 1}")
         return upload_values(ids, self.device)
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded to the nearest; what float16 cannot hold becomes the largest that it can, not an infinity."""
+    if dtype is torch.float16:
+        limit = torch.finfo(dtype).max
+        values = values.clamp(-limit, limit)
+    return values.to(dtype)
 
 
 def _as_bytes(pool: Tensor) -> Tensor:

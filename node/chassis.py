@@ -59,6 +59,11 @@ class Chassis:
         """The way between the cache's memory and staging."""
         return packing_of(self.built.memory, self.loop, self.staging.memory)
 
+    @property
+    def wire_layout(self) -> CacheLayout:
+        """What is handed over to this node arrives in this layout."""
+        return self.built.layout.on_wire(self.config.state_wire_dtype)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs clean-up work that must go on when the request that began it is gone."""
         task = asyncio.create_task(work)
@@ -71,10 +76,10 @@ class Chassis:
         return Staging(config, self.staging.memory, self.staging.waits)
 
     def require_layout(self, peers: CacheLayout) -> None:
-        """Raises LayoutMismatch unless a peer's cache bytes may be put into this node's, and the other way round."""
-        mismatch = self.built.layout.mismatch(peers)
-        if mismatch is not None:
-            raise LayoutMismatch(f"{mismatch}: restart one of the two nodes with the other's setting")
+        """Raises LayoutMismatch unless hand-overs between a peer of this layout and this node are possible."""
+        difference = self.built.layout.unconvertible(peers)
+        if difference is not None:
+            raise LayoutMismatch(f"{difference}: restart one of the two nodes with the other's setting")
 
 
 class RoleService(Protocol):
@@ -124,7 +129,7 @@ class Node:
             ucx = replace(self.config.ucx, host=self.config.host, cuda=self._device == "cuda")
             self._transport: Transport = open_transport(ucx)
             undo.push_async_callback(self._transport.close)
-            buffer_bytes = max(self.config.max_message_bytes, built.layout.state_bytes)
+            buffer_bytes = max(self.config.max_message_bytes, built.layout.max_state_bytes)
             staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes), memory)
             self._links = Links(self.config.name, self._transport, staging.memory, self._device)
             undo.push_async_callback(self._links.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cache.layout import DTYPE_BYTES
 from engine.config import ConfigError, EngineConfig
 from transfer.ucx_config import UcxConfig
 from wire.tls import TlsConfig
@@ -20,6 +21,8 @@ class NodeConfig:
     port                of its gRPC service; 0 takes a free one
     staging_buffers     messages that may be on their way at once, in each direction
     max_message_bytes   attention blocks are packed up to this
+    state_wire_dtype    of recurrent states on their way to this node: float32, bfloat16 or float16 (half the bytes, and
+                        what is rounded stays rounded); None: as this node keeps them, which rounds nothing
     admission_timeout_s how long a request may wait for blocks and a slot before another node is asked
     shutdown_grace_s    how long requests in flight may go on after a stop
     tls                 this node's certificate on the control plane; None: plain text, whoever reaches it may use it
@@ -32,6 +35,7 @@ class NodeConfig:
     port: int = 0
     staging_buffers: int = 4
     max_message_bytes: int = 4 << 20
+    state_wire_dtype: str | None = None
     admission_timeout_s: float = 5.0
     shutdown_grace_s: float = 2.0
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -46,6 +50,10 @@ class NodeConfig:
         for name in ("staging_buffers", "max_message_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.state_wire_dtype not in (None, *DTYPE_BYTES):
+            raise ConfigError(
+                f"state_wire_dtype {self.state_wire_dtype!r}: use one of {', '.join(DTYPE_BYTES)}, or leave it out"
+            )
         if self.admission_timeout_s <= 0:
             raise ConfigError(f"admission_timeout_s {self.admission_timeout_s}: must be above 0")
         if self.shutdown_grace_s < 0:

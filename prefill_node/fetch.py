@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
 
+from cache.hashing import prefix_keys
+from cache.types import PrefixKey
 from engine.sequence import Admitted, Sequence
 from node.chassis import Chassis
 from node.packing import Place
@@ -128,7 +130,7 @@ class Fetches:
         return FetchPolicy(
             config=self._config,
             costs=self.costs.now,
-            layout=self._chassis.built.layout,
+            layout=self._chassis.wire_layout,
             num_tokens=len(request.request.tokens),
             donor_tokens=None if request.donor is None else request.donor.num_tokens,
             is_scored=request.request.sampling.prompt_logprobs is not None,
@@ -144,14 +146,14 @@ class Fetches:
 
         deadline_s   the request's, on the event loop's clock: a fetch has its own, which is shorter
         """
-        layout, now_s = self._chassis.built.layout, asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
         deadline_s = min(deadline_s, now_s + self._config.timeout_s)
         reservation = Reservation(
             nonce=new_nonce(),
             attention_hit_tokens=admitted.reused_tokens,
             num_tokens=donor.num_tokens,
             transfer_address=self._chassis.transport.address,
-            layout=layout,
+            layout=self._chassis.wire_layout,
             max_message_bytes=smaller(self._chassis.config.max_message_bytes, donor.max_message_bytes),
             deadline_s=deadline_s - now_s,
             secret=new_secret(),
@@ -165,7 +167,7 @@ class Fetches:
             failure = FetchFailed("refused", str(error))
             self._count(failure)
             raise failure from error
-        export = ExportRequest(sequence.hasher.keys[donor.num_tokens // layout.block_size - 1], reservation)
+        export = ExportRequest(_donors_key(sequence, donor), reservation)
         saved_tokens = donor.num_tokens - admitted.hit.resumable_tokens
         return Fetch(self._chassis, incoming, self._client(donor), donor, export, deadline_s, saved_tokens)
 
@@ -217,4 +219,14 @@ class Fetches:
         """One verified message into the request's own blocks or slot."""
         packing = self._chassis.packing
         await packing.reached(admitted.mark)
-        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot))
+        wire = self._chassis.wire_layout
+        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))
+
+
+def _donors_key(sequence: Sequence, donor: Donor) -> PrefixKey:
+    """By which the donor knows the prefix: of blocks of its size. These are hashed here if they are not this node's."""
+    own = sequence.hasher
+    if donor.block_size == own.block_size:
+        return own.keys[donor.num_tokens // own.block_size - 1]
+    request = sequence.job.request
+    return prefix_keys(request.tokens[: donor.num_tokens], donor.block_size, request.salt)[-1]

@@ -222,7 +222,8 @@ class _Prefill:
         await self._chassis.packing.gather(message, buffer, self._place)
 
     def _place(self) -> Place:
-        return Place(self._sequence.held.block_ids, self._sequence.state_slot)
+        assert self._request.reservation is not None, "there is somebody to pack for"
+        return Place(self._sequence.held.block_ids, self._sequence.state_slot, self._request.reservation.layout)
 
     async def _tell_computed(self, num_tokens: int, mark: Mark | None) -> None:
         """The engine tells of a chunk when it has launched it: it may go when the device has computed it."""

@@ -241,8 +241,9 @@ class Run:
         nodes, index = self._shared.nodes, self._shared.index
         if not self._shared.config.learn_from_decode or not len(index):
             return None
-        keys = await self._prompt_keys.of(request, prefill_node.info.layout.block_size)
-        hits = index.match(keys, max_tokens=len(request.tokens) - 1)  # one token is always computed
+        keys = await self._prompt_keys.of(request, index.block_sizes)
+        max_tokens = len(request.tokens) - 1  # one is always computed
+        hits = index.match(keys, max_tokens=max_tokens, multiple_of=prefill_node.info.layout.block_size)
         holders = [(node.info, hits[node.id]) for node in nodes.live(m.Role.DECODE) if node.id in hits]
         return choose_donor(holders, hits.get(prefill_node.id))
 

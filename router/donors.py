@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cache.hashing import prefix_keys
 from cache.hits import PrefixHit
@@ -14,21 +14,22 @@ LONG_PROMPT_TOKENS = 1 << 14  # a millisecond's hashing; beyond it the event loo
 
 
 class PromptKeys:
-    """The prefix keys of one request, hashed when they are first asked for and kept."""
+    """The prefix keys of one request for each block size asked for, hashed when they first are and kept."""
 
     def __init__(self) -> None:
         self._num_tokens = 0
-        self._keys: list[PrefixKey] = []
+        self._keys: dict[int, Sequence[PrefixKey]] = {}
 
-    async def of(self, request: Request, block_size: int) -> Sequence[PrefixKey]:
+    async def of(self, request: Request, block_sizes: Iterable[int]) -> Mapping[int, Sequence[PrefixKey]]:
         """Of its tokens so far: they are hashed again only after a migration added some."""
         tokens = request.tokens
         if len(tokens) != self._num_tokens:
+            self._num_tokens, self._keys = len(tokens), {}
+        for size in set(block_sizes) - self._keys.keys():
             if len(tokens) < LONG_PROMPT_TOKENS:
-                self._keys = prefix_keys(tokens, block_size, request.salt)
+                self._keys[size] = prefix_keys(tokens, size, request.salt)
             else:
-                self._keys = await asyncio.to_thread(prefix_keys, tokens, block_size, request.salt)
-            self._num_tokens = len(tokens)
+                self._keys[size] = await asyncio.to_thread(prefix_keys, tokens, size, request.salt)
         return self._keys
 
 

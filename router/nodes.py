@@ -62,18 +62,9 @@ class NodeTable:
         self.expire()
         known = self._nodes.get(info.name)
         for other in self._nodes.values():
-            if other is known:
-                continue
-            if info.handover_version != other.info.handover_version:
-                raise LayoutRefused(
-                    f"node {info.name}: handover_version {info.handover_version} != {other.info.handover_version} "
-                    f"of {other.info.name}; run one release on all nodes"
-                )
-            difference = info.layout.mismatch(other.info.layout)
-            if difference is not None:
-                raise LayoutRefused(
-                    f"node {info.name}: {difference} of {other.info.name}; start all nodes with one layout"
-                )
+            refusal = None if other is known else _refusal(info, other.info)
+            if refusal is not None:
+                raise LayoutRefused(f"node {info.name}: {refusal}")
         expires_at_s = self._clock() + self._lifetime_s
         if known is not None and known.info == info:
             known.status, known.expires_at_s, known.suspect = status, expires_at_s, False
@@ -158,3 +149,22 @@ class NodeTable:
     def _tell(self) -> None:
         for changed in self._watchers:
             changed()
+
+
+def _refusal(info: NodeInfo, other: NodeInfo) -> str | None:
+    """Why two nodes cannot serve one cluster, with both values; block sizes and state dtypes are converted."""
+    if info.handover_version != other.handover_version:
+        return (
+            f"handover_version {info.handover_version} != {other.handover_version} of {other.name}; "
+            "run one release on all nodes"
+        )
+    difference = info.layout.unconvertible(other.layout)
+    if difference is not None:
+        return f"{difference} of {other.name}; start all nodes with one model and dtype"
+    for sender, receiver in ((info, other), (other, info)):
+        if sender.role is not receiver.role and receiver.layout.block_bytes > sender.max_message_bytes:
+            return (
+                f"a block of {receiver.name} has {receiver.layout.block_bytes} bytes, the staging of {sender.name} "
+                f"holds {sender.max_message_bytes}; raise max_message_bytes of {sender.name}"
+            )
+    return None

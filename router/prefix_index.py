@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from math import lcm
 
 from cache.hits import PrefixHit
 from cache.types import PrefixKey
@@ -62,13 +63,21 @@ class NodeIndex:
         self.is_followed = False
         self._arriving = (set(), set())
 
-    def match(self, keys: Sequence[PrefixKey], *, max_tokens: int) -> PrefixHit:
-        """What the first `max_tokens` tokens of a prompt would find there; `keys` are one chain."""
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    def match(self, keys: Sequence[PrefixKey], *, max_tokens: int, multiple_of: int = 1) -> PrefixHit:
+        """What the first `max_tokens` tokens of a prompt would find there; `keys` are one chain.
+
+        multiple_of   checkpoints elsewhere do not count: who fetches one keeps it at the end of a block of its own
+        """
         # A node's blocks are prefix-closed, so that bisection finds the longest match.
         limit = min(len(keys), max_tokens // self._block_size)
         num_blocks = bisect_left(keys, True, hi=limit, key=lambda key: key not in self._blocks)
-        deepest = next((i for i in range(num_blocks, 0, -1) if keys[i - 1] in self._checkpoints), 0)
-        state_tokens = deepest * self._block_size
+        step = lcm(self._block_size, multiple_of) // self._block_size
+        ends = range(num_blocks // step * step, 0, -step)
+        state_tokens = next((i for i in ends if keys[i - 1] in self._checkpoints), 0) * self._block_size
         return PrefixHit(num_blocks * self._block_size, state_tokens, resumable_tokens=state_tokens)
 
     def _take_part(self, part: CacheSnapshotPart) -> None:
@@ -113,6 +122,17 @@ class PrefixIndex:
     def remove(self, node_id: NodeId) -> None:
         del self._nodes[node_id]
 
-    def match(self, keys: Sequence[PrefixKey], *, max_tokens: int) -> Mapping[NodeId, PrefixHit]:
-        """What a prompt would find on each node."""
-        return {node_id: node.match(keys, max_tokens=max_tokens) for node_id, node in self._nodes.items()}
+    @property
+    def block_sizes(self) -> set[int]:
+        """Of all nodes."""
+        return {node.block_size for node in self._nodes.values()}
+
+    def match(
+        self, keys: Mapping[int, Sequence[PrefixKey]], *, max_tokens: int, multiple_of: int = 1
+    ) -> Mapping[NodeId, PrefixHit]:
+        """What a prompt would find on each node; `keys` are the prompt's for each of `block_sizes`."""
+        return {
+            node_id: node.match(keys[node.block_size], max_tokens=max_tokens, multiple_of=multiple_of)
+            for node_id, node in self._nodes.items()
+            if node.block_size in keys
+        }

@@ -37,8 +37,8 @@ class Pair:
     prefill: GrpcNodeClient
     decode: GrpcNodeClient
 
-    def donor(self, num_tokens: int) -> Donor:
-        return Donor("d0", self.d0.ready["address"], num_tokens, block_size=16, max_message_bytes=4 << 20)
+    def donor(self, num_tokens: int, block_size: int = 16) -> Donor:
+        return Donor("d0", self.d0.ready["address"], num_tokens, block_size, max_message_bytes=4 << 20)
 
     async def prefill_status(self) -> NodeStatus:
         return await status_of(self.p0.ready["address"])
@@ -201,11 +201,20 @@ async def test_a_donor_that_says_nothing_is_given_up_at_the_fetchs_deadline(mode
         await nodes.settled()
 
 
-async def test_a_donor_of_another_block_size_refuses(model: Path, tmp_path: Path) -> None:
+async def test_blocks_of_another_size_are_fetched_in_ones_own(model: Path, tmp_path: Path) -> None:
     async with pair(model, tmp_path, decode={"engine": with_engine(block_size=32)}) as nodes:
+        prompt = next_turn(await decode_alone(nodes.decode, answered()))
+        token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN, block_size=32))
+        assert (token, report.fetched_tokens) == (greedy(model, prompt.tokens, 1)[0], KNOWN)
+        await nodes.settled()
+
+
+async def test_a_donor_of_another_model_refuses(model: Path, tmp_path: Path, tiny_checkpoint) -> None:
+    other = tiny_checkpoint("granite_moe")
+    async with pair(model, tmp_path, decode={"model_path": str(other)}) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
         token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
         assert (token, report.fetched_tokens) == (greedy(model, prompt.tokens, 1)[0], 0)
         assert (await nodes.prefill_status()).counters["fetch_failures_refused"] == 1
-        assert "block_size 32 != 16" in nodes.p0.log.read_text()
+        assert "fingerprint" in nodes.p0.log.read_text()
         await nodes.settled()

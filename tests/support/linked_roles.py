@@ -6,7 +6,7 @@ For faults that no real process commits on demand: bytes that change on their wa
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.staging import Staging, StagingConfig
 from wire.errors import CheckpointGone, HandoverBroken, RequestRefused
 from wire.messages import (
+    DecodeDone,
+    DecodeReport,
     Donor,
     ExportReply,
     ExportRequest,
@@ -37,8 +39,10 @@ from wire.messages import (
     PrefillReport,
     PrefillRequest,
     Request,
+    Reservation,
     Start,
     Tokens,
+    TransferReport,
 )
 
 TIMEOUT_S = 60.0
@@ -72,6 +76,17 @@ class LocalDonor:
 
 
 @dataclass
+class Answer:
+    """What a request got, and from whom."""
+
+    tokens: list[int] = field(default_factory=list)
+    reserved: Reservation | None = None
+    moved: TransferReport | None = None
+    prefill: PrefillReport | None = None
+    decode: DecodeReport | None = None
+
+
+@dataclass
 class Linked:
     prefill: Prefill
     prefill_chassis: Chassis
@@ -86,6 +101,32 @@ class Linked:
             if isinstance(event, Tokens):
                 tokens += [token.id for token in event.tokens]
         return tokens
+
+    async def answer(self, request: Request, donor_tokens: int | None = None) -> Answer:
+        """By both, as a router has them work together; the prompt is computed by the prefill node."""
+        answer = Answer()
+        donor = None if donor_tokens is None else self.known(donor_tokens)
+        async for event in self.decode.run(Start(request), _none(), TIMEOUT_S):
+            match event:
+                case Reservation():
+                    answer.reserved = event
+                    prefilling = asyncio.create_task(self._prefill(PrefillRequest(request, event, donor=donor), answer))
+                case Tokens(tokens):
+                    await prefilling  # its first token goes before
+                    answer.tokens += [token.id for token in tokens]
+                case TransferReport():
+                    answer.moved = event
+                case DecodeDone(_, report):
+                    answer.decode = report
+        return answer
+
+    async def _prefill(self, request: PrefillRequest, answer: Answer) -> None:
+        async for event in self.prefill.run(request, TIMEOUT_S):
+            match event:
+                case FirstToken(token):
+                    answer.tokens.append(token.id)
+                case PrefillDone(report):
+                    answer.prefill = report
 
     async def first_token(self, request: Request, donor_tokens: int | None) -> tuple[int, PrefillReport]:
         """By the prefill node, which hands over to nobody; None: it knows of no donor."""
@@ -116,20 +157,22 @@ async def linked(
     learn: LearnFromDecodeConfig = ALWAYS,
     distort: Callable[[Transport], Transport] = lambda transport: transport,
     max_message_bytes: int = 1 << 20,
+    prefill: dict[str, Any] | None = None,
+    decode: dict[str, Any] | None = None,
 ) -> AsyncIterator[Linked]:
-    """`distort` wraps the prefill node's transport."""
+    """`distort` wraps the prefill node's transport; `prefill` and `decode` change their configs."""
     network = InProcessNetwork()
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL, "max_message_bytes": max_message_bytes}
-    prefill_config = PrefillNodeConfig("p0", learn_from_decode=learn, **common)
-    decode_config = DecodeNodeConfig(DONOR, **common)
+    prefill_config = PrefillNodeConfig("p0", learn_from_decode=learn, **common | (prefill or {}))
+    decode_config = DecodeNodeConfig(DONOR, **common | (decode or {}))
     prefill_chassis = _chassis(prefill_config, distort(InProcessTransport(network, "p0")))
     decode_chassis = _chassis(decode_config, InProcessTransport(network, DONOR))
     donor = LocalDonor(Exports(decode_chassis))
-    prefill = Prefill(prefill_chassis, prefill_config, lambda _: donor)
+    role = Prefill(prefill_chassis, prefill_config, lambda _: donor)
     try:
-        yield Linked(prefill, prefill_chassis, Decode(decode_chassis, decode_config), decode_chassis, donor)
+        yield Linked(role, prefill_chassis, Decode(decode_chassis, decode_config), decode_chassis, donor)
     finally:
-        await prefill.close()
+        await role.close()
         for chassis in (prefill_chassis, decode_chassis):
             await chassis.transport.close()
             await chassis.loop.stop(TIMEOUT_S)
@@ -140,7 +183,8 @@ def _chassis(config: NodeConfig, transport: Transport) -> Chassis:
     built = build_engine(config.model_path, config.engine, clock)
     loop = EngineLoop(built.engine, clock, _crashed)
     loop.start()
-    staging = Staging(StagingConfig(config.staging_buffers, max(config.max_message_bytes, built.layout.state_bytes)))
+    buffer_bytes = max(config.max_message_bytes, built.layout.max_state_bytes)
+    staging = Staging(StagingConfig(config.staging_buffers, buffer_bytes))
     return Chassis(config, built, loop, transport, staging, set())
 
 

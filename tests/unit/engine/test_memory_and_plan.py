@@ -1,5 +1,7 @@
 """Cache memory as bytes, and the checks between steps and slots."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -50,6 +52,53 @@ def test_blocks_and_states_travel_as_bytes_of_the_layout():
     assert torch.equal(target.kv[[0, 4, 5]], kept_kv[[0, 4, 5]])
     assert torch.equal(target.rec[1:], kept_rec[1:])
     assert torch.equal(state[: LAYOUT.conv_bytes], source.conv[3].flatten().view(torch.uint8))
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 6, 8, 16])
+def test_a_prompt_travels_in_blocks_of_any_size(block_size: int):
+    memory = filled_memory()
+    ids = [4, 0, 5]  # 12 tokens of the prompt
+    # [layers, 2, tokens, heads, head_dim]: the prompt as nobody stores it.
+    tokens = torch.cat([memory.kv[i] for i in ids], dim=2)
+    wire = replace(LAYOUT, block_size=block_size)
+    num_blocks = -(-12 // block_size)
+    for first in range(num_blocks):
+        out = torch.full(((num_blocks - first) * wire.block_bytes,), 0xA5, dtype=torch.uint8)
+        memory.gather_prompt(ids, block_size, first, num_blocks - first, out)
+        target = CacheMemory(wire, num_blocks + 1, 1)
+        target.scatter_blocks(range(num_blocks - first), out)
+        arrived = torch.cat([target.kv[i] for i in range(num_blocks - first)], dim=2)
+        assert torch.equal(arrived[:, :, : 12 - first * block_size], tokens[:, :, first * block_size :])
+        assert arrived[:, :, 12 - first * block_size :].isfinite().all(), "filled with tokens of the prompt"
+
+
+@pytest.mark.parametrize("own", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
+def test_states_travel_in_another_dtype_and_are_rounded_once(own: str, wire: str):
+    layout = replace(LAYOUT, state_dtype=own, conv_shape=(3, 5, 3))  # 45 values of two bytes: nothing is aligned
+    source, target = (CacheMemory(layout, 1, 3) for _ in range(2))
+    for pool in (source.conv, source.rec):
+        pool.copy_(torch.randn(pool.shape))
+    on_wire = layout.on_wire(wire)
+    state = torch.empty(on_wire.state_bytes, dtype=torch.uint8)
+    source.gather_state(2, state, wire)
+    target.scatter_state(1, state, wire)
+    assert torch.equal(target.conv[1], source.conv[2])
+    rounded = source.rec[2].to(getattr(torch, wire)).to(source.rec.dtype)
+    assert torch.equal(target.rec[1], rounded)
+    is_exact = own == "bfloat16" or wire == "float32"  # float16 holds every bfloat16 of this size
+    assert torch.equal(rounded, source.rec[2]) == is_exact
+
+
+def test_what_float16_cannot_hold_is_not_made_infinite():
+    memory = CacheMemory(LAYOUT, 1, 2)
+    memory.conv.zero_()
+    memory.rec[0] = 1e6
+    memory.rec[0, 0] = -1e6
+    state = torch.empty(LAYOUT.on_wire("float16").state_bytes, dtype=torch.uint8)
+    memory.gather_state(0, state, "float16")
+    memory.scatter_state(1, state, "float16")
+    assert (memory.rec[1, 0] == -65504).all() and (memory.rec[1, 1:] == 65504).all()
 
 
 def test_pools_weigh_what_the_layout_says():

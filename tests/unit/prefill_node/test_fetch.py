@@ -13,7 +13,7 @@ from tests.support.linked_roles import ALWAYS, TIMEOUT_S, linked
 from tests.support.oracle import greedy, random_prompt
 from transfer.admission import new_secret
 from transfer.backend import Arrival
-from transfer.errors import HandoverFailed
+from transfer.errors import HandoverFailed, LayoutMismatch
 from transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
 from wire.errors import DeadlineExceeded, NodeLost
 from wire.messages import ExportReply, ExportRequest, PrefillRequest, Request, Reservation
@@ -202,8 +202,8 @@ async def test_a_donor_refuses_another_layout(model, asked) -> None:
         await nodes.generate(LONG)
         await nodes.first_token(asked, KNOWN)
         export = nodes.donor.requests[0]
-        layout = replace(export.reservation.layout, block_size=32)
-        with pytest.raises(Exception, match="block_size 16 != 32"):
+        layout = replace(export.reservation.layout, num_kv_heads=3)
+        with pytest.raises(LayoutMismatch, match="num_kv_heads 2 != 3: restart one"):
             await nodes.donor.exports.run(replace(export, reservation=replace(export.reservation, layout=layout)), 5.0)
         await nodes.settled()
 

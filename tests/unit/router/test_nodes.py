@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -83,18 +84,48 @@ def test_an_old_incarnation_cannot_say_good_bye_for_the_new_one(nodes: NodeTable
     assert names(nodes, Role.PREFILL) == []
 
 
-def test_another_layout_is_refused_with_both_values(nodes: NodeTable):
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("fingerprint", "other", "fingerprint other != fake of p0"),
+        ("dtype", "bfloat16", "dtype bfloat16 != float32 of p0"),
+        ("num_kv_heads", 4, "num_kv_heads 4 != 2 of p0"),
+        ("version", 9, "version 9 != 1 of p0"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_with_both_values(
+    nodes: NodeTable, field: str, value: Any, named: str
+):
     nodes.register(node_info("p0", Role.PREFILL), node_status())
-    other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=32))
-    with pytest.raises(LayoutRefused, match="node d0: block_size 32 != 16 of p0"):
+    other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, **{field: value}))
+    with pytest.raises(LayoutRefused, match=f"node d0: {named}"):
         nodes.register(other, node_status())
     assert names(nodes, Role.DECODE) == []
+
+
+def test_block_sizes_and_state_dtypes_may_differ(nodes: NodeTable):
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    nodes.register(node_info("p1", Role.PREFILL, layout=replace(LAYOUT, state_dtype="bfloat16")), node_status())
+    nodes.register(node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=24)), node_status())
+    assert (names(nodes, Role.PREFILL), names(nodes, Role.DECODE)) == (["p0", "p1"], ["d0"])
+
+
+def test_a_block_that_fits_no_message_of_the_other_side_is_refused(nodes: NodeTable):
+    size = LAYOUT.block_bytes
+    nodes.register(node_info("p0", Role.PREFILL, max_message_bytes=size), node_status())
+    nodes.register(node_info("p1", Role.PREFILL, layout=replace(LAYOUT, block_size=32)), node_status())
+    large = node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=32))
+    with pytest.raises(LayoutRefused, match=f"a block of d0 has {2 * size} bytes, the staging of p0 holds {size}"):
+        nodes.register(large, node_status())
+    small = node_info("d0", Role.DECODE, max_message_bytes=2 * size - 1)
+    with pytest.raises(LayoutRefused, match=f"a block of p1 has {2 * size} bytes, the staging of d0 holds"):
+        nodes.register(small, node_status())
 
 
 def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, clock: Clock):
     nodes.register(node_info("p0", Role.PREFILL), node_status())
     clock.now_s += 7
-    nodes.register(node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=32)), node_status())
+    nodes.register(node_info("d0", Role.DECODE, layout=replace(LAYOUT, dtype="bfloat16")), node_status())
     assert names(nodes, Role.DECODE) == ["d0"]
 
 
@@ -110,12 +141,12 @@ def test_who_sends_to_whom_depends_on_whether_prefill_nodes_learn(clock: Clock, 
 
 def test_a_message_must_fit_the_smallest_sender(nodes: NodeTable):
     assert nodes.max_message_bytes(Role.PREFILL) is None
-    for name, num_bytes in (("p0", 3000), ("p1", 2000)):
+    for name, num_bytes in (("p0", 30_000), ("p1", 20_000)):
         nodes.register(node_info(name, Role.PREFILL, max_message_bytes=num_bytes), node_status())
-    nodes.register(node_info("d0", Role.DECODE, max_message_bytes=1000), node_status())
-    assert nodes.max_message_bytes(Role.PREFILL) == 2000
+    nodes.register(node_info("d0", Role.DECODE, max_message_bytes=10_000), node_status())
+    assert nodes.max_message_bytes(Role.PREFILL) == 20_000
     nodes.leave("p1", 1)
-    assert nodes.max_message_bytes(Role.PREFILL) == 3000
+    assert nodes.max_message_bytes(Role.PREFILL) == 30_000
 
 
 def test_another_release_of_the_hand_over_is_refused_with_the_remedy(nodes: NodeTable):

@@ -96,9 +96,10 @@ def test_nodes_are_kept_apart() -> None:
     index = PrefixIndex()
     for name, blocks in (("d0", KEYS[:1]), ("d1", KEYS[:2])):
         index.add((name, 7), 16).apply(CacheSnapshotPart(7, 1, tuple(blocks), (), True))
-    assert index.match(KEYS, max_tokens=64) == {("d0", 7): PrefixHit(16, 0, 0), ("d1", 7): PrefixHit(32, 0, 0)}
+    found = index.match({16: KEYS}, max_tokens=64)
+    assert found == {("d0", 7): PrefixHit(16, 0, 0), ("d1", 7): PrefixHit(32, 0, 0)}
     index.remove(("d0", 7))
-    assert list(index.match(KEYS, max_tokens=64)) == [("d1", 7)]
+    assert list(index.match({16: KEYS}, max_tokens=64)) == [("d1", 7)]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -118,3 +119,24 @@ def test_it_finds_what_the_node_finds_whatever_happened_there(seed: int) -> None
         assert index.sequence == journal.sequence
         assert index.match(prefix_keys(tokens, 4), max_tokens=len(tokens)) == node.match(tokens)
     assert node.cache.stats().totals.block_evictions > 0
+
+
+def test_checkpoints_that_end_no_block_of_the_asker_do_not_count() -> None:
+    index = followed(CacheSnapshotPart(7, 9, tuple(KEYS), (KEYS[0], KEYS[1], KEYS[2]), True))
+    assert index.match(KEYS, max_tokens=64, multiple_of=16) == PrefixHit(64, 48, 48)
+    assert index.match(KEYS, max_tokens=64, multiple_of=32) == PrefixHit(64, 32, 32)
+    assert index.match(KEYS, max_tokens=64, multiple_of=8) == PrefixHit(64, 48, 48)
+    assert index.match(KEYS, max_tokens=64, multiple_of=24) == PrefixHit(64, 48, 48)
+    assert index.match(KEYS, max_tokens=64, multiple_of=64) == PrefixHit(64, 0, 0)
+
+
+def test_nodes_of_different_block_sizes_are_matched_each_by_its_own_keys() -> None:
+    index = PrefixIndex()
+    keys = {size: prefix_keys(range(64), size) for size in (16, 32)}
+    for name, size in (("d0", 16), ("d1", 32)):
+        index.add((name, 7), size).apply(CacheSnapshotPart(7, 1, tuple(keys[size][:2]), (keys[size][1],), True))
+    assert index.block_sizes == {16, 32}
+    found = index.match(keys, max_tokens=64)
+    assert found == {("d0", 7): PrefixHit(32, 32, 32), ("d1", 7): PrefixHit(64, 64, 64)}
+    # A node that came while the prompt was hashed is not asked yet.
+    assert set(index.match({16: keys[16]}, max_tokens=64)) == {("d0", 7)}
