@@ -30,8 +30,8 @@ CONV_WIDTHS = {"granite-h-micro": (4352, 8512, True), "qwen35-4b": (8192, 12352,
 SSD_VARIANTS = [SsdTile(rows, warps, fetches) for rows, warps in ((16, 2), (16, 4), (32, 2), (32, 4), (64, 8))
                 for fetches in (False, True)]  # fmt: skip
 GDN_VARIANTS = {
-    BF16: [GdnTile(32, 2), GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(32, 2, 16, heads=2), GdnTile(16, 1, 4),
-           GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
+    BF16: [GdnTile(32, 2), GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(32, 2, 16, heads=2),
+           GdnTile(16, 1, 4), GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
            GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2), GdnTile(16, 2, 8),
            GdnTile(32, 2, fetches=True), GdnTile(32, 2, 8, fetches=True), GdnTile(16, 2, 8, fetches=True)],
     FP32: [GdnTile(32, 4), GdnTile(32, 4, heads=2), GdnTile(64, 4), GdnTile(64, 4, 8), GdnTile(32, 2, 8)],

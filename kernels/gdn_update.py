@@ -188,7 +188,8 @@ def _gdn_update_kernel(
         state = states[h].to(tl.float32)
         for t in tl.static_range(T):
             row = sequence * T + t
-            k, q, (kk, qq, kq) = keys[t], queries[t], products[t]
+            k, q = keys[t], queries[t]
+            kk, qq, kq = products[t]
             v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
             decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
             beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
@@ -278,12 +279,13 @@ class GdnTile(NamedTuple):
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
     """For a batch with so many value heads in all.
 
-    The best of seven measured on an H200 at batches of 1, 16, 64 and 256 (`bench.gpu_kernels_state --variants`). Two
-    bytes an element leave two warps enough to do; a small batch is cut finer to occupy all 132 multiprocessors.
+    Columns and warps are the best of seven measured on an H200 at batches of 1, 16, 64 and 256
+    (`bench.gpu_kernels_state --variants`). Two bytes an element leave two warps enough to do; a small batch is cut
+    finer to occupy all 132 multiprocessors.
     """
     fetches = num_heads < 2048
     if element_bytes == 2:
-        return GdnTile(32, 2, fetches=fetches)
+        return GdnTile(32, 2, access_bytes=8, fetches=fetches)
     return GdnTile(16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4, fetches=fetches)
 
 

@@ -2,7 +2,9 @@
 
 Numerics  float32, exact to a few units in the last place for negative x, too, where the result is e^x almost: time
           steps and decays of a recurrence are such small numbers. Elsewhere `torch.nn.functional.softplus`
-Source    Kahan's log1p: log(u) z / (u - 1) with u = 1 + z rounded, for log's argument and divisor err alike
+Source    log(1 + z) = 2 artanh(s) = 2 s (1 + s^2 / 3 + s^4 / 5 + ...) with s = z / (2 + z), for z = e^-|x|: s is at
+          most 1/3, and what seven terms leave out is below 2e-8 of the result. A third of the instructions that a
+          logarithm costs, which programs of few elements spend on one number each
 """
 
 import triton
@@ -11,8 +13,10 @@ import triton.language as tl
 
 @triton.jit
 def softplus(x):
-    small = tl.exp(-tl.abs(x))
-    rounded = 1.0 + small
-    is_lost = rounded == 1.0
-    log1p = tl.where(is_lost, small, tl.log(rounded) * (small / tl.where(is_lost, 1.0, rounded - 1.0)))
-    return tl.maximum(x, 0.0) + log1p
+    z = tl.exp(-tl.abs(x))
+    s = z / (2.0 + z)
+    square = s * s
+    series = 2.0 / 13.0
+    for k in tl.static_range(6):
+        series = series * square + 2.0 / (11 - 2 * k)
+    return tl.maximum(x, 0.0) + s * series
