@@ -14,6 +14,7 @@ BENCHMARKS = {
     "cpu-cluster": ("bench.cpu_cluster", "router and two nodes against the engine alone"),
     "emission": ("bench.emission", "a prefill with many checkpoints against one"),
     "gpu-cluster": ("bench.gpu_cluster", "a prefill and a decode GPU, over HTTP, beside one GPU that does both"),
+    "faults": ("bench.faults", "a cluster whose nodes and network fail under load"),
     "gpu-engine": ("bench.gpu_engine", "prefill and decode on a GPU beside vLLM and the chip's floor"),
     "gpu-start": ("bench.gpu_start", "from process start to the first token over HTTP, on one GPU"),
     "gpu-steps": ("bench.gpu_steps", "decode steps through the whole engine on a GPU"),

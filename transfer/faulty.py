@@ -109,11 +109,21 @@ class _Replayed:
 
 def flip_bit(at: Tag, byte: int = 0) -> Fault:
     """One bit of one part arrives wrong."""
+    return flip_chosen(lambda part: byte if part.tag == at else None)
 
-    def flip(buffer: Buffer) -> None:
-        buffer[byte] ^= 1
 
-    return lambda part, deliver: deliver(_Altered(part, flip) if part.tag == at else part)
+def flip_chosen(byte_of: Callable[[Arrival], int | None]) -> Fault:
+    """The lowest bit of that byte of each part for which one is named arrives wrong."""
+
+    def flip(part: Arrival, deliver: Deliver) -> None:
+        byte = byte_of(part)
+        deliver(part if byte is None else _Altered(part, lambda buffer: _flip(buffer, byte)))
+
+    return flip
+
+
+def _flip(buffer: Buffer, byte: int) -> None:
+    buffer[byte] ^= 1
 
 
 def truncate(at: Tag) -> Fault:

@@ -11,7 +11,10 @@ import logging
 import pickle
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def server_for(config: Any) -> Any:
@@ -28,6 +31,10 @@ def server_for(config: Any) -> Any:
             from decode_node.service import decode_node
 
             return decode_node(config)
+        case "FaultyNode":
+            from tests.support.fault_node import FaultyServer
+
+            return FaultyServer(config)
         case other:
             raise TypeError(f"no process for a {other}")
 
@@ -38,17 +45,17 @@ def said(server: Any) -> dict[str, str]:
     return {"address": server.info.address}
 
 
-async def main() -> None:
-    server = server_for(pickle.loads(base64.b64decode(sys.argv[1])))
+async def main(config: Any, say: Callable[[str], None]) -> None:
+    server = server_for(config)
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await server.start()
-    print(json.dumps(said(server)), flush=True)
+    say(json.dumps(said(server)))
     await stopped.wait()
     await server.stop()
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    asyncio.run(main())
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    asyncio.run(main(pickle.loads(base64.b64decode(sys.argv[1])), lambda line: print(line, flush=True)))

@@ -92,6 +92,7 @@ class Cluster:
     """`with Cluster(model, folder) as cluster:` yields when every node is registered.
 
     prefill, decode, router   changes to the defaults of each kind's config
+    inside                    what is put before a process's command, by its name: `ip netns exec NAME`, say
     """
 
     model: Path
@@ -102,6 +103,7 @@ class Cluster:
     prefill: dict[str, Any] = field(default_factory=dict)
     decode: dict[str, Any] = field(default_factory=dict)
     router: dict[str, Any] = field(default_factory=dict)
+    inside: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         self.processes: dict[str, Process] = {}
@@ -109,7 +111,7 @@ class Cluster:
             undo.callback(self._stop)
             settings: dict[str, Any] = {"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 1.0}
             config = RouterConfig(**settings | self.router)
-            self.processes["router"] = Process.start("router", config, self.folder)
+            self.processes["router"] = self._start_process("router", config)
             self.url = self.processes["router"].ready["url"]
             for index in range(self.num_prefill):
                 self.start_node(f"p{index}")
@@ -124,6 +126,13 @@ class Cluster:
 
     def start_node(self, name: str) -> Process:
         """Starts p<i> or d<i>; again under the same name after it was killed."""
+        self.processes[name] = self._start_process(name, self.config_of(name))
+        return self.processes[name]
+
+    def _start_process(self, name: str, config: object) -> Process:
+        return Process.start(name, config, self.folder, inside=self.inside.get(name, ()))
+
+    def config_of(self, name: str) -> PrefillNodeConfig | DecodeNodeConfig:
         common: dict[str, Any] = {
             "name": name,
             "model_path": str(self.model),
@@ -131,11 +140,8 @@ class Cluster:
             "engine": self.engine,
         }
         if name.startswith("p"):
-            config: object = PrefillNodeConfig(**common | self.prefill)
-        else:
-            config = DecodeNodeConfig(**common | {"local_prefill": ALWAYS_REMOTE} | self.decode)
-        self.processes[name] = Process.start(name, config, self.folder)
-        return self.processes[name]
+            return PrefillNodeConfig(**common | self.prefill)
+        return DecodeNodeConfig(**common | {"local_prefill": ALWAYS_REMOTE} | self.decode)
 
     def nodes(self) -> dict[str, Any]:
         """The live nodes of /cluster, by name."""

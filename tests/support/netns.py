@@ -60,6 +60,66 @@ def two_namespaces() -> Iterator[tuple[Namespace, Namespace]]:
                 _ip("netns", "delete", side.name)
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The host between two hosts: what it does not forward is lost in silence, as behind a cable that was cut."""
+
+    name: str
+
+    def sever(self) -> None:
+        self._forward(0)
+
+    def mend(self) -> None:
+        self._forward(1)
+
+    def _forward(self, is_on: int) -> None:
+        _ip("netns", "exec", self.name, "sysctl", "-qw", f"net.ipv4.ip_forward={is_on}")
+
+
+@contextmanager
+def routed_namespaces() -> Iterator[tuple[Namespace, Namespace, Cut]]:
+    """Two hosts and a third between them. The left one is reached from this process, too.
+
+    Raises `NamespacesUnavailable`, as `two_namespaces` does.
+    """
+    if shutil.which("ip") is None or shutil.which("sysctl") is None:
+        raise NamespacesUnavailable("no `ip` or no `sysctl` command: install iproute2 and procps")
+    pid = os.getpid()
+    left, right = (Namespace(f"hr{pid}{s}", f"hr{pid}{s}0", f"10.213.{net}.1") for s, net in (("l", 78), ("r", 79)))
+    middle, here = f"hr{pid}m", f"hr{pid}h"
+    try:
+        for name in (left.name, middle, right.name):
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        for side in (left, right):
+            net = side.address.rpartition(".")[0]
+            near = f"{side.device}m"
+            _link(side.name, side.device, f"{side.address}/24", middle, near, f"{net}.254/24")
+            _ip("-n", side.name, "route", "add", "10.213.0.0/16", "via", f"{net}.254", "dev", side.device)
+        _ip("link", "add", here, "type", "veth", "peer", "name", f"{here}l", "netns", left.name)
+        _ip("address", "add", "10.213.80.2/30", "dev", here)
+        _ip("link", "set", here, "up")
+        _ip("-n", left.name, "address", "add", "10.213.80.1/30", "dev", f"{here}l")
+        _ip("-n", left.name, "link", "set", f"{here}l", "up")
+        _ip("route", "add", f"{left.address}/32", "via", "10.213.80.1", "dev", here)
+        cut = Cut(middle)
+        cut.mend()
+        yield left, right, cut
+    finally:
+        for name in (left.name, middle, right.name):
+            with suppress(NamespacesUnavailable):
+                _ip("netns", "delete", name)
+
+
+def _link(name: str, device: str, address: str, other_name: str, other_device: str, other_address: str) -> None:
+    _ip(
+        "link", "add", device, "netns", name, "type", "veth", "peer", "name", other_device, "netns", other_name,
+    )  # fmt: skip
+    for namespace, end, its_address in ((name, device, address), (other_name, other_device, other_address)):
+        _ip("-n", namespace, "address", "add", its_address, "dev", end)
+        _ip("-n", namespace, "link", "set", end, "up")
+
+
 def _ip(*arguments: str) -> None:
     command = ["ip", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)

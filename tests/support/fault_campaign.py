@@ -1,0 +1,240 @@
+"""What may happen to a cluster while it hands over, again and again, under load; and what came of it.
+
+    row = await run("prefill node killed", model, folder, rounds=50)
+
+Every answer is compared with the undisturbed cluster's: it is the same, or an error, or wrong. Afterwards everything
+that requests held must be back on all nodes.
+"""
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.cluster import with_engine
+from tests.support.fault_cluster import FaultCluster
+from tests.support.netns import routed_namespaces
+from tests.support.recall_load import RecallLoad
+from transfer.ucx_config import UcxConfig
+
+NUM_CLIENTS = 4
+DEADLINE_S = 1.5
+"""Of every session: what a stopped process or a silent network costs at most."""
+STOPPED_S = 2.0
+LATE_S = 2.0
+CUT_S = 4.0
+ENGINE = with_engine(max_step_tokens=48, max_running=6, cache_bytes=16 << 20)
+"""Small steps: a prompt takes ten of them, and its session is open as long."""
+
+
+@dataclass
+class Row:
+    """rounds       faults that met a session; missed: those that met none, and were repeated
+    known_s      from the fault until a survivor's session had failed: a round's first, or each one of a killed node
+    sessions_failed   on all nodes, by cause: each of them was repaired, or its client got an error
+    """
+
+    name: str
+    rounds: int = 0
+    missed: int = 0
+    right: int = 0
+    migrated: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    dropped: int = 0
+    sessions_failed: dict[str, int] = field(default_factory=dict)
+    known_s: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    """dropped: parts that came when nobody expected them any more."""
+
+    def percentile(self, share: float) -> float | None:
+        if not self.known_s:
+            return None
+        return sorted(self.known_s)[min(len(self.known_s) - 1, int(share * len(self.known_s)))]
+
+
+Round = Callable[[FaultCluster, random.Random, Row], Awaitable[None]]
+"""Commits one fault, sees what comes of it, and undoes it."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    cluster: Callable[[Path, Path], AbstractAsyncContextManager[FaultCluster]]
+    round: Round
+
+
+async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 0) -> Row:
+    """Raises AssertionError when something that requests held did not come back. `wrong` is the caller's to judge."""
+    began_s = time.monotonic()
+    row, dice = Row(name), random.Random(f"{name} {seed}")
+    scenario = SCENARIOS[name]
+    async with scenario.cluster(model, folder) as cluster:
+        load = await RecallLoad.against(cluster.url, model, seed)
+        faults_began_s = time.monotonic()
+        async with load.running(NUM_CLIENTS):
+            while row.rounds < rounds:
+                assert row.missed < 3 * rounds + 10, f"{row.missed} faults met no session: {cluster.logs()}"
+                await asyncio.sleep(dice.uniform(0.0, 0.3))
+                await scenario.round(cluster, dice, row)
+        row.right, row.migrated = load.num_right, load.num_migrated
+        row.errors, row.wrong = dict(load.errors), load.wrong
+        for entry in cluster.journal("failed", faults_began_s):
+            row.sessions_failed[entry["cause"]] = row.sessions_failed.get(entry["cause"], 0) + 1
+        await asyncio.to_thread(cluster.assert_all_is_back)
+        row.dropped = sum(entry["dropped"] for entry in cluster.last_held())
+    row.seconds = time.monotonic() - began_s
+    return row
+
+
+def small_cluster(model: Path, folder: Path, **more: Any) -> FaultCluster:
+    return FaultCluster(
+        model, folder, num_prefill=2, num_decode=2, engine=ENGINE, decode={"reservation_timeout_s": DEADLINE_S}, **more
+    )
+
+
+@asynccontextmanager
+async def on_one_host(model: Path, folder: Path, **faults: Any) -> AsyncIterator[FaultCluster]:
+    cluster = small_cluster(model, folder, faults=faults)
+    await asyncio.to_thread(cluster.__enter__)
+    try:
+        yield cluster
+    finally:
+        await asyncio.to_thread(cluster.__exit__)
+
+
+def with_faults(**faults: Any) -> Callable[[Path, Path], Any]:
+    return lambda model, folder: on_one_host(model, folder, **faults)
+
+
+# ---------------------------------------------------------------- a process dies, or stops for a while
+
+
+def killed(role: str) -> Round:
+    async def round_(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
+        name = f"{role}{dice.randrange(2)}"
+        at_s = time.monotonic()
+        cluster.processes[name].kill()
+        await count(cluster, row, at_s, survivors(cluster, name))
+        await asyncio.to_thread(cluster.processes[name].wait)
+        # Every session that was open has noticed by now; a retry is not sent to the dead once one has.
+        row.known_s += [it["at"] - at_s for it in cluster.journal("failed", at_s, survivors(cluster, name))[1:]]
+        await asyncio.to_thread(cluster.restart, name)
+
+    return round_
+
+
+def stopped(role: str) -> Round:
+    async def round_(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
+        name = f"{role}{dice.randrange(2)}"
+        at_s = time.monotonic()
+        cluster.processes[name].kill(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STOPPED_S)  # what is tested is a stop that outlasts the deadline
+        finally:
+            cluster.processes[name].kill(signal.SIGCONT)
+        await count(cluster, row, at_s, survivors(cluster, name))
+
+    return round_
+
+
+def survivors(cluster: FaultCluster, victim: str) -> list[str]:
+    return [name for name in cluster.node_names if name != victim]
+
+
+async def count(cluster: FaultCluster, row: Row, at_s: float, names: list[str]) -> None:
+    """The round counts when some survivor's session failed of it; that is also when the survivor knew.
+
+    Sessions that are open now fail within their deadline, whatever happens: when none has by then, there was none.
+    """
+    while not (failed := cluster.journal("failed", at_s, names)):
+        if time.monotonic() > at_s + DEADLINE_S + 0.5:
+            row.missed += 1
+            return
+        await asyncio.sleep(0.02)
+    row.rounds += 1
+    row.known_s.append(failed[0]["at"] - at_s)
+
+
+# ---------------------------------------------------------------- the network damages, delays, or is cut
+
+
+async def damaged(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
+    """Nodes commit these themselves, all the time: a round is a part with a flipped bit."""
+    failed = cluster.journal("failed")
+    faults = cluster.journal("fault")
+    known = [next((f["at"] for f in failed if f["at"] >= it["at"] and f["node"] == it["node"]), None) for it in faults]
+    row.rounds = len(faults)
+    row.known_s = [known_s - it["at"] for it, known_s in zip(faults, known, strict=True) if known_s is not None]
+    await asyncio.sleep(0.2)
+
+
+async def late(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
+    """A round is a message that arrives when its session has failed and another has the blocks and the slot."""
+    row.rounds = len(cluster.journal("fault"))
+    await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def on_two_hosts(model: Path, folder: Path) -> AsyncIterator[FaultCluster]:
+    """p0 and d0 beside the router, p1 and d1 behind a network that can be cut."""
+    with ExitStack() as undo:
+        left, right, cut = undo.enter_context(routed_namespaces())
+        hosts = {"router": left, "p0": left, "d0": left, "p1": right, "d1": right}
+        cluster = small_cluster(
+            model,
+            folder,
+            inside={name: host.enter for name, host in hosts.items()},
+            router={"host": left.address, "control_host": left.address},
+            each={
+                name: {"host": host.address, "ucx": UcxConfig(transports="tcp", net_devices=host.device)}
+                for name, host in hosts.items()
+                if name != "router"
+            },
+        )
+        cluster.cut = cut
+        await asyncio.to_thread(cluster.__enter__)
+        try:
+            yield cluster
+        finally:
+            cut.mend()
+            await asyncio.to_thread(cluster.__exit__)
+
+
+async def severed(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
+    at_s = time.monotonic()
+    cluster.cut.sever()
+    await asyncio.sleep(dice.uniform(DEADLINE_S, CUT_S))
+    cluster.cut.mend()
+    await count(cluster, row, at_s, cluster.node_names)
+    await asyncio.to_thread(cluster.wait_for_nodes, len(cluster.node_names))
+
+
+SCENARIOS = {
+    "prefill node killed": Scenario(with_faults(), killed("p")),
+    "decode node killed": Scenario(with_faults(), killed("d")),
+    "prefill node stopped": Scenario(with_faults(), stopped("p")),
+    "decode node stopped": Scenario(with_faults(), stopped("d")),
+    "bit flipped": Scenario(with_faults(flip_share=0.02), damaged),
+    "link cut and restored": Scenario(on_two_hosts, severed),
+    "message late": Scenario(with_faults(late_share=0.03, late_s=LATE_S), late),
+}
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        f"{'fault':<23}{'rounds':>7}{'missed':>7}{'right':>7}{'moved':>6}{'errors':>7}{'wrong':>6}{'dropped':>8}"
+        f"{'p50 ms':>8}{'p95 ms':>8}{'s':>6}  sessions that failed"
+    ]
+    for row in rows:
+        known = ["" if (s := row.percentile(share)) is None else f"{s * 1e3:.0f}" for share in (0.5, 0.95)]
+        failed = ", ".join(f"{count} {cause}" for cause, count in sorted(row.sessions_failed.items()))
+        lines.append(
+            f"{row.name:<23}{row.rounds:>7}{row.missed:>7}{row.right:>7}{row.migrated:>6}{sum(row.errors.values()):>7}"
+            f"{len(row.wrong):>6}{row.dropped:>8}{known[0]:>8}{known[1]:>8}{row.seconds:>6.0f}  {failed}"
+        )
+    return "\n".join(lines)
