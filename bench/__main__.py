@@ -7,6 +7,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 
 BENCHMARKS = {
+    "admission": ("bench.admission", "what proving a hand-over's messages costs"),
     "cache-costs": ("bench.cache_costs", "the cache's own work: hashing, matching, publishing, evicting"),
     "cache-table": ("bench.cache_table", "hit rates of checkpoint and eviction policies on request traces"),
     "cache-updates": ("bench.cache_updates", "following a cache of a million blocks"),

@@ -1,0 +1,70 @@
+"""What it costs to prove a hand-over's messages: microseconds a message, whatever its size, and the alternative.
+
+    python -m bench.admission [--rounds 20000]
+
+The proof covers an envelope and the digest in it, not the payload again. The last rows say what a keyed hash of the
+payload itself would cost the host beside the digest that it makes anyway.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+from blake3 import blake3
+
+from transfer.admission import Gate, new_secret, proven
+from transfer.digest import summary
+from transfer.envelope import Envelope, new_nonce
+from transfer.errors import Refused
+from transfer.plan import TransferPlan
+
+PAYLOAD_BYTES = 64 << 20
+PAYLOAD_ROUNDS = 5
+
+
+def best_s(work: Callable[[], object], rounds: int, repeats: int = 5) -> float:
+    """Seconds of one call: the best of a few loops."""
+    loops = []
+    for _ in range(repeats):
+        began_s = time.perf_counter()
+        for _ in range(rounds):
+            work()
+        loops.append((time.perf_counter() - began_s) / rounds)
+    return min(loops)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20_000)
+    rounds = parser.parse_args().rounds
+    plan = TransferPlan(new_nonce(), 8192, 0, 16, 65536, PAYLOAD_BYTES, PAYLOAD_BYTES)
+    secret = new_secret()
+    sealed = Envelope.of(plan.nonce, 5, plan.messages[0], b"").sealed(bytes(16))
+    data, forged = proven(sealed, secret).encode(), proven(sealed, new_secret()).encode()
+    gate = Gate(secret)
+
+    def refuse() -> None:
+        try:
+            gate.admit_envelope(forged)
+        except Refused:
+            return
+        raise AssertionError("a forged envelope was admitted")
+
+    unproven_s = best_s(lambda: Envelope.decode(data), rounds)
+    print(f"{'microseconds a message':<40}")
+    print(f"{'prove (sender)':<40}{best_s(lambda: proven(sealed, secret), rounds) * 1e6:>10.2f}")
+    print(f"{'verify and decode (receiver)':<40}{best_s(lambda: gate.admit_envelope(data), rounds) * 1e6:>10.2f}")
+    print(f"{'  of these, decode':<40}{unproven_s * 1e6:>10.2f}")
+    print(f"{'refuse a forged one':<40}{best_s(refuse, rounds) * 1e6:>10.2f}")
+    payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, np.uint8)
+    print(f"{PAYLOAD_BYTES >> 20} MiB on one core, ms")
+    for name, work in (
+        ("digest of the payload", lambda: summary(payload)),
+        ("keyed hash of the payload", lambda: blake3(payload, key=secret).digest()),
+    ):
+        print(f"{name:<40}{best_s(work, 1, PAYLOAD_ROUNDS) * 1e3:>10.1f}")
+
+
+if __name__ == "__main__":
+    main()
