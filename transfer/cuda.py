@@ -40,6 +40,7 @@ class CudaMemory:
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self._device, priority=WIDEST_STREAM_PRIORITY)
         self._spin_s = spin_s
+        self._summary_bytes = 0  # of the longest payload
         self._waiting = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="cuda-wait")
 
     def allocate(self, num_buffers: int, buffer_bytes: int) -> list[Buffer]:
@@ -47,6 +48,9 @@ class CudaMemory:
         stride_bytes = -(-buffer_bytes // PAGE_BYTES) * PAGE_BYTES
         whole = torch.zeros(num_buffers * stride_bytes, dtype=torch.uint8, device=self._device)
         _require_plain_memory(whole)
+        # Room for summaries, now rather than in a hand-over: pinning memory waits for the device.
+        self._summary_bytes = max(self._summary_bytes, buffer_bytes // PAGE_BYTES * DIGEST_BYTES + PAGE_BYTES)
+        _ = [self._pinned() for _ in range(num_buffers)]
         torch.cuda.synchronize(self._device)  # zeroed, on the stream of whoever starts the node
         return [whole[at : at + buffer_bytes] for at in range(0, len(whole), stride_bytes)]
 
@@ -59,12 +63,16 @@ class CudaMemory:
         num_pages, tail_bytes = divmod(len(tensor), PAGE_BYTES)
         paged_bytes, digest_bytes = num_pages * PAGE_BYTES, num_pages * DIGEST_BYTES
         with self.stream():
-            host = torch.empty(digest_bytes + tail_bytes, dtype=torch.uint8, pin_memory=True)
+            host = self._pinned()[: digest_bytes + tail_bytes]
             digests = digest_pages(tensor[:paged_bytes].view(num_pages, PAGE_BYTES))
             host[:digest_bytes].copy_(digests.view(-1), non_blocking=True)
             host[digest_bytes:].copy_(tensor[paged_bytes:], non_blocking=True)
         await self.finished()
         return bytes(host.numpy().data)
+
+    def _pinned(self) -> Tensor:
+        """Of one size, so that torch has one at hand that was used before."""
+        return torch.empty(self._summary_bytes, dtype=torch.uint8, pin_memory=True)
 
     async def finished(self) -> None:
         with self.stream():

@@ -1,7 +1,8 @@
 """One end of real hand-overs, in a process of its own: obeys JSON lines on stdin, reports on stdout.
 
-    python -m tests.support.handover_child '{"transports": "tcp"}'
+    python -m tests.support.handover_child '{"transports": "tcp"}' [cuda:0]
 
+Its staging lies on the device, a GPU's or the host's.
 Every message's bytes are `contents(message, nonce)`, so the receiving process can check them by itself.
 See `tests.support.handover_peer` for the other end of the pipes.
 """
@@ -12,11 +13,12 @@ import os
 import resource
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
+import torch
 
+from node.packing import staging_memory
 from tests.support.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
@@ -37,9 +39,10 @@ def say(**report: object) -> None:
 class Child:
     """Commands are methods; each takes the command's fields and answers under the command's `id`."""
 
-    def __init__(self, config: UcxConfig) -> None:
-        self.transport = open_transport(config)
-        self.staging = Staging(STAGING)
+    def __init__(self, config: UcxConfig, device: str) -> None:
+        memory = staging_memory(device)
+        self.transport = open_transport(replace(config, cuda=device != "cpu"))
+        self.staging = Staging(STAGING, memory)
         self.sender = HandoverSender(self.transport, self.staging)
         self.receiver = HandoverReceiver(self.transport, self.staging)
         self.outgoing: dict[int, OutgoingHandover] = {}
@@ -67,7 +70,7 @@ class Child:
 
         async def land(message: PlannedMessage, buffer: Buffer) -> None:
             nonlocal wrong
-            wrong += not np.array_equal(buffer, contents(message, planned.nonce))
+            wrong += not torch.equal(torch.as_tensor(buffer).cpu(), torch.from_numpy(contents(message, planned.nonce)))
             say(landed=message.index)
 
         deadline_s = asyncio.get_running_loop().time() + within_s
@@ -82,7 +85,7 @@ class Child:
         planned = TransferPlan(**plan)
 
         async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-            buffer[:] = contents(message, planned.nonce)
+            torch.as_tensor(buffer).copy_(torch.from_numpy(contents(message, planned.nonce)))
 
         deadline_s = asyncio.get_running_loop().time() + within_s
         secret = secret_of(planned.nonce)
@@ -104,12 +107,13 @@ class Child:
             "open_files": len(os.listdir("/proc/self/fd")),
             "max_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "describe": self.transport.describe(),
+            "sessions_completed": self.transport.stats.sessions_completed,
             **asdict(self.transport.stats),
         }
 
 
-async def main(config: UcxConfig) -> None:
-    child = Child(config)
+async def main(config: UcxConfig, device: str) -> None:
+    child = Child(config, device)
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer)
     say(address=child.transport.address)
@@ -119,4 +123,4 @@ async def main(config: UcxConfig) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(UcxConfig(**json.loads(sys.argv[1]))))
+    asyncio.run(main(UcxConfig(**json.loads(sys.argv[1])), *(sys.argv[2:] or ["cpu"])))

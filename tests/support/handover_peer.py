@@ -30,10 +30,10 @@ class Peer:
 
     @classmethod
     @asynccontextmanager
-    async def start(cls, *enter: str, **config: object) -> AsyncIterator["Peer"]:
-        """enter: a command prefix, such as a namespace's; config: fields of `UcxConfig`."""
+    async def start(cls, *enter: str, device: str = "cpu", **config: object) -> AsyncIterator["Peer"]:
+        """enter: a command prefix, such as a namespace's; device: of its staging; config: fields of `UcxConfig`."""
         process = await asyncio.create_subprocess_exec(
-            *enter, sys.executable, "-m", "tests.support.handover_child", json.dumps(config),
+            *enter, sys.executable, "-m", "tests.support.handover_child", json.dumps(config), device,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
