@@ -4,6 +4,7 @@ Rows are ordered decodes first (sequences with one new token), then prefills: li
 at once, mixers treat the two parts apart.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,16 +54,7 @@ class StepPlan:
         check_steps(steps, block_size)
         decodes = [step for step in steps if len(step.tokens) == 1]
         prefills = [step for step in steps if len(step.tokens) > 1]
-        ordered = decodes + prefills
-        tokens_T, positions_T, block_T, offset_T = upload(
-            [
-                [token for step in ordered for token in step.tokens],
-                [position for step in ordered for position in range(step.start, step.end)],
-                [step.block_ids[p // block_size] for step in ordered for p in range(step.start, step.end)],
-                [p % block_size for step in ordered for p in range(step.start, step.end)],
-            ],
-            device,
-        )
+        tokens_T, positions_T, block_T, offset_T = _rows(decodes, prefills, block_size, device)
         _feed_(tokens_T, decodes, drawn)
         return cls(
             num_decodes=len(decodes),
@@ -80,6 +72,33 @@ class StepPlan:
         """One tensor [T, ...] from what the two parts of the rows gave."""
         parts = [part for part in (decoded, prefilled) if part is not None]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _rows(
+    decodes: list[SequenceStep], prefills: list[SequenceStep], block_size: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Tokens, positions, blocks and places in them, in one copy: the first launch of a prompt waits for nothing else.
+
+    Each begins at a multiple of 16 bytes, as in `upload`.
+    """
+    num_rows = len(decodes) + sum(len(step.tokens) for step in prefills)
+    packed = torch.empty(4, num_rows + num_rows % 2, dtype=torch.int64, pin_memory=device.type == "cuda")
+    if decodes:
+        starts = [step.start for step in decodes]
+        blocks = [step.block_ids[step.start // block_size] for step in decodes]
+        tokens, offsets = [step.tokens[0] for step in decodes], [start % block_size for start in starts]
+        packed[:, : len(decodes)] = torch.tensor([tokens, starts, blocks, offsets])
+    first = len(decodes)
+    for step in prefills:
+        tokens_R, positions_R, block_R, offset_R = packed[:, first : first + len(step.tokens)]
+        first_block, end_block = step.start // block_size, -(-step.end // block_size)
+        # A fifth of the time that torch.tensor takes to look at each number.
+        tokens_R.copy_(torch.frombuffer(array("q", step.tokens), dtype=torch.int64))
+        torch.arange(step.start, step.end, out=positions_R)
+        block_R.copy_(torch.tensor(step.block_ids[first_block:end_block])[positions_R // block_size - first_block])
+        torch.remainder(positions_R, block_size, out=offset_R)
+        first += len(step.tokens)
+    return packed.to(device, non_blocking=True)[:, :num_rows].unbind()
 
 
 def _feed_(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) -> None:
@@ -137,7 +156,7 @@ def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.d
         else:
             end = next_prefill = next_prefill + len(step.tokens)
         rows.extend(range(end - step.num_logits, end))
-    if rows == list(range(next_prefill)):
+    if len(rows) == next_prefill and rows == list(range(next_prefill)):
         return None
     return upload([rows], device)[0]
 
