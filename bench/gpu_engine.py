@@ -1,7 +1,7 @@
 """The engine's forward passes on one GPU beside vLLM's times and the chip's floor: prefill and decode, random weights.
 
     python -m bench gpu-engine [--shape granite-h-micro ...] [--state-dtype bfloat16] [--only batch]
-                               [--no-graphs] [--profile FILE] [--device cpu --shrink]
+                               [--chunk 2048 4096 8192] [--no-graphs] [--profile FILE] [--device cpu --shrink]
 
 Drives `ModelRunner` as the engine does: prompts in chunks, decode steps one ahead of the host, which reads the
 tokens of one step while the next one runs. Times are CUDA events, the median of several rounds after a warm-up;
@@ -62,22 +62,22 @@ class Bench:
         self._sync()
         self.load_s = time.perf_counter() - started_s
 
-    def run(self, work: Prefill | Decode) -> Result:
+    def run(self, work: Prefill | Decode, chunk: int) -> Result:
         if isinstance(work, Prefill):
-            return Result(work, self._median(lambda: self._time(lambda: self._prefill(work))), None)
+            return Result(work, self._median(lambda: self._time(lambda: self._prefill(work, chunk))), None)
         host: list[float] = []
         ms = self._median(lambda: self._time(lambda: host.append(self._decode(work))) / DECODE_STEPS)
         return Result(work, ms, statistics.median(host))
 
-    def profiled(self, work: Prefill | Decode) -> str:
-        once = (lambda: self._prefill(work)) if isinstance(work, Prefill) else (lambda: self._decode(work))
+    def profiled(self, work: Prefill | Decode, chunk: int) -> str:
+        once = (lambda: self._prefill(work, chunk)) if isinstance(work, Prefill) else (lambda: self._decode(work))
         return profile(once)
 
     # ------------------------------------------------------------ the work
 
-    def _prefill(self, work: Prefill) -> None:
+    def _prefill(self, work: Prefill, chunk: int) -> None:
         launched = None
-        for steps in prefill_steps(work, self.options.chunk):
+        for steps in prefill_steps(work, chunk):
             ends = [step.end == work.num_tokens for step in steps]
             draws = [(row, GREEDY) for row in range(sum(ends))]
             launched = self.runner.launch(steps, draws)
@@ -177,7 +177,7 @@ def _blocks_of(sequence: int, work: Prefill | Decode) -> range:
 
 
 def print_table(name: str, config: ModelConfig, results: Sequence[Result]) -> None:
-    beside = " (of granite-h-micro)" if name != "granite-h-micro" else ""
+    beside = "" if name.startswith("granite-h-micro") else " (of granite-h-micro)"
     print(f"\n| {name} | ms | tokens/s | vLLM 0.26 ms{beside} | floor ms | x floor | to reach ms | | host ms |")
     print("|---|---|---|---|---|---|---|---|---|")
     for result in results:
@@ -209,13 +209,31 @@ def shrunk_works(works: Sequence[Prefill | Decode]) -> list[Prefill | Decode]:
     ]  # fmt: skip
 
 
+def prefills(works: Sequence[Prefill | Decode]) -> list[Prefill | Decode]:
+    return [work for work in works if isinstance(work, Prefill)]
+
+
+def measure(bench: Bench, name: str, config: ModelConfig, works: Sequence[Prefill | Decode], chunk: int) -> None:
+    """Times the works with prompts in chunks of `chunk` tokens; decodes do not depend on it."""
+    print(f"chunks of {chunk}", flush=True)
+    results = []
+    for work in works:
+        results.append(bench.run(work, chunk))
+        print(f"  {work.name}: {results[-1].ms:.2f} ms", flush=True)
+    print_table(f"{name}, chunks of {chunk}", config, results)
+    if bench.options.profile is not None:
+        with bench.options.profile.open("a") as file:
+            for work in works:
+                file.write(f"## {name}: {work.name}, chunks of {chunk}\n\n{bench.profiled(work, chunk)}\n\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["granite-h-micro", "qwen35-4b"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--state-dtype", default=None, help="bfloat16 on a GPU, float32 elsewhere")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
-    parser.add_argument("--chunk", type=int, default=8192, help="tokens a prefill step")
+    parser.add_argument("--chunk", type=int, nargs="+", default=[8192], help="tokens a prefill step; several in turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--no-graphs", dest="graphs", action="store_false")
@@ -230,16 +248,9 @@ def main() -> None:
         config = shrunk(SHAPES[name]) if options.shrink else SHAPES[name]
         bench = Bench(config, works, options)
         print(f"\n{name}: weights, memory{' and graphs' if options.graphs else ''} after {bench.load_s:.1f} s, "
-              f"states in {options.state_dtype}, chunks of {options.chunk}", flush=True)  # fmt: skip
-        results = []
-        for work in works:
-            results.append(bench.run(work))
-            print(f"  {work.name}: {results[-1].ms:.2f} ms", flush=True)
-        print_table(name, config, results)
-        if options.profile is not None:
-            with options.profile.open("a") as file:
-                for work in works:
-                    file.write(f"## {name}: {work.name}\n\n{bench.profiled(work)}\n\n")
+              f"states in {options.state_dtype}", flush=True)  # fmt: skip
+        for chunk in options.chunk:
+            measure(bench, name, config, works if chunk == options.chunk[0] else prefills(works), chunk)
         del bench  # before the next shape's weights come
 
 
