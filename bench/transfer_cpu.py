@@ -1,141 +1,69 @@
-"""One hand-over of 64 MiB between two processes on this machine, beside a memcpy in the same run.
+"""Hand-overs between two processes of one host, beside a memcpy between shared buffers and asyncio's TCP in one run.
 
-    python -m bench.transfer_cpu [--transports tcp] [--rounds 15]
+    python -m bench transfer-cpu [--mib 64] [--rounds 15] [--transports tcp]
 
-A row is one way to cut the same bytes into messages. Timed from the first token count to the last landing, so
-it holds everything: pack (a copy), digest, transfer, digest, land (a copy). Attention and state are half each.
+A hand-over is timed from the word that the prompt is computed to the last landing, so it holds everything: gather (a
+copy), digest, transfer, digest, scatter (a copy), with a session around them; one at a time. Half of the bytes are
+blocks of 64 KiB, half are the state. The TCP row only moves as many bytes: `sock_sendall` to `sock_recv_into`.
 """
 
 import argparse
-import asyncio
-import multiprocessing
+import mmap
 import statistics
 import time
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
 
 import numpy as np
 
-from transfer.admission import SECRET_BYTES
-from transfer.buffers import Buffer, allocate_host
-from transfer.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender
-from transfer.staging import Staging, StagingConfig
-from transfer.ucx import open_transport
+from bench.transfer_ends import Ends, shape_of
+from bench.transfer_tcp import tcp_seconds
 from transfer.ucx_config import UcxConfig
 
-TOTAL_BYTES = 64 << 20
-MESSAGE_BYTES = (32 << 20, 8 << 20, 2 << 20)
-STAGING = StagingConfig(num_buffers=3, buffer_bytes=TOTAL_BYTES // 2)
-DEADLINE_S = 120.0
-SECRET = bytes(SECRET_BYTES)  # both processes know it, as both know the plans
+BLOCK_BYTES = 64 << 10
+MESSAGE_MIB = (32, 8, 2)
 
 
-def plans(rounds: int) -> list[TransferPlan]:
-    """Every round of every row; the nonce is its number."""
-    return [
-        TransferPlan(
-            nonce=number,
-            num_tokens=512,
-            first_block=0,
-            block_size=16,
-            block_bytes=1 << 20,
-            state_bytes=TOTAL_BYTES // 2,
-            max_message_bytes=message_bytes,
-        )
-        for number, message_bytes in enumerate(
-            (message_bytes for _ in range(rounds) for message_bytes in MESSAGE_BYTES), start=1
-        )
-    ]
+def row(name: str, seconds: list[float], num_bytes: int) -> str:
+    best, median = (num_bytes / 1e9 / value for value in (min(seconds), statistics.median(seconds)))
+    return f"| {name} | {best:.2f} | {median:.2f} |"
 
 
-async def decode(config: UcxConfig, rounds: int, pipe: Connection) -> None:
-    """Expect all rounds at once; report when each had landed, by the machine's monotonic clock."""
-    transport = open_transport(config)
-    receiver = HandoverReceiver(transport, Staging(STAGING))
-    blocks = allocate_host(TOTAL_BYTES)
-
-    async def land(message: PlannedMessage, buffer: Buffer) -> None:
-        start = message.first_block << 20
-        blocks[start : start + message.num_bytes] = buffer
-
-    async def landed_s(handover: IncomingHandover) -> float:
-        await handover.landed()
-        return time.monotonic()
-
-    deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
-    waiting = [
-        asyncio.create_task(landed_s(receiver.expect(plan, secret=SECRET, land=land, deadline_s=deadline_s)))
-        for plan in plans(rounds)
-    ]
-    pipe.send(transport.address)
-    for landing in waiting:
-        pipe.send(await landing)
-    await transport.close()
-
-
-async def prefill(config: UcxConfig, rounds: int, pipe: Connection) -> dict[int, list[float]]:
-    """Seconds of each round, by message size."""
-    transport = open_transport(config)
-    sender = HandoverSender(transport, Staging(STAGING))
-    blocks = np.arange(TOTAL_BYTES, dtype=np.int64).astype(np.uint8)
-
-    async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-        start = message.first_block << 20
-        buffer[:] = blocks[start : start + message.num_bytes]
-
-    address = pipe.recv()
-    seconds: dict[int, list[float]] = {message_bytes: [] for message_bytes in MESSAGE_BYTES}
-    for plan in plans(rounds):
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
-        handover = sender.open(plan, address, secret=SECRET, pack=pack, deadline_s=deadline_s)
-        began_s = time.monotonic()
-        handover.tokens_computed(plan.num_tokens)
-        handover.finish()
-        await handover.done()
-        if not pipe.poll(DEADLINE_S):
-            raise TimeoutError(f"round {plan.nonce} did not land in {DEADLINE_S} s")
-        seconds[plan.max_message_bytes].append(pipe.recv() - began_s)
-    await transport.close()
-    return seconds
-
-
-def copy_seconds(rounds: int) -> list[float]:
-    source, target = np.ones(TOTAL_BYTES, np.uint8), allocate_host(TOTAL_BYTES)
+def copy_seconds(num_bytes: int, rounds: int) -> list[float]:
+    """Between two shared mappings, by one process."""
+    source, target = (np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8) for _ in range(2))
+    source[:], target[:] = 1, 0
     seconds = []
     for _ in range(rounds):
-        began_s = time.perf_counter()
+        began_s = time.monotonic()
         target[:] = source
-        seconds.append(time.perf_counter() - began_s)
+        seconds.append(time.monotonic() - began_s)
     return seconds
 
 
-def row(name: str, seconds: list[float]) -> str:
-    best, median = (TOTAL_BYTES / 1e9 / value for value in (min(seconds), statistics.median(seconds)))
-    return f"{name:<28}{best:>10.2f}{median:>10.2f}"
-
-
-def run_decode(config: UcxConfig, rounds: int, pipe: Connection) -> None:
-    asyncio.run(decode(config, rounds, pipe))
+def rows(num_bytes: int, rounds: int, ucx: UcxConfig) -> Iterator[str]:
+    yield f"{num_bytes >> 20} MiB, {ucx.transports}\n\n| what | best GB/s | median GB/s |\n|---|---:|---:|"
+    yield row("memcpy between shared buffers", copy_seconds(num_bytes, rounds), num_bytes)
+    yield row("asyncio TCP", tcp_seconds(num_bytes, rounds), num_bytes)
+    half = num_bytes // 2
+    shape = shape_of(half // BLOCK_BYTES, BLOCK_BYTES, half, dtype="float32", state_dtype="float32")
+    with Ends("cpu", "cpu", shape, num_buffers=3, ucx=ucx) as ends:
+        for mib in MESSAGE_MIB:
+            plan = shape.plan(max_message_bytes=mib << 20)
+            yield row(f"hand-over, {mib} MiB messages", ends.one_at_a_time(plan, rounds), plan.total_bytes)
+            if not ends.arrived():
+                raise AssertionError("what arrived is not what left")
+        for part, seconds in ends.parts(shape.plan(max_message_bytes=half), rounds).items():
+            yield row(f"{part} of {half >> 20} MiB of blocks alone", [seconds], half)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--transports", default=UcxConfig().transports)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--transports", default=UcxConfig().transports)
     arguments = parser.parse_args()
-    config = UcxConfig(transports=arguments.transports)
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_decode, args=(config, arguments.rounds, there), daemon=True
-    )
-    process.start()
-    seconds = asyncio.run(prefill(config, arguments.rounds, here))
-    process.join(DEADLINE_S)
-    print(f"{TOTAL_BYTES >> 20} MiB, {config.transports}; GB/s {'best':>11}{'median':>10}")
-    print(row("memcpy", copy_seconds(arguments.rounds)))
-    for message_bytes, values in seconds.items():
-        print(row(f"hand-over, {message_bytes >> 20} MiB messages", values))
+    for line in rows(arguments.mib << 20, arguments.rounds, UcxConfig(transports=arguments.transports)):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The hand-over alone between two GPUs: all of it, its parts, and what others move over the same link.
 
-    python3 -m bench transfer-gpu                                # cuda:0 to cuda:1
-    python3 -m bench transfer-gpu --devices cuda:0 cuda:0        # one GPU: CUDA IPC within it
+    python3 -m bench transfer-gpu                                # cuda:0 to cuda:1; or one GPU, between two processes
     python3 -m bench transfer-gpu --devices cpu cpu --mib 8      # no GPU: that it runs
 
 A hand-over is timed from the word that the prompt is computed to its last landing: gather, digest, send, digest,
@@ -118,12 +117,17 @@ def blocks_shape(total: int) -> Shape:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"], metavar=("PREFILL", "DECODE"))
+    parser.add_argument("--devices", nargs=2, metavar=("PREFILL", "DECODE"), help="the first GPU and the second, if any")
     parser.add_argument("--mib", type=int, default=64, help="of a hand-over's blocks, and of a state")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="the rows that are asked for, and their parts")
     arguments = parser.parse_args()
-    for row in rows(tuple(arguments.devices), arguments.mib << 20, arguments.rounds, arguments.quick):
+    num_gpus = torch.cuda.device_count()
+    if arguments.devices is None and num_gpus == 0:
+        print("no CUDA device here: `--devices cpu cpu --mib 8` shows that it runs")
+        return
+    devices = tuple(arguments.devices or ("cuda:0", f"cuda:{min(1, num_gpus - 1)}"))
+    for row in rows(devices, arguments.mib << 20, arguments.rounds, arguments.quick):
         print(row, flush=True)
 
 
