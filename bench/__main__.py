@@ -21,6 +21,7 @@ BENCHMARKS = {
     "gpu-steps": ("bench.gpu_steps", "decode steps through the whole engine on a GPU"),
     "learning": ("bench.learning", "a chat whose prefill node learns from the decode node, or does not"),
     "transfer-gpu": ("bench.transfer_gpu", "a hand-over between two GPUs, its parts, and NIXL beside it"),
+    "soak": ("bench.soak", "ten thousand hand-overs in a row, and what the processes hold"),
     "transfer-cpu": ("bench.transfer_cpu", "a hand-over between two processes against a memcpy"),
 }
 

@@ -76,6 +76,7 @@ async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 
     async with scenario.cluster(model, folder) as cluster:
         load = await RecallLoad.against(cluster.url, model, seed)
         faults_began_s = time.monotonic()
+        cluster.arm()
         async with load.running(NUM_CLIENTS):
             while row.rounds < rounds:
                 assert row.missed < 3 * rounds + 10, f"{row.missed} faults met no session: {cluster.logs()}"

@@ -119,6 +119,11 @@ class FaultCluster(Cluster):
     def node_names(self) -> list[str]:
         return [name for name in self.processes if name != "router"]
 
+    def arm(self) -> None:
+        """From now on the network damages or delays what `faults` say."""
+        for name in self.node_names:
+            self.processes[name].kill(signal.SIGUSR2)
+
     def restart(self, name: str) -> None:
         """Until the router knows the new process."""
         before = self.nodes().get(name, {}).get("incarnation")

@@ -1,9 +1,9 @@
 """A node that misbehaves on purpose, in a process of its own, and that keeps a journal with times.
 
 `Process.start(name, FaultyNode(config, ...), folder)`, as with any other config. What is added is added here, from
-outside: no product code knows of it. The journal holds a JSON line for each session that failed here, for each fault
-that was committed here, and for each SIGUSR1 (what the node holds at that moment). `at` is the machine's monotonic
-clock, which all processes share.
+outside: no product code knows of it. The network's faults begin with SIGUSR2. The journal holds a JSON line for each
+session that failed here, for each fault that was committed here, and for each SIGUSR1 (what the node holds at that
+moment). `at` is the machine's monotonic clock, which all processes share.
 """
 
 import asyncio
@@ -45,8 +45,14 @@ class FaultyNode:
 
 
 class Journal:
+    """`is_armed`: faults are committed from now on."""
+
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
+        self.is_armed = False
+
+    def arm(self) -> None:
+        self.is_armed = True
 
     def note(self, what: str, **fields: object) -> None:
         self._file.write(json.dumps({"at": time.monotonic(), "what": what, **fields}) + "\n")
@@ -68,8 +74,8 @@ class LateConnection:
         return self._inner.lanes
 
     def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
-        is_late = tag.is_payload and tag.nonce != LINK_NONCE and self._dice.random() < self._node.late_share
-        if not is_late:
+        may_be_late = self._journal.is_armed and tag.is_payload and tag.nonce != LINK_NONCE
+        if not may_be_late or self._dice.random() >= self._node.late_share:
             return self._inner.send(tag, part, deadline_s)
         loop = asyncio.get_running_loop()
         loop.call_later(self._node.late_s, self._send_late, tag, part.copy())
@@ -88,7 +94,7 @@ class FaultyNodeTransport(FaultyTransport):
         dice = random.Random(node.seed)
 
         def byte_of(part: Arrival) -> int | None:
-            if part.tag.nonce == LINK_NONCE or dice.random() >= node.flip_share:
+            if not journal.is_armed or part.tag.nonce == LINK_NONCE or dice.random() >= node.flip_share:
                 return None
             journal.note("fault", fault="flip", nonce=part.tag.nonce, is_payload=part.tag.is_payload)
             return dice.randrange(part.num_bytes)
@@ -132,6 +138,7 @@ class FaultyServer:
     async def start(self) -> None:
         await self._node.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._note_held)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._journal.arm)
 
     def _note_held(self) -> None:
         staging = self._node.chassis.staging

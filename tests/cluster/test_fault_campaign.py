@@ -1,0 +1,36 @@
+"""Every kind of fault a few times under load; `python -m bench faults` does each fifty times."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.fault_campaign import DEADLINE_S, SCENARIOS, Row, run, table
+from tests.support.netns import NamespacesUnavailable
+
+MODEL = Path(__file__).parents[2] / "models" / "headrace-tiny-qwen3.5"
+ROUNDS = 4
+
+pytestmark = pytest.mark.slow
+
+
+def failures(row: Row) -> int:
+    return sum(row.sessions_failed.values())
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_no_answer_is_wrong_and_everything_comes_back(name: str, tmp_path: Path) -> None:
+    try:
+        row = await run(name, MODEL, tmp_path, rounds=ROUNDS)  # asserts that everything comes back
+    except NamespacesUnavailable as why:
+        pytest.skip(str(why))
+    print("\n" + table([row]))
+    assert row.wrong == []
+    assert row.right > 0
+    assert row.rounds >= ROUNDS and failures(row) > 0  # the faults met sessions
+    match name:
+        case "prefill node killed" | "decode node killed":
+            assert row.percentile(0.95) < 2
+        case "prefill node stopped" | "decode node stopped" | "link cut and restored":
+            assert row.percentile(0.5) < DEADLINE_S + 1
+        case "message late":
+            assert row.dropped >= ROUNDS
