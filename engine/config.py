@@ -31,7 +31,7 @@ class EngineConfig:
                        there is nothing to gain, but tests ask for it
     cuda_graphs        on a GPU, decode steps are captured once and replayed
     threads            torch's CPU threads; None: torch's own choice
-    block_size         tokens a block; all nodes of a cluster must agree
+    block_size         tokens a block; nodes of a cluster may differ, whoever hands over packs the other side's blocks
     cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded
     state_share        of that budget, for states and checkpoints, the rest is for blocks; None: one state for
                        every 8,192 tokens of blocks, or for an eighth of the model's length if that is less
