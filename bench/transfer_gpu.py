@@ -117,7 +117,7 @@ def blocks_shape(total: int) -> Shape:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", nargs=2, metavar=("PREFILL", "DECODE"), help="the first GPU and the second, if any")
+    parser.add_argument("--devices", nargs=2, metavar=("PREFILL", "DECODE"), help="the first GPU and the second")
     parser.add_argument("--mib", type=int, default=64, help="of a hand-over's blocks, and of a state")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="the rows that are asked for, and their parts")

@@ -22,6 +22,13 @@ def test_the_measured_settings_are_the_defaults():
     }
 
 
+def test_gpu_memory_brings_transports_that_must_be_there():
+    config = UcxConfig(cuda=True)
+    assert config.environment()["UCX_TLS"] == "tcp,cuda_copy,cuda_ipc"
+    assert config.required_transports == ("cuda_copy", "cuda_ipc")
+    assert UcxConfig().required_transports == ()
+
+
 def test_settings_that_come_after_the_import_are_refused():
     environ = UcxConfig().environment()
     UcxConfig().apply(environ, loaded_modules={"ucxx": object()})
