@@ -90,9 +90,17 @@ def test_prefill_of_real_shapes(spans: list[tuple[int, int]], H: int, KV: int, D
 
 
 @needs_gpu
-@pytest.mark.parametrize("registers", [None, 128])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256), (2, 2, 64), (8, 1, 256)])
+@pytest.mark.parametrize(
+    ("H", "KV", "D", "dtype", "registers"),
+    [
+        (32, 8, 64, torch.bfloat16, None),
+        (32, 8, 64, torch.bfloat16, 128),
+        (2, 2, 64, torch.float16, None),
+        (12, 4, 128, torch.bfloat16, None),
+        (16, 4, 256, torch.bfloat16, None),
+        (8, 1, 256, torch.bfloat16, None),
+    ],
+)
 @pytest.mark.parametrize(
     "spans",
     [
