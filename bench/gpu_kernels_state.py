@@ -17,30 +17,22 @@ from torch import Tensor
 
 from bench.gpu_timing import HEADER, Row, measure
 from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
-from kernels.causal_conv1d_update import ConvTile
 from kernels.gdn_heads import GdnHeads
 from kernels.gdn_update import GdnTile
 from kernels.segments import PrefillSegments, StateSource, StateWrite
 from kernels.ssd_heads import SsdHeads
-from kernels.ssd_update import SsdTile
 
 BF16, FP32 = torch.bfloat16, torch.float32
 BATCHES = (1, 16, 64, 256)
 CONV_WIDTHS = {"granite-h-micro": (4352, 8512, True), "qwen35-4b": (8192, 12352, False)}
-SSD_VARIANTS = [SsdTile(rows, warps, fetches) for rows, warps in ((16, 2), (16, 4), (32, 2), (32, 4), (64, 8))
-                for fetches in (False, True)]  # fmt: skip
+SSD_VARIANTS = [(8, 1), (8, 2), (16, 1), (16, 2), (16, 4), (32, 2), (32, 4)]
 GDN_VARIANTS = {
-    BF16: [GdnTile(32, 2), GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(32, 2, 16, heads=2),
-           GdnTile(16, 1, 4), GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
-           GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2), GdnTile(16, 2, 8),
-           GdnTile(32, 2, fetches=True), GdnTile(32, 2, 8, fetches=True), GdnTile(16, 2, 8, fetches=True)],
+    BF16: [GdnTile(32, 2), GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(16, 1, 4), GdnTile(16, 1, 8),
+           GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
+           GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2), GdnTile(16, 2, 8)],
     FP32: [GdnTile(32, 4), GdnTile(32, 4, heads=2), GdnTile(64, 4), GdnTile(64, 4, 8), GdnTile(32, 2, 8)],
 }  # fmt: skip
-CONV_UPDATE_VARIANTS = [
-    ConvTile(channels, warps, fetches)
-    for channels, warps in ((128, 2), (128, 4), (256, 2), (256, 4), (512, 4), (1024, 4))
-    for fetches in (False, True)
-]
+CONV_UPDATE_VARIANTS = [(64, 1), (128, 1), (128, 2), (256, 2), (256, 4), (512, 4), (1024, 4)]
 CONV_VARIANTS = [(16, 256, 1), (64, 256, 1), (32, 512, 2), (64, 512, 2), (32, 128, 1)]
 COPY_VARIANTS = [(512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]
 Prepare = Callable[[], Callable[[], object]]

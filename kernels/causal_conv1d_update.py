@@ -15,8 +15,6 @@ Contract  A sequence's history is the K-1 inputs from its source's window offset
 Numerics  in u's dtype times weight's, in Triton float32 until y; windows are bit-exact copies of inputs
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -24,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-from kernels.pdl import OVERLAPPED, can_fetch, fetch, let_next_start, wait_for_previous
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.segments import StateSource, first_inputs
 
 
@@ -92,7 +90,6 @@ def _causal_conv1d_update_kernel(
     K: tl.constexpr,
     W: tl.constexpr,
     TILE_C: tl.constexpr,
-    FETCHES: tl.constexpr,
 ):
     """A program steps TILE_C channels of one sequence, whose inputs all stand in registers."""
     let_next_start()
@@ -110,10 +107,6 @@ def _causal_conv1d_update_kernel(
     history_ptr = pool_ptr + src * slot_stride + channel * W
     if offset_ptr is not None:
         history_ptr += tl.load(offset_ptr + sequence)
-    if FETCHES:
-        window_bytes: tl.constexpr = W * pool_ptr.dtype.element_ty.primitive_bitwidth // 8
-        eighth = tl.minimum(tl.program_id(0) * TILE_C + tl.arange(0, TILE_C // 8) * 8, C - 8)
-        fetch(pool_ptr + tl.maximum(src, 0) * slot_stride + eighth * W, 8 * window_bytes)
     wait_for_previous()
 
     inputs = ()  # type: tuple
@@ -150,8 +143,7 @@ def causal_conv1d_update_triton(
     y = torch.empty((len(u), C), dtype=u.dtype, device=u.device)
     if batch == 0:
         return y
-    tile = launch_shape(C, batch)
-    tile_c = min(tile.channels, triton.next_power_of_2(C))
+    tile_c, num_warps = launch_shape(C)
     _causal_conv1d_update_kernel[(triton.cdiv(C, tile_c), batch)](
         u,
         weight,
@@ -168,21 +160,12 @@ def causal_conv1d_update_triton(
         K=K,
         W=window_pool.shape[2],
         TILE_C=tile_c,
-        FETCHES=tile.fetches and can_fetch(window_pool) and C % 8 == tile_c % 8 == 0,
-        num_warps=tile.num_warps,
+        num_warps=num_warps,
         **OVERLAPPED,
     )
     return y
 
 
-class ConvTile(NamedTuple):
-    """How the Triton form cuts the work."""
-
-    channels: int  # that a program steps
-    num_warps: int
-    fetches: bool  # the windows while kernels before this one end
-
-
-def launch_shape(num_channels: int, batch: int) -> ConvTile:
-    """Two channels a thread, for windows are read two bytes at a time."""
-    return ConvTile(256, 4, fetches=num_channels * batch < 1 << 17)
+def launch_shape(num_channels: int) -> tuple[int, int]:
+    """Channels a program steps, and its warps: two channels a thread, for windows are read two bytes at a time."""
+    return min(256, triton.next_power_of_2(num_channels)), 4

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.gdn_heads import GdnHeads, log_decay
-from kernels.pdl import OVERLAPPED, can_fetch, fetch, let_next_start, wait_for_previous
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import L2_NORM_EPS, l2_normalize
 from kernels.segments import StateSource, steps_of_each
 
@@ -137,7 +137,6 @@ def _gdn_update_kernel(
     HEADS: tl.constexpr,
     TILE_V: tl.constexpr,
     ACCESS: tl.constexpr,
-    FETCHES: tl.constexpr,
     EPS: tl.constexpr,
 ):
     """A program holds columns TILE_V of the states of HEADS value heads of one key head in registers: they are read
@@ -148,8 +147,7 @@ def _gdn_update_kernel(
     """
     let_next_start()
     first_head = tl.program_id(0) // tl.cdiv(DV, TILE_V) * HEADS
-    first_column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V
-    column = first_column + tl.arange(0, TILE_V)
+    column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
     key = tl.arange(0, PADDED_K)
     sequence = tl.program_id(1)
     in_k, in_v = key < DK, column < DV
@@ -159,11 +157,6 @@ def _gdn_update_kernel(
     destinations = ()  # type: tuple
     for t in tl.static_range(T):
         destinations += (tl.load(dst_ptr + sequence * T + t),)
-    if FETCHES:
-        row_bytes: tl.constexpr = TILE_V * pool_ptr.dtype.element_ty.primitive_bitwidth // 8
-        for h in tl.static_range(HEADS):
-            rows = ((first_head + h) * DK + tl.minimum(key, DK - 1)) * DV + first_column
-            fetch(pool_ptr + tl.maximum(src, 0) * slot_stride + rows, row_bytes)
     wait_for_previous()
 
     found = (key < tl.where(src >= 0, DK, 0))[:, None] & in_v[None, :]
@@ -173,14 +166,19 @@ def _gdn_update_kernel(
         states += (tl.load(source + place, mask=found, other=0.0),)
     keys = ()  # type: tuple
     queries = ()  # type: tuple
-    products = ()  # type: tuple
+    keys_squared = ()  # type: tuple
+    queries_squared = ()  # type: tuple
+    keys_queries = ()  # type: tuple
     for t in tl.static_range(T):
         row = sequence * T + t
         k = tl.load(k_ptr + row * k_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
         q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
+        kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
         keys += (k,)
         queries += (q,)
-        products += (tl.reduce((k * k, q * q, k * q), 0, _add_three),)
+        keys_squared += (kk,)
+        queries_squared += (qq,)
+        keys_queries += (kq,)
 
     for h in tl.static_range(HEADS):
         head = first_head + h
@@ -189,14 +187,13 @@ def _gdn_update_kernel(
         for t in tl.static_range(T):
             row = sequence * T + t
             k, q = keys[t], queries[t]
-            kk, qq, kq = products[t]
             v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
             decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
             beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
             state_k, state_q = tl.reduce((state * k[:, None], state * q[:, None]), 0, _add_two)
-            over_k = tl.rsqrt(kk + EPS)
+            over_k = tl.rsqrt(keys_squared[t] + EPS)
             delta = beta * (v - state_k * (decay * over_k)) * over_k
-            o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
+            o = (state_q * decay + keys_queries[t] * delta) * (tl.rsqrt(queries_squared[t] + EPS) * DK**-0.5)
             state = state * decay + k[:, None] * delta[None, :]
             tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
             dst = destinations[t]
@@ -228,8 +225,7 @@ def gdn_update_triton(
     o = torch.empty((R, Hv, Dv), dtype=v.dtype, device=v.device)
     if R == 0:
         return o
-    element_bytes = state_pool.element_size()
-    tile = launch_shape(R // T * Hv, element_bytes)
+    tile = launch_shape(R // T * Hv, state_pool.element_size())
     columns, heads_a_program = min(tile.columns, triton.next_power_of_2(Dv)), math.gcd(tile.heads, Hv // Hk)
     _gdn_update_kernel[(Hv // heads_a_program * triton.cdiv(Dv, columns), R // T)](
         q,
@@ -258,7 +254,6 @@ def gdn_update_triton(
         HEADS=heads_a_program,
         TILE_V=columns,
         ACCESS=_access(state_pool, tile.access_bytes),
-        FETCHES=tile.fetches and can_fetch(state_pool) and Dv % columns == columns * element_bytes % 16 == 0,
         EPS=L2_NORM_EPS,
         num_warps=tile.num_warps,
         **OVERLAPPED,
@@ -273,7 +268,6 @@ class GdnTile(NamedTuple):
     num_warps: int
     access_bytes: int = 16  # at most, of a thread's reads and writes of a state
     heads: int = 1  # of one key that a program serves, at most
-    fetches: bool = False  # the states while kernels before this one end
 
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
@@ -283,10 +277,9 @@ def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
     (`bench.gpu_kernels_state --variants`). Two bytes an element leave two warps enough to do; a small batch is cut
     finer to occupy all 132 multiprocessors.
     """
-    fetches = num_heads < 2048
     if element_bytes == 2:
-        return GdnTile(32, 2, access_bytes=8, fetches=fetches)
-    return GdnTile(16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4, fetches=fetches)
+        return GdnTile(32, 2, access_bytes=8)
+    return GdnTile(16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4)
 
 
 def _access(state_pool: Tensor, most: int) -> int:

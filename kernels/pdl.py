@@ -4,7 +4,7 @@
     def _kernel(...):
         let_next_start()          # first: the next kernel may take the room that this one leaves
         ...                       # what no kernel before it writes: indices, weights
-        fetch(states, 64)         # what is far away, even if they may still write it
+        fetch(weights, 64)        # what is far away, even if they may still write it
         wait_for_previous()       # in every program, before it reads what others wrote, and before it writes or returns
         ...
 
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language.extra import cuda
 
 from kernels.dispatch import UPCAST_DOT
@@ -59,8 +58,3 @@ def fetch(pointers, num_bytes: tl.constexpr):
             is_pure=False,
             pack=1,
         )
-
-
-def can_fetch(pool: Tensor) -> bool:
-    """Whether the rows of a pool begin at multiples of 16 bytes."""
-    return pool.data_ptr() % 16 == 0 and pool.stride(0) * pool.element_size() % 16 == 0

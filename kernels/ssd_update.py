@@ -16,15 +16,13 @@ Numerics  all arithmetic in float32; T rows at once equal T steps of one row, a 
 Source    Dao & Gu 2024, "Transformers are SSMs" (recurrent form)
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-from kernels.pdl import OVERLAPPED, can_fetch, fetch, let_next_start, wait_for_previous
+from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.segments import StateSource, steps_of_each
 from kernels.ssd_heads import SsdHeads, time_step
 
@@ -114,7 +112,6 @@ def _ssd_update_kernel(
     HEADS_A_GROUP: tl.constexpr,
     TILE_P: tl.constexpr,
     PADDED_N: tl.constexpr,
-    FETCHES: tl.constexpr,
 ):
     """A program holds rows TILE_P of one head's state in registers: it is read once and written once a row."""
     let_next_start()
@@ -132,12 +129,6 @@ def _ssd_update_kernel(
     destinations = ()  # type: tuple
     for t in tl.static_range(T):
         destinations += (tl.load(dst_ptr + sequence * T + t),)
-    if FETCHES:
-        # In so small pieces that threads share them out: what is left over repeats others' pieces.
-        piece_bytes: tl.constexpr = 16 * pool_ptr.dtype.element_ty.primitive_bitwidth // 8
-        row = (head * P + tl.minimum(p, P - 1))[:, None] * N
-        piece = tl.minimum(tl.arange(0, tl.cdiv(PADDED_N, 16)) * 16, N - 16)[None, :]
-        fetch(pool_ptr + tl.maximum(src, 0) * slot_stride + row + piece, piece_bytes)
     wait_for_previous()
 
     found = (p < tl.where(src >= 0, P, 0))[:, None] & in_n[None, :]
@@ -178,8 +169,7 @@ def ssd_update_triton(
     y = torch.empty((R, H, P), dtype=x.dtype, device=x.device)
     if R == 0:
         return y
-    tile = launch_shape(R // T * H)
-    tile_p = min(tile.rows, triton.next_power_of_2(P))
+    tile_p, num_warps = launch_shape(P)
     _ssd_update_kernel[(H * triton.cdiv(P, tile_p), R // T)](
         x,
         dt,
@@ -206,25 +196,17 @@ def ssd_update_triton(
         HEADS_A_GROUP=H // G,
         TILE_P=tile_p,
         PADDED_N=triton.next_power_of_2(N),
-        FETCHES=tile.fetches and can_fetch(state_pool) and N % 16 == 0,
-        num_warps=tile.num_warps,
+        num_warps=num_warps,
         **OVERLAPPED,
     )
     return y
 
 
-class SsdTile(NamedTuple):
-    """How the Triton form cuts the work."""
+def launch_shape(head_dim: int) -> tuple[int, int]:
+    """Rows of the state a program holds, and its warps.
 
-    rows: int  # of one head's state that a program holds
-    num_warps: int
-    fetches: bool  # the state while kernels before this one end
-
-
-def launch_shape(num_heads: int) -> SsdTile:
-    """For a batch with so many heads in all.
-
-    Sixteen kilobytes of float32 state a program of four warps keep a multiprocessor's loads going while others
-    compute; a small batch is cut finer to occupy all 132 of them.
+    The best of five measured on an H200 at batches of 1, 16, 64 and 256 (`bench.gpu_kernels_state --variants`): small
+    programs, of which many wait for their bytes while others compute. To fetch states into the second-level cache
+    while kernels before this one end gained nothing for one sequence and lost a fifth for sixteen.
     """
-    return SsdTile(16 if num_heads < 512 else 32, 4, fetches=num_heads < 2048)
+    return min(16, triton.next_power_of_2(head_dim)), 2

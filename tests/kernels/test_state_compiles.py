@@ -10,14 +10,14 @@ POOLS = {"fp32": 4, "bf16": 2}
 
 
 def ssd_launch(pool: str, batch: int, T: int) -> Launch:
-    tile = ssd_update.launch_shape(batch * 64)
+    tile_p, num_warps = ssd_update.launch_shape(64)
     types = {name: "*bf16:16" for name in ("x_ptr", "dt_ptr", "B_ptr", "C_ptr", "y_ptr")}
     types |= {name: "*fp32:16" for name in ("A_ptr", "D_ptr", "bias_ptr")}
     types |= {"pool_ptr": f"*{pool}:16", "src_ptr": "*i64", "dst_ptr": "*i64"}
     types |= {f"{name}_stride": "i32:16" for name in ("x", "dt", "B", "C", "slot")}
-    sizes = {"T": T, "H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "TILE_P": tile.rows, "PADDED_N": 128}
-    sizes |= {"DT_MIN": 0.0, "DT_MAX": float("inf"), "FETCHES": tile.fetches}
-    return Launch("kernels.ssd_update:_ssd_update_kernel", types, sizes, num_warps=tile.num_warps)
+    sizes = {"T": T, "H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "TILE_P": tile_p, "PADDED_N": 128}
+    sizes |= {"DT_MIN": 0.0, "DT_MAX": float("inf")}
+    return Launch("kernels.ssd_update:_ssd_update_kernel", types, sizes, num_warps=num_warps)
 
 
 def gdn_launch(pool: str, batch: int, T: int) -> Launch:
@@ -27,7 +27,7 @@ def gdn_launch(pool: str, batch: int, T: int) -> Launch:
     types |= {"src_ptr": "*i64", "dst_ptr": "*i64"}
     types |= {f"{name}_stride": "i32:16" for name in ("q", "k", "v", "a", "b", "slot")}
     sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128, "HEADS": tile.heads}
-    sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6, "FETCHES": tile.fetches}
+    sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6}
     return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps)
 
 
@@ -80,11 +80,11 @@ def test_packed_convolution_reads_and_writes_sixteen_bytes():
 
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_convolution_steps_stay_in_registers(drafts: int):
-    tile = causal_conv1d_update.launch_shape(4352, batch=1)
+    tile_c, num_warps = causal_conv1d_update.launch_shape(4352)
     types = CONV_TYPES | {"src_ptr": "*i64", "dst_ptr": "*i64"} | ({"offset_ptr": "*i64"} if drafts else {})
-    sizes = {"C": 4352, "K": 4, "W": 3 + drafts, "T": 1 + drafts, "TILE_C": tile.channels}
-    sizes |= {"FETCHES": tile.fetches} if drafts else {"FETCHES": tile.fetches, "offset_ptr": None}
+    sizes = {"C": 4352, "K": 4, "W": 3 + drafts, "T": 1 + drafts, "TILE_C": tile_c}
+    sizes |= {} if drafts else {"offset_ptr": None}
     kernel = "kernels.causal_conv1d_update:_causal_conv1d_update_kernel"
-    [report] = compile_for_h200([Launch(kernel, types, sizes, tile.num_warps)])
+    [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps)])
     assert report.stack_bytes == 0
     assert report.resident_warps >= 48
