@@ -18,7 +18,7 @@ Mark: TypeAlias = torch.cuda.Event
 def use_device(device: str) -> None:
     """For the calling thread: kernels are launched on its current device, wherever their tensors lie."""
     if torch.device(device).type == "cuda":
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(torch.device(device).index or 0)
 
 
 class CacheMemory:
