@@ -26,6 +26,7 @@ class RouterConfig:
     max_queue           requests that may wait for their turn; beyond that clients get 429
     request_timeout_s   a request's whole life, its wait included; beyond that clients get 504
     busy_timeout_s      how long a request looks for a node with room; beyond that clients get 503
+    landing_timeout_s   how long what a prefill node has handed over may take to land; it is then prefilled once more
     max_attempts        prefills tried for one request, and decode nodes tried, before it fails
     max_body_bytes      of an HTTP request
     heartbeat_s         how often nodes must say that they live; after three missed they count as dead
@@ -45,6 +46,7 @@ class RouterConfig:
     max_queue: int = 256
     request_timeout_s: float = 600.0
     busy_timeout_s: float = 30.0
+    landing_timeout_s: float = 5.0
     max_attempts: int = 3
     max_body_bytes: int = 32 << 20
     heartbeat_s: float = 2.0
@@ -67,6 +69,6 @@ class RouterConfig:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
         if self.max_queue < 0:
             raise ConfigError(f"max_queue {self.max_queue}: must be at least 0")
-        for name in ("request_timeout_s", "busy_timeout_s", "heartbeat_s", "shutdown_grace_s"):
+        for name in ("request_timeout_s", "busy_timeout_s", "landing_timeout_s", "heartbeat_s", "shutdown_grace_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be a positive number of seconds")

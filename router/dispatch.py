@@ -78,6 +78,7 @@ class _Attempt:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: DecodeCall | None = None
         self.prefill: asyncio.Task[None] | None = None
+        self.prefill_node: Node | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -218,7 +219,7 @@ class Run:
         if not self._shared.nodes.live(m.Role.PREFILL):
             await self._tell(attempt, ev.PrefillFailed(nonce, None))
             return
-        node = await self._pick(m.Role.PREFILL)
+        node = attempt.prefill_node = await self._pick(m.Role.PREFILL)
         donor = await self._donor(attempt.request, node)
         work = m.PrefillRequest(attempt.request, reservation, first_token, donor)
         try:
@@ -230,11 +231,21 @@ class Run:
                 async for event in call:
                     await self._tell(attempt, event)
                     if isinstance(event, m.PrefillDone):
+                        if nonce is not None:
+                            attempt.spawn(self._expect_landing(attempt, node, nonce))
                         return
             raise NodeLost(node.info.name, "ended the call before the prefill was done")
         except NodeError as error:
             self._note_failure(node, error)
             await self._tell(attempt, ev.PrefillFailed(nonce, error))
+
+    async def _expect_landing(self, attempt: _Attempt, node: Node, nonce: int) -> None:
+        """What was handed over lands by then, or not as it was sent: bytes that a network damages can pass for a
+        stranger's, which the decode node ignores while it waits for the session's own until the session's deadline."""
+        timeout_s = self._shared.config.landing_timeout_s
+        await asyncio.sleep(timeout_s)
+        lost = NodeError(node.info.name, f"what it handed over did not land in {timeout_s:g} s (landing_timeout_s)")
+        await self._tell(attempt, ev.PrefillFailed(nonce, lost))
 
     async def _donor(self, request: m.Request, prefill_node: Node) -> m.Donor | None:
         """A live decode node that may hold more of the prompt than the node that is to compute it."""
@@ -265,6 +276,10 @@ class Run:
                 case ev.SendRenew(failed_nonce):
                     if attempt.prefill is not None and attempt.prefill is not asyncio.current_task():
                         attempt.prefill.cancel()
+                    if attempt.prefill_node is not None and attempt.prefill_node.id not in self._avoid:
+                        # It was the decode node that said so: a stopped sender says nothing itself.
+                        self._avoid.add(attempt.prefill_node.id)
+                        self._patience_ends_s = None
                     await attempt.send(m.Renew(failed_nonce, self._max_message_bytes()))
                 case ev.SendStop():
                     await attempt.send(m.Stop())

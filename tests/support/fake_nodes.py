@@ -138,10 +138,12 @@ class _FakeNode:
 
 
 class FakePrefillNode(_FakeNode):
-    """Samples the first token; hands over unless `breaks_handover`. `hold_done` delays its report."""
+    """Samples the first token, and hands over. `num_lost_handovers`: those that it believes to have made, and that
+    never land. `hold_done` delays its report."""
 
     role = m.Role.PREFILL
     hold_done: asyncio.Event | None = None
+    num_lost_handovers = 0
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> FakePrefillCall:
         return FakePrefillCall(self, request)
@@ -219,7 +221,9 @@ class FakePrefillCall(_Call):
         yield m.FirstToken(token, finish)
         if fault is not None:
             raise fault.error
-        if self._work.reservation is not None:
+        if node.num_lost_handovers:
+            node.num_lost_handovers -= 1
+        elif self._work.reservation is not None:
             node.handovers.landed[self._work.reservation.nonce].set()
         if node.hold_done is not None:
             await node.hold_done.wait()

@@ -2,12 +2,22 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from router.policy import POLICIES
 from router.tokens import ModelTokens
-from tests.support.fake_nodes import FakeCluster, FakeDecodeNode, Fault, fake_cluster, node_info, node_status
+from tests.support.fake_nodes import (
+    FakeCluster,
+    FakeDecodeNode,
+    FakePrefillNode,
+    Fault,
+    fake_cluster,
+    node_info,
+    node_status,
+)
 from tests.unit.router.conftest import Running, StartRouter
 from wire import messages as m
 from wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
@@ -30,6 +40,12 @@ async def ask(running: Running, **fields: Any) -> dict[str, Any]:
 
 def text_of(result: dict[str, Any]) -> str:
     return result["choices"][0]["text"]
+
+
+def prefill_node(cluster: FakeCluster, name: str) -> FakePrefillNode:
+    node = cluster.nodes[name]
+    assert isinstance(node, FakePrefillNode)
+    return node
 
 
 def decode_node(cluster: FakeCluster, name: str) -> FakeDecodeNode:
@@ -78,6 +94,36 @@ async def test_a_hand_over_that_the_decode_node_refuses_is_repeated(start_router
     running = await start_router(cluster)
     assert text_of(await ask(running)) == TEXT
     assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
+
+
+class AlwaysTheFirst:
+    def pick(self, candidates: Sequence[m.NodeInfo], request: m.Request) -> m.NodeInfo:
+        return candidates[0]
+
+
+async def test_after_a_hand_over_that_failed_another_prefill_node_is_asked(
+    start_router: StartRouter, answer: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """A stopped prefill node says nothing: it is the decode node that tells of it, at the session's deadline."""
+    monkeypatch.setitem(POLICIES, "always_the_first", AlwaysTheFirst)
+    cluster = fake_cluster(answer, prefill=2, eos_id=0)
+    cluster.nodes["d0"].faults = [Fault(HandoverBroken("d0", "deadline"))]
+    running = await start_router(cluster, policy="always_the_first")
+    result = await ask(running)
+    assert text_of(result) == TEXT
+    assert result["usage"]["headrace"]["prefill"]["node"] == "p1"
+
+
+async def test_a_hand_over_that_never_lands_is_repeated_before_its_deadline(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, eos_id=0)
+    prefill_node(cluster, "p0").num_lost_handovers = 1
+    running = await start_router(cluster, landing_timeout_s=0.1)
+    assert text_of(await ask(running)) == TEXT
+    assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
+    assert len(cluster.nodes["p0"].requests) == 2
+    await assert_idle(running)
 
 
 async def test_lost_prefill_nodes_leave_the_prompt_to_the_decode_node(start_router: StartRouter, answer: list[int]):
