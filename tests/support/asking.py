@@ -19,7 +19,8 @@ class Answered:
 
     @property
     def report(self) -> dict[str, Any]:
-        return self.usage["headrace"]
+        report: dict[str, Any] = self.usage["headrace"]
+        return report
 
 
 async def ask(client: httpx.AsyncClient, prompt: Sequence[int], num_tokens: int = 64, **more: Any) -> Answered:

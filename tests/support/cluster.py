@@ -60,6 +60,10 @@ class Process:
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.popen.send_signal(number)
 
+    def wait(self) -> None:
+        """Until it has ended, once it was killed."""
+        self.popen.wait(STOP_TIMEOUT_S)
+
     def stop(self) -> None:
         """SIGTERM, and its exit status must be that of a clean end."""
         if self.popen.poll() is None:

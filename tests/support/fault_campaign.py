@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.support.cluster import with_engine
 from tests.support.fault_cluster import FaultCluster
-from tests.support.netns import routed_namespaces
+from tests.support.netns import Cut, routed_namespaces
 from tests.support.recall_load import RecallLoad
 from transfer.ucx_config import UcxConfig
 
@@ -30,6 +30,13 @@ LATE_S = 2.0
 CUT_S = 4.0
 ENGINE = with_engine(max_step_tokens=48, max_running=6, cache_bytes=16 << 20)
 """Small steps: a prompt takes ten of them, and its session is open as long."""
+
+SMALL_CLUSTER: dict[str, Any] = {
+    "num_prefill": 2,
+    "num_decode": 2,
+    "engine": ENGINE,
+    "decode": {"reservation_timeout_s": DEADLINE_S},
+}
 
 
 @dataclass
@@ -92,15 +99,9 @@ async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 
     return row
 
 
-def small_cluster(model: Path, folder: Path, **more: Any) -> FaultCluster:
-    return FaultCluster(
-        model, folder, num_prefill=2, num_decode=2, engine=ENGINE, decode={"reservation_timeout_s": DEADLINE_S}, **more
-    )
-
-
 @asynccontextmanager
 async def on_one_host(model: Path, folder: Path, **faults: Any) -> AsyncIterator[FaultCluster]:
-    cluster = small_cluster(model, folder, faults=faults)
+    cluster = FaultCluster(model, folder, **SMALL_CLUSTER, faults=faults)
     await asyncio.to_thread(cluster.__enter__)
     try:
         yield cluster
@@ -180,15 +181,24 @@ async def late(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
     await asyncio.sleep(0.2)
 
 
+@dataclass
+class DividedCluster(FaultCluster):
+    """On hosts with a network between them that can be cut."""
+
+    cut: Cut = field(kw_only=True)
+
+
 @asynccontextmanager
 async def on_two_hosts(model: Path, folder: Path) -> AsyncIterator[FaultCluster]:
     """p0 and d0 beside the router, p1 and d1 behind a network that can be cut."""
     with ExitStack() as undo:
         left, right, cut = undo.enter_context(routed_namespaces())
         hosts = {"router": left, "p0": left, "d0": left, "p1": right, "d1": right}
-        cluster = small_cluster(
+        cluster = DividedCluster(
             model,
             folder,
+            **SMALL_CLUSTER,
+            cut=cut,
             inside={name: host.enter for name, host in hosts.items()},
             router={"host": left.address, "control_host": left.address},
             each={
@@ -197,7 +207,6 @@ async def on_two_hosts(model: Path, folder: Path) -> AsyncIterator[FaultCluster]
                 if name != "router"
             },
         )
-        cluster.cut = cut
         await asyncio.to_thread(cluster.__enter__)
         try:
             yield cluster
@@ -207,10 +216,13 @@ async def on_two_hosts(model: Path, folder: Path) -> AsyncIterator[FaultCluster]
 
 
 async def severed(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
+    assert isinstance(cluster, DividedCluster)
     at_s = time.monotonic()
     cluster.cut.sever()
-    await asyncio.sleep(dice.uniform(DEADLINE_S, CUT_S))
-    cluster.cut.mend()
+    try:
+        await asyncio.sleep(dice.uniform(DEADLINE_S, CUT_S))  # some are over before the router gives the nodes up
+    finally:
+        cluster.cut.mend()
     await count(cluster, row, at_s, cluster.node_names)
     await asyncio.to_thread(cluster.wait_for_nodes, len(cluster.node_names))
 

@@ -23,7 +23,6 @@ from tests.support.child import LOG_FORMAT
 from tests.support.child import main as serve
 from tests.support.cluster import START_TIMEOUT_S, STOP_TIMEOUT_S, Cluster, Process
 from tests.support.fault_node import FaultyNode
-from tests.support.netns import Cut
 
 SETTLE_TIMEOUT_S = 30.0
 
@@ -90,7 +89,6 @@ class FaultCluster(Cluster):
     faults: dict[str, Any] = field(default_factory=dict)
     each: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Changes to single nodes' configs, by name."""
-    cut: Cut | None = None
     _num_started: int = 0
 
     def start_node(self, name: str) -> Process:
@@ -100,7 +98,7 @@ class FaultCluster(Cluster):
         is_forked = name not in self.inside
         node: Any = Forked.start(name, faulty, self.folder) if is_forked else self._start_process(name, faulty)
         self.processes[name] = node
-        return node
+        return self.processes[name]
 
     def journal_of(self, name: str) -> Path:
         return self.folder / f"{name}.journal"

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import node.chassis
 from decode_node.config import DecodeNodeConfig
 from decode_node.service import decode_node
+from node import chassis as node_chassis
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
 from transfer.backend import Arrival, Connection, Transport
@@ -25,7 +25,9 @@ from transfer.envelope import Tag
 from transfer.faulty import FaultyTransport, flip_chosen
 from transfer.link import LINK_NONCE
 from transfer.stats import TransportStats
+from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
+from wire.messages import NodeInfo
 
 LATE_DEADLINE_S = 5.0
 
@@ -56,6 +58,18 @@ class Journal:
 
     def note(self, what: str, **fields: object) -> None:
         self._file.write(json.dumps({"at": time.monotonic(), "what": what, **fields}) + "\n")
+
+
+class NotedStats(TransportStats):
+    """Sessions that fail are noted when they do."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def session_failed(self, cause: str) -> None:
+        self._journal.note("failed", cause=str(cause))
+        super().session_failed(cause)
 
 
 class LateConnection:
@@ -100,12 +114,13 @@ class FaultyNodeTransport(FaultyTransport):
             return dice.randrange(part.num_bytes)
 
         super().__init__(inner, flip_chosen(byte_of))
-        self._late = lambda connection: LateConnection(connection, node, dice, journal)
+        self._node, self._dice, self._journal = node, dice, journal
         self._connections: dict[int, Connection] = {}
 
     async def connect(self, peer: str, deadline_s: float) -> Connection:
         connection = await super().connect(peer, deadline_s)
-        return self._connections.setdefault(connection.id, self._late(connection))
+        late = LateConnection(connection, self._node, self._dice, self._journal)
+        return self._connections.setdefault(connection.id, late)
 
 
 class FaultyServer:
@@ -113,26 +128,18 @@ class FaultyServer:
 
     def __init__(self, node: FaultyNode) -> None:
         self._journal = Journal(node.journal)
-        self._install(node)
-        is_prefill = isinstance(node.config, PrefillNodeConfig)
-        self._node = prefill_node(node.config) if is_prefill else decode_node(node.config)
+        self._faulty = node
+        vars(node_chassis)["open_transport"] = self._open_faulty
+        config = node.config
+        self._node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
 
-    def _install(self, faulty: FaultyNode) -> None:
-        journal, open_transport, failed = self._journal, node.chassis.open_transport, TransportStats.session_failed
-
-        def open_faulty(config: UcxConfig) -> Transport:
-            self._transport = open_transport(config)
-            return FaultyNodeTransport(self._transport, faulty, journal)
-
-        def note_failed(stats: TransportStats, cause: str) -> None:
-            journal.note("failed", cause=str(cause))
-            failed(stats, cause)
-
-        node.chassis.open_transport = open_faulty
-        TransportStats.session_failed = note_failed
+    def _open_faulty(self, config: UcxConfig) -> Transport:
+        self._transport = open_transport(config)
+        self._transport.stats = NotedStats(self._journal)
+        return FaultyNodeTransport(self._transport, self._faulty, self._journal)
 
     @property
-    def info(self):
+    def info(self) -> NodeInfo:
         return self._node.info
 
     async def start(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ class RecallLoad:
         return cls(url, answers, random.Random(seed))
 
     @asynccontextmanager
-    async def running(self, num_clients: int):
+    async def running(self, num_clients: int) -> AsyncIterator[None]:
         """Within the block they ask; at its end each still gets the answer that it waits for."""
         stopped = asyncio.Event()
         async with httpx.AsyncClient(base_url=self.url, timeout=ASK_TIMEOUT_S) as client:
