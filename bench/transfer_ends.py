@@ -29,7 +29,7 @@ from transfer.cuda import CudaMemory
 from transfer.envelope import Tag
 from transfer.plan import TransferPlan
 from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender
+from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
@@ -233,9 +233,14 @@ class _End:
         return max(await asyncio.gather(*(self._landed_s(handover) for handover in self._expected)))
 
     async def send(self, plans: list[TransferPlan], peer: str, at_once: int) -> float:
-        """When the first one began; returns when all are sent."""
-        began_s, waiting = time.monotonic(), iter(plans)
-        await asyncio.gather(*(self._send_each(waiting, peer) for _ in range(at_once)))
+        """When the first one was told that its prompt is computed; returns when all are sent."""
+        first, *others = plans
+        handover = self._open(first, peer)
+        await asyncio.sleep(0.001)  # it is open, as one is whose prompt computes
+        began_s, waiting = time.monotonic(), iter(others)
+        await asyncio.gather(
+            self._send_each(waiting, peer, handover), *(self._send_each(waiting, peer) for _ in range(at_once - 1))
+        )
         return began_s
 
     async def sends(self, peer: str, num_bytes: int, rounds: int, at_once: int) -> float:
@@ -297,13 +302,16 @@ class _End:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_each(self, waiting: Any, peer: str) -> None:
-        for plan in waiting:
-            deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
-            handover = self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
-            handover.tokens_computed(plan.num_tokens)
+    async def _send_each(self, waiting: Any, peer: str, first: OutgoingHandover | None = None) -> None:
+        handovers = (self._open(plan, peer) for plan in waiting)
+        for handover in handovers if first is None else itertools.chain([first], handovers):
+            handover.tokens_computed(handover.plan.num_tokens)
             handover.finish()
             await handover.done()
+
+    def _open(self, plan: TransferPlan, peer: str) -> OutgoingHandover:
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        return self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
 
     async def _pack(self, message: Any, buffer: Any) -> None:
         await self.packing.gather(message, buffer, lambda: self._place)

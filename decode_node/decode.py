@@ -186,7 +186,7 @@ class _Decode:
             num_tokens=self._sequence.prompt_length,
             transfer_address=self._chassis.transport.address,
             layout=self._chassis.wire_layout,
-            max_message_bytes=smaller(self._config.max_message_bytes, self._peers_max_bytes),
+            max_message_bytes=smaller(self._config.message_bytes, self._peers_max_bytes),
             deadline_s=timeout_s,
             secret=new_secret(),
         )

@@ -118,9 +118,9 @@ class Node:
         clock = asyncio.get_running_loop().time
         self.identity = load_identity(self.config.tls, self.config.host)
         built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)
-        if self.config.max_message_bytes < built.layout.block_bytes:
+        if self.config.message_bytes < built.layout.block_bytes:
             raise ConfigError(
-                f"max_message_bytes {self.config.max_message_bytes} < {built.layout.block_bytes}, the bytes of one "
+                f"max_message_bytes {self.config.message_bytes} < {built.layout.block_bytes}, the bytes of one "
                 "block of this model: raise it"
             )
         self._engine = EngineLoop(built.engine, clock, self._crashed)
@@ -129,7 +129,7 @@ class Node:
             ucx = replace(self.config.ucx, host=self.config.host, cuda=self._device == "cuda")
             self._transport: Transport = open_transport(ucx)
             undo.push_async_callback(self._transport.close)
-            buffer_bytes = max(self.config.max_message_bytes, built.layout.max_state_bytes)
+            buffer_bytes = max(self.config.message_bytes, built.layout.max_state_bytes)
             staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes), memory)
             self._links = Links(self.config.name, self._transport, staging.memory, self._device)
             undo.push_async_callback(self._links.close)

@@ -154,7 +154,7 @@ class Fetches:
             num_tokens=donor.num_tokens,
             transfer_address=self._chassis.transport.address,
             layout=self._chassis.wire_layout,
-            max_message_bytes=smaller(self._chassis.config.max_message_bytes, donor.max_message_bytes),
+            max_message_bytes=smaller(self._chassis.config.message_bytes, donor.max_message_bytes),
             deadline_s=deadline_s - now_s,
             secret=new_secret(),
         )

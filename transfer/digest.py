@@ -16,7 +16,7 @@ Source: https://github.com/Cyan4973/xxHash, XXH3 128 bits.
 """
 
 import struct
-from dataclasses import astuple
+from dataclasses import fields
 
 import numpy as np
 import xxhash
@@ -32,7 +32,8 @@ PAGE_BYTES = 8192
 
 def plan_digest(plan: TransferPlan) -> bytes:
     """16 bytes: the predecessor of a session's first message."""
-    return xxhash.xxh3_128_digest(struct.pack("<7Q", *astuple(plan)))
+    numbers = [getattr(plan, field.name) for field in fields(plan)]
+    return xxhash.xxh3_128_digest(struct.pack(f"<{len(numbers)}Q", *numbers))
 
 
 def message_digest(previous: bytes, envelope: bytes, payload_summary: bytes) -> bytes:

@@ -183,7 +183,7 @@ def _chassis(config: NodeConfig, transport: Transport) -> Chassis:
     built = build_engine(config.model_path, config.engine, clock)
     loop = EngineLoop(built.engine, clock, _crashed)
     loop.start()
-    buffer_bytes = max(config.max_message_bytes, built.layout.max_state_bytes)
+    buffer_bytes = max(config.message_bytes, built.layout.max_state_bytes)
     staging = Staging(StagingConfig(config.staging_buffers, buffer_bytes))
     return Chassis(config, built, loop, transport, staging, set())
 
