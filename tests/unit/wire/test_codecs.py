@@ -129,3 +129,12 @@ def test_a_field_without_a_counterpart_is_an_error():
 def test_an_unknown_event_names_the_cause():
     with pytest.raises(ValueError, match="PrefillEvent without a known event: the peer runs another version"):
         codecs.decode_prefill_event(pb.PrefillEvent())
+
+
+def test_a_reservation_tells_its_secret_on_the_wire_and_in_no_repr():
+    secret = b"only the two nodes may know this"
+    reservation = m.Reservation(7, 0, 16, "d0:2", LAYOUT, 1 << 20, 5.0, secret)
+    work = m.PrefillRequest(m.Request("r", (1,), 1, m.Sampling(1, 0)), reservation)
+    assert codecs.decode_prefill_request(codecs.encode_prefill_request(work)) == work
+    for said in (repr(work), str(reservation), repr(m.ExportRequest(b"key", reservation))):
+        assert "two nodes" not in said and secret.hex() not in said
