@@ -83,6 +83,8 @@ class Links:
         except Exception as error:  # whatever it was: hand-overs find out by themselves, later links are still due
             self._failed(link, str(error) or repr(error))
             return
+        if self._links.get(link.peer) is not link:
+            return  # it left meanwhile
         link.is_due_s = None
         link.status = self._measured(link.peer, report)
         link.stop_watching = connection.watch(lambda reason: self._failed(link, f"lost: {reason}"))

@@ -36,8 +36,11 @@ SINK_PATIENCE_S = 86_400.0
 DIRECT_TRANSPORTS = ("cuda_ipc", "rc", "dc", "ud", "gga", "srd")
 """UCX's transports (their names' beginnings) that move GPU memory without the host's: NVLink or PCIe, RDMA."""
 
-GPU_PAIR_BYTES_PER_S = 5e9
+SLOW_BYTES_PER_S = 5e9
 """Less than this between two GPUs means that the bytes pass through a host's memory, whatever the lanes say."""
+
+FAST_BYTES_PER_S = 20e9
+"""More than this no way through a host's memory and TCP does, whatever the lanes say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +101,12 @@ async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline
 
 def link_warning(lanes: Sequence[str], bytes_per_s: float, *, between_gpus: bool) -> str | None:
     """What an operator should look into; None when the link is as good as it can be told to be."""
-    if not between_gpus:
+    if not between_gpus or bytes_per_s > FAST_BYTES_PER_S:
         return None
     used = ", ".join(lanes) or "unknown lanes"
     if lanes and not any(lane.startswith(DIRECT_TRANSPORTS) for lane in lanes):
         return f"a pair of GPUs hands over by {used}: add cuda_ipc (one host) or RDMA (two) to ucx.transports"
-    if bytes_per_s < GPU_PAIR_BYTES_PER_S:
+    if bytes_per_s < SLOW_BYTES_PER_S:
         return (
             f"a pair of GPUs at {bytes_per_s / 1e9:.2f} GB/s over {used}: its bytes pass through the host's memory; "
             "see docs/operations.md, Links"

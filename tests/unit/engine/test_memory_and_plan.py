@@ -25,8 +25,11 @@ LAYOUT = CacheLayout(
 CPU = torch.device("cpu")
 
 
-def filled_memory() -> CacheMemory:
-    memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=5)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
+
+
+def filled_memory(device: str = "cpu") -> CacheMemory:
+    memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=5, device=device)
     for pool in (memory.kv, memory.conv, memory.rec):
         pool.copy_(torch.randn(pool.shape))
     return memory
@@ -54,33 +57,35 @@ def test_blocks_and_states_travel_as_bytes_of_the_layout():
     assert torch.equal(state[: LAYOUT.conv_bytes], source.conv[3].flatten().view(torch.uint8))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 6, 8, 16])
-def test_a_prompt_travels_in_blocks_of_any_size(block_size: int):
-    memory = filled_memory()
+def test_a_prompt_travels_in_blocks_of_any_size(block_size: int, device: str):
+    memory = filled_memory(device)
     ids = [4, 0, 5]  # 12 tokens of the prompt
     # [layers, 2, tokens, heads, head_dim]: the prompt as nobody stores it.
     tokens = torch.cat([memory.kv[i] for i in ids], dim=2)
     wire = replace(LAYOUT, block_size=block_size)
     num_blocks = -(-12 // block_size)
     for first in range(num_blocks):
-        out = torch.full(((num_blocks - first) * wire.block_bytes,), 0xA5, dtype=torch.uint8)
+        out = torch.full(((num_blocks - first) * wire.block_bytes,), 0xA5, dtype=torch.uint8, device=device)
         memory.gather_prompt(ids, block_size, first, num_blocks - first, out)
-        target = CacheMemory(wire, num_blocks + 1, 1)
+        target = CacheMemory(wire, num_blocks + 1, 1, device)
         target.scatter_blocks(range(num_blocks - first), out)
         arrived = torch.cat([target.kv[i] for i in range(num_blocks - first)], dim=2)
         assert torch.equal(arrived[:, :, : 12 - first * block_size], tokens[:, :, first * block_size :])
         assert arrived[:, :, 12 - first * block_size :].isfinite().all(), "filled with tokens of the prompt"
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("own", ["float32", "bfloat16"])
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
-def test_states_travel_in_another_dtype_and_are_rounded_once(own: str, wire: str):
+def test_states_travel_in_another_dtype_and_are_rounded_once(own: str, wire: str, device: str):
     layout = replace(LAYOUT, state_dtype=own, conv_shape=(3, 5, 3))  # 45 values of two bytes: nothing is aligned
-    source, target = (CacheMemory(layout, 1, 3) for _ in range(2))
+    source, target = (CacheMemory(layout, 1, 3, device) for _ in range(2))
     for pool in (source.conv, source.rec):
         pool.copy_(torch.randn(pool.shape))
     on_wire = layout.on_wire(wire)
-    state = torch.empty(on_wire.state_bytes, dtype=torch.uint8)
+    state = torch.empty(on_wire.state_bytes, dtype=torch.uint8, device=device)
     source.gather_state(2, state, wire)
     target.scatter_state(1, state, wire)
     assert torch.equal(target.conv[1], source.conv[2])

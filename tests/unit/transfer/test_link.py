@@ -80,7 +80,9 @@ async def test_no_peer_and_no_answer_are_errors():
         (("rc_mlx5/mlx5_0:1",), 40e9, True, None),
         (("cuda_copy/cuda", "tcp/eth0"), 2e9, True, "hands over by cuda_copy/cuda, tcp/eth0: add cuda_ipc"),
         (("cuda_ipc/cuda", "tcp/eth0"), 0.5e9, True, "0.50 GB/s over cuda_ipc/cuda, tcp/eth0"),
-        ((), 230e9, True, None),  # UCX did not tell; the figure does
+        ((), 230e9, True, None),  # UCX did not tell, or not all; the figure does
+        (("tcp/eth0",), 230e9, True, None),
+        ((), 2e9, True, "2.00 GB/s over unknown lanes"),
     ],
 )
 def test_a_pair_of_gpus_that_does_without_nvlink_and_rdma_is_warned_of(lanes, bytes_per_s, between_gpus, warning):
