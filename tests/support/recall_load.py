@@ -58,6 +58,18 @@ class RecallLoad:
                 stopped.set()
                 await asyncio.gather(*clients)
 
+    @property
+    def num_answered(self) -> int:
+        """Errors and wrong ones are answers, too."""
+        return self.num_right + sum(self.errors.values()) + len(self.wrong)
+
+    async def answered(self, count: int) -> None:
+        """Until so many more answers are there."""
+        enough = self.num_answered + count
+        async with asyncio.timeout(ASK_TIMEOUT_S):
+            while self.num_answered < enough:
+                await asyncio.sleep(0.02)
+
     async def _keep_asking(self, client: httpx.AsyncClient, stopped: asyncio.Event) -> None:
         while not stopped.is_set():
             prompt = self.dice.choice(list(self.answers))
