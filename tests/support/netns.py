@@ -85,7 +85,8 @@ def routed_namespaces() -> Iterator[tuple[Namespace, Namespace, Cut]]:
     if shutil.which("ip") is None or shutil.which("sysctl") is None:
         raise NamespacesUnavailable("no `ip` or no `sysctl` command: install iproute2 and procps")
     pid = os.getpid()
-    left, right = (Namespace(f"hr{pid}{s}", f"hr{pid}{s}0", f"10.213.{net}.1") for s, net in (("l", 78), ("r", 79)))
+    nets = f"10.{1 + pid % 200}"  # one of them is in this process's own namespace, beside those of other test runs
+    left, right = (Namespace(f"hr{pid}{s}", f"hr{pid}{s}0", f"{nets}.{net}.1") for s, net in (("l", 78), ("r", 79)))
     middle, here = f"hr{pid}m", f"hr{pid}h"
     try:
         for name in (left.name, middle, right.name):
@@ -95,17 +96,19 @@ def routed_namespaces() -> Iterator[tuple[Namespace, Namespace, Cut]]:
             net = side.address.rpartition(".")[0]
             near = f"{side.device}m"
             _link(side.name, side.device, f"{side.address}/24", middle, near, f"{net}.254/24")
-            _ip("-n", side.name, "route", "add", "10.213.0.0/16", "via", f"{net}.254", "dev", side.device)
+            _ip("-n", side.name, "route", "add", f"{nets}.0.0/16", "via", f"{net}.254", "dev", side.device)
         _ip("link", "add", here, "type", "veth", "peer", "name", f"{here}l", "netns", left.name)
-        _ip("address", "add", "10.213.80.2/30", "dev", here)
+        _ip("address", "add", f"{nets}.80.2/30", "dev", here)
         _ip("link", "set", here, "up")
-        _ip("-n", left.name, "address", "add", "10.213.80.1/30", "dev", f"{here}l")
+        _ip("-n", left.name, "address", "add", f"{nets}.80.1/30", "dev", f"{here}l")
         _ip("-n", left.name, "link", "set", f"{here}l", "up")
-        _ip("route", "add", f"{left.address}/32", "via", "10.213.80.1", "dev", here)
+        _ip("route", "add", f"{left.address}/32", "via", f"{nets}.80.1", "dev", here)
         cut = Cut(middle)
         cut.mend()
         yield left, right, cut
     finally:
+        with suppress(NamespacesUnavailable):
+            _ip("link", "delete", here)  # at once, with its routes: a namespace takes its devices along when it can
         for name in (left.name, middle, right.name):
             with suppress(NamespacesUnavailable):
                 _ip("netns", "delete", name)
