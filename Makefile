@@ -1,7 +1,7 @@
 # Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check proto bench-cpu bench-cache bench-gpu bench-gpu-cluster bench-transfer clean
+.PHONY: help venv demo test check proto bench-cpu bench-cache bench-gpu bench-gpu-cluster bench-transfer bench-faults clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,6 +21,7 @@ help:
 	@echo 'make bench-cache  replay request traces through the cache (TRACES="FILE ..."), and what its own work costs'
 	@echo 'make bench-gpu  one GPU: prefill and decode beside vLLM, kernels beside the floor, start-up (PYTHON=python3)'
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
+	@echo 'make bench-faults  every kind of fault fifty times under load (20 min), and ten thousand hand-overs in a row'
 	@echo 'make bench-transfer  the hand-over alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
 	@echo 'make proto      generate wire/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
@@ -90,6 +91,10 @@ bench-gpu:
 
 bench-gpu-cluster:
 	$(GPU_PYTHON) -u -m bench.gpu_cluster --out $(GPU_RESULTS)/cluster
+
+bench-faults: venv
+	$(BIN)/python -m bench faults
+	$(BIN)/python -m bench soak
 
 bench-transfer: $(if $(PYTHON),,venv)
 	$(or $(PYTHON),$(BIN)/python) -m bench transfer-cpu
