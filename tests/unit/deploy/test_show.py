@@ -25,6 +25,6 @@ def test_a_link_tells_its_figures_or_what_is_wrong_with_it() -> None:
         console.print(link_table(links))
     _, good, slow, lost, new = said.get().splitlines()
     assert good.split() == ["p0", "d0", "cuda_copy/cuda,", "tcp/eth0", "2.30", "110", "us"]
-    assert slow.endswith("two GPUs by tcp ")
+    assert slow.rstrip().endswith("two GPUs by tcp")
     assert lost.split() == ["p0", "d2", "lost:", "[eof]"]
     assert new.split() == ["p0", "d3", "not", "measured", "yet"]
