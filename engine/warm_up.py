@@ -10,6 +10,7 @@ import torch
 from engine.batch import SequenceStep
 from engine.runner import ModelRunner
 from engine.sampler import Draw
+from kernels.small_linear import MOST_ROWS
 from wire.messages import Sampling
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
 
 
 def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]]:
-    """Two fresh prompts, one of a whole step's budget; then one resumes and leaves a state on its way, one decodes."""
+    """Two fresh prompts, one of a whole step's budget; then one resumes and leaves a state on its way, one decodes.
+    Then prompts as short as the products' smallest tiles, which decodes reach only in large batches."""
     size, num_blocks = runner.memory.layout.block_size, runner.memory.num_blocks
     blocks = range(num_blocks)
     # One block stays for the short prompt, one for the token behind the long one.
@@ -49,4 +51,5 @@ def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]
     second = [SequenceStep([1], 2, blocks[-1:], 1, 1)]
     if chunk > 1:
         second.insert(0, SequenceStep([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
-    return [first, second]
+    short = [SequenceStep([1] * rows, 0, blocks, None, 0) for rows in (16, 32, MOST_ROWS) if rows <= length]
+    return [first, second, *([step] for step in short)]

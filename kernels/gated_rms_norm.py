@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
-from kernels.rms_norm import inverse_rms, rms_norm_torch, row_tile
+from kernels.rms_norm import inverse_rms, rms_norm_torch
 
 
 def gate_then_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
@@ -43,7 +43,7 @@ def norm_then_gate_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float) ->
     return rms_norm_torch(x.float(), weight, eps).mul_(F.silu(gate.float())).to(x.dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gated_norm_kernel(
     x_ptr, gate_ptr, weight_ptr, out_ptr, num_rows, stride_x, stride_gate, eps,
     GROUPS: tl.constexpr, D: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, GATE_FIRST: tl.constexpr,
@@ -89,7 +89,7 @@ def _launch(
         raise ValueError("values of one row must lie side by side, and weights have no gaps")
     num_rows = len(x) * groups
     out = torch.empty((num_rows, D), dtype=x.dtype, device=x.device)
-    rows, num_warps = row_tile(D)
+    rows, num_warps = gated_tile(num_rows, D)
     if num_rows:
         _gated_norm_kernel[(triton.cdiv(num_rows, rows),)](
             x, gate, weight, out, num_rows, x.stride(0), gate.stride(0), eps,
@@ -97,3 +97,11 @@ def _launch(
             ROWS=rows, BLOCK_D=triton.next_power_of_2(D), num_warps=num_warps, **OVERLAPPED,
         )  # fmt: skip
     return out
+
+
+def gated_tile(num_rows: int, D: int) -> tuple[int, int]:
+    """Rows a program and its warps, the fastest on an H200 at 1 to 8,192 tokens of 4,096 values: a row of 4,096 by 16
+    warps; few rows of 128 by fours, many by eights."""
+    width = triton.next_power_of_2(D)
+    values = 512 if num_rows <= 64 * 32 else 1024
+    return max(1, values // width), 4 if width <= 1024 else 16

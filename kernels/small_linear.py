@@ -37,16 +37,21 @@ class Tile(NamedTuple):
     parts: int
     num_warps: int
     num_stages: int
-    ahead: int = 512  # of a row of W, fetched before the kernels before this one are done
+    ahead: int = 256  # of a row of W, fetched before the kernels before this one are done
 
 
 def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
-    """Programs for every multiprocessor, all resident at once, with as many bytes on their way as the room allows."""
-    rows = dot_block(M)
-    if M <= 16:
-        columns, depth = 64, 128
+    """The tile for a product [M, num_in] x [num_out, num_in]^T, from times of one H200 (bench/gpu_kernels_products.py).
+
+    Programs for every multiprocessor, all of them resident at once but for the widest products (heads). Shapes that
+    give each multiprocessor equally many (Granite's) were the fastest with wide tiles; others (Qwen's, 160 to 288
+    programs) with narrow ones, three to a multiprocessor.
+    """
+    rows, is_few = dot_block(M), M <= 16
+    if is_few:
+        columns, depth, narrowest = 64, 128, 32
     else:  # x counts, too: wide tiles read it less often
-        columns, depth = 128 if num_out >= 120 * 128 else 64, 64
+        columns, depth, narrowest = 128 if num_out >= 120 * 128 else 64, 64, 64
     parts = 1
     if can_split:
         # Parts are bytes, too, in float32: little beside W at 16 rows, at 64 a quarter of it for each 4.
@@ -56,11 +61,25 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
     else:
         while columns > 16 and triton.cdiv(num_out, columns) < 120:
             columns, depth = columns // 2, min(depth * 2, 8192 // rows)
-    resident = triton.cdiv(triton.cdiv(num_out, columns) * parts, MULTIPROCESSORS)
-    if resident > 3:  # several waves: the end of one hides in the next
-        resident = 2
+    programs = triton.cdiv(num_out, columns) * parts
+    is_even = columns == 16 or _is_even(programs)
+    if programs > 3 * MULTIPROCESSORS:  # several waves: the end of one hides in the next
+        resident = 2 if is_few else 1
+    elif is_even:
+        resident = triton.cdiv(programs, MULTIPROCESSORS)
+    else:
+        resident = 3
+        if columns > narrowest and 2 * programs <= 3 * MULTIPROCESSORS:
+            columns //= 2
     num_stages = ROOM // resident // (2 * (columns + rows) * depth)
-    return Tile(columns, depth, parts, 4, max(2, min(8, num_stages)))
+    # Few rows: room that is left lets the next kernel's programs in (and is first-level cache to them).
+    most_stages = 4 if is_few and resident < 3 else 8
+    return Tile(columns, depth, parts, 4, max(2, min(most_stages, num_stages)))
+
+
+def _is_even(programs: int) -> bool:
+    """Whether multiprocessors get about equally many; one program too many does no harm."""
+    return programs >= 0.9 * MULTIPROCESSORS * triton.cdiv(programs - 1, MULTIPROCESSORS)
 
 
 @triton.jit(do_not_specialize=["M"])  # one kernel for all batches of a tile: none is compiled while serving
