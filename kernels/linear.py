@@ -10,6 +10,8 @@ Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
@@ -45,7 +47,7 @@ class LinearWeight:
         """y / divisor in float32, y rounded to x's dtype before."""
         if self._has_few(x):
             return small_linear_triton(x, self._weight, "logits", divisor)
-        return self(x).float() / divisor
+        return widened(self(x), divisor)
 
     def _has_few(self, x: Tensor) -> bool:
         return (
@@ -56,3 +58,47 @@ class LinearWeight:
 
 def linear_torch(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
+
+
+def widened(y: Tensor, divisor: float) -> Tensor:
+    """y / divisor in float32. On a GPU in one pass: torch's two take 0.3 ms of an H200 at 256 x 248,320, where memory
+    takes 0.1."""
+    return widened_triton(y, divisor) if runs_triton(y) else y.float() / divisor
+
+
+@triton.jit
+def _widen_kernel(y_ptr, out_ptr, n, divisor, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(y_ptr + i, mask=i < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + i, y / divisor, mask=i < n)
+
+
+def widened_triton(y: Tensor, divisor: float) -> Tensor:
+    if not y.is_contiguous():
+        raise ValueError(f"y has strides {y.stride()}: it must have no gaps")
+    out = torch.empty(y.shape, dtype=torch.float32, device=y.device)
+    if n := y.numel():
+        _widen_kernel[(triton.cdiv(n, 2048),)](y, out, n, divisor, BLOCK=2048)
+    return out
+
+
+def widened(y: Tensor, divisor: float) -> Tensor:
+    """y / divisor in float32. On a GPU in one pass: torch's two take 0.3 ms of an H200 at 256 x 248,320, where memory
+    takes 0.1."""
+    return widened_triton(y, divisor) if runs_triton(y) else y.float() / divisor
+
+
+@triton.jit
+def _widen_kernel(y_ptr, out_ptr, n, divisor, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(y_ptr + i, mask=i < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + i, y / divisor, mask=i < n)
+
+
+def widened_triton(y: Tensor, divisor: float) -> Tensor:
+    if not y.is_contiguous():
+        raise ValueError(f"y has strides {y.stride()}: it must have no gaps")
+    out = torch.empty(y.shape, dtype=torch.float32, device=y.device)
+    if n := y.numel():
+        _widen_kernel[(triton.cdiv(n, 2048),)](y, out, n, divisor, BLOCK=2048)
+    return out

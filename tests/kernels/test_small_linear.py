@@ -10,7 +10,7 @@ from torch import Tensor
 from bench.gpu_kernels_products import product_launch, products
 from bench.shapes import SHAPES
 from kernels import small_linear
-from kernels.linear import LinearWeight
+from kernels.linear import LinearWeight, widened_triton
 from kernels.rms_norm import rms_norm
 from kernels.small_linear import Tile, small_linear_triton, tile_for
 from kernels.swiglu import swiglu_torch
@@ -77,6 +77,18 @@ def test_logits_are_those_of_a_rounded_product():
     x, weight = operands(5, 70, 64)
     distinct = torch.unique(small_linear_triton(x, weight, "logits", 8.0) * 8)
     assert torch.equal(distinct, distinct.to(x.dtype).float())
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (1, 1), (3, 700), (65, 64)])
+def test_many_rows_of_logits_are_widened_and_divided(shape: tuple[int, int]):
+    y = torch.randn(shape, device=DEVICE).bfloat16()
+    torch.testing.assert_close(widened_triton(y, 6.0), y.float() / 6.0, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (1, 1), (3, 700), (65, 64)])
+def test_many_rows_of_logits_are_widened_and_divided(shape: tuple[int, int]):
+    y = torch.randn(shape, device=DEVICE).bfloat16()
+    torch.testing.assert_close(widened_triton(y, 6.0), y.float() / 6.0, rtol=1e-6, atol=0.0)
 
 
 def test_float16():
