@@ -164,12 +164,6 @@ def narrow(tile: Tile, M: int, num_out: int) -> Tile:
     return tile._replace(columns=32, num_stages=6) if is_widest else tile
 
 
-def narrow(tile: Tile, M: int, num_out: int) -> Tile:
-    """Those that do not fit all at once."""
-    is_widest = M <= 16 and num_out >= 120 * 128 and tile.num_stages == 3
-    return tile._replace(columns=32, num_stages=6) if is_widest else tile
-
-
 def six_stages(tile: Tile, M: int, num_out: int) -> Tile:
     """Twice on a multiprocessor and not three times: too little for the widest."""
     return tile._replace(num_stages=6) if M > 16 and tile.num_stages == 4 and num_out < 120 * 128 else tile
@@ -195,7 +189,7 @@ RULES: dict[str, Rule] = {
     "rule D: narrow tiles for the widest, too": narrow,
     "rule E: 5 stages, not 4, of few rows": five_stages,
     "rule F: 6 stages, not 4, of many rows": six_stages,
-    "rule D: half the parts, not 4 stages": half_the_parts,
+    "rule G: half the parts, not 4 stages": half_the_parts,
 }
 
 
