@@ -20,7 +20,7 @@ _UINT64 = 2**64
 
 @dataclass(frozen=True)
 class Prompt:
-    """`text` is what `echo` gives back."""
+    """`text` is what `echo` gives back; of token ids it is made only if that is wanted."""
 
     tokens: tuple[int, ...]
     text: str
@@ -84,7 +84,7 @@ class OrderDesk:
         if body.max_tokens == 0 and not body.echo:
             raise bad_request("max_tokens 0: needs echo, or there is nothing to answer", "max_tokens")
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        prompts = self._prompts(body.prompt)
+        prompts = self._prompts(body.prompt, bool(body.echo))
         return self._order(
             body,
             prompts,
@@ -95,34 +95,37 @@ class OrderDesk:
             echo=bool(body.echo),
         )
 
-    def _prompts(self, value: Any) -> list[Prompt]:
+    def _prompts(self, value: Any, echo: bool) -> list[Prompt]:
         """Text, token ids, or a list of either."""
         if isinstance(value, str):
             return [Prompt(tuple(self._tokens.encode(value)), value)]
         if isinstance(value, list) and value:
-            if all(type(item) is int for item in value):
-                return [self._token_prompt(value)]
+            kinds = _kinds(value)
+            if kinds == {int}:
+                return [self._token_prompt(value, echo)]
             if len(value) > MAX_CHOICES:
                 raise bad_request(f"prompt: {len(value)} prompts; at most {MAX_CHOICES}", "prompt")
-            if all(isinstance(item, str) for item in value):
+            if kinds == {str}:
                 return [Prompt(tuple(self._tokens.encode(text)), text) for text in value]
-            if all(isinstance(item, list) and all(type(i) is int for i in item) for item in value):
-                return [self._token_prompt(item) for item in value]
+            if kinds == {list} and all(_kinds(item) <= {int} for item in value):
+                return [self._token_prompt(item, echo) for item in value]
         if value == []:
             raise bad_request("prompt is empty: give at least one token", "prompt", "empty_prompt")
         raise bad_request("prompt: give text, token ids, or a list of either", "prompt")
 
-    def _token_prompt(self, ids: Sequence[int]) -> Prompt:
+    def _token_prompt(self, ids: Sequence[int], echo: bool) -> Prompt:
         self._check_ids(ids, "prompt")
-        return Prompt(tuple(ids), self._tokens.token_bytes.decode(ids))
+        return Prompt(tuple(ids), self._tokens.token_bytes.decode(ids) if echo else "")
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
-        for token_id in ids:
-            if not 0 <= token_id < self._tokens.vocab_size:
-                raise bad_request(
-                    f"{field}: token id {token_id} is outside the vocabulary; use 0 to {self._tokens.vocab_size - 1}",
-                    field,
-                )
+        known = range(self._tokens.vocab_size)
+        if not ids or (min(ids) in known and max(ids) in known):
+            return
+        token_id = next(each for each in ids if each not in known)
+        raise bad_request(
+            f"{field}: token id {token_id} is outside the vocabulary; use 0 to {known[-1]}",
+            field,
+        )
 
     def _order(
         self,
@@ -221,6 +224,11 @@ def _sampling(
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
     )
+
+
+def _kinds(values: Sequence[object]) -> set[type]:
+    """Of JSON values; a boolean is no int here. A prompt may have a million of them."""
+    return set(map(type, values))
 
 
 def _or(value: float | None, default: float) -> float:
