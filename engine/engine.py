@@ -114,7 +114,7 @@ class Engine:
         """What the model has no row for would end the step, and with it the node."""
         if not request.tokens:
             raise BadRequest("the prompt has no tokens: give at least one")
-        largest = max((*request.tokens, *request.sampling.stop_token_ids))
+        largest = max(max(request.tokens), max(request.sampling.stop_token_ids, default=0))
         if largest >= self._vocab_size:
             raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
 
