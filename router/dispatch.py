@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from cache.types import PrefixKey
 from router import events as ev
 from router.admission import Ticket
 from router.config import RouterConfig
@@ -188,6 +189,8 @@ class Run:
                 attempt.call = call
                 await self._tell(attempt, ev.DecodeStarted(node.info.name))
                 attempt.spawn(self._read(attempt, node, call))
+                if start.may_prefill_remotely:
+                    await self._keys(attempt.request)  # the decode node reserves meanwhile
                 await attempt.over
                 if self.life.phase is Phase.DONE and attempt.prefill is not None:
                     # The client has every token; only the final usage waits for this.
@@ -250,13 +253,20 @@ class Run:
     async def _donor(self, request: m.Request, prefill_node: Node) -> m.Donor | None:
         """A live decode node that may hold more of the prompt than the node that is to compute it."""
         nodes, index = self._shared.nodes, self._shared.index
-        if not self._shared.config.learn_from_decode or not len(index):
+        keys = await self._keys(request)
+        if keys is None:
             return None
-        keys = await self._prompt_keys.of(request, index.block_sizes)
         max_tokens = len(request.tokens) - 1  # one is always computed
         hits = index.match(keys, max_tokens=max_tokens, multiple_of=prefill_node.info.layout.block_size)
         holders = [(node.info, hits[node.id]) for node in nodes.live(m.Role.DECODE) if node.id in hits]
         return choose_donor(holders, hits.get(prefill_node.id))
+
+    async def _keys(self, request: m.Request) -> Mapping[int, Sequence[PrefixKey]] | None:
+        """The prompt's keys by block size, hashed once; None when no node's cache is known to look for them in."""
+        index = self._shared.index
+        if not self._shared.config.learn_from_decode or not len(index):
+            return None
+        return await self._prompt_keys.of(request, index.block_sizes)
 
     # ------------------------------------------------------------ events and instructions
 

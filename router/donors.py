@@ -14,23 +14,28 @@ LONG_PROMPT_TOKENS = 1 << 14  # a millisecond's hashing; beyond it the event loo
 
 
 class PromptKeys:
-    """The prefix keys of one request for each block size asked for, hashed when they first are and kept."""
+    """The prefix keys of one request for each block size asked for, hashed when they first are and kept.
+
+    Who asks while they are being hashed waits for that, instead of hashing them once more.
+    """
 
     def __init__(self) -> None:
+        self._hashing = asyncio.Lock()
         self._num_tokens = 0
         self._keys: dict[int, Sequence[PrefixKey]] = {}
 
     async def of(self, request: Request, block_sizes: Iterable[int]) -> Mapping[int, Sequence[PrefixKey]]:
         """Of its tokens so far: they are hashed again only after a migration added some."""
         tokens = request.tokens
-        if len(tokens) != self._num_tokens:
-            self._num_tokens, self._keys = len(tokens), {}
-        for size in set(block_sizes) - self._keys.keys():
-            if len(tokens) < LONG_PROMPT_TOKENS:
-                self._keys[size] = prefix_keys(tokens, size, request.salt)
-            else:
-                self._keys[size] = await asyncio.to_thread(prefix_keys, tokens, size, request.salt)
-        return self._keys
+        async with self._hashing:
+            if len(tokens) != self._num_tokens:
+                self._num_tokens, self._keys = len(tokens), {}
+            for size in set(block_sizes) - self._keys.keys():
+                if len(tokens) < LONG_PROMPT_TOKENS:
+                    self._keys[size] = prefix_keys(tokens, size, request.salt)
+                else:
+                    self._keys[size] = await asyncio.to_thread(prefix_keys, tokens, size, request.salt)
+            return self._keys
 
 
 def choose_donor(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> Donor | None:
