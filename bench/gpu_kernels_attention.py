@@ -3,8 +3,9 @@
     python -m bench.gpu_kernels_attention [--variants] [--only prefill decode prepare]
     python -m bench.gpu_kernels_attention --compile-only
 
-Times as in bench/gpu_timing.py; K and V count once. `--variants` adds other tile sizes, and the library
-beside ours: torch's FlashAttention over keys and values gathered before it, gathering included.
+Times as in bench/gpu_timing.py; K and V count once. `--variants` adds other tile sizes of decodes, the plain kernel
+beside the one by hand, and the library beside ours: torch's FlashAttention over keys and values gathered before it,
+gathering included.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from bench.shapes import SHAPES
 from engine.model_config import AttentionConfig
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
-from kernels.paged_prefill_hopper import KEYS, NUM_WARPS, ROWS, paged_prefill_hopper
+from kernels.paged_prefill_hopper import KEYS, NUM_WARPS, ROWS, fits_hopper, paged_prefill_hopper
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch
@@ -80,11 +81,6 @@ DECODES = [
     for model in SHAPES
     for shape in [(1, 1, 255), (1, 1, 8191), (16, 1, 255), (64, 1, 255), (64, 1, 8191), (256, 1, 255), (256, 1, 2047)]
 ]
-PREFILL_VARIANTS: dict[int, list[tuple[int, int, int, int]]] = {
-    64: [(128, 64, 8, 3), (128, 64, 8, 7), (128, 128, 8, 5), (64, 64, 4, 5), (64, 128, 4, 5)],
-    256: [(128, 32, 8, 5)],
-}
-HOPPER_REGISTERS: dict[int, list[int | None]] = {64: [None, 128], 256: [None]}
 DECODE_VARIANTS = {
     64: [(64, 128, 2, 3), (64, 128, 4, 2), (64, 128, 4, 5), (128, 128, 4, 3), (32, 128, 2, 4), (64, 64, 4, 3),
          (64, 256, 4, 3)],
@@ -98,18 +94,15 @@ def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
     q, k_pool, v_pool, ids = work.tables()
     N, c = work.num_sequences, work.config
     chunks = PagedChunks.build([work.new] * N, [work.cached] * N, ids, BLOCK, q.device)
-    tiles = [prefill_tile(c.head_dim, BF16)]
-    tiles += [PrefillTile(*tile) for tile in PREFILL_VARIANTS[c.head_dim]] if variants else []
 
     def row(name: str, run: Callable[[], object]) -> Row:
         return measure(name, str(work), lambda: run, work.num_bytes(), work.flops())
 
-    for tile in tiles:
-        run = partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks, tile)
-        yield row(f"prefill {tuple(tile)}", run)
-    for registers in HOPPER_REGISTERS[c.head_dim] if variants else ():
-        run = partial(paged_prefill_hopper, q, k_pool, v_pool, c.scale, chunks, registers)
-        yield row(f"prefill by hand, {registers or 'any'} registers", run)
+    if fits_hopper(q, k_pool):
+        yield row("prefill by hand", partial(paged_prefill_hopper, q, k_pool, v_pool, c.scale, chunks))
+    if variants or not fits_hopper(q, k_pool):
+        tile = prefill_tile(c.head_dim, BF16)
+        yield row(f"prefill {tuple(tile)}", partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks))
     if variants:
         yield row("gather, FlashAttention", flash(work, q, k_pool, v_pool, ids))
 
@@ -205,8 +198,8 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
         c = Workload(model, 1, 1, 0).config
         H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
-        for registers in HOPPER_REGISTERS[D]:
-            yield f"prefill by hand {model}, {registers or 'any'} registers", hopper_launch(H, KV, D, registers)
+        if D == 256:
+            yield f"prefill by hand {model}", hopper_launch(H, KV, D)
         for splits in (1, 8):
             yield f"decode {model}, {splits} splits", decode_launch(H, KV, D, decode_tile(D, BF16), splits)
         yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16), 32)
@@ -226,14 +219,14 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
                   tile.num_warps, tile.num_stages)  # fmt: skip
 
 
-def hopper_launch(H: int, KV: int, D: int, registers: int | None) -> Launch:
+def hopper_launch(H: int, KV: int, D: int) -> Launch:
     types = {name: "*bf16:16" for name in ("q_ptr", "k_ptr", "v_ptr", "out_ptr")}
     types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_table": "i32", "scale_log2": "fp32"}
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
     constexprs |= {"STRIDE_TOKEN": KV * D, "ROWS": ROWS, "KEYS": KEYS}
-    return Launch("kernels.paged_prefill_hopper:_hopper_prefill_kernel", types, constexprs, NUM_WARPS, 1, registers)
+    return Launch("kernels.paged_prefill_hopper:_hopper_prefill_kernel", types, constexprs, NUM_WARPS, 1)
 
 
 def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype: str = "bf16") -> Launch:

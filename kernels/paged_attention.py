@@ -6,7 +6,8 @@ Contract  `store_kv` has put this step's keys and values into the pool before; a
           up to its own position and nothing behind it: memory past a sequence's end may hold anything, NaN
           included
 Numerics  softmax in float32, the result in q's dtype
-Source    torch's fused attention on the CPU; kernels/paged_prefill.py and kernels/paged_decode.py on a GPU
+Source    torch's fused attention on the CPU; on a GPU kernels/paged_prefill.py, for heads of 256 on Hopper
+          kernels/paged_prefill_hopper.py, and kernels/paged_decode.py
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from kernels.paged_decode import PagedContexts, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, paged_prefill_triton
+from kernels.paged_prefill_hopper import fits_hopper, paged_prefill_hopper
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def paged_prefill(
     if sum(batch.lengths) != q.shape[0] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit rows {batch.lengths}")
     if isinstance(batch.chunks, PagedChunks):
-        return paged_prefill_triton(q, k_pool, v_pool, scale, batch.chunks)
+        on_gpu = paged_prefill_hopper if fits_hopper(q, k_pool) else paged_prefill_triton
+        return on_gpu(q, k_pool, v_pool, scale, batch.chunks)
     return paged_prefill_torch(q, k, v, k_pool, v_pool, scale, batch.lengths, batch.chunks)
 
 

@@ -1,4 +1,4 @@
-"""`kernels.paged_prefill` by hand for Hopper: same shapes, contract and numerics, for 16-bit heads of 64, 128 or 256.
+"""`kernels.paged_prefill` by hand for Hopper: same shapes, contract and numerics, for 16-bit heads of 256.
 
 Triton waits for every product of scores where it stands. Here a step asks for its scores, rescales the sums and
 rounds the weights of the step before while they come, asks for the values' product with those, and makes its own
@@ -6,6 +6,7 @@ weights meanwhile: the matrix units hardly wait. Keys and values come by asynchr
 whole step before their use. Keys are taken from the last to the first: only the first steps mask.
 
 Source    Shah et al. 2024, "FlashAttention-3", section 3.2 (overlap within a warp group)
+Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
 """
 
 import torch
@@ -101,7 +102,7 @@ def _hopper_prefill_kernel(
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, KEYS, 16])
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, D, 16])
     weights: gl.constexpr = gl.DotOperandLayout(0, sums, 2)
-    copy: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [8, 1], [1, 0])
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [1, D // 8], [8, 1], [1, 0])
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = q_ptr.dtype.element_ty
 
@@ -192,10 +193,7 @@ def _hopper_prefill_kernel(
     gl.store(out_ptr + out_place, out.to(dtype), mask=is_row[:, None])
 
 
-def paged_prefill_hopper(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, chunks: PagedChunks, registers: int | None = None
-) -> Tensor:
-    """`registers` caps a thread's: with 128 two blocks of heads of 64 share a multiprocessor."""
+def paged_prefill_hopper(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, chunks: PagedChunks) -> Tensor:
     T, H, D = q.shape
     num_sequences, num_kv = len(chunks.start_N), k_pool.shape[2]
     check_paged(q, k_pool, v_pool)
@@ -210,7 +208,7 @@ def paged_prefill_hopper(
         q, k_pool, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
         num_sequences, q.stride(0), k_pool.stride(0), chunks.table_NM.stride(0), scale * LOG2_E,
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D, BLOCK_SIZE=k_pool.shape[1],
-        STRIDE_TOKEN=k_pool.stride(1), ROWS=ROWS, KEYS=KEYS, num_warps=NUM_WARPS, maxnreg=registers,
+        STRIDE_TOKEN=k_pool.stride(1), ROWS=ROWS, KEYS=KEYS, num_warps=NUM_WARPS,
     )  # fmt: skip
     return out
 
@@ -222,7 +220,7 @@ def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
         q.is_cuda
         and torch.cuda.get_device_capability(q.device)[0] == 9
         and q.dtype in (torch.bfloat16, torch.float16)
-        and D in (64, 128, 256)
+        and D == 256  # of narrower ones `paged_prefill_triton` is faster (docs/gpu-notes.md)
         and H // k_pool.shape[2] <= ROWS
         and KEYS % k_pool.shape[1] == 0
         and k_pool.stride(0) % 16 == 0
