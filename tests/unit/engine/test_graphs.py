@@ -17,6 +17,7 @@ from engine.runner import ModelRunner
 from engine.sampler import Draw
 from engine.step_plan import StepPlan
 from engine.warm_up import warm_up
+from kernels.dot import dot_block
 from tests.support.oracle import random_prompt
 from wire.messages import Sampling
 
@@ -161,3 +162,17 @@ def test_warm_up_runs_within_the_pools_there_are(max_step_tokens: int, family: s
     warm_up(
         load_family(family).runner(), max_step_tokens=max_step_tokens, max_running=2, max_tokens=64, graphs=False
     )
+
+
+def test_warm_up_meets_every_size_of_small_products(load_family, monkeypatch) -> None:
+    """Their tiles pad rows to 16, 32 and 64: none may be left to compile for the first short prompt."""
+    runner, widths = load_family("granite").runner(), set()
+    launch = runner.launch
+
+    def recorded(steps, draws):
+        widths.add(dot_block(sum(len(step.tokens) for step in steps)))
+        return launch(steps, draws)
+
+    monkeypatch.setattr(runner, "launch", recorded)
+    warm_up(runner, max_step_tokens=4096, max_running=2, max_tokens=64, graphs=False)
+    assert widths >= {16, 32, 64}
