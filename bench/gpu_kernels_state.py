@@ -27,10 +27,9 @@ BATCHES = (1, 16, 64, 256)
 CONV_WIDTHS = {"granite-h-micro": (4352, 8512, True), "qwen35-4b": (8192, 12352, False)}
 SSD_VARIANTS = [(8, 1), (8, 2), (16, 1), (16, 2), (16, 4), (32, 2), (32, 4)]
 GDN_VARIANTS = {
-    BF16: [GdnTile(32, 2), GdnTile(32, 2, 8), GdnTile(32, 2, 8, heads=2), GdnTile(16, 1, 4), GdnTile(16, 1, 8),
-           GdnTile(16, 1, 8, heads=2), GdnTile(64, 4, 4), GdnTile(64, 4, 8), GdnTile(64, 4, 8, heads=2),
-           GdnTile(32, 4, 8), GdnTile(32, 4, 8, heads=2), GdnTile(16, 2, 8)],
-    FP32: [GdnTile(32, 4), GdnTile(32, 4, heads=2), GdnTile(64, 4), GdnTile(64, 4, 8), GdnTile(32, 2, 8)],
+    BF16: [GdnTile(64, 4, 8, 96, True), GdnTile(64, 4, 16, 80, True), GdnTile(64, 4, 16, 96, True),
+           GdnTile(32, 2, 16, 80, True)],
+    FP32: [GdnTile(64, 4, 8)],
 }  # fmt: skip
 CONV_UPDATE_VARIANTS = [(64, 1), (128, 1), (128, 2), (256, 2), (256, 4), (512, 4), (1024, 4)]
 CONV_VARIANTS = [(16, 256, 1), (64, 256, 1), (32, 512, 2), (64, 512, 2), (32, 128, 1)]

@@ -28,6 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.dot import dot
 from kernels.gdn_heads import GdnHeads, log_decay
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import L2_NORM_EPS, l2_normalize
@@ -105,6 +106,19 @@ def _add_two(a0, a1, b0, b1):
 
 
 @triton.jit
+def _over_keys(state, k, q, IN_MATRIX_UNITS: tl.constexpr):
+    """S^T k and S^T q. Where matrix units make them, a thread needs the keys and queries of fewer rows: fewer
+    registers, more programs at a time. Products of bfloat16 are exact there as well."""
+    if IN_MATRIX_UNITS:
+        row = tl.arange(0, 16)[:, None]  # of the smallest matrix they take: k, q, zeros
+        both = tl.where(row == 0, k[None, :], tl.where(row == 1, q[None, :], 0.0).to(k.dtype))
+        product = dot(both, state)
+        return tl.sum(tl.where(row == 0, product, 0.0), 0), tl.sum(tl.where(row == 1, product, 0.0), 0)
+    state, k, q = state.to(tl.float32), k.to(tl.float32), q.to(tl.float32)
+    return tl.reduce((state * k[:, None], state * q[:, None]), 0, _add_two)
+
+
+@triton.jit
 def _add_three(a0, a1, a2, b0, b1, b2):
     return a0 + b0, a1 + b1, a2 + b2
 
@@ -134,25 +148,25 @@ def _gdn_update_kernel(
     DV: tl.constexpr,
     HEADS_A_KEY: tl.constexpr,
     PADDED_K: tl.constexpr,
-    HEADS: tl.constexpr,
     TILE_V: tl.constexpr,
     ACCESS: tl.constexpr,
+    IN_MATRIX_UNITS: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """A program holds columns TILE_V of the states of HEADS value heads of one key head in registers: they are read
-    once, all at once, and written once a row.
+    """A program holds columns TILE_V of a state in registers: they are read once, all at once, and written once a row.
 
     With the decayed S of before the update, o = S^T q + (k . q) delta, and norms are factors of sums: no sum over
     keys, in which a program's warps wait for each other, waits for another one.
     """
     let_next_start()
-    first_head = tl.program_id(0) // tl.cdiv(DV, TILE_V) * HEADS
+    head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
     column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
     key = tl.arange(0, PADDED_K)
     sequence = tl.program_id(1)
     in_k, in_v = key < DK, column < DV
+    pool_ptr += head * DK * DV
     place = key[:, None] * DV + column[None, :]
-    key_place = first_head // HEADS_A_KEY * DK + key
+    key_place = head // HEADS_A_KEY * DK + key
     src = tl.load(src_ptr + sequence)
     destinations = ()  # type: tuple
     for t in tl.static_range(T):
@@ -160,48 +174,26 @@ def _gdn_update_kernel(
     wait_for_previous()
 
     found = (key < tl.where(src >= 0, DK, 0))[:, None] & in_v[None, :]
-    states = ()  # type: tuple
-    for h in tl.static_range(HEADS):
-        source = tl.multiple_of(pool_ptr + src * slot_stride + (first_head + h) * DK * DV, ACCESS)
-        states += (tl.load(source + place, mask=found, other=0.0),)
-    keys = ()  # type: tuple
-    queries = ()  # type: tuple
-    keys_squared = ()  # type: tuple
-    queries_squared = ()  # type: tuple
-    keys_queries = ()  # type: tuple
+    state = tl.load(tl.multiple_of(pool_ptr + src * slot_stride, ACCESS) + place, mask=found, other=0.0)
+    A, bias = tl.load(A_ptr + head), tl.load(bias_ptr + head)
     for t in tl.static_range(T):
         row = sequence * T + t
-        k = tl.load(k_ptr + row * k_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
-        q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0).to(tl.float32)
-        kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
-        keys += (k,)
-        queries += (q,)
-        keys_squared += (kk,)
-        queries_squared += (qq,)
-        keys_queries += (kq,)
-
-    for h in tl.static_range(HEADS):
-        head = first_head + h
-        A, bias = tl.load(A_ptr + head), tl.load(bias_ptr + head)
-        state = states[h].to(tl.float32)
-        for t in tl.static_range(T):
-            row = sequence * T + t
-            k, q = keys[t], queries[t]
-            v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
-            decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
-            beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
-            state_k, state_q = tl.reduce((state * k[:, None], state * q[:, None]), 0, _add_two)
-            over_k = tl.rsqrt(keys_squared[t] + EPS)
-            delta = beta * (v - state_k * (decay * over_k)) * over_k
-            o = (state_q * decay + keys_queries[t] * delta) * (tl.rsqrt(queries_squared[t] + EPS) * DK**-0.5)
-            state = state * decay + k[:, None] * delta[None, :]
-            tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
-            dst = destinations[t]
-            kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
-            destination = tl.multiple_of(pool_ptr + dst * slot_stride + head * DK * DV, ACCESS)
-            rounded = state.to(pool_ptr.dtype.element_ty)
-            tl.store(destination + place, rounded, mask=kept)
-            state = rounded.to(tl.float32)
+        k = tl.load(k_ptr + row * k_stride + key_place, mask=in_k, other=0.0)
+        q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0)
+        v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
+        decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
+        beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
+        k_float, q_float = k.to(tl.float32), q.to(tl.float32)
+        kk, qq, kq = tl.reduce((k_float * k_float, q_float * q_float, k_float * q_float), 0, _add_three)
+        state_k, state_q = _over_keys(state, k, q, IN_MATRIX_UNITS)
+        over_k = tl.rsqrt(kk + EPS)
+        delta = beta * (v - state_k * (decay * over_k)) * over_k
+        o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
+        tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
+        state = (state.to(tl.float32) * decay + k_float[:, None] * delta[None, :]).to(pool_ptr.dtype.element_ty)
+        dst = destinations[t]
+        kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
+        tl.store(tl.multiple_of(pool_ptr + dst * slot_stride, ACCESS) + place, state, mask=kept)
 
 
 def gdn_update_triton(
@@ -226,8 +218,9 @@ def gdn_update_triton(
     if R == 0:
         return o
     tile = launch_shape(R // T * Hv, state_pool.element_size())
-    columns, heads_a_program = min(tile.columns, triton.next_power_of_2(Dv)), math.gcd(tile.heads, Hv // Hk)
-    _gdn_update_kernel[(Hv // heads_a_program * triton.cdiv(Dv, columns), R // T)](
+    columns = min(tile.columns, triton.next_power_of_2(Dv))
+    are_16_bit = {k.dtype, state_pool.dtype} == {torch.bfloat16}
+    _gdn_update_kernel[(Hv * triton.cdiv(Dv, columns), R // T)](
         q,
         k,
         v,
@@ -251,11 +244,12 @@ def gdn_update_triton(
         DV=Dv,
         HEADS_A_KEY=Hv // Hk,
         PADDED_K=triton.next_power_of_2(Dk),
-        HEADS=heads_a_program,
         TILE_V=columns,
         ACCESS=_access(state_pool, tile.access_bytes),
+        IN_MATRIX_UNITS=tile.in_matrix_units and T == 1 and are_16_bit and min(Dk, columns) >= 16,
         EPS=L2_NORM_EPS,
         num_warps=tile.num_warps,
+        maxnreg=tile.registers if T == 1 else None,
         **OVERLAPPED,
     )
     return o
@@ -266,20 +260,18 @@ class GdnTile(NamedTuple):
 
     columns: int  # of the states that a program holds
     num_warps: int
-    access_bytes: int = 16  # at most, of a thread's reads and writes of a state
-    heads: int = 1  # of one key that a program serves, at most
+    access_bytes: int  # at most, of a thread's reads and writes of a state
+    # Both for one row a sequence; drafts would spill, or take twice the registers.
+    registers: int | None = None  # of a thread, at most
+    in_matrix_units: bool = False  # the sums over keys, where keys and states are bfloat16
 
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
-    """For a batch with so many value heads in all.
-
-    Columns and warps are the best of seven measured on an H200 at batches of 1, 16, 64 and 256
-    (`bench.gpu_kernels_state --variants`). Two bytes an element leave two warps enough to do; a small batch is cut
-    finer to occupy all 132 multiprocessors.
-    """
-    if element_bytes == 2:
-        return GdnTile(32, 2, access_bytes=8)
-    return GdnTile(16 if num_heads < 256 else 32 if num_heads < 2048 else 64, 4)
+    """For a batch with so many value heads in all: what was the fastest on an H200 at batches of 1, 16, 64 and 256 of
+    32 heads (`bench.gpu_kernels_state --variants`). A small batch is cut finer to occupy all 132 multiprocessors."""
+    if num_heads < 256:
+        return GdnTile(32, 2, 8) if element_bytes == 4 else GdnTile(16, 1, 8)
+    return GdnTile(64, 4, 8, registers=128) if element_bytes == 4 else GdnTile(64, 4, 4)
 
 
 def _access(state_pool: Tensor, most: int) -> int:

@@ -2,11 +2,13 @@
 
 import pytest
 
+from bench.gpu_kernels_state import GDN_VARIANTS
 from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
 from tests.support.compiled import Launch, compile_for_h200
 
 KILOBYTES_IN_FLIGHT = 32  # of loads a multiprocessor: 4.8 TB/s over 132 of them, 0.7 us until the bytes arrive
 POOLS = {"fp32": 4, "bf16": 2}
+WORDS = {4: "b32", 8: "v2.b32", 16: "v4.b32"}  # by bytes
 
 
 def ssd_launch(pool: str, batch: int, T: int) -> Launch:
@@ -21,14 +23,19 @@ def ssd_launch(pool: str, batch: int, T: int) -> Launch:
 
 
 def gdn_launch(pool: str, batch: int, T: int) -> Launch:
-    tile = gdn_update.launch_shape(batch * 32, POOLS[pool])
+    return gdn_launch_of(gdn_update.launch_shape(batch * 32, POOLS[pool]), pool, T)
+
+
+def gdn_launch_of(tile: gdn_update.GdnTile, pool: str, T: int) -> Launch:
     types = {f"{name}_ptr": "*bf16:16" for name in ("q", "k", "v", "a", "b", "o")}
     types |= {"A_ptr": "*fp32:16", "bias_ptr": "*fp32:16", "pool_ptr": f"*{pool}:16"}
     types |= {"src_ptr": "*i64", "dst_ptr": "*i64"}
     types |= {f"{name}_stride": "i32:16" for name in ("q", "k", "v", "a", "b", "slot")}
-    sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128, "HEADS": tile.heads}
+    sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128}
     sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6}
-    return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps)
+    sizes |= {"IN_MATRIX_UNITS": tile.in_matrix_units and T == 1}
+    registers = tile.registers if T == 1 else None
+    return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps, registers=registers)
 
 
 @pytest.mark.parametrize("launch_of", [ssd_launch, gdn_launch])
@@ -36,16 +43,21 @@ def test_state_updates_keep_enough_bytes_in_flight(launch_of):
     cases = [(pool, batch, T) for pool in POOLS for batch, T in ((1, 1), (64, 1), (64, 4))]
     for (pool, batch, _), report in zip(cases, compile_for_h200([launch_of(*case) for case in cases]), strict=True):
         assert report.stack_bytes == 0, report
-        is_narrow = launch_of is gdn_launch and pool == "bf16"  # GdnTile.access_bytes
-        word = "v2.b32" if is_narrow else "v4.b32"
+        launch = launch_of(pool, batch, 1)
+        word = WORDS[launch.constexprs.get("ACCESS", 16)]
         assert report.accesses("st.global")[0] == word, report
         assert word in report.accesses("ld.global"), report
         if batch > 1:
-            launch = launch_of(pool, batch, 1)
             rows = launch.constexprs.get("TILE_P") or launch.constexprs["TILE_V"]
             tile_bytes = rows * 128 * POOLS[pool]
             resident = report.resident_warps // launch.num_warps
             assert resident * tile_bytes >= KILOBYTES_IN_FLIGHT * 1024, report
+
+
+def test_every_cut_of_gdn_that_the_bench_offers_stays_in_registers():
+    cuts = [(dtype, tile) for dtype, tiles in GDN_VARIANTS.items() for tile in tiles]
+    launches = [gdn_launch_of(tile, {4: "fp32", 2: "bf16"}[dtype.itemsize], T) for T in (1, 4) for dtype, tile in cuts]
+    assert [report.stack_bytes for report in compile_for_h200(launches)] == [0] * len(launches)
 
 
 @pytest.mark.parametrize("to_pool", [False, True], ids=["gather", "scatter"])
@@ -87,4 +99,6 @@ def test_convolution_steps_stay_in_registers(drafts: int):
     kernel = "kernels.causal_conv1d_update:_causal_conv1d_update_kernel"
     [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps)])
     assert report.stack_bytes == 0
-    assert report.resident_warps >= 48
+    # Inputs and windows that a thread reads from memory. They are half of the traffic: the other half is written.
+    channels, inputs = tile_c // (32 * num_warps), 3 + 1 + drafts
+    assert report.resident_warps * 32 * channels * inputs * 2 >= KILOBYTES_IN_FLIGHT * 1024 / 2

@@ -235,11 +235,18 @@ def test_rows_in_pieces_and_missing_destinations_are_refused(case: Recurrence):
         case.triton(case.inputs(2, torch.float32), pool, source, torch.tensor([2], device=DEVICE))
 
 
-@pytest.mark.parametrize("tile", [GdnTile(4, 2, 4), GdnTile(8, 1, 8, heads=2), GdnTile(4, 2, 2, heads=2)], ids=str)
+@pytest.mark.parametrize("tile", [GdnTile(4, 2, 4), GdnTile(8, 1, 8), GdnTile(4, 2, 2)], ids=str)
 @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_any_cut_of_the_work_gives_the_recurrence(tile: GdnTile, pool_dtype: torch.dtype, monkeypatch):
     monkeypatch.setattr(gdn_update, "launch_shape", lambda *_: tile)
     check_against_naive(Gdn(2, 4, 16, 8), [7, None], [[7, 11], [20, 0]], pool_dtype, torch.float32)
+
+
+@pytest.mark.parametrize("destinations", [[[7], [20]], [[7, 11], [20, 0]]], ids=str)
+@pytest.mark.parametrize("case", [Gdn(2, 4, 16, 32), Gdn(1, 2, 24, 40)], ids=str)
+def test_matrix_units_give_the_recurrence(case: Gdn, destinations: list, monkeypatch):
+    monkeypatch.setattr(gdn_update, "launch_shape", lambda *_: GdnTile(16, 2, 4, 80, in_matrix_units=True))
+    check_against_naive(case, [7, None], destinations, torch.bfloat16, torch.bfloat16)
 
 
 @triton.jit

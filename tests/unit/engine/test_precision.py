@@ -27,6 +27,7 @@ TOGETHER = 8
 BLOCKS = 64  # a sequence
 ANSWER_TOKENS = 24
 LEAST_AGREEMENT = 0.99
+MOST_TIPPED = 0.01
 GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
 
 CUDA = pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device here")
@@ -119,12 +120,19 @@ def test_bfloat16_prefers_the_tokens_of_float32(name: str, device: str, state_dt
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("device", "state_dtype"), PLACES)
 def test_recall_in_bfloat16_is_that_of_float32(name: str, device: str, state_dtype: str) -> None:
+    """Rounding tips a question that stands on the edge, to either side: few are, and neither side is preferred."""
     said = answers(runner(name, device, "bfloat16", state_dtype), name)
     right = [is_answered(name, q, answer) for q, answer in zip(questions(name), said, strict=True)]
     expected = [is_answered(name, q, answer) for q, answer in zip(questions(name), in_float32(name), strict=True)]
-    print(f"{name}, {device}, states in {state_dtype}: {sum(right)} right, {sum(expected)} in float32, of {len(right)}")
+    lost = [i for i, (ours, theirs) in enumerate(zip(right, expected, strict=True)) if theirs and not ours]
+    gained = [i for i, (ours, theirs) in enumerate(zip(right, expected, strict=True)) if ours and not theirs]
+    print(
+        f"{name}, {device}, states in {state_dtype}: {sum(right)} right, {sum(expected)} in float32, "
+        f"of {len(right)}; lost {lost}, gained {gained}"
+    )
     assert sum(expected) >= 0.9 * len(expected)
-    assert sum(right) == sum(expected)
+    assert len(lost) + len(gained) <= MOST_TIPPED * len(right)
+    assert abs(len(lost) - len(gained)) <= 2 * (len(lost) + len(gained)) ** 0.5  # two deviations of fair tosses
 
 
 @CUDA
