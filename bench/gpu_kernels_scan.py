@@ -1,10 +1,10 @@
 """Prefill scans on one GPU: Mamba2 (SSD) and the gated delta rule, and what checkpoints on the way cost.
 
-    python -m bench.gpu_kernels_scan [--variants] [--parts] [--library]
+    python -m bench.gpu_kernels_scan [--parts] [--library]
 
 Times are medians of CUDA graph replays of one layer's scan. A floor is the larger of FLOPs / 790 TFLOP/s and bytes
 / 4.3 TB/s, what such a machine reaches (shared/anchors/h200.md): inputs and outputs once, the products that the
-chunked form needs at our chunk size, no scratch. `--variants` adds other tile sizes, `--parts` the kernels one by
+chunked form needs at our chunk size, no scratch. `--parts` adds the kernels one by
 one, with the scratch that each reads and writes in its floor, `--library` what others publish, where it can be
 imported: mamba_ssm's scan (its Triton files are enough) and flash-linear-attention's, with final states only and
 without slots; their first call tunes itself for a while.
@@ -24,10 +24,10 @@ from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
 from kernels import gdn_scan, ssd_scan
 from kernels.gdn_heads import GdnHeads
-from kernels.gdn_scan import GdnTiles, gdn_prefill_triton, gdn_tiles
+from kernels.gdn_scan import gdn_prefill_triton, gdn_tiles
 from kernels.segments import PrefillSegments, StateWrite
 from kernels.ssd_heads import SsdHeads
-from kernels.ssd_scan import SsdTiles, ssd_prefill_triton, ssd_tiles
+from kernels.ssd_scan import ssd_prefill_triton, ssd_tiles
 
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
 BF16 = torch.bfloat16
@@ -92,33 +92,8 @@ class Batch:
 
 BATCHES = [Batch(1, 2048), Batch(1, 8192), Batch(16, 4096), Batch(1, 32768)]
 CHECKPOINTED = [Batch(1, 32768, 64), Batch(1, 32768, 64, shift=16)]
-VARIED = [Batch(1, 8192), Batch(16, 4096)]
 
 _SSD, _GDN = ssd_tiles(BF16, 64, 128), gdn_tiles(BF16)
-SSD_VARIANTS = [
-    _SSD._replace(chunk_size=64),
-    _SSD._replace(chunk_size=256, states_warps=8, output_rows=128, output_warps=8),
-    _SSD._replace(state_columns=32),
-    _SSD._replace(state_columns=32, states_stages=3),
-    _SSD._replace(states_stages=3),
-    _SSD._replace(states_warps=8),
-    _SSD._replace(output_heads=4),
-    _SSD._replace(output_rows=128, output_warps=8),
-    _SSD._replace(output_stages=1),
-    _SSD._replace(output_stages=3),
-]
-GDN_VARIANTS = [
-    _GDN._replace(systems_warps=8),
-    _GDN._replace(states_stages=3),
-    _GDN._replace(states_stages=7),
-    _GDN._replace(state_columns=16),
-    _GDN._replace(state_columns=64),
-    _GDN._replace(states_warps=8),
-    _GDN._replace(output_warps=8),
-    _GDN._replace(output_columns=128),
-    _GDN._replace(output_stages=1),
-    _GDN._replace(output_columns=128, output_stages=1, output_warps=8),
-]
 
 
 class SsdLayer:
@@ -136,8 +111,8 @@ class SsdLayer:
         self.heads = SsdHeads(-torch.rand(H, device="cuda") * 8, D, bias - 2)
         self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda")[:, 1]
 
-    def run(self, tiles: SsdTiles = _SSD) -> Tensor:
-        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, tiles)
+    def run(self) -> Tensor:
+        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, _SSD)
 
     def library(self) -> Row:
         scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
@@ -206,8 +181,8 @@ class GdnLayer:
         self.heads = GdnHeads(-torch.rand(self.Hv, device="cuda"), torch.randn(self.Hv, device="cuda"))
         self.pool = torch.empty(batch.num_writes, 2, self.Hv, self.K, self.V, device="cuda")[:, 1]
 
-    def run(self, tiles: GdnTiles = _GDN) -> Tensor:
-        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, tiles)
+    def run(self) -> Tensor:
+        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, _GDN)
 
     def library(self) -> Row:
         scan = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
@@ -264,16 +239,9 @@ class GdnLayer:
         )
 
 
-def changed(tiles: SsdTiles | GdnTiles, default: SsdTiles | GdnTiles) -> str:
-    return ", ".join(f"{name} {value}" for name, value in tiles._asdict().items() if value != getattr(default, name))
-
-
 @torch.no_grad()
-def rows(variants: bool = False, parts: bool = False, library: bool = False) -> Iterator[Row]:
-    for name, layer_of, default, others in (
-        ("ssd", SsdLayer, _SSD, SSD_VARIANTS),
-        ("gdn", GdnLayer, _GDN, GDN_VARIANTS),
-    ):
+def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
+    for name, layer_of in (("ssd", SsdLayer), ("gdn", GdnLayer)):
         for batch in BATCHES + CHECKPOINTED:
             layer = layer_of(batch)
             yield row(f"{name} prefill", str(batch), layer.run, layer.num_bytes(), layer.flops())
@@ -281,21 +249,15 @@ def rows(variants: bool = False, parts: bool = False, library: bool = False) -> 
                 yield layer.library()
             if parts and batch in BATCHES:
                 yield from layer.parts()
-        for batch in VARIED if variants else ():
-            layer = layer_of(batch)
-            for tiles in others:
-                run = lambda layer=layer, tiles=tiles: layer.run(tiles)  # noqa: E731
-                yield row(f"{name}: {changed(tiles, default)}", str(batch), run, layer.num_bytes(), layer.flops())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", action="store_true", help="other tile sizes, too")
     parser.add_argument("--parts", action="store_true", help="the kernels one by one, too")
     parser.add_argument("--library", action="store_true", help="what others publish, too")
     arguments = parser.parse_args()
     print(HEADER)
-    for each in rows(arguments.variants, arguments.parts, arguments.library):
+    for each in rows(arguments.parts, arguments.library):
         print(each, flush=True)
 
 
