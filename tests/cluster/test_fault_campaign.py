@@ -8,7 +8,7 @@ from tests.support.fault_campaign import DEADLINE_S, SCENARIOS, Row, run, table
 from tests.support.netns import NamespacesUnavailable
 
 MODEL = Path(__file__).parents[2] / "models" / "headrace-tiny-qwen3.5"
-ROUNDS = 4
+ROUNDS = 3
 
 pytestmark = pytest.mark.slow
 
