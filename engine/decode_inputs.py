@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.batch import SequenceStep
 from engine.memory import CacheMemory
 from engine.step_plan import DecodeRows, StepPlan, check_steps
+from kernels.fed_tokens import fed_tokens
 from kernels.paged_attention import PagedDecode
 from kernels.paged_decode import PagedContexts
 from kernels.segments import StateSource
@@ -68,8 +69,6 @@ class DecodeInputs:
         """The loaded step as the model takes it. Captured with the model's forward pass, so made once a size."""
         fields = self._fields.long()
         row = [fields[field, :num_rows] for field in Field]
-        feed = row[Field.FEED]
-        fed = self._drawn.index_select(0, feed.clamp(min=0))
         contexts = PagedContexts(self._fields[Field.CONTEXT, :num_rows], self._table[:num_rows])
         return StepPlan(
             num_decodes=num_rows,
@@ -79,7 +78,7 @@ class DecodeInputs:
                 attention=PagedDecode(num_rows, contexts),
             ),
             prefill=None,
-            tokens_T=torch.where(feed >= 0, fed, row[Field.TOKEN]),
+            tokens_T=fed_tokens(row[Field.TOKEN], row[Field.FEED], self._drawn),
             positions_T=row[Field.POSITION],
             block_T=row[Field.BLOCK],
             offset_T=row[Field.OFFSET],

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cache.layout import CacheLayout
@@ -14,6 +13,7 @@ from engine.layers.step import Step
 from engine.memory import CacheMemory
 from engine.model_config import ModelConfig
 from engine.step_plan import StepPlan
+from kernels.embed import embed
 from kernels.linear import LinearWeight
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary_angles
@@ -76,9 +76,7 @@ class HybridModel:
     def forward(self, plan: StepPlan, memory: CacheMemory) -> Tensor:
         """Run one step: caches in `memory` advance; float32 logits of the plan's logit rows come back."""
         step = Step(plan, memory, self._rotary(plan.positions_T))
-        x = F.embedding(plan.tokens_T, self.embedding)
-        if self.config.embedding_multiplier != 1.0:
-            x = x * self.config.embedding_multiplier
+        x = embed(plan.tokens_T, self.embedding, self.config.embedding_multiplier)
         normed = rms_norm(x, self.layers[0].mixer_norm, self.config.norm_eps)
         for layer, following in pairwise(self.layers):
             x, normed = layer.feed(*layer.mix(x, normed, step), following.mixer_norm)
