@@ -19,6 +19,7 @@ BENCHMARKS = {
     "gpu-engine": ("bench.gpu_engine", "prefill and decode on a GPU beside vLLM and the chip's floor"),
     "gpu-start": ("bench.gpu_start", "from process start to the first token over HTTP, on one GPU"),
     "gpu-steps": ("bench.gpu_steps", "decode steps through the whole engine on a GPU"),
+    "host-overhead": ("bench.host_overhead", "what the hosts do for a cached prompt, stage by stage"),
     "learning": ("bench.learning", "a chat whose prefill node learns from the decode node, or does not"),
     "transfer-gpu": ("bench.transfer_gpu", "a hand-over between two GPUs, its parts, and NIXL beside it"),
     "soak": ("bench.soak", "ten thousand hand-overs in a row, and what the processes hold"),
