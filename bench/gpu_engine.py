@@ -5,7 +5,7 @@
 
 Drives `ModelRunner` as the engine does: prompts in chunks, decode steps one ahead of the host, which reads the
 tokens of one step while the next one runs. Times are CUDA events, the median of several rounds after a warm-up;
-`host` is what launching one decode step costs the host, hidden as long as it stays below the step itself.
+`host` is what launching a prefill or one decode step costs the host, hidden as long as it stays below the work itself.
 """
 
 import argparse
@@ -36,7 +36,7 @@ GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
 class Result:
     work: Prefill | Decode
     ms: float  # of the whole prefill, or of one decode step
-    host_ms: float | None  # to launch one decode step
+    host_ms: float  # to launch that
 
 
 class Bench:
@@ -63,9 +63,10 @@ class Bench:
         self.load_s = time.perf_counter() - started_s
 
     def run(self, work: Prefill | Decode, chunk: int) -> Result:
-        if isinstance(work, Prefill):
-            return Result(work, self._median(lambda: self._time(lambda: self._prefill(work, chunk))), None)
         host: list[float] = []
+        if isinstance(work, Prefill):
+            ms = self._median(lambda: self._time(lambda: host.append(self._prefill(work, chunk))))
+            return Result(work, ms, statistics.median(host))
         ms = self._median(lambda: self._time(lambda: host.append(self._decode(work))) / DECODE_STEPS)
         return Result(work, ms, statistics.median(host))
 
@@ -75,14 +76,19 @@ class Bench:
 
     # ------------------------------------------------------------ the work
 
-    def _prefill(self, work: Prefill, chunk: int) -> None:
+    def _prefill(self, work: Prefill, chunk: int) -> float:
+        """The host's milliseconds to launch it."""
         launched = None
-        for steps in prefill_steps(work, chunk):
+        chunks = prefill_steps(work, chunk)
+        started_s = time.perf_counter()
+        for steps in chunks:
             ends = [step.end == work.num_tokens for step in steps]
             draws = [(row, GREEDY) for row in range(sum(ends))]
             launched = self.runner.launch(steps, draws)
+        taken_ms = 1e3 * (time.perf_counter() - started_s)
         assert launched is not None
         check(launched)
+        return taken_ms
 
     def _decode(self, work: Decode) -> float:
         """`DECODE_STEPS` steps; the host's median milliseconds to launch one."""
@@ -144,7 +150,7 @@ def prefill_steps(work: Prefill, chunk: int) -> list[list[SequenceStep]]:
     boundaries = [work.num_tokens - spacing * i for i in range(work.num_checkpoints - 1, 0, -1)]
     chunks, step, budget = [], [], chunk
     for sequence in range(work.num_sequences):
-        start = 0
+        start = work.num_cached
         while start < work.num_tokens:
             end = min(work.num_tokens, start + budget)
             emit = tuple((b, work.num_sequences + i) for i, b in enumerate(boundaries) if start < b < end)
@@ -182,10 +188,9 @@ def print_table(name: str, config: ModelConfig, results: Sequence[Result]) -> No
     print("|---|---|---|---|---|---|---|---|---|")
     for result in results:
         work, floor, reach = result.work, floor_ms(result.work, config), reach_ms(result.work, config)
-        num_tokens = work.num_sequences * (work.num_tokens if isinstance(work, Prefill) else 1)
         verdict = "" if reach is None else "met" if result.ms <= reach else "missed"
         print(
-            f"| {work.name} | {result.ms:.2f} | {1e3 * num_tokens / result.ms:,.0f} | {_ms(work.vllm_ms)} "
+            f"| {work.name} | {result.ms:.2f} | {1e3 * work.num_rows / result.ms:,.0f} | {_ms(work.vllm_ms)} "
             f"| {floor:.2f} | {result.ms / floor:.2f} | {_ms(reach)} | {verdict} | {_ms(result.host_ms)} |"
         )
 
@@ -202,7 +207,8 @@ def shrunk(config: ModelConfig) -> ModelConfig:
 
 def shrunk_works(works: Sequence[Prefill | Decode]) -> list[Prefill | Decode]:
     return [
-        replace(work, num_tokens=work.num_tokens // 32) if isinstance(work, Prefill)
+        replace(work, num_tokens=work.num_tokens // 32, num_cached=work.num_cached // 32 // BLOCK_SIZE * BLOCK_SIZE)
+        if isinstance(work, Prefill)
         else replace(work, num_sequences=min(work.num_sequences, 4), context=work.context // 32)
         for work in works
         if work.num_sequences == 1 or isinstance(work, Decode)

@@ -30,10 +30,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Prefill(Work):
-    """Prompts of `num_tokens` from start to first token; `num_checkpoints` states are kept in each on the way."""
+    """Prompts of `num_tokens` from start to first token; `num_checkpoints` states are kept in each on the way.
+
+    Of each prompt the first `num_cached` tokens are there already.
+    """
 
     num_tokens: int = 0
     num_checkpoints: int = 1
+    num_cached: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """What is computed."""
+        return self.num_sequences * (self.num_tokens - self.num_cached)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class Decode(Work):
 
     context: int = 256
 
+    @property
+    def num_rows(self) -> int:
+        return self.num_sequences
+
 
 WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 2,048", 1, 52.6, 30.0, num_tokens=2048),
@@ -49,6 +62,7 @@ WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 32,768", 1, 473.0, 380.0, num_tokens=32768),
     Prefill("prefill 32,768, 64 checkpoints", 1, None, None, num_tokens=32768, num_checkpoints=64),
     Prefill("prefill 16 x 4,096", 16, 65536 / 71.5, 65536 / 90.0, num_tokens=4096),
+    Prefill("prefill 8,192, all but 16 cached", 1, None, None, num_tokens=8192, num_cached=8176),
     Decode("decode batch 1", 1, 3.49, 2.2),
     Decode("decode batch 16", 16, 3.88, 2.8),
     Decode("decode batch 64", 64, 6.13, 4.2),
@@ -60,12 +74,11 @@ WORKS: tuple[Prefill | Decode, ...] = (
 def floor_ms(work: Prefill | Decode, config: ModelConfig) -> float:
     """The least time of this work for a model of that shape."""
     weights = num_weights(config)
-    if isinstance(work, Prefill):
-        return 2e3 * weights * work.num_sequences * work.num_tokens / MATRIX_FLOPS
     layout = config.cache_layout("", "bfloat16", BLOCK_SIZE, "bfloat16")
-    cached_bytes = 2 * layout.state_bytes + work.context * layout.block_bytes / BLOCK_SIZE
+    context = work.num_cached if isinstance(work, Prefill) else work.context
+    cached_bytes = 2 * layout.state_bytes + context * layout.block_bytes / BLOCK_SIZE
     moving_ms = 1e3 * (2 * weights + work.num_sequences * cached_bytes) / COPY_BYTES
-    return max(moving_ms, 2e3 * weights * work.num_sequences / MATRIX_FLOPS)
+    return max(moving_ms, 2e3 * weights * work.num_rows / MATRIX_FLOPS)
 
 
 def reach_ms(work: Prefill | Decode, config: ModelConfig) -> float | None:

@@ -38,13 +38,14 @@ def test_another_shape_has_to_reach_the_same_fraction_of_its_floor() -> None:
 
 @pytest.mark.parametrize("work", [work for work in WORKS if isinstance(work, Prefill)], ids=lambda work: work.name)
 @pytest.mark.parametrize("chunk", [1024, 8192])
-def test_prefills_compute_every_token_once_and_leave_their_checkpoints(work: Prefill, chunk: int) -> None:
+def test_prefills_compute_every_uncached_token_once_and_leave_their_checkpoints(work: Prefill, chunk: int) -> None:
     steps = prefill_steps(work, chunk)
     for step in steps:
         check_steps(step, 16)
         assert sum(len(share.tokens) for share in step) <= chunk
     shares: list[SequenceStep] = [share for step in steps for share in step]
-    assert sum(len(share.tokens) for share in shares) == work.num_sequences * work.num_tokens
+    assert sum(len(share.tokens) for share in shares) == work.num_rows
+    assert min(share.start for share in shares) == work.num_cached
     assert sum(share.num_logits for share in shares) == work.num_sequences
     at_ends = sum(0 < share.end < work.num_tokens for share in shares)
     kept = sum(len(share.emit) for share in shares)
