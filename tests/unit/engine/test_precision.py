@@ -120,7 +120,7 @@ def test_bfloat16_prefers_the_tokens_of_float32(name: str, device: str, state_dt
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("device", "state_dtype"), PLACES)
 def test_recall_in_bfloat16_is_that_of_float32(name: str, device: str, state_dtype: str) -> None:
-    """Rounding tips a question that stands on the edge, to either side: few are, and neither side is preferred."""
+    """But for questions that stand on the edge, which rounding tips to either side: at most one in a hundred."""
     said = answers(runner(name, device, "bfloat16", state_dtype), name)
     right = [is_answered(name, q, answer) for q, answer in zip(questions(name), said, strict=True)]
     expected = [is_answered(name, q, answer) for q, answer in zip(questions(name), in_float32(name), strict=True)]
@@ -132,7 +132,6 @@ def test_recall_in_bfloat16_is_that_of_float32(name: str, device: str, state_dty
     )
     assert sum(expected) >= 0.9 * len(expected)
     assert len(lost) + len(gained) <= MOST_TIPPED * len(right)
-    assert abs(len(lost) - len(gained)) <= 2 * (len(lost) + len(gained)) ** 0.5  # two deviations of fair tosses
 
 
 @CUDA
