@@ -5,6 +5,7 @@ their session has ended and its claim has gone to another. Peers die and session
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -265,10 +266,8 @@ class Handovers(RuleBasedStateMachine):
         async with asyncio.timeout(5):
             for session in self.sessions:
                 for ended in (session.incoming.landed(), session.outgoing.done()):
-                    try:
+                    with suppress(HandoverFailed):
                         await ended
-                    except HandoverFailed:
-                        pass
         await turns()
         for staging in (self.staging, self.sender_staging):
             staging.check()
