@@ -19,7 +19,7 @@ from bench import transfer_nixl
 from bench.gpu_timing import HEADER as KERNEL_HEADER
 from bench.gpu_timing import Row, measure
 from bench.transfer_ends import Ends, Shape, shape_of
-from kernels.digest import digest_pages_triton
+from kernels.digest import DIGEST_BYTES, launch_digest_pages
 from kernels.gather_scatter import gather_rows, scatter_rows
 from transfer.plan import TransferPlan
 from transfer.ucx_config import UcxConfig
@@ -104,7 +104,8 @@ def kernel_rows() -> Iterator[Row]:
 
             def hashing(page_bytes=page_bytes, pages=pages):
                 buffer = staging().view(-1, page_bytes)
-                return lambda: digest_pages_triton(buffer, pages)
+                digests = torch.empty((len(buffer), DIGEST_BYTES), dtype=torch.uint8, device="cuda")
+                return lambda: launch_digest_pages(buffer, digests, pages)
 
             name = f"digest, pages of {page_bytes}, {pages} a program"
             yield measure(name, f"{total >> 20} MiB", hashing, total)

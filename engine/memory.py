@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cache.layout import CacheLayout
-from engine.upload import upload_values
+from engine.upload import upload_ids
 from kernels.gather_scatter import gather_rows, scatter_rows
 
 Mark: TypeAlias = torch.cuda.Event
@@ -64,7 +64,7 @@ class CacheMemory:
         own_size = self.layout.block_size
         start, end = first_block * block_size, (first_block + num_blocks) * block_size
         within = range(start // own_size, min(-(-end // own_size), len(block_ids)))
-        ids = self._rows([block_ids[i] for i in within], self.num_blocks, "block")
+        ids = self._blocks(block_ids[within.start : within.stop])
         if own_size == block_size:
             gather_rows(self._block_bytes, ids, out)
             return
@@ -89,29 +89,29 @@ class CacheMemory:
 
     def gather_blocks(self, block_ids: Sequence[int], out: Tensor) -> None:
         """Copy blocks, in order, to out: uint8 [len(block_ids) * block_bytes]."""
-        gather_rows(self._block_bytes, self._rows(block_ids, self.num_blocks, "block"), out)
+        gather_rows(self._block_bytes, self._blocks(block_ids), out)
 
     def scatter_blocks(self, block_ids: Sequence[int], src: Tensor) -> None:
         """Copy src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
-        scatter_rows(self._block_bytes, self._rows(block_ids, self.num_blocks, "block"), src)
+        scatter_rows(self._block_bytes, self._blocks(block_ids), src)
 
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
         """Copy one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
-        row = self._rows([slot], self.num_slots, "slot")
-        gather_rows(self._conv_bytes, row, out[: self.layout.conv_bytes])
-        rec_out = out[self.layout.conv_bytes :]
+        conv, rec = self._state(slot)
+        conv_out, rec_out = out[: len(conv)], out[len(conv) :]
+        _copy(conv_out, conv)
         if state_dtype in (None, self.layout.state_dtype):
-            gather_rows(self._rec_bytes, row, rec_out)
+            _copy(rec_out, rec)
         else:
             rec_out.copy_(_cast(self.rec[slot], getattr(torch, state_dtype)).view(-1).view(torch.uint8))
 
     def scatter_state(self, slot: int, src: Tensor, state_dtype: str | None = None) -> None:
         """Copy src, uint8 [state_bytes], to one slot; its recurrent part is of `state_dtype` there."""
-        row = self._rows([slot], self.num_slots, "slot")
-        scatter_rows(self._conv_bytes, row, src[: self.layout.conv_bytes])
-        rec_src = src[self.layout.conv_bytes :]
+        conv, rec = self._state(slot)
+        conv_src, rec_src = src[: len(conv)], src[len(conv) :]
+        _copy(conv, conv_src)
         if state_dtype in (None, self.layout.state_dtype):
-            scatter_rows(self._rec_bytes, row, rec_src)
+            _copy(rec, rec_src)
         else:
             # By way of a tensor of its own: behind the conv windows nothing need be aligned to its dtype.
             arrived = torch.empty(self.rec.shape[1:], dtype=getattr(torch, state_dtype), device=self.device)
@@ -126,11 +126,20 @@ class CacheMemory:
         mark.record(torch.cuda.current_stream(self.device))
         return mark
 
-    def _rows(self, ids: Sequence[int], limit: int, what: str) -> Tensor:
-        for i in ids:
-            if not 0 <= i < limit:
-                raise IndexError(f"{what} {i} is not in 0..{limit - 1}")
-        return upload_values(ids, self.device)
+    def _blocks(self, block_ids: Sequence[int]) -> Tensor:
+        return upload_ids(block_ids, self.num_blocks, "block", self.device)
+
+    def _state(self, slot: int) -> tuple[Tensor, Tensor]:
+        """Conv windows and recurrent part as bytes: two pieces, which the driver copies as fast as any kernel."""
+        if not 0 <= slot < self.num_slots:
+            raise IndexError(f"slot {slot} is not in 0..{self.num_slots - 1}")
+        return self._conv_bytes[slot], self._rec_bytes[slot]
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    if len(target) != len(source):
+        raise ValueError(f"staging is not of a state's size: {len(source)} uint8 of it for room of {len(target)}")
+    target.copy_(source, non_blocking=True)
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,10 @@
 """From lists of the host to tensors of the device, through pinned memory: nothing waits for the copy."""
 
+from array import array
 from collections.abc import Sequence
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,3 +23,16 @@ def upload(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor
 def upload_values(values: Sequence, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """As torch.tensor(values), nested lists included, which would wait for all that the device still has to do."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def upload_ids(ids: Sequence[int], limit: int, what: str, device: torch.device) -> Tensor:
+    """int64 [len(ids)]; `upload_values`, many times faster for a thousand. Raises IndexError unless in 0..limit-1."""
+    values = np.frombuffer(array("q", ids), np.int64)
+    if len(values) and not (values.min() >= 0 and values.max() < limit):
+        wrong = values[(values < 0) | (values >= limit)][0]
+        raise IndexError(f"{what} {wrong} is not in 0..{limit - 1}")
+    if device.type != "cuda":
+        return torch.from_numpy(values)
+    pinned = torch.empty(len(values), dtype=torch.int64, pin_memory=True)  # torch keeps used ones at hand
+    pinned.numpy()[:] = values
+    return pinned.to(device, non_blocking=True)

@@ -39,13 +39,20 @@ _SECRET = bytes.fromhex(
 )
 
 
-def digest_pages(pages: Tensor) -> Tensor:
-    """digests, on the pages' device; on a GPU nothing is waited for."""
+def digest_pages(pages: Tensor, out: Tensor | None = None) -> Tensor:
+    """digests, on the pages' device, in `out` if given; on a GPU nothing is waited for."""
     if pages.dtype != torch.uint8 or pages.dim() != 2 or not pages.is_contiguous():
         raise ValueError(f"pages are {tuple(pages.shape)} {pages.dtype}, not contiguous [P, E] uint8")
     if pages.shape[1] == 0 or pages.shape[1] % BLOCK_BYTES:
         raise ValueError(f"pages of {pages.shape[1]} bytes: give them a multiple of {BLOCK_BYTES}")
-    return (digest_pages_triton if runs_triton(pages) else digest_pages_xxhash)(pages)
+    if out is None:
+        out = torch.empty((len(pages), DIGEST_BYTES), dtype=torch.uint8, device=pages.device)
+    elif out.dtype != torch.uint8 or out.shape != (len(pages), DIGEST_BYTES) or not out.is_contiguous():
+        raise ValueError(f"out is {tuple(out.shape)} {out.dtype}, not contiguous [{len(pages)}, {DIGEST_BYTES}] uint8")
+    if runs_triton(pages):
+        launch_digest_pages(pages, out)
+        return out
+    return out.copy_(digest_pages_xxhash(pages))
 
 
 def digest_pages_xxhash(pages: Tensor) -> Tensor:
@@ -135,8 +142,13 @@ def _digest_pages_kernel(
 
 
 def digest_pages_triton(pages: Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> Tensor:
+    digests = torch.empty((len(pages), DIGEST_BYTES), dtype=torch.uint8, device=pages.device)
+    launch_digest_pages(pages, digests, pages_a_program)
+    return digests
+
+
+def launch_digest_pages(pages: Tensor, digests: Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> None:
     num_pages, page_bytes = pages.shape
-    digests = torch.empty((num_pages, DIGEST_BYTES), dtype=torch.uint8, device=pages.device)
     if num_pages:
         _digest_pages_kernel[(triton.cdiv(num_pages, pages_a_program),)](
             pages.view(torch.int64),
@@ -148,9 +160,9 @@ def digest_pages_triton(pages: Tensor, pages_a_program: int = PAGES_A_PROGRAM) -
             PAGES=pages_a_program,
             num_warps=max(1, pages_a_program // 8),
         )
-    return digests
 
 
+@cache
 def _starts(page_bytes: int) -> tuple[int, int]:
     """Where the sums of both halves of the hash start: they hold the length. As signed 64-bit numbers."""
     low = page_bytes * 0x9E3779B185EBCA87 % (1 << 64)

@@ -5,13 +5,13 @@ are sliced, and are taken by UCX as they are. What differs is when work on them 
 in the order of a stream. `StagingMemory` hides that from sessions.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.digest import summary
+from transfer.digest import Summary, summary
 
 if TYPE_CHECKING:
     import torch
@@ -32,11 +32,14 @@ class StagingMemory(Protocol):
         """Equal buffers, their pages touched now rather than in the first hand-over."""
         ...
 
-    async def summary(self, payload: Buffer) -> bytes:
-        """`transfer.digest.summary` of the payload, once all that was enqueued so far is done."""
+    def summary(self, payload: Buffer) -> Awaitable[Summary]:
+        """`transfer.digest.summary` of the payload, once all that was enqueued so far is done.
+
+        payload   a buffer's beginning, or all of it; what was found is there until that buffer's next summary
+        """
         ...
 
-    async def finished(self) -> None:
+    def finished(self) -> Awaitable[None]:
         """Until all that was enqueued so far is done."""
         ...
 

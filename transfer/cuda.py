@@ -4,12 +4,16 @@ Gathers, digests and scatters follow each other on the memory's own stream, besi
 when what it reads has been computed, a message is sent when its gather and digest are done, a scatter is enqueued when
 the digest was right, and a session lands when the scatter is done (`reached`, `summary`, `finished`). So no stream ever
 waits for the other, and neither does the engine's thread.
+
+What a message needs besides its buffer (room for its summary on the device and in pinned memory) is made with the
+buffer: a launch costs the host about as much as the kernel runs, and each allocation, small copy or event adds to it.
 """
 
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -17,6 +21,7 @@ from torch import Tensor
 
 from kernels.digest import digest_pages
 from transfer.buffers import Buffer
+from transfer.cuda_waits import StreamWaits
 from transfer.digest import DIGEST_BYTES, PAGE_BYTES
 from transfer.errors import TransportUnavailable
 
@@ -31,6 +36,15 @@ WIDEST_STREAM_PRIORITY = -1
 """A gather of microseconds goes before what is left of a prefill chunk's work."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """Room for one buffer's: its pages' digests, uint8 [P, DIGEST_BYTES] on the device; these and the tail, pinned."""
+
+    digests: Tensor
+    pinned: Tensor
+    bytes: memoryview
+
+
 class CudaMemory:
     """See `transfer.buffers.StagingMemory`. Belongs to one event loop, whose thread it gives the device's context: UCX
     is driven by that thread and finds the context there."""
@@ -39,62 +53,56 @@ class CudaMemory:
         torch.cuda.set_device(device)
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(self._device, priority=WIDEST_STREAM_PRIORITY)
-        self._spin_s = spin_s
-        self._summary_bytes = 0  # of the longest payload
-        self._waiting = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="cuda-wait")
+        self._threads = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="cuda-wait")
+        self._waits = StreamWaits(self._new_event, self._threads, spin_s)
+        self._summaries: dict[int, _Summary] = {}
+        """By the address at which a buffer, and so its payload, begins."""
 
     def allocate(self, num_buffers: int, buffer_bytes: int) -> list[Buffer]:
         """Cut from one allocation: a peer that reads it over CUDA IPC opens it once."""
         stride_bytes = -(-buffer_bytes // PAGE_BYTES) * PAGE_BYTES
         whole = torch.zeros(num_buffers * stride_bytes, dtype=torch.uint8, device=self._device)
         _require_plain_memory(whole)
-        # Room for summaries, now rather than in a hand-over: pinning memory waits for the device.
-        self._summary_bytes = max(self._summary_bytes, buffer_bytes // PAGE_BYTES * DIGEST_BYTES + PAGE_BYTES)
-        _ = [self._pinned() for _ in range(num_buffers)]
+        buffers = [whole[at : at + buffer_bytes] for at in range(0, len(whole), stride_bytes)]
+        for buffer in buffers:
+            self._summaries[buffer.data_ptr()] = self._room(buffer_bytes // PAGE_BYTES)
         torch.cuda.synchronize(self._device)  # zeroed, on the stream of whoever starts the node
-        return [whole[at : at + buffer_bytes] for at in range(0, len(whole), stride_bytes)]
+        return [*buffers]
+
+    def _room(self, num_pages: int) -> _Summary:
+        digests = torch.empty((num_pages, DIGEST_BYTES), dtype=torch.uint8, device=self._device)
+        pinned = torch.empty(num_pages * DIGEST_BYTES + PAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+        return _Summary(digests, pinned, pinned.numpy().data)
 
     def stream(self) -> AbstractContextManager[None]:
         """`with memory.stream():` enqueues on it. Not across an await."""
         return cast(AbstractContextManager[None], torch.cuda.stream(self._stream))
 
-    async def summary(self, payload: Buffer) -> bytes:
+    def summary(self, payload: Buffer) -> asyncio.Future[memoryview]:
+        """The payload begins where one of the buffers does. Lies there until that buffer's next summary."""
         tensor = cast(Tensor, payload)
+        room = self._summaries[tensor.data_ptr()]
         num_pages, tail_bytes = divmod(len(tensor), PAGE_BYTES)
         paged_bytes, digest_bytes = num_pages * PAGE_BYTES, num_pages * DIGEST_BYTES
         with self.stream():
-            host = self._pinned()[: digest_bytes + tail_bytes]
-            digests = digest_pages(tensor[:paged_bytes].view(num_pages, PAGE_BYTES))
-            host[:digest_bytes].copy_(digests.view(-1), non_blocking=True)
-            host[digest_bytes:].copy_(tensor[paged_bytes:], non_blocking=True)
-        await self.finished()
-        return bytes(host.numpy().data)
+            if num_pages:
+                digests = digest_pages(tensor[:paged_bytes].view(num_pages, PAGE_BYTES), room.digests[:num_pages])
+                room.pinned[:digest_bytes].copy_(digests.view(-1), non_blocking=True)
+            if tail_bytes:
+                room.pinned[digest_bytes : digest_bytes + tail_bytes].copy_(tensor[paged_bytes:], non_blocking=True)
+        return self._waits.until_done(self._stream, room.bytes[: digest_bytes + tail_bytes])
 
-    def _pinned(self) -> Tensor:
-        """Of one size, so that torch has one at hand that was used before."""
-        return torch.empty(self._summary_bytes, dtype=torch.uint8, pin_memory=True)
-
-    async def finished(self) -> None:
-        with self.stream():
-            event = recorded(self._device)
-        give_up_s = asyncio.get_running_loop().time() + self._spin_s
-        while not event.query():
-            if asyncio.get_running_loop().time() > give_up_s:
-                await self.reached(event)
-                return
-            await asyncio.sleep(0)
+    def finished(self) -> asyncio.Future[None]:
+        return self._waits.until_done(self._stream, None)
 
     async def reached(self, event: torch.cuda.Event) -> None:
         """Until all that was enqueued before the event was recorded, on its stream, is done."""
         if not event.query():
-            await asyncio.get_running_loop().run_in_executor(self._waiting, event.synchronize)
+            await asyncio.get_running_loop().run_in_executor(self._threads, event.synchronize)
 
-
-def recorded(device: torch.device) -> torch.cuda.Event:
-    """An event at the end of the current stream; whoever waits for it sleeps."""
-    event = torch.cuda.Event(blocking=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
+    @staticmethod
+    def _new_event() -> torch.cuda.Event:
+        return torch.cuda.Event(blocking=True)
 
 
 def _require_plain_memory(tensor: Tensor) -> None:

@@ -17,6 +17,7 @@ Source: https://github.com/Cyan4973/xxHash, XXH3 128 bits.
 
 import struct
 from dataclasses import fields
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -29,6 +30,8 @@ DIGEST_BYTES = 16
 PAGE_BYTES = 8192
 """Short pages keep a GPU busy (8,192 of them in 64 MiB), long ones cost a host fewer calls and summaries less room."""
 
+Summary: TypeAlias = bytes | memoryview
+
 
 def plan_digest(plan: TransferPlan) -> bytes:
     """16 bytes: the predecessor of a session's first message."""
@@ -36,9 +39,11 @@ def plan_digest(plan: TransferPlan) -> bytes:
     return xxhash.xxh3_128_digest(struct.pack(f"<{len(numbers)}Q", *numbers))
 
 
-def message_digest(previous: bytes, envelope: bytes, payload_summary: bytes) -> bytes:
+def message_digest(previous: bytes, envelope: bytes, payload_summary: Summary) -> bytes:
     """16 bytes. `previous`: the digest of the message before, or the plan's; `envelope`: its fields."""
-    return xxhash.xxh3_128_digest(previous + envelope + payload_summary)
+    hashed = xxhash.xxh3_128(previous + envelope)
+    hashed.update(payload_summary)  # 128 KiB for 64 MiB: not copied
+    return hashed.digest()
 
 
 def summary(payload: NDArray[np.uint8]) -> bytes:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from transfer import events
+from transfer.buffers import Buffer
 from transfer.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
-from transfer.plan import Kind, TransferPlan
+from transfer.plan import Kind, PlannedMessage, TransferPlan
+from transfer.staging import Staging
 from transfer.stats import HandoverStats, HandoverTotals, MovingTime, TransportStats
 
 Event = TypeVar("Event")
@@ -34,6 +36,7 @@ class Handover(Generic[Event, Instruction]):
         transition: Callable[[Event | events.Interruption], list[Instruction]],
         stats: TransportStats,
         totals: HandoverTotals,
+        staging: Staging,
         deadline_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -49,8 +52,8 @@ class Handover(Generic[Event, Instruction]):
         self._complete = False
         self._at_work = 0
         self._settled = asyncio.Event()
+        self._staging = staging
         self._pipeline = asyncio.Semaphore(PIPELINE_DEPTH)
-        self._in_order = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(deadline_s, lambda: self._on(events.DeadlinePassed()))
@@ -119,6 +122,23 @@ class Handover(Generic[Event, Instruction]):
         if self._failure is not None:
             raise self._failure
 
+    async def _take_staging(self, message: PlannedMessage) -> Buffer:
+        """A buffer for this message: there are so many in the pool, and PIPELINE_DEPTH a session."""
+        await self._pipeline.acquire()
+        try:
+            buffer = await self._staging.take(message.num_bytes, self._deadline_s)
+        except BaseException:
+            self._pipeline.release()
+            raise
+        self._moving.began(message.kind)
+        return buffer
+
+    def _give_staging(self, message: PlannedMessage, buffer: Buffer) -> None:
+        """Nothing reads or writes it any more."""
+        self._moving.ended(message.kind)
+        self._staging.give(buffer)
+        self._pipeline.release()
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run on its own; an error is the session's."""
         task = asyncio.get_running_loop().create_task(self._guard(work))
@@ -129,9 +149,12 @@ class Handover(Generic[Event, Instruction]):
         try:
             await work
         except Exception as error:
-            self._on(interruption(error))
-            if self._failure is not None and self._failure.__cause__ is None:
-                self._failure.__cause__ = error
+            self._broken_by(error)
+
+    def _broken_by(self, error: Exception) -> None:
+        self._on(interruption(error))
+        if self._failure is not None and self._failure.__cause__ is None:
+            self._failure.__cause__ = error
 
 
 def interruption(error: Exception) -> events.Interruption:

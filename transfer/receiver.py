@@ -9,6 +9,7 @@ The whole of its use:
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -90,12 +91,12 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         clock: Callable[[], float],
     ) -> None:
         stats = transport.stats
-        super().__init__(plan, ReceiverSession(plan).on, stats, stats.received, deadline_s, clock)
+        super().__init__(plan, ReceiverSession(plan).on, stats, stats.received, staging, deadline_s, clock)
         self._gate = gate
         self._refused_parts = 0
         self._transport = transport
-        self._staging = staging
         self._land = land
+        self._verified: deque[tuple[PlannedMessage, Buffer]] = deque()
         self._digest = plan_digest(plan)
         self._envelope: Envelope | None = None
         self._stop_watching: Callable[[], None] = lambda: None
@@ -171,7 +172,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         self._on(PeerLost(reason))
 
     async def _take_payload(self, arrival: Arrival) -> None:
-        """Return when the payload lies in staging; landing it overlaps with receiving the next."""
+        """Return when the payload lies in staging and is verified; landing it overlaps with receiving the next."""
         try:
             self._gate.admit_payload(arrival.tag.index)
         except Refused as refused:
@@ -179,31 +180,27 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
             return
         match self._on(PayloadAnnounced(arrival.tag.index, arrival.num_bytes)):
             case [ReceivePayload(message)]:
-                await self._pipeline.acquire()
-                received = asyncio.Event()
-                self._spawn(self._receive_and_land(arrival, message, received))
-                await received.wait()
+                await self._receive(arrival, message)
             case _:
                 arrival.drop()
 
-    async def _receive_and_land(self, arrival: Arrival, message: PlannedMessage, received: asyncio.Event) -> None:
+    async def _receive(self, arrival: Arrival, message: PlannedMessage) -> None:
         try:
-            async with self._staging.hold(message.num_bytes, self._deadline_s) as payload:
-                with self._moving.of(message.kind):
-                    if self._ended or not await self._receive(arrival, message, payload):
-                        return
-                    received.set()
-                    async with self._in_order:
-                        if self._ended:
-                            return
-                        await self._at_callers_blocks(self._scatter(message, payload))
-            self._on(MessageLanded(message.index))
+            buffer = await self._take_staging(message)
+            is_verified = False
+            try:
+                is_verified = not self._ended and await self._verify(arrival, message, buffer[: message.num_bytes])
+            finally:
+                if not is_verified:
+                    self._give_staging(message, buffer)
         finally:
             arrival.drop()
-            received.set()
-            self._pipeline.release()
+        if is_verified:
+            self._verified.append((message, buffer))
+            if len(self._verified) == 1:
+                self._spawn(self._land_verified())
 
-    async def _receive(self, arrival: Arrival, message: PlannedMessage, payload: Buffer) -> bool:
+    async def _verify(self, arrival: Arrival, message: PlannedMessage, payload: Buffer) -> bool:
         """Is the payload now in staging, verified, and to be landed?"""
         envelope = self._envelope
         assert envelope is not None
@@ -212,6 +209,22 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         self._digest = message_digest(self._digest, envelope.fields(), payload_summary)
         event = PayloadArrived(message.index, digest_ok=self._digest == envelope.digest)
         return self._on(event) == [Land(message)]
+
+    async def _land_verified(self) -> None:
+        """One by one, while the next is received; until there is none left. All buffers come back."""
+        while self._verified:
+            message, buffer = self._verified[0]
+            has_landed = False
+            try:
+                if not self._ended:
+                    await self._at_callers_blocks(self._scatter(message, buffer[: message.num_bytes]))
+                    has_landed = True
+            except Exception as error:
+                self._broken_by(error)
+            self._verified.popleft()
+            self._give_staging(message, buffer)
+            if has_landed:
+                self._on(MessageLanded(message.index))
 
     async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:
         await self._land(message, payload)

@@ -11,14 +11,14 @@ The whole of its use:
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from transfer.admission import proven, require_secret
 from transfer.backend import Connection, Transport
 from transfer.buffers import Buffer
-from transfer.digest import message_digest, plan_digest
+from transfer.digest import Summary, message_digest, plan_digest
 from transfer.envelope import MAX_NOTE_BYTES, Envelope, Tag
 from transfer.errors import LayoutMismatch
 from transfer.events import (
@@ -78,10 +78,9 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         clock: Callable[[], float],
     ) -> None:
         stats = transport.stats
-        super().__init__(plan, SenderSession(plan).on, stats, stats.sent, deadline_s, clock)
+        super().__init__(plan, SenderSession(plan).on, stats, stats.sent, staging, deadline_s, clock)
         self._secret = secret
         self._transport = transport
-        self._staging = staging
         self._pack = pack
         self._moving.computing(True)
         self._note = b""
@@ -122,38 +121,54 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         stop_watching = connection.watch(lambda reason: self._advance(PeerLost(reason)))
         try:
             while (message := await self._queue.get()) is not None and not self._ended:
-                await self._pipeline.acquire()
-                self._spawn(self._move(connection, message))
+                await self._pack_and_send(connection, message)
         finally:
             stop_watching()
 
-    async def _move(self, connection: Connection, message: PlannedMessage) -> None:
-        """Pack and send one message. Packing is in order; sending overlaps with packing the next."""
+    async def _pack_and_send(self, connection: Connection, message: PlannedMessage) -> None:
+        """Return when it is on its way: messages are packed one by one, sending overlaps with packing the next."""
+        buffer = await self._take_staging(message)
+        sent: tuple[asyncio.Future[None], ...] = ()
         try:
-            async with self._staging.hold(message.num_bytes, self._deadline_s) as payload:
-                with self._moving.of(message.kind):
-                    async with self._in_order:
-                        if self._ended:
-                            return
-                        payload_summary = await self._at_callers_blocks(self._fill(message, payload))
-                        if self._ended:
-                            return
-                        parts = self._post(connection, message, payload, payload_summary)
-                    results = await asyncio.gather(*parts, return_exceptions=True)
+            payload = buffer[: message.num_bytes]
+            if not self._ended:
+                payload_summary = await self._at_callers_blocks(self._fill(message, payload))
+            if not self._ended:
+                sent = self._post(connection, message, payload, payload_summary)
         finally:
-            self._pipeline.release()
-        for error in results:
-            if error is not None:
-                raise error
-        self._advance(MessageSent(message.index))
+            self._when_taken_over(message, buffer, sent)
 
-    async def _fill(self, message: PlannedMessage, payload: Buffer) -> bytes:
+    def _when_taken_over(
+        self, message: PlannedMessage, buffer: Buffer, parts: tuple[asyncio.Future[None], ...]
+    ) -> None:
+        """The buffer back, at once when it is in no part, and word of it; no task waits for that."""
+        under_way = [part for part in parts if not part.done()]
+
+        def taken_over(part: asyncio.Future[None]) -> None:
+            under_way.remove(part)
+            if not under_way:
+                over()
+
+        def over() -> None:
+            self._give_staging(message, buffer)
+            errors = [error for part in parts if (error := part.exception()) is not None]
+            if errors:
+                self._broken_by(cast(Exception, errors[0]))
+            elif parts:
+                self._advance(MessageSent(message.index))
+
+        for part in tuple(under_way):
+            part.add_done_callback(taken_over)
+        if not under_way:
+            over()
+
+    async def _fill(self, message: PlannedMessage, payload: Buffer) -> Summary:
         """Packs it; its summary is known only when the packing is done, on a GPU too."""
         await self._pack(message, payload)
         return await self._staging.memory.summary(payload)
 
     def _post(
-        self, connection: Connection, message: PlannedMessage, payload: Buffer, payload_summary: bytes
+        self, connection: Connection, message: PlannedMessage, payload: Buffer, payload_summary: Summary
     ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         nonce = self.plan.nonce
         note = self._note if message.kind is Kind.STATE else b""

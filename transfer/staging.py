@@ -62,14 +62,23 @@ class Staging:
         Raises `DeadlinePassed` when none was free in time. Leave the block only when nothing reads or writes
         the buffer any more: await the transport's operations inside it.
         """
-        self.require(num_bytes)
-        buffer = await self._take(deadline_s)
-        self._num_held += 1
+        buffer = await self.take(num_bytes, deadline_s)
         try:
             yield buffer[:num_bytes]
         finally:
-            self._num_held -= 1
-            self._give(buffer)
+            self.give(buffer)
+
+    async def take(self, num_bytes: int, deadline_s: float) -> Buffer:
+        """A whole buffer that holds so much, for `give` later on: `hold` in two calls, as it costs less time."""
+        self.require(num_bytes)
+        buffer = self._free.pop() if self._free else await self._wait(deadline_s)
+        self._num_held += 1
+        return buffer
+
+    def give(self, buffer: Buffer) -> None:
+        """Back, once, what `take` returned: nothing reads or writes it any more."""
+        self._num_held -= 1
+        self._grant(buffer)
 
     def require(self, num_bytes: int) -> None:
         """Raise `LayoutMismatch` if no buffer can ever hold this much."""
@@ -84,11 +93,9 @@ class Staging:
         granted = sum(waiter.done() and not waiter.cancelled() for waiter in self._waiters)
         assert len(self._free) + self._num_held + granted == self._config.num_buffers
         assert len({id(buffer) for buffer in self._free}) == len(self._free)
-        assert not self._free or not self._waiters
+        assert not self._free or all(waiter.done() for waiter in self._waiters)  # granted, and has yet to run
 
-    async def _take(self, deadline_s: float) -> Buffer:
-        if self._free:
-            return self._free.pop()
+    async def _wait(self, deadline_s: float) -> Buffer:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Buffer] = loop.create_future()
         self._waiters.append(waiter)
@@ -99,7 +106,7 @@ class Staging:
                 return await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():  # granted in the very turn that gave up
-                self._give(waiter.result())
+                self._grant(waiter.result())
             if isinstance(error, TimeoutError):
                 raise DeadlinePassed(
                     f"none of {self._config.num_buffers} staging buffers came free in time: raise num_buffers"
@@ -109,7 +116,7 @@ class Staging:
             self.waits.seconds += loop.time() - began_s
             self._waiters.remove(waiter)
 
-    def _give(self, buffer: Buffer) -> None:
+    def _grant(self, buffer: Buffer) -> None:
         """To the first who still waits; there is a free buffer only while nobody does."""
         for waiter in self._waiters:
             if not waiter.done():

@@ -1,7 +1,6 @@
 """What a transport and the sessions over it counted: plain numbers, for metrics to read."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from transfer.plan import Kind
@@ -111,16 +110,14 @@ class MovingTime:
         self._is_computing = False
         self._since_s = clock()
 
-    @contextmanager
-    def of(self, kind: Kind) -> Iterator[None]:
-        """While a message of this kind moves."""
+    def began(self, kind: Kind) -> None:
+        """A message of this kind moves from now on, until `ended`."""
         self._account()
         self._num_moving[kind] += 1
-        try:
-            yield
-        finally:
-            self._account()
-            self._num_moving[kind] -= 1
+
+    def ended(self, kind: Kind) -> None:
+        self._account()
+        self._num_moving[kind] -= 1
 
     def computing(self, is_computing: bool) -> None:
         """From now on: what moves while the prompt computes is hidden."""
@@ -130,7 +127,10 @@ class MovingTime:
     def _account(self) -> None:
         now_s = self._clock()
         elapsed_s, self._since_s = now_s - self._since_s, now_s
-        moving = next((kind for kind in Kind if self._num_moving[kind]), None)
-        if moving is not None:
-            self.seconds[moving] += elapsed_s
-            self.hidden_seconds += elapsed_s if self._is_computing else 0.0
+        if self._num_moving[Kind.ATTENTION]:
+            self.seconds[Kind.ATTENTION] += elapsed_s
+        elif self._num_moving[Kind.STATE]:
+            self.seconds[Kind.STATE] += elapsed_s
+        else:
+            return
+        self.hidden_seconds += elapsed_s if self._is_computing else 0.0

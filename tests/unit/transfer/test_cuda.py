@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from transfer.cuda import CudaMemory, recorded
+from transfer.cuda import CudaMemory
 from transfer.digest import PAGE_BYTES, summary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -22,6 +22,13 @@ async def memory(request):
 
 def random_bytes(length: int) -> torch.Tensor:
     return torch.randint(0, 256, (length,), dtype=torch.uint8, generator=torch.Generator().manual_seed(length))
+
+
+def recorded(device: torch.device) -> torch.cuda.Event:
+    """At the end of the engine's stream."""
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 @pytest.mark.parametrize("length", [1, 300, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES + 77, 64 << 20])
@@ -59,6 +66,19 @@ async def test_staging_does_not_wait_for_what_the_engine_computes(memory: CudaMe
     assert not computing.query()
     await memory.reached(computing)
     assert computing.query()
+
+
+async def test_summaries_of_several_buffers_at_once_do_not_mix(memory: CudaMemory):
+    payloads = [random_bytes(2 * PAGE_BYTES + i) for i in range(5)]
+    buffers = memory.allocate(5, 3 * PAGE_BYTES)
+    for _ in range(2):
+        with memory.stream():
+            for buffer, payload in zip(buffers, payloads, strict=True):
+                buffer[: len(payload)].copy_(payload.to(DEVICE))
+        found = [memory.summary(buffer[: len(payload)]) for buffer, payload in zip(buffers, payloads, strict=True)]
+        await asyncio.wait(found)
+        assert [each.result() for each in found] == [summary(payload.numpy()) for payload in payloads]
+        payloads.reverse()
 
 
 async def test_the_event_loop_goes_on_while_a_stream_is_waited_for(memory: CudaMemory):

@@ -23,17 +23,21 @@ def test_time_is_counted_once_however_many_messages_move():
     moving = MovingTime(clock)
     clock.now_s += 5  # nothing moves
     moving.computing(True)
-    with moving.of(Kind.ATTENTION):
-        clock.now_s += 1
-        with moving.of(Kind.ATTENTION):
-            clock.now_s += 1
-        moving.computing(False)
-        with moving.of(Kind.STATE):
-            clock.now_s += 2  # the state waits for its turn
-        clock.now_s += 1
+    moving.began(Kind.ATTENTION)
+    clock.now_s += 1
+    moving.began(Kind.ATTENTION)
+    clock.now_s += 1
+    moving.ended(Kind.ATTENTION)
+    moving.computing(False)
+    moving.began(Kind.STATE)
+    clock.now_s += 2  # the state waits for its turn
+    moving.ended(Kind.STATE)
+    clock.now_s += 1
+    moving.ended(Kind.ATTENTION)
     clock.now_s += 5
-    with moving.of(Kind.STATE):
-        clock.now_s += 3
+    moving.began(Kind.STATE)
+    clock.now_s += 3
+    moving.ended(Kind.STATE)
     assert moving.seconds == {Kind.ATTENTION: 5.0, Kind.STATE: 3.0}
     assert moving.hidden_seconds == 2.0
 
@@ -88,7 +92,7 @@ async def test_waits_for_staging_are_counted_with_their_time():
     async with staging.hold(10, soon()):
         async with other.hold(10, soon()):
             assert staging.waits.count == 0
-            waiting = asyncio.ensure_future(other._take(soon()))
+            waiting = asyncio.ensure_future(other.take(10, soon()))
             await asyncio.sleep(0.02)
         await waiting
     assert (staging.waits.count, other.waits.count) == (1, 1)
