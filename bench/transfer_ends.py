@@ -113,8 +113,23 @@ class Ends:
 
     def in_flight(self, plan: TransferPlan, rounds: int, at_once: int) -> float:
         """Seconds a hand-over takes on average, with so many at once."""
+        return self.in_flight_and_host(plan, rounds, at_once)[0]
+
+    def in_flight_and_host(self, plan: TransferPlan, rounds: int, at_once: int) -> tuple[float, tuple[float, float]]:
+        """As `in_flight`, and each end's host time: processor seconds of its event loop's thread a hand-over.
+
+        An event loop that asks a device in turns is busy while it waits: with enough at once it is never idle, and its
+        host time is then what bounds the hand-overs.
+        """
         self._together([self._fresh(plan) for _ in range(2 * at_once)], at_once)
-        return self._together([self._fresh(plan) for _ in range(rounds)], at_once) / rounds
+        plans = [self._fresh(plan) for _ in range(rounds)]
+        began_s = self._host_seconds()
+        seconds = self._together(plans, at_once) / rounds
+        prefill_s, decode_s = (now - then for now, then in zip(self._host_seconds(), began_s, strict=True))
+        return seconds, (prefill_s / rounds, decode_s / rounds)
+
+    def _host_seconds(self) -> list[float]:
+        return [self._call(pipe, "host_seconds") for pipe in self._pipes]
 
     def sends(self, num_bytes: int, rounds: int, at_once: int) -> float:
         """Seconds a bare message of a staging buffer takes on average, with so many at once."""
@@ -278,6 +293,10 @@ class _End:
                 await timed("gather + digest", pack, digest)
                 await timed("scatter", land, memory.finished)
         return {name: sorted(each[WARM_UPS:])[rounds // 2] for name, each in seconds.items()}
+
+    async def host_seconds(self) -> float:
+        """Of this thread, the event loop's: not of those that sleep until the device is done."""
+        return time.thread_time()
 
     async def arrived(self) -> bool:
         """Gathered once more, without a digest's help."""

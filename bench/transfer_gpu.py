@@ -46,9 +46,12 @@ def handover_rows(ends: Ends, what: str, plans: dict[str, TransferPlan], rounds:
         for at_once in AT_ONCE:
             if at_once == 1:
                 seconds = statistics.median(ends.one_at_a_time(plan, rounds))
-            else:
-                seconds = ends.in_flight(plan, rounds * at_once, at_once)
+                yield line(what, messages, at_once, seconds, plan.total_bytes)
+                continue
+            seconds, host = ends.in_flight_and_host(plan, rounds * at_once, at_once)
             yield line(what, messages, at_once, seconds, plan.total_bytes)
+            for end, host_s in zip(("prefill", "decode"), host, strict=True):
+                yield line(f"{what}: host time of the {end} end", messages, at_once, host_s, plan.total_bytes)
         if not ends.arrived():
             raise AssertionError(f"{what}, {messages}: what arrived is not what left")
 
@@ -121,7 +124,7 @@ def main() -> None:
     parser.add_argument("--devices", nargs=2, metavar=("PREFILL", "DECODE"), help="the first GPU and the second")
     parser.add_argument("--mib", type=int, default=64, help="of a hand-over's blocks, and of a state")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help="the rows that are asked for, and their parts")
+    parser.add_argument("--quick", action="store_true", help="under a minute: what is asked for, its parts, and NIXL")
     arguments = parser.parse_args()
     num_gpus = torch.cuda.device_count()
     if arguments.devices is None and num_gpus == 0:
@@ -133,36 +136,47 @@ def main() -> None:
 
 
 def rows(devices: tuple[str, str], total: int, rounds: int, quick: bool) -> Iterator[str]:
+    """What the comparison needs comes first: a run that is cut short has it."""
     on_gpu = devices[0].startswith("cuda")
     yield f"{devices[0]} to {devices[1]}\n\n{HEADER}"
-    yield from default_rows(devices, total, rounds)
-    if on_gpu:
-        yield from copy_rows(devices, total, rounds)
-    if on_gpu and not quick:
-        yield from variant_rows(devices, total, rounds, ", UCX waited for", ucx=UcxConfig(cuda_poll_s=0.0))
-        yield from variant_rows(devices, total, rounds, ", a thread waits for events", spin_s=0.0)
+    yield from blocks_rows(devices, total, rounds, quick)
+    yield from state_rows(devices, total, rounds)
     if on_gpu:
         yield from nixl_rows(devices, rounds)
+        yield from copy_rows(devices, total, rounds)
+    if quick:
+        return
+    yield from model_rows(devices, total, rounds)
+    if on_gpu:
+        yield from variant_rows(devices, total, rounds, ", UCX waited for", ucx=UcxConfig(cuda_poll_s=0.0))
+        yield from variant_rows(devices, total, rounds, ", a thread waits for events", spin_s=0.0)
         yield f"\n{KERNEL_HEADER}"
         yield from (str(row) for row in kernel_rows())
 
 
-def default_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[str]:
-    """What is asked for, in messages of several sizes; bare messages; and a real model's prompt."""
-    longest = (4 if devices[0].startswith("cuda") else 1) * total
+def blocks_rows(devices: tuple[str, str], total: int, rounds: int, quick: bool) -> Iterator[str]:
+    """In messages of several sizes; and bare messages."""
+    longest = total if quick or not devices[0].startswith("cuda") else 4 * total
     shape = blocks_shape(total)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS, buffer_bytes=longest) as ends:
-        sizes = [mib << 20 for mib in MESSAGE_MIB if mib << 20 <= total]
+        sizes = [mib << 20 for mib in MESSAGE_MIB if mib << 20 <= total][: 1 if quick else None]
         plans = {f"{size >> 20} MiB": shape.plan(max_message_bytes=size) for size in sizes}
         yield from handover_rows(ends, f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB", plans, rounds)
         yield from part_rows(ends, "blocks", shape.plan(max_message_bytes=total), rounds)
         yield from send_rows(ends, longest, rounds, "a message alone")
-        print(f"<!-- {ends.describe()} -->")
+        yield f"<!-- {ends.describe()} -->"
+
+
+def state_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[str]:
     shape = shape_of(1, 4096, total)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
         plan = shape.plan(first_block=1, max_message_bytes=total)
         yield from handover_rows(ends, f"a state of {total >> 20} MiB", {"1": plan}, rounds)
         yield from part_rows(ends, "state", plan, rounds)
+
+
+def model_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[str]:
+    """A real model's prompt."""
     shape = shape_of(GRANITE_BLOCKS * total >> 26, GRANITE_BLOCK_BYTES, GRANITE_STATE_BYTES * total >> 26)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
         plans = {f"{mib} MiB": shape.plan(max_message_bytes=mib << 20) for mib in (128, 32)}
