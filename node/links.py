@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from transfer.backend import Transport
 from transfer.buffers import StagingMemory
-from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_warning, measure_link
+from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_refusal, link_warning, measure_link
 from wire.messages import LinkStatus, Peer
 
 log = logging.getLogger(__name__)
@@ -75,6 +75,10 @@ class Links:
                     await self._check(link)
 
     async def _check(self, link: _Link) -> None:
+        refusal = link_refusal(self._device, link.peer.device)
+        if refusal is not None:
+            self._failed(link, refusal, logging.WARNING)
+            return
         now_s = asyncio.get_running_loop().time()
         try:
             address, deadline_s = link.peer.transfer_address, now_s + CHECK_TIMEOUT_S
@@ -100,8 +104,8 @@ class Links:
             log.warning("link %s -> %s: %s", self._name, peer.name, warning)
         return LinkStatus(peer.name, report.lanes, report.round_trip_s, report.bytes_per_s, warning)
 
-    def _failed(self, link: _Link, error: str) -> None:
+    def _failed(self, link: _Link, error: str, level: int = logging.INFO) -> None:
         if self._links.get(link.peer) is link and link.status.error != error:
-            log.info("link %s -> %s: %s", self._name, link.peer.name, error)
+            log.log(level, "link %s -> %s: %s", self._name, link.peer.name, error)
         link.status = LinkStatus(link.peer.name, error=error)
         link.is_due_s = asyncio.get_running_loop().time() + RETRY_S

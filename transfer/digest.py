@@ -5,7 +5,7 @@
     digest    XXH3-128(previous digest | envelope's fields | summary)
 
 Pages are hashed independently, so a GPU does them all at once (kernels/digest.py) and a host one by one at nearly the
-speed of a single hash: nodes of both kinds understand each other. The summary holds the pages' hashes in order, and the
+speed of a single hash: both find the same. The summary holds the pages' hashes in order, and the
 envelope the payload's length, so that swapped pages and lost ends show like flipped bits.
 
 Chained from the plan's own digest, so that two sides whose plans differ in any number never agree, and the

@@ -73,13 +73,17 @@ async def test_a_killed_receiver_fails_the_sender_and_its_staging_comes_back(pai
 
 
 @on_gpus
-async def test_a_host_and_a_gpu_understand_each_other():
+async def test_a_host_and_a_gpu_do_not_hand_over_and_lose_nothing():
+    """Links refuse them, see `transfer.link.link_refusal`; if tried, no wrong byte lands and staging comes back."""
     async with Peer.start(device="cuda:0") as gpu, Peer.start() as host:
         for sender, receiver, nonce in ((gpu, host, 1), (host, gpu, 2)):
-            landed = await receiver.expect(plan(nonce, mib=16))
-            sent = sender.send(plan(nonce, mib=16), receiver)
-            assert (await landed)["wrong"] == 0
+            landed = await receiver.expect(plan(nonce, mib=16), within_s=10)
+            sent = sender.send(plan(nonce, mib=16), receiver, within_s=10)
+            answer = await landed
+            assert "failed" in answer or answer["wrong"] == 0
             await sent
+        for peer in (gpu, host):
+            await staging_is_whole(peer, within_s=12)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -112,13 +112,23 @@ async def test_two_gpus_that_hand_over_by_tcp_are_warned_of(
 ) -> None:
     monkeypatch.setattr("transfer.inprocess.InProcessConnection.lanes", ("cuda_copy/cuda", "tcp/eth0"))
     network = Network(device="cuda")
-    for peer in (D0, D1):
-        network.start(peer.transfer_address)
+    network.start(D1.transfer_address)
     with caplog.at_level(logging.WARNING):
-        told = await network.until_told(D0, Peer("d1", 1, "d1:2", "cuda"), wanted="bytes_per_s")
-    cpu, gpu = told
-    assert cpu.warning is None and "hands over by cuda_copy/cuda, tcp/eth0" in (gpu.warning or "")
+        [gpu] = await network.until_told(Peer("d1", 1, "d1:2", "cuda"), wanted="bytes_per_s")
+    assert "hands over by cuda_copy/cuda, tcp/eth0" in (gpu.warning or "")
     assert [record.message for record in caplog.records] == [f"link p0 -> d1: {gpu.warning}"]
+    await network.close()
+
+
+async def test_a_gpu_and_a_host_are_refused_and_neither_is_probed(caplog: pytest.LogCaptureFixture) -> None:
+    network = Network(device="cuda")
+    host = network.start(D0.transfer_address)
+    with caplog.at_level(logging.WARNING):
+        [status] = await network.until_told(D0, wanted="error")
+        await network.until_told(D0, wanted="error")
+    assert "give both pools nodes of one kind" in (status.error or "")
+    assert [record.message for record in caplog.records] == [f"link p0 -> d0: {status.error}"]
+    assert host.stats.received_parts == 0
     await network.close()
 
 
