@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +23,6 @@ from bench.gpu_kinds import main
 from bench.gpu_timing import BYTES_A_SECOND, Row, measure, time_us
 from bench.shapes import SHAPES
 from engine.model_config import Mamba2Config, ModelConfig
-from kernels import rms_norm as rms_norm_module
-from kernels import small_linear
 from kernels.linear import LinearWeight
 from kernels.pdl import OVERLAPPED
 from kernels.rms_norm import add_rms_norm, rms_norm
@@ -147,62 +144,7 @@ def own_layer(x: Tensor, normed: Tensor, weights: list[LinearWeight], norm: Tens
     return add_rms_norm(x, down.parts(gate_up.swiglu(normed)), 0.22, norm, 1e-5)
 
 
-Rule = Callable[[Tile, int, int], Tile]  # from the tile chosen, the rows of x and those of W
-
-
-def deeper(tile: Tile, _M: int, _num_out: int) -> Tile:
-    return tile._replace(depth=256, num_stages=4) if tile.columns == 32 else tile
-
-
-def wide(tile: Tile, _M: int, _num_out: int) -> Tile:
-    return tile._replace(columns=64, num_stages=4) if tile.columns == 32 else tile
-
-
-def narrow(tile: Tile, M: int, num_out: int) -> Tile:
-    """Those that do not fit all at once."""
-    is_widest = M <= 16 and num_out >= 120 * 128 and tile.num_stages == 3
-    return tile._replace(columns=32, num_stages=6) if is_widest else tile
-
-
-def six_stages(tile: Tile, M: int, num_out: int) -> Tile:
-    """Twice on a multiprocessor and not three times: too little for the widest."""
-    return tile._replace(num_stages=6) if M > 16 and tile.num_stages == 4 and num_out < 120 * 128 else tile
-
-
-def twice_the_parts(tile: Tile, _M: int, _num_out: int) -> Tile:
-    return tile._replace(parts=2 * tile.parts) if tile.columns == 32 and tile.parts > 1 else tile
-
-
-def half_the_parts(tile: Tile, M: int, _num_out: int) -> Tile:
-    is_uneven = M > 16 and tile.num_stages == 4
-    return tile._replace(parts=tile.parts // 2, num_stages=8) if is_uneven and tile.parts > 1 else tile
-
-
-def five_stages(tile: Tile, M: int, _num_out: int) -> Tile:
-    return tile._replace(num_stages=5) if M <= 16 and tile.num_stages == 4 else tile
-
-
-RULES: dict[str, Rule] = {
-    "rule A: narrow tiles twice as deep": deeper,
-    "rule B: no narrow tiles": wide,
-    "rule C: narrow tiles in twice the parts": twice_the_parts,
-    "rule D: narrow tiles for the widest, too": narrow,
-    "rule E: 5 stages, not 4, of few rows": five_stages,
-    "rule F: 6 stages, not 4, of many rows": six_stages,
-    "rule G: half the parts, not 4 stages": half_the_parts,
-}
-
-
-def by_rule(rule: Rule, M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
-    return rule(tile_for(M, num_out, num_in, can_split), M, num_out)
-
-
-def makes_a_difference(rule: Rule, config: ModelConfig, M: int) -> bool:
-    chosen = [(tile_for(M, p.O, p.I, p.form == "parts"), p.O) for p in products(config)[:4]]
-    return any(rule(tile, M, num_out) != tile for tile, num_out in chosen)
-
-
-def chain_rows(variants: bool) -> Iterator[Row]:
+def chain_rows(_variants: bool) -> Iterator[Row]:
     """Ten layers of two norms and four products; the time is a layer's."""
     num_layers = 10
     for model, config in SHAPES.items():
@@ -227,13 +169,6 @@ def chain_rows(variants: bool) -> Iterator[Row]:
             with nothing_overlaps():
                 apart_us = layers_us(own_layer, own)
             yield Row("chain, nothing overlaps", shape, apart_us, floor_us)
-            for name, rule in RULES.items() if variants else ():
-                if makes_a_difference(rule, config, M):
-                    with patch.object(small_linear, "tile_for", partial(by_rule, rule)):
-                        yield Row(f"chain, {name}", shape, layers_us(own_layer, own), floor_us)
-            if variants:
-                with patch.object(rms_norm_module, "row_tile", lambda _: (1, 8)):
-                    yield Row("chain, twice the warps in norms", shape, layers_us(own_layer, own), floor_us)
 
 
 KINDS = {"alone": alone_rows, "chain": chain_rows}

@@ -42,9 +42,7 @@ def add_rms_norm(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: f
     return add(x, branch, alpha, weight, eps)
 
 
-def add_rms_norm_torch(
-    x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm_torch(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if branch.dim() == 3:
         branch = branch.sum(0).to(x.dtype)
     total = torch.add(x, branch, alpha=alpha)
@@ -103,9 +101,7 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def add_rms_norm_triton(
-    x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
+def add_rms_norm_triton(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total, out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _launch(x, branch, alpha, weight, eps, total, out)
     return total, out
@@ -132,6 +128,6 @@ def _launch(
 
 
 def row_tile(D: int) -> tuple[int, int]:
-    """Rows a program and its warps: about 2,048 values, 16 a thread, in four loads of 16 bytes or fewer."""
-    width = triton.next_power_of_2(D)
-    return max(1, 2048 // width), 4 if width <= 4096 else 8
+    """Rows a program and its warps: about 2,048 values, 8 a thread. With 16 a thread a layer's products and norms took
+    2 to 4 % longer at up to 64 rows (bench/gpu_kernels_products.py, its chain)."""
+    return max(1, 2048 // triton.next_power_of_2(D)), 8

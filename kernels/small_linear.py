@@ -55,7 +55,7 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
     parts = 1
     if can_split:
         # Parts are bytes, too, in float32: little beside W at 16 rows, at 64 a quarter of it for each 4.
-        most = 160 if M > 16 else 2 * MULTIPROCESSORS
+        most = 2 * MULTIPROCESSORS if is_few else MULTIPROCESSORS
         while triton.cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
             parts *= 2
     else:
@@ -65,7 +65,7 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
     is_even = columns == 16 or _is_even(programs)
     if programs > 3 * MULTIPROCESSORS:  # several waves: the end of one hides in the next
         resident = 2 if is_few else 1
-    elif is_even:
+    elif is_even or programs <= MULTIPROCESSORS:
         resident = triton.cdiv(programs, MULTIPROCESSORS)
     else:
         resident = 3
