@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.sizes import cdiv, next_power_of_2
 
 
 def argmax(logits: Tensor, out: Tensor) -> None:
@@ -56,10 +57,10 @@ def argmax_triton(logits: Tensor, out: Tensor, chunk: int = 4096) -> None:
         raise ValueError(f"logits have strides {logits.stride()}: those of one row must lie side by side")
     if not N:
         return
-    chunks = triton.cdiv(V, chunk)
+    chunks = cdiv(V, chunk)
     best = torch.empty((N, chunks), dtype=torch.float32, device=logits.device)
     place = torch.empty((N, chunks), dtype=torch.int32, device=logits.device)
     _chunk_kernel[(N, chunks)](logits, best, place, V, logits.stride(0), CHUNK=chunk, **OVERLAPPED)
     _best_kernel[(N,)](
-        best, place, out, out.stride(0), chunks, BLOCK=triton.next_power_of_2(chunks), num_warps=1, **OVERLAPPED
+        best, place, out, out.stride(0), chunks, BLOCK=next_power_of_2(chunks), num_warps=1, **OVERLAPPED
     )

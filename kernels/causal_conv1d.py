@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.segments import PrefillSegments
+from kernels.sizes import cdiv, next_power_of_2
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 AT_ONCE = tl.constexpr(4)  # rows whose loads are in flight together; divides the rows of a tile
@@ -239,7 +240,7 @@ def causal_conv1d_triton(
     tile_t, tile_c, num_warps = launch_shape(C)
     table = segments.conv_table(K, tile_t)
     num_programs = len(table.sequences_N5) + len(table.tiles_Z2)
-    _causal_conv1d_kernel[(triton.cdiv(C, tile_c), num_programs)](
+    _causal_conv1d_kernel[(cdiv(C, tile_c), num_programs)](
         u,
         weight,
         bias,
@@ -254,7 +255,7 @@ def causal_conv1d_triton(
         window_pool.stride(0),
         C=C,
         K=K,
-        TAPS=triton.next_power_of_2(K),
+        TAPS=next_power_of_2(K),
         W=window_pool.shape[2],
         TILE_T=tile_t,
         TILE_C=tile_c,
@@ -265,4 +266,4 @@ def causal_conv1d_triton(
 
 def launch_shape(num_channels: int) -> tuple[int, int, int]:
     """Rows and channels of a tile, and its warps: one, whose threads take 16 bytes of each row."""
-    return 32, min(256, triton.next_power_of_2(num_channels)), 1
+    return 32, min(256, next_power_of_2(num_channels)), 1

@@ -24,6 +24,7 @@ from torch import Tensor
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.segments import StateSource, first_inputs
+from kernels.sizes import cdiv, next_power_of_2
 
 
 def causal_conv1d_update(
@@ -144,7 +145,7 @@ def causal_conv1d_update_triton(
     if batch == 0:
         return y
     tile_c, num_warps = launch_shape(C)
-    _causal_conv1d_update_kernel[(triton.cdiv(C, tile_c), batch)](
+    _causal_conv1d_update_kernel[(cdiv(C, tile_c), batch)](
         u,
         weight,
         bias,
@@ -168,4 +169,4 @@ def causal_conv1d_update_triton(
 
 def launch_shape(num_channels: int) -> tuple[int, int]:
     """Channels a program steps, and its warps: two channels a thread, for windows are read two bytes at a time."""
-    return min(256, triton.next_power_of_2(num_channels)), 4
+    return min(256, next_power_of_2(num_channels)), 4

@@ -27,6 +27,7 @@ import xxhash
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.sizes import cdiv
 
 DIGEST_BYTES = 16
 BLOCK_BYTES = 1024
@@ -150,7 +151,7 @@ def digest_pages_triton(pages: Tensor, pages_a_program: int = PAGES_A_PROGRAM) -
 def launch_digest_pages(pages: Tensor, digests: Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> None:
     num_pages, page_bytes = pages.shape
     if num_pages:
-        _digest_pages_kernel[(triton.cdiv(num_pages, pages_a_program),)](
+        _digest_pages_kernel[(cdiv(num_pages, pages_a_program),)](
             pages.view(torch.int64),
             _secret_words(pages.device),
             digests.view(torch.int64),

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.dispatch import UPCAST_DOT
+from kernels.sizes import next_power_of_2
 
 
 @triton.jit
@@ -16,4 +17,4 @@ def dot(a, b, acc=None):
 
 def dot_block(size: int) -> int:
     """The side of a tile that holds `size` rows or columns: a power of two, 16 the least that a product takes."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, next_power_of_2(size))

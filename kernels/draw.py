@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.sizes import next_power_of_2
 
 
 def draw(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ def draw_triton(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor, block: i
         raise ValueError(f"logits have strides {logits.stride()}: those of one row must lie side by side")
     ids = torch.empty(N, dtype=torch.int64, device=logits.device)
     if N:
-        block = min(block, triton.next_power_of_2(V))
+        block = min(block, next_power_of_2(V))
         _draw_kernel[(N,)](
             logits, settings_N4.contiguous(), uniform_N.contiguous(), ids, V, logits.stride(0),
             BLOCK=block, num_warps=max(1, min(16, block // 512)), **OVERLAPPED,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.sizes import cdiv, next_power_of_2
 
 
 def embed(tokens: Tensor, embedding: Tensor, multiplier: float) -> Tensor:
@@ -43,9 +44,9 @@ def embed_triton(tokens: Tensor, embedding: Tensor, multiplier: float) -> Tensor
     if not embedding.is_contiguous():
         raise ValueError(f"embedding has strides {embedding.stride()}: rows must lie behind each other")
     out = torch.empty((T, D), dtype=embedding.dtype, device=embedding.device)
-    block = min(1024, triton.next_power_of_2(D))
+    block = min(1024, next_power_of_2(D))
     if T:
-        _embed_kernel[(T, triton.cdiv(D, block))](
+        _embed_kernel[(T, cdiv(D, block))](
             tokens, embedding, out, tokens.stride(0), multiplier, D=D, BLOCK_D=block, num_warps=4
         )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.sizes import cdiv
 
 
 def fed_tokens(known: Tensor, feed: Tensor, drawn: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ def fed_tokens_triton(known: Tensor, feed: Tensor, drawn: Tensor) -> Tensor:
     N = len(known)
     out = torch.empty(N, dtype=torch.int64, device=known.device)
     if N:
-        _fed_tokens_kernel[(triton.cdiv(N, 128),)](
+        _fed_tokens_kernel[(cdiv(N, 128),)](
             known, feed, drawn, out, N, known.stride(0), feed.stride(0), BLOCK=128, num_warps=4
         )
     return out

@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import inverse_rms, rms_norm_torch
+from kernels.sizes import cdiv, next_power_of_2
 
 
 def gate_then_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
@@ -91,10 +92,10 @@ def _launch(
     out = torch.empty((num_rows, D), dtype=x.dtype, device=x.device)
     rows, num_warps = gated_tile(num_rows, D)
     if num_rows:
-        _gated_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        _gated_norm_kernel[(cdiv(num_rows, rows),)](
             x, gate, weight, out, num_rows, x.stride(0), gate.stride(0), eps,
             GROUPS=groups, D=D, WEIGHT_STRIDE=weight_stride, GATE_FIRST=gate_first,
-            ROWS=rows, BLOCK_D=triton.next_power_of_2(D), num_warps=num_warps, **OVERLAPPED,
+            ROWS=rows, BLOCK_D=next_power_of_2(D), num_warps=num_warps, **OVERLAPPED,
         )  # fmt: skip
     return out
 
@@ -102,6 +103,6 @@ def _launch(
 def gated_tile(num_rows: int, D: int) -> tuple[int, int]:
     """Rows a program and its warps, the fastest on an H200 at 1 to 8,192 tokens of 4,096 values: a row of 4,096 by 16
     warps; few rows of 128 by fours, many by eights."""
-    width = triton.next_power_of_2(D)
+    width = next_power_of_2(D)
     values = 512 if num_rows <= 64 * 32 else 1024
     return max(1, values // width), 4 if width <= 1024 else 16

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.sizes import cdiv, next_power_of_2
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -84,7 +85,7 @@ def _copy_rows(pool: Tensor, rows: Tensor, staging: Tensor, to_pool: bool) -> No
         return
     words_a_row = pool.shape[1] // word_bytes
     tile, num_warps = launch_shape(words_a_row)
-    _copy_rows_kernel[(len(rows) * triton.cdiv(words_a_row, tile),)](
+    _copy_rows_kernel[(len(rows) * cdiv(words_a_row, tile),)](
         pool.view(WORDS[word_bytes]),
         rows,
         staging.view(WORDS[word_bytes]),
@@ -97,4 +98,4 @@ def _copy_rows(pool: Tensor, rows: Tensor, staging: Tensor, to_pool: bool) -> No
 
 def launch_shape(words_a_row: int) -> tuple[int, int]:
     """Words a program copies, and its warps: 8 KiB by four warps, four 16-byte loads a thread in flight."""
-    return min(1024, triton.next_power_of_2(words_a_row)), 4
+    return min(1024, next_power_of_2(words_a_row)), 4

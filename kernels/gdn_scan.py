@@ -17,6 +17,7 @@ from kernels.dot import dot, dot_block
 from kernels.gdn_heads import GdnHeads, log_decay
 from kernels.rms_norm import L2_NORM_EPS
 from kernels.segments import PrefillSegments
+from kernels.sizes import cdiv
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
 
@@ -320,7 +321,7 @@ def _launch_states(
     Hk, K = k.shape[1:]
     start = u.new_empty((num_chunks, H, K, V))
     block_v = min(tiles.state_columns, dot_block(V))
-    _gdn_states_kernel[(triton.cdiv(V, block_v), H, len(table.sequences_N4))](
+    _gdn_states_kernel[(cdiv(V, block_v), H, len(table.sequences_N4))](
         k,
         u,
         w,
@@ -358,7 +359,7 @@ def _launch_outputs(
     num_chunks, H, Q, V = values.shape
     Hk, K = k.shape[1:]
     block_v = min(tiles.output_columns, dot_block(V))
-    _gdn_output_kernel[(triton.cdiv(V, block_v), Hk, num_chunks)](
+    _gdn_output_kernel[(cdiv(V, block_v), Hk, num_chunks)](
         q,
         k,
         values,

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.sizes import cdiv
 from kernels.small_linear import MOST_ROWS, small_linear_triton
 from kernels.swiglu import swiglu
 
@@ -78,5 +79,5 @@ def widened_triton(y: Tensor, divisor: float) -> Tensor:
         raise ValueError(f"y has strides {y.stride()}: it must have no gaps")
     out = torch.empty(y.shape, dtype=torch.float32, device=y.device)
     if n := y.numel():
-        _widen_kernel[(triton.cdiv(n, 2048),)](y, out, n, divisor, BLOCK=2048)
+        _widen_kernel[(cdiv(n, 2048),)](y, out, n, divisor, BLOCK=2048)
     return out

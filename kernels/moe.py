@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kernels.dispatch import UPCAST_DOT, runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.sizes import next_power_of_2
 
 
 def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -195,7 +196,7 @@ def moe_experts_triton(
     # Widths that divide the matrices, so that nothing but rows needs a mask.
     up_columns, up_depth = math.gcd(inner, tile.columns), math.gcd(D, tile.depth)
     down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, tile.depth)
-    sizes = {"E": E, "PADDED_E": triton.next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
+    sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
     _gate_up_kernel[(tiles * (inner // up_columns),)](
         x, gate_up, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth, **options

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.sizes import next_power_of_2
 
 
 def moe_route(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -67,7 +68,7 @@ def moe_route_triton(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor,
     expert = torch.empty((T, k), dtype=torch.int32, device=logits.device)
     if T:
         _route_kernel[(T,)](
-            logits, weight, expert, logits.stride(0), E=E, PADDED_E=triton.next_power_of_2(E),
-            K=k, PADDED_K=triton.next_power_of_2(k), RENORMALIZE=renormalize, num_warps=1, **OVERLAPPED,
+            logits, weight, expert, logits.stride(0), E=E, PADDED_E=next_power_of_2(E),
+            K=k, PADDED_K=next_power_of_2(k), RENORMALIZE=renormalize, num_warps=1, **OVERLAPPED,
         )  # fmt: skip
     return weight, expert

@@ -28,6 +28,7 @@ from kernels.dispatch import UPCAST_DOT
 from kernels.dot import dot_block
 from kernels.paged_prefill import LOG2_E, check_paged, padded_table
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.sizes import next_power_of_2
 from kernels.upload import upload_int32
 
 
@@ -72,7 +73,7 @@ def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_k
     """A power of two, from shapes alone."""
     wanted = max(LEAST_SPLITS, -(-TARGET_PROGRAMS // (num_sequences * num_kv_heads)))
     useful = -(-table_tokens // split_keys)
-    return triton.next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
+    return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 
 
 @triton.jit

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import UPCAST_DOT
+from kernels.sizes import next_power_of_2
 from kernels.upload import upload_int32
 
 LOG2_E = 1.4426950408889634
@@ -201,7 +202,7 @@ def paged_prefill_triton(
     if T == 0:
         return out
     tile = tile or prefill_tile(D, q.dtype)
-    padded_group = triton.next_power_of_2(H // num_kv)
+    padded_group = next_power_of_2(H // num_kv)
     tokens = max(tile.rows // padded_group, 1)
     _prefill_kernel[((T // tokens + num_sequences) * num_kv,)](
         q, k_pool, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,

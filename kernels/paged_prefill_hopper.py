@@ -10,7 +10,6 @@ Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it
 """
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.paged_prefill import LOG2_E, PagedChunks, check_paged
+from kernels.sizes import next_power_of_2
 
 KEYS, NUM_WARPS = 64, 8
 ROWS = 16 * NUM_WARPS
@@ -202,7 +202,7 @@ def paged_prefill_hopper(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float
     out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
     if T == 0:
         return out
-    padded_group = triton.next_power_of_2(H // num_kv)
+    padded_group = next_power_of_2(H // num_kv)
     grid = ((T // (ROWS // padded_group) + num_sequences) * num_kv,)
     _hopper_prefill_kernel[grid](
         q, k_pool, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,

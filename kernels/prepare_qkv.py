@@ -21,6 +21,7 @@ from kernels.paged_attention import store_kv
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotate_
+from kernels.sizes import cdiv, next_power_of_2
 
 Rotary = tuple[Tensor, Tensor]
 
@@ -137,10 +138,10 @@ def prepare_qkv_triton(
     out = torch.empty((T, J, D), dtype=projected.dtype, device=projected.device) if is_changed else qk_TJD
     cos, sin = (table.contiguous() for table in rotary) if rotary is not None else (None, None)
     first_head = 0 if is_changed else num_heads  # unchanged queries are not touched
-    block_d = triton.next_power_of_2(D)
-    block_heads = min(triton.next_power_of_2(J + num_kv - first_head), max(1, 2048 // block_d))
+    block_d = next_power_of_2(D)
+    block_heads = min(next_power_of_2(J + num_kv - first_head), max(1, 2048 // block_d))
     if T:
-        _prepare_kernel[(T, triton.cdiv(J + num_kv - first_head, block_heads))](
+        _prepare_kernel[(T, cdiv(J + num_kv - first_head, block_heads))](
             projected, out, k_pool, v_pool, block_T, offset_T, norm_JD, cos, sin,
             projected.stride(0), k_pool.stride(0), k_pool.stride(1), eps,
             FIRST_HEAD=first_head, H=num_heads, HKV=num_kv, D=D, R=0 if cos is None else cos.shape[-1],

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.sizes import cdiv, next_power_of_2
 
 L2_NORM_EPS = 1e-6  # of the delta rule's keys and queries
 
@@ -119,10 +120,10 @@ def _launch(
         raise ValueError(f"parts have strides {branch.stride()}: they must have no gaps")
     rows, num_warps = row_tile(D)
     if T:
-        _rms_norm_kernel[(triton.cdiv(T, rows),)](
+        _rms_norm_kernel[(cdiv(T, rows),)](
             x, branch, weight, total, out, T, weight.numel() // D,
             x.stride(0), 0 if branch is None else branch.stride(-2), alpha, eps,
-            D=D, PARTS=parts, ROWS=rows, BLOCK_D=triton.next_power_of_2(D),
+            D=D, PARTS=parts, ROWS=rows, BLOCK_D=next_power_of_2(D),
             num_warps=2 * num_warps if parts > 1 else num_warps, **OVERLAPPED,
         )  # fmt: skip
 
@@ -130,4 +131,4 @@ def _launch(
 def row_tile(D: int) -> tuple[int, int]:
     """Rows a program and its warps: about 2,048 values, 8 a thread. With 16 a thread a layer's products and norms took
     2 to 4 % longer at up to 64 rows (bench/gpu_kernels_products.py, its chain)."""
-    return max(1, 2048 // triton.next_power_of_2(D)), 8
+    return max(1, 2048 // next_power_of_2(D)), 8

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.sizes import cdiv
 
 
 def rotary_angles(positions_T: Tensor, inverse_frequency_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +43,7 @@ def rotary_angles_triton(positions_T: Tensor, inverse_frequency_R: Tensor) -> tu
     T, R = len(positions_T), len(inverse_frequency_R)
     cos, sin = torch.empty((2, T, 1, R), dtype=torch.float32, device=positions_T.device)
     if T:
-        _angles_kernel[(triton.cdiv(T * R, 128),)](
+        _angles_kernel[(cdiv(T * R, 128),)](
             positions_T, inverse_frequency_R, cos, sin, T * R, R=R, BLOCK=128, num_warps=4
         )
     return cos, sin

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kernels.dot import dot, dot_block
 from kernels.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
+from kernels.sizes import cdiv
 
 MOST_ROWS = 64
 MULTIPROCESSORS, ROOM = 132, 216 * 1024  # of an H200; bytes of shared memory that programs share on each
@@ -56,17 +57,17 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
     if can_split:
         # Parts are bytes, too, in float32: little beside W at 16 rows, at 64 a quarter of it for each 4.
         most = 2 * MULTIPROCESSORS if is_few else MULTIPROCESSORS
-        while triton.cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
+        while cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
             parts *= 2
     else:
-        while columns > 16 and triton.cdiv(num_out, columns) < 120:
+        while columns > 16 and cdiv(num_out, columns) < 120:
             columns, depth = columns // 2, min(depth * 2, 8192 // rows)
-    programs = triton.cdiv(num_out, columns) * parts
+    programs = cdiv(num_out, columns) * parts
     is_even = columns == 16 or _is_even(programs)
     if programs > 3 * MULTIPROCESSORS:  # several waves: the end of one hides in the next
         resident = 2 if is_few else 1
     elif is_even or programs <= MULTIPROCESSORS:
-        resident = triton.cdiv(programs, MULTIPROCESSORS)
+        resident = cdiv(programs, MULTIPROCESSORS)
     else:
         resident = 3
         if columns > narrowest and 2 * programs <= 3 * MULTIPROCESSORS:
@@ -79,7 +80,7 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
 
 def _is_even(programs: int) -> bool:
     """Whether multiprocessors get about equally many; one program too many does no harm."""
-    return programs >= 0.9 * MULTIPROCESSORS * triton.cdiv(programs - 1, MULTIPROCESSORS)
+    return programs >= 0.9 * MULTIPROCESSORS * cdiv(programs - 1, MULTIPROCESSORS)
 
 
 @triton.jit(do_not_specialize=["M"])  # one kernel for all batches of a tile: none is compiled while serving
@@ -149,7 +150,7 @@ def small_linear_triton(
     out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else x.dtype, device=x.device)
     if M:
         columns_out = tile.columns // 2 if form == "gated" else tile.columns
-        _small_linear_kernel[(triton.cdiv(width, columns_out) * tile.parts,)](
+        _small_linear_kernel[(cdiv(width, columns_out) * tile.parts,)](
             x, weight, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form, **sizes(M, num_in, tile),
             num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
         )  # fmt: skip
@@ -158,7 +159,7 @@ def small_linear_triton(
 
 def sizes(M: int, num_in: int, tile: Tile) -> dict[str, int]:
     """The kernel's constants that follow from the tile."""
-    steps = triton.cdiv(triton.cdiv(num_in, tile.depth), tile.parts)
+    steps = cdiv(cdiv(num_in, tile.depth), tile.parts)
     part = steps * tile.depth
     is_even = tile.parts * part == num_in and num_in % 8 == 0  # what is fetched ahead exists, and begins on 16 bytes
     return {

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.chunks import ChunkTable
 from kernels.dot import dot, dot_block
 from kernels.segments import PrefillSegments
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.ssd_heads import SsdHeads, time_step
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
@@ -228,8 +229,8 @@ def ssd_prefill_triton(
 def _launch_decays(dt: Tensor, heads: SsdHeads, table: ChunkTable, tiles: SsdTiles) -> tuple[Tensor, Tensor]:
     H, num_chunks = dt.shape[1], len(table.chunks_C4)
     decay, chunk_dt = dt.new_empty((2, num_chunks, H, tiles.chunk_size), dtype=torch.float32)
-    block_h = min(16, triton.next_power_of_2(H))
-    _ssd_decay_kernel[(num_chunks, triton.cdiv(H, block_h))](
+    block_h = min(16, next_power_of_2(H))
+    _ssd_decay_kernel[(num_chunks, cdiv(H, block_h))](
         dt, heads.A, heads.dt_bias, decay, chunk_dt, table.chunks_C4, dt.stride(0),
         DT_MIN=heads.dt_min, DT_MAX=heads.dt_max, H=H, Q=tiles.chunk_size, BLOCK_H=block_h,
     )  # fmt: skip
@@ -243,7 +244,7 @@ def _launch_states(
     G, N = B.shape[1:]
     start = x.new_empty((len(table.chunks_C4), H, P, N))
     block_n = min(tiles.state_columns, dot_block(N))
-    _ssd_states_kernel[(triton.cdiv(N, block_n), H, len(table.sequences_N4))](
+    _ssd_states_kernel[(cdiv(N, block_n), H, len(table.sequences_N4))](
         x,
         B,
         decay,

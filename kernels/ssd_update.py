@@ -24,6 +24,7 @@ from torch import Tensor
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.segments import StateSource, steps_of_each
+from kernels.sizes import cdiv, next_power_of_2
 from kernels.ssd_heads import SsdHeads, time_step
 
 
@@ -170,7 +171,7 @@ def ssd_update_triton(
     if R == 0:
         return y
     tile_p, num_warps = launch_shape(P)
-    _ssd_update_kernel[(H * triton.cdiv(P, tile_p), R // T)](
+    _ssd_update_kernel[(H * cdiv(P, tile_p), R // T)](
         x,
         dt,
         B,
@@ -195,7 +196,7 @@ def ssd_update_triton(
         N=N,
         HEADS_A_GROUP=H // G,
         TILE_P=tile_p,
-        PADDED_N=triton.next_power_of_2(N),
+        PADDED_N=next_power_of_2(N),
         num_warps=num_warps,
         **OVERLAPPED,
     )
@@ -209,4 +210,4 @@ def launch_shape(head_dim: int) -> tuple[int, int]:
     programs, of which many wait for their bytes while others compute. To fetch states into the second-level cache
     while kernels before this one end gained nothing for one sequence and lost a fifth for sixteen.
     """
-    return min(16, triton.next_power_of_2(head_dim)), 2
+    return min(16, next_power_of_2(head_dim)), 2

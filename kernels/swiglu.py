@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from kernels.sizes import cdiv, next_power_of_2
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -43,9 +44,9 @@ def swiglu_triton(gate_up: Tensor, block: int = 2048, num_warps: int = 4) -> Ten
     if gate_up.stride(1) != 1:
         raise ValueError(f"gate_up has strides {gate_up.stride()}: values of one row must lie side by side")
     out = torch.empty((T, inner), dtype=gate_up.dtype, device=gate_up.device)
-    block = min(block, triton.next_power_of_2(inner))
+    block = min(block, next_power_of_2(inner))
     if T:
-        _swiglu_kernel[(T * triton.cdiv(inner, block),)](
+        _swiglu_kernel[(T * cdiv(inner, block),)](
             gate_up, out, gate_up.stride(0), INNER=inner, BLOCK=block, num_warps=num_warps, **OVERLAPPED
         )
     return out
