@@ -2,8 +2,8 @@
 
     python -m bench.gpu_kernels_state [--variants] [--only NAME]
 
-Times as in bench/gpu_timing.py; a state counts twice, read and written. `--variants` adds other tiles, and torch
-beside the copies.
+Times as in bench/gpu_timing.py; a state counts twice, read and written. `--variants` adds other tiles of SSD
+steps, packed convolutions and copies, and torch beside the copies.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from torch import Tensor
 from bench.gpu_timing import HEADER, Row, measure
 from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
 from kernels.gdn_heads import GdnHeads
-from kernels.gdn_update import GdnTile
 from kernels.segments import PrefillSegments, StateSource, StateWrite
 from kernels.ssd_heads import SsdHeads
 
@@ -26,12 +25,6 @@ BF16, FP32 = torch.bfloat16, torch.float32
 BATCHES = (1, 16, 64, 256)
 CONV_WIDTHS = {"granite-h-micro": (4352, 8512, True), "qwen35-4b": (8192, 12352, False)}
 SSD_VARIANTS = [(8, 1), (8, 2), (16, 1), (16, 2), (16, 4), (32, 2), (32, 4)]
-GDN_VARIANTS = {
-    BF16: [GdnTile(64, 4, 8, 96, True), GdnTile(64, 4, 16, 80, True), GdnTile(64, 4, 16, 96, True),
-           GdnTile(32, 2, 16, 80, True)],
-    FP32: [GdnTile(64, 4, 8)],
-}  # fmt: skip
-CONV_UPDATE_VARIANTS = [(64, 1), (128, 1), (128, 2), (256, 2), (256, 4), (512, 4), (1024, 4)]
 CONV_VARIANTS = [(16, 256, 1), (64, 256, 1), (32, 512, 2), (64, 512, 2), (32, 128, 1)]
 COPY_VARIANTS = [(512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]
 Prepare = Callable[[], Callable[[], object]]
@@ -78,7 +71,7 @@ def ssd_rows(variants: bool) -> Iterator[Row]:
             yield from tiled("ssd_update", ssd_update, tiles, shape, partial(step, batch, dtype), num_bytes)
 
 
-def gdn_rows(variants: bool) -> Iterator[Row]:
+def gdn_rows(_variants: bool) -> Iterator[Row]:
     Hk, Hv, D = 16, 32, 128
 
     def step(batch: int, dtype: torch.dtype) -> Callable[[], object]:
@@ -92,11 +85,10 @@ def gdn_rows(variants: bool) -> Iterator[Row]:
         for batch in BATCHES:
             num_bytes = batch * (2.0 * Hv * D * D * dtype.itemsize + 4 * Hk * D + 4 * Hv * D + 4 * Hv)
             shape = f"qwen35-4b, {batch} states in {str(dtype)[6:]}"
-            tiles = GDN_VARIANTS[dtype] if variants else None
-            yield from tiled("gdn_update", gdn_update, tiles, shape, partial(step, batch, dtype), num_bytes)
+            yield measure("gdn_update", shape, partial(step, batch, dtype), num_bytes)
 
 
-def conv_update_rows(variants: bool) -> Iterator[Row]:
+def conv_update_rows(_variants: bool) -> Iterator[Row]:
     def step(batch: int, channels: int, width: int, has_bias: bool) -> Callable[[], object]:
         u, bias = random(batch, width)[:, width - channels - 64 : width - 64], random(channels) if has_bias else None
         pool = state_layer(batch, channels, 3, dtype=BF16)
@@ -106,10 +98,9 @@ def conv_update_rows(variants: bool) -> Iterator[Row]:
     for model, shape in CONV_WIDTHS.items():
         for batch in BATCHES:
             num_bytes = batch * shape[0] * 2.0 * (3 + 3 + 1 + 1)
-            tiles = CONV_UPDATE_VARIANTS if variants else None
-            prepare = partial(step, batch, *shape)
-            name = f"{model}, {batch} sequences"
-            yield from tiled("causal_conv1d_update", causal_conv1d_update, tiles, name, prepare, num_bytes)
+            yield measure(
+                "causal_conv1d_update", f"{model}, {batch} sequences", partial(step, batch, *shape), num_bytes
+            )
 
 
 def conv_rows(variants: bool) -> Iterator[Row]:

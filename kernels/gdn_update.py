@@ -28,11 +28,11 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-from kernels.dot import dot
 from kernels.gdn_heads import GdnHeads, log_decay
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import L2_NORM_EPS, l2_normalize
 from kernels.segments import StateSource, steps_of_each
+from kernels.sizes import cdiv, next_power_of_2
 
 
 def gdn_update(
@@ -106,19 +106,6 @@ def _add_two(a0, a1, b0, b1):
 
 
 @triton.jit
-def _over_keys(state, k, q, IN_MATRIX_UNITS: tl.constexpr):
-    """S^T k and S^T q. Where matrix units make them, a thread needs the keys and queries of fewer rows: fewer
-    registers, more programs at a time. Products of bfloat16 are exact there as well."""
-    if IN_MATRIX_UNITS:
-        row = tl.arange(0, 16)[:, None]  # of the smallest matrix they take: k, q, zeros
-        both = tl.where(row == 0, k[None, :], tl.where(row == 1, q[None, :], 0.0).to(k.dtype))
-        product = dot(both, state)
-        return tl.sum(tl.where(row == 0, product, 0.0), 0), tl.sum(tl.where(row == 1, product, 0.0), 0)
-    state, k, q = state.to(tl.float32), k.to(tl.float32), q.to(tl.float32)
-    return tl.reduce((state * k[:, None], state * q[:, None]), 0, _add_two)
-
-
-@triton.jit
 def _add_three(a0, a1, a2, b0, b1, b2):
     return a0 + b0, a1 + b1, a2 + b2
 
@@ -150,7 +137,6 @@ def _gdn_update_kernel(
     PADDED_K: tl.constexpr,
     TILE_V: tl.constexpr,
     ACCESS: tl.constexpr,
-    IN_MATRIX_UNITS: tl.constexpr,
     EPS: tl.constexpr,
 ):
     """A program holds columns TILE_V of a state in registers: they are read once, all at once, and written once a row.
@@ -183,14 +169,15 @@ def _gdn_update_kernel(
         v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
         decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
         beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
-        k_float, q_float = k.to(tl.float32), q.to(tl.float32)
-        kk, qq, kq = tl.reduce((k_float * k_float, q_float * q_float, k_float * q_float), 0, _add_three)
-        state_k, state_q = _over_keys(state, k, q, IN_MATRIX_UNITS)
+        k, q = k.to(tl.float32), q.to(tl.float32)
+        kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
+        wide = state.to(tl.float32)
+        state_k, state_q = tl.reduce((wide * k[:, None], wide * q[:, None]), 0, _add_two)
         over_k = tl.rsqrt(kk + EPS)
         delta = beta * (v - state_k * (decay * over_k)) * over_k
         o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
         tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
-        state = (state.to(tl.float32) * decay + k_float[:, None] * delta[None, :]).to(pool_ptr.dtype.element_ty)
+        state = (wide * decay + k[:, None] * delta[None, :]).to(pool_ptr.dtype.element_ty)
         dst = destinations[t]
         kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
         tl.store(tl.multiple_of(pool_ptr + dst * slot_stride, ACCESS) + place, state, mask=kept)
@@ -218,9 +205,8 @@ def gdn_update_triton(
     if R == 0:
         return o
     tile = launch_shape(R // T * Hv, state_pool.element_size())
-    columns = min(tile.columns, triton.next_power_of_2(Dv))
-    are_16_bit = {k.dtype, state_pool.dtype} == {torch.bfloat16}
-    _gdn_update_kernel[(Hv * triton.cdiv(Dv, columns), R // T)](
+    columns = min(tile.columns, next_power_of_2(Dv))
+    _gdn_update_kernel[(Hv * cdiv(Dv, columns), R // T)](
         q,
         k,
         v,
@@ -243,10 +229,9 @@ def gdn_update_triton(
         DK=Dk,
         DV=Dv,
         HEADS_A_KEY=Hv // Hk,
-        PADDED_K=triton.next_power_of_2(Dk),
+        PADDED_K=next_power_of_2(Dk),
         TILE_V=columns,
         ACCESS=_access(state_pool, tile.access_bytes),
-        IN_MATRIX_UNITS=tile.in_matrix_units and T == 1 and are_16_bit and min(Dk, columns) >= 16,
         EPS=L2_NORM_EPS,
         num_warps=tile.num_warps,
         maxnreg=tile.registers if T == 1 else None,
@@ -261,14 +246,12 @@ class GdnTile(NamedTuple):
     columns: int  # of the states that a program holds
     num_warps: int
     access_bytes: int  # at most, of a thread's reads and writes of a state
-    # Both for one row a sequence; drafts would spill, or take twice the registers.
-    registers: int | None = None  # of a thread, at most
-    in_matrix_units: bool = False  # the sums over keys, where keys and states are bfloat16
+    registers: int | None = None  # of a thread, at most, for one row a sequence: with drafts they would spill
 
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
     """For a batch with so many value heads in all: what was the fastest on an H200 at batches of 1, 16, 64 and 256 of
-    32 heads (`bench.gpu_kernels_state --variants`). A small batch is cut finer to occupy all 132 multiprocessors."""
+    32 heads (`bench.gpu_kernels_state --only gdn`). A small batch is cut finer to occupy all 132 multiprocessors."""
     if num_heads < 256:
         return GdnTile(32, 2, 8) if element_bytes == 4 else GdnTile(16, 1, 8)
     return GdnTile(64, 4, 8, registers=128) if element_bytes == 4 else GdnTile(64, 4, 4)

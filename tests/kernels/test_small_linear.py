@@ -102,15 +102,21 @@ def test_what_is_no_small_product_is_refused():
 
 
 @pytest.mark.parametrize("model", SHAPES)
-@pytest.mark.parametrize("M", [1, 16, 64])
+@pytest.mark.parametrize("M", [1, 16, 17, 64])
 def test_tiles_of_real_products_fill_the_chip_and_split_evenly(M: int, model: str):
     for product in products(SHAPES[model]):
         tile = tile_for(M, product.O, product.I, product.form == "parts")
         assert tile.parts == 1 or product.form == "parts"
         assert product.I % (tile.parts * tile.depth) == 0, product
         programs = -(-product.O // tile.columns) * tile.parts
-        assert programs >= 120, product
-        assert programs <= 3 * 132 or product.name == "head", product
+        if product.form == "parts" and M > 16:
+            # As many parts as leave one program a multiprocessor, with all its room for loads in flight: twice as many
+            # would be more float32 to write, and spread unevenly (Qwen's 160 programs over 132 multiprocessors).
+            assert programs <= 132 < 2 * programs, product
+            assert tile.num_stages == 8, product
+        else:
+            assert programs >= 120, product
+            assert programs <= 3 * 132 or product.name == "head", product
 
 
 @pytest.mark.parametrize("model", SHAPES)

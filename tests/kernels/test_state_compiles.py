@@ -2,7 +2,6 @@
 
 import pytest
 
-from bench.gpu_kernels_state import GDN_VARIANTS
 from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
 from tests.support.compiled import Launch, compile_for_h200
 
@@ -23,17 +22,13 @@ def ssd_launch(pool: str, batch: int, T: int) -> Launch:
 
 
 def gdn_launch(pool: str, batch: int, T: int) -> Launch:
-    return gdn_launch_of(gdn_update.launch_shape(batch * 32, POOLS[pool]), pool, T)
-
-
-def gdn_launch_of(tile: gdn_update.GdnTile, pool: str, T: int) -> Launch:
+    tile = gdn_update.launch_shape(batch * 32, POOLS[pool])
     types = {f"{name}_ptr": "*bf16:16" for name in ("q", "k", "v", "a", "b", "o")}
     types |= {"A_ptr": "*fp32:16", "bias_ptr": "*fp32:16", "pool_ptr": f"*{pool}:16"}
     types |= {"src_ptr": "*i64", "dst_ptr": "*i64"}
     types |= {f"{name}_stride": "i32:16" for name in ("q", "k", "v", "a", "b", "slot")}
     sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128}
     sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6}
-    sizes |= {"IN_MATRIX_UNITS": tile.in_matrix_units and T == 1}
     registers = tile.registers if T == 1 else None
     return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps, registers=registers)
 
@@ -52,12 +47,6 @@ def test_state_updates_keep_enough_bytes_in_flight(launch_of):
             tile_bytes = rows * 128 * POOLS[pool]
             resident = report.resident_warps // launch.num_warps
             assert resident * tile_bytes >= KILOBYTES_IN_FLIGHT * 1024, report
-
-
-def test_every_cut_of_gdn_that_the_bench_offers_stays_in_registers():
-    cuts = [(dtype, tile) for dtype, tiles in GDN_VARIANTS.items() for tile in tiles]
-    launches = [gdn_launch_of(tile, {4: "fp32", 2: "bf16"}[dtype.itemsize], T) for T in (1, 4) for dtype, tile in cuts]
-    assert [report.stack_bytes for report in compile_for_h200(launches)] == [0] * len(launches)
 
 
 @pytest.mark.parametrize("to_pool", [False, True], ids=["gather", "scatter"])

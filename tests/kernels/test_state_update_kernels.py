@@ -242,13 +242,6 @@ def test_any_cut_of_the_work_gives_the_recurrence(tile: GdnTile, pool_dtype: tor
     check_against_naive(Gdn(2, 4, 16, 8), [7, None], [[7, 11], [20, 0]], pool_dtype, torch.float32)
 
 
-@pytest.mark.parametrize("destinations", [[[7], [20]], [[7, 11], [20, 0]]], ids=str)
-@pytest.mark.parametrize("case", [Gdn(2, 4, 16, 32), Gdn(1, 2, 24, 40)], ids=str)
-def test_matrix_units_give_the_recurrence(case: Gdn, destinations: list, monkeypatch):
-    monkeypatch.setattr(gdn_update, "launch_shape", lambda *_: GdnTile(16, 2, 4, 80, in_matrix_units=True))
-    check_against_naive(case, [7, None], destinations, torch.bfloat16, torch.bfloat16)
-
-
 @triton.jit
 def _softplus_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK)
