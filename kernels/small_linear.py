@@ -46,7 +46,8 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
 
     Programs for every multiprocessor, all of them resident at once but for the widest products (heads). Shapes that
     give each multiprocessor equally many (Granite's) were the fastest with wide tiles; others (Qwen's, 160 to 288
-    programs) with narrow ones, three to a multiprocessor.
+    programs) with narrow ones, three to a multiprocessor; but split ones of many rows with one at most, so with fewer
+    parts and many stages.
     """
     rows, is_few = dot_block(M), M <= 16
     if is_few:
