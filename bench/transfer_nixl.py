@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-ANSWER_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 20.0
 WARM_UPS = 3
 Descriptor = tuple[int, int, int]
 """Address, bytes, device."""
@@ -38,10 +38,11 @@ def rows(
         reader.kill()
 
 
-def _agent(name: str, memory: torch.Tensor) -> Any:
+def _agent(name: str, memory: torch.Tensor, *, in_a_thread: bool) -> Any:
+    """`in_a_thread`: it makes progress by itself. Otherwise only while it is asked for a transfer's state."""
     from nixl_cu13 import nixl_agent, nixl_agent_config
 
-    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False))
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=in_a_thread))
     agent.register_memory(memory)
     return agent
 
@@ -64,7 +65,7 @@ def _pieces(memory: torch.Tensor, blocks: int) -> dict[str, list[Descriptor]]:
 def _hold(pipe: Connection, device: str, blocks: int, block_bytes: int) -> None:
     """The passive end: its memory is written until the pipe closes."""
     memory = _pool(device, blocks, block_bytes)
-    agent = _agent("decode", memory)
+    agent = _agent("decode", memory, in_a_thread=True)  # or the writer never connects: nobody asks anything here
     pipe.send((agent.get_agent_metadata(), _pieces(memory, blocks)))
     try:
         pipe.recv()
@@ -76,7 +77,7 @@ def _write(
     pipe: Connection, device: str, blocks: int, block_bytes: int, rounds: int
 ) -> Iterator[tuple[str, str, int, float, float]]:
     memory = _pool(device, blocks, block_bytes)
-    agent = _agent("prefill", memory)
+    agent = _agent("prefill", memory, in_a_thread=False)
     if not pipe.poll(ANSWER_TIMEOUT_S):
         raise TimeoutError(f"NIXL's other end did not start in {ANSWER_TIMEOUT_S:.0f} s")
     metadata, remote = pipe.recv()
