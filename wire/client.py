@@ -8,6 +8,7 @@ the task inside it, cancels the call, and the node gives back what it held.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Protocol
@@ -55,6 +56,9 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
 }
 
 
+STATUS_TIMEOUT_S = 1.0
+"""How long the node's own word is waited for, when a write has found the call ended."""
+
 # Of a connection that was accepted and then broken off: what gRPC says of it names no cause on the refused side.
 _SIGNS_OF_TLS = ("Socket closed", "handshake failed", "Verification Check failed")
 
@@ -67,12 +71,12 @@ def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
 
 
-def node_error(node: str, error: grpc.aio.AioRpcError) -> NodeError:
-    """The `NodeError` for a failed call; what is not known means that the node is lost."""
-    details = error.details() or error.code().name
+def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeError:
+    """The `NodeError` for how a call ended; what is not known means that the node is lost."""
+    details = details or f"the call is over: {code.name}"
     if "failed to connect" in details and any(sign in details for sign in _SIGNS_OF_TLS):
         details += "; do both sides have tls, with certificates of one authority that name their hosts?"
-    return _ERRORS.get(error.code(), NodeLost)(node, details)
+    return _ERRORS.get(code, NodeLost)(node, details)
 
 
 class PrefillCall(Protocol):
@@ -170,7 +174,7 @@ class _GrpcPrefillCall:
             async for message in self._call:
                 yield codecs.decode_prefill_event(message)
         except grpc.aio.AioRpcError as error:
-            raise node_error(self._node, error) from error
+            raise node_error(self._node, error.code(), error.details()) from error
 
 
 class _GrpcDecodeCall:
@@ -183,6 +187,8 @@ class _GrpcDecodeCall:
         self._node = node
         self._call = call
         self._start = start
+        self._first_status: tuple[grpc.StatusCode, str | None] = (grpc.StatusCode.INTERNAL, None)
+        call.add_done_callback(self._ended)
 
     async def __aenter__(self) -> DecodeCall:
         await self.send(self._start)
@@ -194,18 +200,34 @@ class _GrpcDecodeCall:
     async def send(self, command: m.DecodeCommand) -> None:
         try:
             await self._call.write(codecs.encode_decode_command(command))
-        except grpc.aio.AioRpcError as error:
-            raise node_error(self._node, error) from error
-        except asyncio.InvalidStateError as error:  # the node ended the call: its status says why
-            kind = _ERRORS.get(await self._call.code(), NodeLost)
-            raise kind(self._node, await self._call.details() or "the call is already over") from error
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the node has ended the call, or is lost
+            raise await self._why_it_ended() from error
 
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         try:
             async for message in self._call:
                 yield codecs.decode_decode_event(message)
         except grpc.aio.AioRpcError as error:
-            raise node_error(self._node, error) from error
+            raise await self._why_it_ended() from error
+
+    async def _why_it_ended(self) -> NodeError:
+        """A write that finds the call ended makes gRPC (1.85) set a status of its own, INTERNAL: before the node's,
+        which soon replaces it, or after it, and then only those told of the end have seen it."""
+        give_up_s = time.monotonic() + STATUS_TIMEOUT_S
+        status = self._first_status
+        while status[0] is grpc.StatusCode.INTERNAL and time.monotonic() < give_up_s:
+            await asyncio.sleep(0.001)
+            status = await self._status()
+        return node_error(self._node, *status)
+
+    async def _status(self) -> tuple[grpc.StatusCode, str | None]:
+        return await self._call.code(), await self._call.details()
+
+    def _ended(self, _: object) -> None:
+        try:
+            self._status().send(None)  # set by now: nothing is waited for
+        except StopIteration as status:
+            self._first_status = status.value
 
 
 class _GrpcCacheUpdatesCall:
@@ -226,7 +248,7 @@ class _GrpcCacheUpdatesCall:
             async for message in self._call:
                 yield decode_cache_update(message)
         except grpc.aio.AioRpcError as error:
-            raise node_error(self._node, error) from error
+            raise node_error(self._node, error.code(), error.details()) from error
 
 
 class GrpcDonorClient:
@@ -244,7 +266,7 @@ class GrpcDonorClient:
         try:
             reply = await self._decode.Export(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise node_error(self._name, error) from error
+            raise node_error(self._name, error.code(), error.details()) from error
         try:
             return codecs.decode(reply, m.ExportReply)
         except ValueError as error:
@@ -270,7 +292,7 @@ class RegistryClient:
         try:
             reply = await self._registry.Register(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise node_error(f"router {self._address}", error) from error
+            raise node_error(f"router {self._address}", error.code(), error.details()) from error
         return codecs.decode(reply, m.Registered)
 
     async def leave(self, name: str, incarnation: int, *, timeout_s: float) -> None:
@@ -278,7 +300,7 @@ class RegistryClient:
         try:
             await self._registry.Leave(pb.LeaveRequest(name=name, incarnation=incarnation), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            raise node_error(f"router {self._address}", error) from error
+            raise node_error(f"router {self._address}", error.code(), error.details()) from error
 
     async def close(self) -> None:
         await self._channel.close(None)

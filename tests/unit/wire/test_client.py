@@ -1,0 +1,74 @@
+"""What a caller is told of a call that its node has ended, whatever gRPC made of a write that came too late."""
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from wire.client import _GrpcDecodeCall
+from wire.errors import NodeBusy, NodeLost
+from wire.messages import Request, Sampling, Start
+
+NODES_WORD = (grpc.StatusCode.RESOURCE_EXHAUSTED, "8 requests wait already")
+GRPCS_OWN = (grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+
+class EndedCall:
+    """As gRPC's: whoever waits for the end is told of the first status only, and a late write sets INTERNAL."""
+
+    def __init__(self) -> None:
+        self.status: tuple[grpc.StatusCode, str] | None = None
+        self._told: list[Callable[[object], None]] = []
+        self.before_write: Callable[[], object] = lambda: None
+        self.after_write: Callable[[], object] = lambda: None
+
+    def add_done_callback(self, told: Callable[[object], None]) -> None:
+        self._told.append(told)
+
+    def end(self, status: tuple[grpc.StatusCode, str]) -> None:
+        self.status = status
+        while self._told:
+            self._told.pop()(self)
+
+    async def code(self) -> grpc.StatusCode:
+        assert self.status is not None
+        return self.status[0]
+
+    async def details(self) -> str:
+        assert self.status is not None
+        return self.status[1]
+
+    async def write(self, message: object) -> None:
+        self.before_write()
+        self.end(GRPCS_OWN)
+        self.after_write()
+        raise grpc.aio.AioRpcError(GRPCS_OWN[0], grpc.aio.Metadata(), grpc.aio.Metadata(), GRPCS_OWN[1])
+
+    def cancel(self) -> None:
+        """It has ended."""
+
+
+async def entered(call: EndedCall) -> None:
+    start = Start(Request("r", (1,), 1, Sampling(1, 0)))
+    async with _GrpcDecodeCall("d0", call, start):  # type: ignore[arg-type]
+        raise AssertionError("the write should have failed")
+
+
+async def test_the_nodes_word_came_before_the_late_write() -> None:
+    call = EndedCall()
+    call.before_write = lambda: call.end(NODES_WORD)
+    with pytest.raises(NodeBusy, match="8 requests wait already"):
+        await entered(call)
+
+
+async def test_the_nodes_word_comes_after_the_late_write() -> None:
+    call, later = EndedCall(), []
+    call.after_write = lambda: later.append(asyncio.get_running_loop().call_soon(call.end, NODES_WORD))
+    with pytest.raises(NodeBusy, match="8 requests wait already"):
+        await entered(call)
+
+
+async def test_a_node_without_a_word_is_lost() -> None:
+    with pytest.raises(NodeLost, match="Internal error from Core"):
+        await entered(EndedCall())
