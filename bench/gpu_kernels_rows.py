@@ -1,6 +1,6 @@
 """Norms, gated norms, SwiGLU, experts and sampling on one GPU.
 
-    python -m bench.gpu_kernels_rows [--variants] [--only norms gated swiglu experts draw]
+    python -m bench.gpu_kernels_rows [--variants] [--only norms residual gated swiglu experts draw]
     python -m bench.gpu_kernels_rows --compile-only
 
 Times as in bench/gpu_timing.py. `--variants` adds other tiles, and the library beside our experts: torch's grouped
@@ -22,8 +22,10 @@ from bench.shapes import SHAPES
 from kernels import gated_rms_norm
 from kernels.draw import draw_torch, draw_triton
 from kernels.gated_rms_norm import gate_then_norm_triton, gated_tile, norm_then_gate_triton
+from kernels.linear import LinearWeight
 from kernels.moe import MoeTile, moe_experts_triton, moe_tile
 from kernels.moe_route import moe_route_triton
+from kernels.residual import Product, add_branch
 from kernels.rms_norm import add_rms_norm_triton, rms_norm_triton, row_tile
 from kernels.swiglu import swiglu_triton
 from tests.support.compiled import Launch
@@ -50,6 +52,27 @@ def norm_rows(_variants: bool) -> Iterator[Row]:
             yield measure("add_rms_norm", shape,
                           lambda: partial(add_rms_norm_triton, random(count, width), random(count, width), 0.22,  # noqa: B023
                                           weight, 1e-5), 4 * each)  # noqa: B023 # fmt: skip
+
+
+def residual_rows(variants: bool) -> Iterator[Row]:
+    """A branch's last product, its addition and the norm behind; variants: the product apart from its addition."""
+    for model, config in SHAPES.items():
+        width, weight = config.hidden_size, torch.rand(config.hidden_size, device="cuda")
+        for name, inner in (("out_proj", GATED_WIDTH), ("down", config.intermediate_size)):
+            for count in (128, 256, 512, 2048, 8192):
+                matrix = LinearWeight(random(width, inner) * inner**-0.5)
+
+                def added(x: Tensor, y: Tensor) -> object:
+                    return add_branch(x, Product(y, matrix), 0.22, weight, 1e-5)  # noqa: B023
+
+                def apart(x: Tensor, y: Tensor) -> object:
+                    return add_rms_norm_triton(x, matrix(y), 0.22, weight, 1e-5)  # noqa: B023
+
+                for kind, run in (("added", added), ("apart", apart))[: 1 + variants]:
+                    yield measure(f"{name}, norm: {kind}", f"{model}, {count} rows",
+                                  lambda: partial(run, random(count, width), random(count, inner)),  # noqa: B023
+                                  2.0 * (width * inner + count * (inner + 4 * width)),
+                                  2.0 * count * width * inner)  # fmt: skip
 
 
 def gated_rows(variants: bool) -> Iterator[Row]:
@@ -179,7 +202,14 @@ def draw_rows(variants: bool) -> Iterator[Row]:
                 yield measure(name, f"{model}, {count} rows", lambda: run, 4.0 * logits.numel())  # noqa: B023
 
 
-KINDS = {"norms": norm_rows, "gated": gated_rows, "swiglu": swiglu_rows, "experts": moe_rows, "draw": draw_rows}
+KINDS = {
+    "norms": norm_rows,
+    "residual": residual_rows,
+    "gated": gated_rows,
+    "swiglu": swiglu_rows,
+    "experts": moe_rows,
+    "draw": draw_rows,
+}
 
 
 def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:

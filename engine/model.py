@@ -15,16 +15,17 @@ from engine.model_config import ModelConfig
 from engine.step_plan import StepPlan
 from kernels.embed import embed
 from kernels.linear import LinearWeight
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.residual import Product, add_branch
+from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary_angles
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """Two residual branches, each behind its own norm."""
+    """Two residual branches, each behind its own norm. Each replaces the stream `x`, in place where it can."""
 
-    mixer: Callable[[Tensor, Step], Tensor]
-    feed_forward: Callable[[Tensor], Tensor]
+    mixer: Callable[[Tensor, Step], Product]
+    feed_forward: Callable[[Tensor], Tensor | Product]
     mixer_norm: Tensor  # float32, as all norm weights
     feed_forward_norm: Tensor
     norm_eps: float
@@ -40,15 +41,15 @@ class DecoderLayer:
             # One query a sequence or none at all, instead of the square of the chunk.
             mixed = self.mixer.tail(normed, step, rows)
         else:
-            mixed = self.mixer(normed, step).index_select(-2, rows)
+            mixed = self.mixer(normed, step).of_rows(rows)
         return self._add(x.index_select(0, rows), mixed, self.feed_forward_norm)
 
     def feed(self, x: Tensor, normed: Tensor, next_norm: Tensor) -> tuple[Tensor, Tensor]:
         """x behind the feed-forward, and that through the norm that comes next in the model."""
         return self._add(x, self.feed_forward(normed), next_norm)
 
-    def _add(self, x: Tensor, branch: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, branch, self.residual_multiplier, norm, self.norm_eps)
+    def _add(self, x: Tensor, branch: Tensor | Product, norm: Tensor) -> tuple[Tensor, Tensor]:
+        return add_branch(x, branch, self.residual_multiplier, norm, self.norm_eps)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,13 @@ class LinearWeight:
         """y [M, O], or parts of it [S, M, O] in float32, whose sum it is: what add_rms_norm takes for a branch."""
         return small_linear_triton(x, self._weight, "parts") if self._has_few(x) else self(x)
 
+    def add_to(self, total: Tensor, x: Tensor, alpha: float) -> bool:
+        """total [M, O] += alpha * y, rounded once, if that is cheaper than to add y later; or False, and no change."""
+        if not runs_triton(x) or len(x) <= MOST_ROWS:
+            return False
+        total.addmm_(x, self._weight.T, alpha=alpha)  # the library reads `total` while it computes
+        return True
+
     def swiglu(self, x: Tensor) -> Tensor:
         """silu(gate) * up [M, O / 2], where the matrix holds the gate's rows above up's."""
         return small_linear_triton(x, self._weight, "gated") if self._has_few(x) else swiglu(self(x))

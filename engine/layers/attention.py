@@ -14,6 +14,7 @@ from engine.model_config import AttentionConfig
 from kernels.linear import LinearWeight
 from kernels.paged_attention import paged_decode, paged_prefill
 from kernels.prepare_qkv import prepare_qkv
+from kernels.residual import Product
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Attention:
             qk_norm_JD=qk_norm,
         )
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: Step) -> Product:
         plan, n, scale = step.plan, step.plan.num_decodes, self.config.scale
         projected = self.in_proj(x)
         q, k, v = self._prepare(projected, step)
@@ -75,18 +76,18 @@ class Attention:
             prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, plan.prefill.attention)
             if gate is not None:
                 prefilled = prefilled * torch.sigmoid(gate[n:])
-        return self.out_proj.parts(plan.join(decoded, prefilled).flatten(1))
+        return Product(plan.join(decoded, prefilled).flatten(1), self.out_proj)
 
-    def tail(self, x: Tensor, step: Step, rows: Tensor) -> Tensor:
+    def tail(self, x: Tensor, step: Step, rows: Tensor) -> Product:
         """Keys and values of all rows go to the pool; outputs are made for `rows`: none, or `step.plan.tails`."""
         projected = self.in_proj(x)
         q, _, _ = self._prepare(projected, step)
         if step.plan.tails is None:
-            return x.new_empty(0, x.shape[1])
+            return Product(q.new_empty(0, self.out_proj.in_features), self.out_proj)
         k_pool, v_pool = step.memory.kv_pools[self.index]
         gate = self._gate(projected.index_select(0, rows))
         attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, step.plan.tails, gate)
-        return self.out_proj.parts(attended.flatten(1))
+        return Product(attended.flatten(1), self.out_proj)
 
     def _prepare(self, projected: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; the latter two are in the pool, too."""

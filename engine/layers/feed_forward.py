@@ -11,6 +11,7 @@ from engine.model_config import MoeConfig
 from kernels.linear import LinearWeight
 from kernels.moe import moe_experts
 from kernels.moe_route import moe_route
+from kernels.residual import Product
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,11 @@ class SwiGlu:
         down = checkpoint.take(f"{prefix}.down_proj.weight", (hidden, intermediate))
         return cls(LinearWeight(torch.cat((gate, up))), LinearWeight(down))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down.parts(self.gate_up.swiglu(x))
+    def __call__(self, x: Tensor) -> Product:
+        return Product(self.gate_up.swiglu(x), self.down)
 
     def whole(self, x: Tensor) -> Tensor:
-        """What the parts add up to."""
+        """The same, worked out."""
         return self.down(self.gate_up.swiglu(x))
 
 

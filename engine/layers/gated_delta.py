@@ -20,6 +20,7 @@ from kernels.gdn_heads import GdnHeads
 from kernels.gdn_prefill import gdn_prefill
 from kernels.gdn_update import gdn_update
 from kernels.linear import LinearWeight
+from kernels.residual import Product
 from kernels.segments import PrefillSegments
 
 
@@ -61,7 +62,7 @@ class GatedDelta:
             out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
         )
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: Step) -> Product:
         config, plan, n = self.config, step.plan, step.plan.num_decodes
         T, Hv = len(x), config.num_value_heads
         projected = self.in_proj(x)
@@ -73,7 +74,7 @@ class GatedDelta:
             prefilled = self._prefill(u[n:], a[n:], b[n:], plan.prefill.segments, step.memory)
         o_THD = plan.join(decoded, prefilled)
         o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
-        return self.out_proj.parts(o_THD.reshape(T, config.value_size))
+        return Product(o_THD.reshape(T, config.value_size), self.out_proj)
 
     def _decode(self, u: Tensor, a: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

@@ -17,6 +17,7 @@ from kernels.causal_conv1d import causal_conv1d
 from kernels.causal_conv1d_update import causal_conv1d_update
 from kernels.gated_rms_norm import gate_then_norm
 from kernels.linear import LinearWeight
+from kernels.residual import Product
 from kernels.segments import PrefillSegments
 from kernels.ssd_heads import SsdHeads
 from kernels.ssd_prefill import ssd_prefill
@@ -65,7 +66,7 @@ class Mamba2:
             out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: Step) -> Product:
         config, plan, n = self.config, step.plan, step.plan.num_decodes
         projected = self.in_proj(x)
         gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
@@ -75,7 +76,7 @@ class Mamba2:
         if plan.prefill is not None:
             prefilled = self._prefill(u[n:], dt[n:], plan.prefill.segments, step.memory)
         y = plan.join(decoded, prefilled).reshape(len(x), config.inner_size)
-        return self.out_proj.parts(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups))
+        return Product(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups), self.out_proj)
 
     def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
