@@ -29,7 +29,7 @@ class EngineConfig:
     load_format        safetensors, or dummy: random weights for the shape in config.json, for benchmarks
     overlap            launch a step before the tokens of the one before it are known; None: on a GPU. On a CPU
                        there is nothing to gain, but tests ask for it
-    cuda_graphs        on a GPU, decode steps are captured once and replayed
+    cuda_graphs        on a GPU, decode steps and short prefills are captured once and replayed
     threads            torch's CPU threads; None: torch's own choice
     block_size         tokens a block; nodes of a cluster may differ, whoever hands over packs the other side's blocks
     cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.batch import SequenceStep
 from engine.memory import CacheMemory
-from engine.step_plan import DecodeRows, StepPlan, check_steps
+from engine.step_plan import DecodeRows, StepPlan
 from kernels.fed_tokens import fed_tokens
 from kernels.paged_attention import PagedDecode
 from kernels.paged_decode import PagedContexts
@@ -51,9 +51,14 @@ class DecodeInputs:
         self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
         self._host_table = _HostTable(self._max_rows, self.max_blocks)
 
+    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+        """Whether `load` takes them: one token and one row of logits each, none too long."""
+        return all(
+            len(step.tokens) == step.num_logits == 1 and len(step.block_ids) <= self.max_blocks for step in steps
+        )
+
     def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
         """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
-        check_steps(steps, self._block_size)
         n, width = len(steps), max(-(-step.end // self._block_size) for step in steps)
         num_fields = len(Field) * num_rows
         packed = torch.empty(num_fields + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)

@@ -1,6 +1,6 @@
-"""CUDA graphs of decode steps: a few batch sizes, captured once; a step is padded to the next of them.
+"""CUDA graphs of steps: a few numbers of rows, captured once; a step is padded to the next of them.
 
-A step of a small batch is hundreds of launches of microseconds each; replayed as one graph it costs the host one.
+A step of few rows is hundreds of launches of microseconds each; replayed as one graph it costs the host one.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.batch import SequenceStep
-from engine.decode_inputs import DecodeInputs
-from engine.step_plan import StepPlan
-from kernels.argmax import argmax
+from engine.step_plan import StepPlan, check_steps
 
 log = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Launching a prefill takes the host of an H200 12 to 18 ms: as long as its device is busy with a thousand rows.
+PREFILL_ROWS = (16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True)
@@ -35,54 +36,85 @@ class Captured:
 Capture = Callable[[Callable[[], Tensor]], Captured]
 
 
-class DecodeGraphs:
-    """One captured forward pass with greedy draws for each batch size."""
+class Inputs(Protocol):
+    """What captured passes read: tensors that stay where they are."""
+
+    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+        """Whether `load` takes them, as far as it is not a matter of rows."""
+        ...
+
+    def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
+        """The rows of these steps, padded to `num_rows`."""
+        ...
+
+    def plan(self, num_rows: int) -> StepPlan:
+        """What is loaded, as the model takes it."""
+        ...
+
+
+class CapturedPasses:
+    """One captured forward pass for each of a few numbers of rows."""
 
     def __init__(
-        self,
-        forward: Callable[[StepPlan], Tensor],
-        inputs: DecodeInputs,
-        drawn: Tensor,
-        sizes: Sequence[int],
-        capture: Capture,
+        self, what: str, forward: Callable[[StepPlan], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture
     ):
-        """`forward` gives logits [B, V]. `drawn` int64: the best token of row i goes to place i."""
+        """`forward` gives logits [num_rows or fewer, V], first those of the steps that were loaded. `what`: logged."""
         self._inputs = inputs
         self._sizes = sorted(sizes)
         self._graphs: dict[int, Captured] = {}
-
-        def decode(num_rows: int) -> Tensor:
-            logits = forward(inputs.plan(num_rows))
-            argmax(logits, drawn[:num_rows])
-            return logits
-
         started_s = time.monotonic()
         for i, size in enumerate(reversed(self._sizes)):  # the largest first: smaller ones find room in its memory
-            self._graphs[size] = capture(partial(decode, size))
+            self._graphs[size] = capture(partial(self._forward, forward, size))
             elapsed_s = time.monotonic() - started_s
-            log.info("decode graph %d of %d: batch %d after %.1f s", i + 1, len(self._sizes), size, elapsed_s)
+            log.info("%s graph %d of %d: %d rows after %.1f s", what, i + 1, len(self._sizes), size, elapsed_s)
 
     def fits(self, steps: Sequence[SequenceStep]) -> bool:
-        """Whether `run` takes them: one token and one row of logits each, not too many, none too long."""
-        if not 0 < len(steps) <= self._sizes[-1]:
-            return False
-        return all(
-            len(step.tokens) == step.num_logits == 1 and len(step.block_ids) <= self._inputs.max_blocks
-            for step in steps
-        )
+        return 0 < _num_rows(steps) <= self._sizes[-1] and self._inputs.fits(steps)
 
     def run(self, steps: Sequence[SequenceStep]) -> Tensor:
-        """Logits [len(steps), V], which the next `run` overwrites. Caches advance; nothing is waited for."""
-        size = next(size for size in self._sizes if size >= len(steps))
+        """Logits [sum of num_logits, V], which the next `run` overwrites. Caches advance; nothing is waited for."""
+        size = next(size for size in self._sizes if size >= _num_rows(steps))
         self._inputs.load(steps, size)
         self._graphs[size].replay()
-        return self._graphs[size].logits[: len(steps)]
+        return self._graphs[size].logits[: sum(step.num_logits for step in steps)]
+
+    def _forward(self, forward: Callable[[StepPlan], Tensor], size: int) -> Tensor:
+        return forward(self._inputs.plan(size))
 
 
-def sizes_up_to(max_rows: int) -> list[int]:
-    """The batch sizes to capture for steps of at most so many sequences."""
-    within = [size for size in BATCH_SIZES if size < max_rows]
-    return within + [size for size in BATCH_SIZES if size >= max_rows][:1]
+@dataclass
+class StepGraphs:
+    """What was captured. A step's decodes are one replay, and the short prefills behind them another: the weights are
+    read twice then, which takes less time than launching the two together."""
+
+    block_size: int
+    decodes: CapturedPasses | None = None
+    prefills: CapturedPasses | None = None
+
+    def run(self, steps: Sequence[SequenceStep]) -> Tensor | None:
+        """Logits [sum of num_logits, V], which the next `run` may overwrite; None: these steps were not captured."""
+        num_decodes = next((i for i, step in enumerate(steps) if len(step.tokens) > 1), len(steps))
+        replays: list[Callable[[], Tensor]] = []
+        for passes, some in ((self.decodes, steps[:num_decodes]), (self.prefills, steps[num_decodes:])):
+            if some and (passes is None or not passes.fits(some)):
+                return None
+            if some and passes is not None:
+                replays.append(partial(passes.run, some))
+        if not replays:
+            return None
+        check_steps(steps, self.block_size)
+        logits = [replay() for replay in replays]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+
+def sizes_up_to(max_rows: int, sizes: Sequence[int]) -> list[int]:
+    """The sizes to capture for steps of at most so many rows, or as many as the last of `sizes`."""
+    within = [size for size in sizes if size < max_rows]
+    return within + [size for size in sizes if size >= max_rows][:1]
+
+
+def _num_rows(steps: Sequence[SequenceStep]) -> int:
+    return sum(len(step.tokens) for step in steps)
 
 
 class CudaCapture:

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from engine.batch import SequenceStep
 from engine.decode_inputs import DecodeInputs
-from engine.graphs import BATCH_SIZES, Capture, CudaCapture, DecodeGraphs, sizes_up_to
+from engine.graphs import BATCH_SIZES, PREFILL_ROWS, Capture, CapturedPasses, CudaCapture, StepGraphs, sizes_up_to
 from engine.memory import CacheMemory
 from engine.model import HybridModel
+from engine.prefill_inputs import PrefillInputs
 from engine.sampler import Draw, Drawn, choose
 from engine.step_plan import StepPlan
 from engine.upload import upload_values
+from kernels.argmax import argmax
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ModelRunner:
         # What the last launch drew, in the order of its draws. Each sequence of a step has a slot of its own.
         most_draws = max(memory.num_slots, BATCH_SIZES[-1])
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs = StepGraphs(layout.block_size)
 
     @torch.inference_mode()
     def capture_decodes(self, max_sequences: int, max_tokens: int, capture: Capture | None = None) -> None:
@@ -47,12 +49,30 @@ class ModelRunner:
         max_sequences   larger steps run as before; so do those of sequences longer than `max_tokens`
         capture         None: on the current CUDA device
         """
-        sizes = sizes_up_to(min(max_sequences, BATCH_SIZES[-1]))
+        sizes = sizes_up_to(max_sequences, BATCH_SIZES)
         inputs = DecodeInputs(self.memory, self._drawn, sizes[-1], max_tokens)
-        forward = partial(self.model.forward, memory=self.memory)
         drawn = self._drawn.clone()  # capturing runs the work, on padding alone
-        self._graphs = DecodeGraphs(forward, inputs, self._drawn, sizes, capture or CudaCapture())
+        self._graphs.decodes = CapturedPasses("decode", self._decode, inputs, sizes, capture or CudaCapture())
         self._drawn.copy_(drawn)
+
+    @torch.inference_mode()
+    def capture_prefills(self, max_rows: int, max_tokens: int, capture: Capture | None = None) -> None:
+        """From now on prefills of a few sequences and few rows are replays, padded to a few numbers of rows.
+
+        max_rows   as many as a step ever has; more than the largest captured number run as before, and so do those of
+                   sequences longer than `max_tokens`
+        capture    None: on the current CUDA device
+        """
+        sizes = sizes_up_to(max_rows, PREFILL_ROWS)
+        inputs = PrefillInputs(self.memory, sizes[-1], max_tokens)
+        forward = partial(self.model.forward, memory=self.memory)
+        self._graphs.prefills = CapturedPasses("prefill", forward, inputs, sizes, capture or CudaCapture())
+
+    def _decode(self, plan: StepPlan) -> Tensor:
+        """A forward pass with greedy draws: the best token of row i goes to place i."""
+        logits = self.model.forward(plan, self.memory)
+        argmax(logits, self._drawn[: len(logits)])
+        return logits
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[SequenceStep]) -> Tensor:
@@ -70,11 +90,13 @@ class ModelRunner:
         """
         rows, asked = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
-        replays = self._graphs is not None and self._graphs.fits(steps) and len(draws) == len(steps)
-        logits = self._graphs.run(steps) if self._graphs is not None and replays else self.forward(steps)
+        replayed = self._graphs.run(steps)
+        logits = self.forward(steps) if replayed is None else replayed
         drawn_from = logits
         if rows != list(range(len(logits))):
             drawn_from = logits.index_select(0, upload_values(rows, logits.device))
-        if draws and not (replays and all(draw.is_greedy for draw in asked)):  # those a replay draws itself
+        # Replayed decodes have drawn each row's best token themselves.
+        are_drawn = replayed is not None and drawn_from is logits and all(len(step.tokens) == 1 for step in steps)
+        if draws and not (are_drawn and all(draw.is_greedy for draw in asked)):
             ids.copy_(choose(drawn_from, asked))
         return Launched(logits, Drawn(drawn_from, ids, asked))

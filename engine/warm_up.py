@@ -1,4 +1,4 @@
-"""What a GPU needs once before the first request: kernels compiled, decode graphs captured, memory touched."""
+"""What a GPU needs once before the first request: kernels compiled, graphs captured, memory touched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), (), 0)
 def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_tokens: int, graphs: bool) -> None:
     """Runs what requests will run, on blocks and slots that nobody has taken yet: only before the first request.
 
-    max_tokens   of the longest sequence. With `graphs`, decodes of up to `max_running` sequences are captured
+    max_tokens   of the longest sequence. With `graphs`, decodes of up to `max_running` sequences are captured, and
+                 short prefills
     """
     started_s = time.monotonic()
     steps = _steps(runner, max_step_tokens)
@@ -32,6 +33,7 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
         log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
     if graphs:
         runner.capture_decodes(max_running, max_tokens)
+        runner.capture_prefills(max_step_tokens, max_tokens)
     if runner.memory.device.type == "cuda":
         torch.cuda.synchronize(runner.memory.device)
     log.info("warm-up took %.1f s", time.monotonic() - started_s)

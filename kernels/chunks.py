@@ -35,15 +35,22 @@ class ChunkTable:
     def build(
         cls, chunks_N: Sequence[Sequence[Chunk]], src_slots: Sequence[int | None], device: torch.device
     ) -> "ChunkTable":
-        chunks: list[int] = []
-        sequences: list[int] = []
-        for of_sequence, src_slot in zip(chunks_N, src_slots, strict=True):
-            first = len(chunks) // 4
-            for chunk in of_sequence:
-                chunks += [chunk.first_row, chunk.num_rows, -1 if chunk.write_slot is None else chunk.write_slot, 0]
-            sequences += [first, len(chunks) // 4, -1 if src_slot is None else src_slot, 0]
-        chunks_C4, sequences_N4 = upload_int32([chunks, sequences], device)
+        chunks_C4, sequences_N4 = upload_int32(table_rows(chunks_N, src_slots), device)
         return cls(chunks_C4.view(-1, 4), sequences_N4.view(-1, 4))
+
+
+def table_rows(
+    chunks_N: Sequence[Sequence[Chunk]], src_slots: Sequence[int | None]
+) -> tuple[list[int], list[int]]:
+    """Both tables of the chunks of each sequence, row behind row."""
+    chunks: list[int] = []
+    sequences: list[int] = []
+    for of_sequence, src_slot in zip(chunks_N, src_slots, strict=True):
+        first = len(chunks) // 4
+        for chunk in of_sequence:
+            chunks += [chunk.first_row, chunk.num_rows, -1 if chunk.write_slot is None else chunk.write_slot, 0]
+        sequences += [first, len(chunks) // 4, -1 if src_slot is None else src_slot, 0]
+    return chunks, sequences
 
 
 def cut(first_row: int, num_rows: int, writes: Sequence[tuple[int, int]], size: int) -> list[Chunk]:

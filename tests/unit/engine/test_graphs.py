@@ -11,7 +11,7 @@ from torch import Tensor
 from cache.layout import CacheLayout
 from engine.batch import SequenceStep
 from engine.decode_inputs import DecodeInputs
-from engine.graphs import Captured, DecodeGraphs, sizes_up_to
+from engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, sizes_up_to
 from engine.memory import CacheMemory
 from engine.runner import ModelRunner
 from engine.sampler import Draw
@@ -35,31 +35,35 @@ def rerun(work: Callable[[], Tensor]) -> Captured:
 
 @dataclass
 class Model:
-    """Predicts token + 1, and keeps what it was asked."""
+    """Predicts token + 1, draws it as a captured decode does, and keeps what it was asked."""
 
+    drawn: Tensor
     seen: list[StepPlan] = field(default_factory=list)
 
     def forward(self, plan: StepPlan) -> Tensor:
         self.seen.append(plan)
-        return torch.nn.functional.one_hot((plan.tokens_T + 1) % VOCAB, VOCAB).float()
+        predicted = (plan.tokens_T + 1) % VOCAB
+        self.drawn[: len(predicted)] = predicted
+        return torch.nn.functional.one_hot(predicted, VOCAB).float()
 
 
 @dataclass
 class Setup:
     model: Model
     drawn: Tensor
-    graphs: DecodeGraphs
+    graphs: StepGraphs
     memory: CacheMemory
 
 
 @pytest.fixture
 def setup() -> Setup:
-    model, drawn = Model(), torch.zeros(64, dtype=torch.int64)
+    drawn = torch.zeros(64, dtype=torch.int64)
+    model = Model(drawn)
     memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=9)
     inputs = DecodeInputs(memory, drawn, max_rows=8, max_tokens=100)
-    graphs = DecodeGraphs(model.forward, inputs, drawn, (2, 4, 8), rerun)
+    decodes = CapturedPasses("decode", model.forward, inputs, (2, 4, 8), rerun)
     model.seen.clear()
-    return Setup(model, drawn, graphs, memory)
+    return Setup(model, drawn, StepGraphs(BLOCK_SIZE, decodes), memory)
 
 
 def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, feed: int | None = None):
@@ -113,12 +117,12 @@ def test_block_tables_follow_lists_that_grow_and_rows_that_change_hands(setup: S
 
 def test_what_does_not_fit_is_left_to_the_plain_path(setup: Setup) -> None:
     one = decode(1, 1, [0], 0, 0)
-    assert setup.graphs.fits([one])
-    assert not setup.graphs.fits([])
-    assert not setup.graphs.fits([one] * 9)
-    assert not setup.graphs.fits([one, SequenceStep([1, 2], 1, [0], 0, 0)])
-    assert not setup.graphs.fits([SequenceStep([1], 1, [0], 0, 0, num_logits=0)])
-    assert not setup.graphs.fits([decode(1, 1, [0] * 40, 0, 0)])
+    assert setup.graphs.run([one]) is not None
+    assert setup.graphs.run([]) is None
+    assert setup.graphs.run([decode(1, 1, [i], i, i) for i in range(9)]) is None
+    assert setup.graphs.run([one, SequenceStep([1, 2], 1, [1], 1, 1)]) is None
+    assert setup.graphs.run([SequenceStep([1], 1, [0], 0, 0, num_logits=0)]) is None
+    assert setup.graphs.run([decode(1, 1, [0] * 40, 0, 0)]) is None
 
 
 def test_steps_that_would_mix_sequences_are_refused(setup: Setup) -> None:
@@ -127,9 +131,10 @@ def test_steps_that_would_mix_sequences_are_refused(setup: Setup) -> None:
 
 
 def test_captured_sizes_cover_the_largest_step() -> None:
-    assert sizes_up_to(1) == [1]
-    assert sizes_up_to(64) == [1, 2, 4, 8, 16, 32, 64]
-    assert sizes_up_to(65) == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert sizes_up_to(1, BATCH_SIZES) == [1]
+    assert sizes_up_to(64, BATCH_SIZES) == [1, 2, 4, 8, 16, 32, 64]
+    assert sizes_up_to(65, BATCH_SIZES) == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert sizes_up_to(8192, BATCH_SIZES) == list(BATCH_SIZES)
 
 
 @pytest.mark.parametrize("draw", [GREEDY, HOT], ids=["greedy", "drawn"])

@@ -1,0 +1,115 @@
+"""Short prefills through static inputs, in Triton's interpreter: padded passes equal plain ones.
+
+Captures are faked, as in test_graphs.py; CUDA has its own test. All memory that nobody wrote is NaN.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.batch import SequenceStep
+from engine.graphs import Captured, CapturedPasses, StepGraphs
+from engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES, PrefillInputs
+from engine.runner import ModelRunner
+from tests.support.oracle import random_prompt
+
+BLOCKS_EACH = 4
+SIZES = (16, 32)
+
+
+@contextmanager
+def triton_on_the_cpu() -> Iterator[None]:
+    """All operations go to their Triton kernels, which tests/conftest.py has put into the interpreter."""
+    modules = [m for name, m in sys.modules.items() if name.startswith("kernels.") and hasattr(m, "runs_triton")]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "runs_triton", lambda x: True)
+        yield
+
+
+def in_triton(work: Callable[[], Tensor]) -> Captured:
+    """As a graph replays: the work again on what its inputs hold, its result in the same place."""
+
+    def run() -> Tensor:
+        with triton_on_the_cpu():
+            return work()
+
+    logits = run().clone()
+    return Captured(lambda: logits.copy_(run()), logits)
+
+
+class Node:
+    """A model over memory of NaN, and its prefills as captured passes."""
+
+    def __init__(self, runner: ModelRunner):
+        self.runner, self.memory = runner, runner.memory
+        self.memory.kv_pools[0][0][self.memory.scratch_block :] = float("nan")
+        inputs = PrefillInputs(self.memory, SIZES[-1], BLOCKS_EACH * 16)
+        forward = partial(runner.model.forward, memory=self.memory)
+        passes = CapturedPasses("prefill", forward, inputs, SIZES, in_triton)
+        self.graphs = StepGraphs(self.memory.layout.block_size, prefills=passes)
+
+    def replay(self, steps: list[SequenceStep]) -> Tensor:
+        logits = self.graphs.run(steps)
+        assert logits is not None, "these steps are to be replayed"
+        return logits.clone()
+
+
+def blocks_of(sequence: int) -> list[int]:
+    """In no order."""
+    return [(5 * block + 3) % BLOCKS_EACH + BLOCKS_EACH * sequence for block in range(BLOCKS_EACH)]
+
+
+def step(sequence: int, prompt: list[int], start: int, end: int, src: int | None, dst: int, **more) -> SequenceStep:
+    return SequenceStep(prompt[start:end], start, blocks_of(sequence), src, dst, **more)
+
+
+def assert_same_memory(ours: ModelRunner, theirs: ModelRunner) -> None:
+    for mine, other in ((ours.memory.kv, theirs.memory.kv), (ours.memory.conv, theirs.memory.conv),
+                        (ours.memory.rec, theirs.memory.rec)):  # fmt: skip
+        torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["granite", "qwen35_moe"])
+@torch.inference_mode()
+def test_padded_passes_equal_plain_ones_token_for_token_and_state_for_state(name: str, load_family) -> None:
+    """Fresh, resumed behind a prefix, in place and beside its source, with states left on the way; then a decode's."""
+    a, b, c = random_prompt(60), random_prompt(20), random_prompt(5)
+    passes = [
+        [step(0, a, 0, 13, None, 0)],  # a fresh prompt, shorter than the size
+        [step(0, a, 13, 29, 0, 5, emit=((16, 6),))],  # no padding; the source stays, a state on the way
+        [step(0, a, 29, 60, 5, 5, emit=((32, 7), (33, 8), (48, 9)))],  # in place
+        [step(1, b, 0, 3, None, 1, num_logits=0), step(2, c, 0, 2, None, 3)],
+        [step(1, b, 3, 20, 1, 1, emit=((16, 10),)), step(2, c, 2, 5, 3, 4)],
+    ]
+    plain, node = load_family(name).runner(), Node(load_family(name).runner())
+    for steps in passes:
+        expected, logits = plain.forward(steps), node.replay(steps)
+        assert logits.shape == expected.shape
+        assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
+        torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)
+        assert_same_memory(node.runner, plain)
+
+
+def test_what_does_not_fit_is_left_to_the_plain_path(load_family) -> None:
+    runner = load_family("granite").runner()
+    inputs = PrefillInputs(runner.memory, 64, 100)
+    prompt, blocks = random_prompt(200), list(range(20))
+
+    def fits(*steps: SequenceStep) -> bool:
+        return inputs.fits(steps)
+
+    one = SequenceStep(prompt[:40], 0, blocks, None, 0)
+    assert fits(one) and fits(*[one] * MOST_SEQUENCES)
+    assert not fits(*[one] * (MOST_SEQUENCES + 1))
+    assert not fits(SequenceStep(prompt[:1], 0, blocks, None, 0))
+    assert not fits(SequenceStep(prompt[:40], 0, blocks, None, 0, num_logits=40))
+    assert fits(SequenceStep(prompt[:10], 90, blocks, 0, 0)) and not fits(SequenceStep(prompt[:11], 90, blocks, 0, 0))
+    emit = tuple((n, n) for n in range(1, MOST_WRITES + 1))
+    assert fits(SequenceStep(prompt[:40], 0, blocks, None, 0, emit[1:]))
+    assert not fits(SequenceStep(prompt[:40], 0, blocks, None, 0, emit))
