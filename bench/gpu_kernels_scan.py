@@ -1,18 +1,21 @@
 """Prefill scans on one GPU: Mamba2 (SSD) and the gated delta rule, and what checkpoints on the way cost.
 
     python -m bench.gpu_kernels_scan [--parts] [--library]
+    python -m bench.gpu_kernels_scan --variants
 
 Times are medians of CUDA graph replays of one layer's scan. A floor is the larger of FLOPs / 790 TFLOP/s and bytes
 / 4.3 TB/s, what such a machine reaches (shared/anchors/h200.md): inputs and outputs once, the products that the
 chunked form needs at our chunk size, no scratch. `--parts` adds the kernels one by
 one, with the scratch that each reads and writes in its floor, `--library` what others publish, where it can be
 imported: mamba_ssm's scan (its Triton files are enough) and flash-linear-attention's, with final states only and
-without slots; their first call tunes itself for a while.
+without slots; their first call tunes itself for a while. `--variants` prints only other ways to cut the work, each
+checked against the float32 torch form.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import NamedTuple
 
@@ -22,11 +25,12 @@ from torch import Tensor
 
 from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
-from kernels import gdn_scan, ssd_scan
+from kernels import gdn_scan, ssd_chunks, ssd_scan
 from kernels.gdn_heads import GdnHeads
 from kernels.gdn_scan import gdn_prefill_triton, gdn_tiles
 from kernels.segments import PrefillSegments, StateWrite
 from kernels.ssd_heads import SsdHeads
+from kernels.ssd_prefill import ssd_prefill_torch
 from kernels.ssd_scan import ssd_prefill_triton, ssd_tiles
 
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
@@ -157,6 +161,67 @@ class SsdLayer:
         )
 
 
+SSD_VARIANTS: dict[str, list[dict[str, int]]] = {
+    "gains": [{}, {"gain_heads": 8}, {"gain_heads": 2}, {"gain_stages": 2}, {"gain_heads": 8, "gain_stages": 4}],
+    "walk": [{}, {"walk_ahead": 4}, {"walk_ahead": 16}, {"walk_values": 512}, {"walk_values": 2048, "walk_ahead": 4}],
+    "outputs": [
+        {},
+        {"output_heads": 4},
+        {"output_heads": 16},
+        {"output_registers": 168},
+        {"output_stages": 1},
+        {"output_stages": 1, "output_registers": 168},
+        {"output_stages": 1, "output_registers": 128},
+        {"output_heads": 4, "output_stages": 1, "output_registers": 128},
+    ],
+}
+
+
+def ssd_variants(batch: Batch) -> Iterator[Row]:
+    """The form in which only sums walk over time, its kernels one by one, in other tiles."""
+    layer, chosen = SsdLayer(batch), ssd_chunks.chunk_tiles(BF16, 64, 128)
+    inputs = layer.x, layer.dt, layer.B, layer.C, layer.heads
+    reference_pool = torch.empty_like(layer.pool)
+    reference = ssd_prefill_torch(inputs[0].float(), *inputs[1:], reference_pool, layer.segments)
+    x_bytes, start_bytes = layer.x.numel() * 2, batch.rows / chosen.chunk_size * layer.state_size * 2
+    num_bytes = {"gains": x_bytes + start_bytes, "walk": 2 * start_bytes, "outputs": 2 * x_bytes + start_bytes}
+
+    def run(tiles: ssd_chunks.ChunkTiles) -> Tensor:
+        return ssd_chunks.ssd_chunks_triton(*inputs, layer.pool, layer.segments, tiles)
+
+    yield row("ssd prefill", str(batch), layer.run, layer.num_bytes(), layer.flops())
+    yield row("ssd chunks", str(batch), lambda: run(chosen), layer.num_bytes(), layer.flops())
+    for part, variants in SSD_VARIANTS.items():
+        for changes in variants:
+            tiles = chosen._replace(**changes)
+            name = f"ssd {part} {changes or ''}"
+            try:
+                check(name, run(tiles), reference)
+                check(name, layer.pool, reference_pool)
+            except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
+                print(f"{name}: {error}")
+                continue
+            table = layer.segments.chunk_table(tiles.chunk_size)
+            decay, dt = ssd_chunks._launch_decays(layer.dt, layer.heads, table, tiles)
+            start, y = ssd_chunks._launch_gains(layer.x, layer.B, decay, dt, table, tiles), torch.empty_like(layer.x)
+            kernels = {
+                "gains": partial(ssd_chunks._launch_gains, layer.x, layer.B, decay, dt, table, tiles),
+                "walk": partial(ssd_chunks._launch_walk, start, decay, layer.pool, table, tiles),
+                "outputs": partial(
+                    ssd_chunks._launch_outputs, layer.x, layer.B, layer.C, layer.heads.D, decay, dt, start, y, table,
+                    tiles,
+                ),
+            }  # fmt: skip
+            yield row(name, str(batch), kernels[part], num_bytes[part], 0)
+
+
+def check(name: str, actual: Tensor, expected: Tensor) -> None:
+    """A wrong variant is a line of its own."""
+    error = float((actual.float() - expected).norm() / expected.norm())
+    if not error < 1e-2:
+        print(f"{name} IS WRONG: {error:.1e} of the norm")
+
+
 class GdnLayer:
     """One layer of qwen35-4b."""
 
@@ -251,13 +316,19 @@ def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
                 yield from layer.parts()
 
 
+@torch.no_grad()
+def variant_rows() -> Iterator[Row]:
+    yield from ssd_variants(Batch(1, 8192))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", action="store_true", help="the kernels one by one, too")
     parser.add_argument("--library", action="store_true", help="what others publish, too")
+    parser.add_argument("--variants", action="store_true", help="only other ways to cut the work")
     arguments = parser.parse_args()
     print(HEADER)
-    for each in rows(arguments.parts, arguments.library):
+    for each in variant_rows() if arguments.variants else rows(arguments.parts, arguments.library):
         print(each, flush=True)
 
 

@@ -3,16 +3,17 @@
     python -m bench.gpu_kernels_state [--variants] [--only NAME]
 
 Times as in bench/gpu_timing.py; a state counts twice, read and written. `--variants` adds other tiles of SSD
-steps, packed convolutions and copies, and torch beside the copies.
+and delta-rule steps, packed convolutions and copies, and torch beside the copies.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from unittest.mock import patch
 
 import torch
+import triton
 from torch import Tensor
 
 from bench.gpu_timing import HEADER, Row, measure
@@ -45,7 +46,9 @@ def in_place(batch: int) -> tuple[StateSource, Tensor]:
     return StateSource.of(slots, torch.device("cuda")), torch.tensor(slots, device="cuda")
 
 
-def tiled(name: str, module: ModuleType, variants: list | None, shape: str, prepare: Prepare, num_bytes: float):
+def tiled(
+    name: str, module: ModuleType, variants: Sequence[tuple] | None, shape: str, prepare: Prepare, num_bytes: float
+):
     """A row with the launcher's own choice, and one for each variant."""
     yield measure(name, shape, prepare, num_bytes)
     for variant in variants or []:
@@ -71,8 +74,16 @@ def ssd_rows(variants: bool) -> Iterator[Row]:
             yield from tiled("ssd_update", ssd_update, tiles, shape, partial(step, batch, dtype), num_bytes)
 
 
-def gdn_rows(_variants: bool) -> Iterator[Row]:
+GDN_VARIANTS = [  # columns, warps, bytes of an access, registers, heads, stages
+    (128, 8, 16), (128, 8, 8), (128, 16, 4), (128, 16, 8), (64, 4, 8), (64, 4, 16, 96), (64, 4, 4, 96),
+    (64, 4, 8, None, 4, 2), (64, 4, 8, None, 8, 2), (64, 4, 16, None, 4, 3), (128, 8, 16, None, 4, 3),
+    (128, 8, 8, None, 8, 3),
+]  # fmt: skip
+
+
+def gdn_rows(variants: bool) -> Iterator[Row]:
     Hk, Hv, D = 16, 32, 128
+    tiles = [gdn_update.GdnTile(*variant) for variant in GDN_VARIANTS] if variants else []
 
     def step(batch: int, dtype: torch.dtype) -> Callable[[], object]:
         q, k, v = random(batch, (2 * Hk + Hv) * D).split((Hk * D, Hk * D, Hv * D), dim=-1)
@@ -81,11 +92,30 @@ def gdn_rows(_variants: bool) -> Iterator[Row]:
         rows = q.view(batch, Hk, D), k.view(batch, Hk, D), v.view(batch, Hv, D), a, b, heads
         return partial(gdn_update.gdn_update_triton, *rows, state_layer(batch, Hv, D, D, dtype=dtype), *in_place(batch))
 
-    for dtype in (FP32, BF16):
-        for batch in BATCHES:
+    for tile in tiles:
+        with patch.object(gdn_update, "launch_shape", lambda *_: tile):  # noqa: B023
+            check(f"gdn_update {tuple(tile)}", step(16, BF16))
+    for dtype in (BF16,) if variants else (FP32, BF16):
+        for batch in (64, 256) if variants else BATCHES:
             num_bytes = batch * (2.0 * Hv * D * D * dtype.itemsize + 4 * Hk * D + 4 * Hv * D + 4 * Hv)
             shape = f"qwen35-4b, {batch} states in {str(dtype)[6:]}"
-            yield measure("gdn_update", shape, partial(step, batch, dtype), num_bytes)
+            yield from tiled("gdn_update", gdn_update, tiles, shape, partial(step, batch, dtype), num_bytes)
+
+
+def check(name: str, run: partial) -> None:
+    """Whether a step gives what torch's form gives; says so where it does not."""
+    *rows, pool, source, slots = run.args
+    expected_pool = pool.clone()
+    expected = gdn_update.gdn_update_torch(*rows, expected_pool, source, slots)
+    try:
+        errors = [
+            float((a.float() - b.float()).norm() / b.float().norm())
+            for a, b in ((run(), expected), (pool, expected_pool))
+        ]
+        if not max(errors) < 1e-2:
+            print(f"{name} IS WRONG: {errors} of the norm")
+    except triton.runtime.errors.OutOfResources as error:
+        print(f"{name}: {error}")
 
 
 def conv_update_rows(_variants: bool) -> Iterator[Row]:
