@@ -32,12 +32,14 @@ class Work:
 class Prefill(Work):
     """Prompts of `num_tokens` from start to first token; `num_checkpoints` states are kept in each on the way.
 
-    Of each prompt the first `num_cached` tokens are there already.
+    Of each prompt the first `num_cached` tokens are there already. Short prefills are replays of graphs, unless
+    `is_launched` kernel by kernel.
     """
 
     num_tokens: int = 0
     num_checkpoints: int = 1
     num_cached: int = 0
+    is_launched: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -62,7 +64,14 @@ WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 32,768", 1, 473.0, 380.0, num_tokens=32768),
     Prefill("prefill 32,768, 64 checkpoints", 1, None, None, num_tokens=32768, num_checkpoints=64),
     Prefill("prefill 16 x 4,096", 16, 65536 / 71.5, 65536 / 90.0, num_tokens=4096),
-    Prefill("prefill 8,192, all but 16 cached", 1, None, None, num_tokens=8192, num_cached=8176),
+    *(
+        Prefill(
+            f"prefill {num_new} behind 8,176{', launched' if is_launched else ''}", 1, None, None,
+            num_tokens=8176 + num_new, num_cached=8176, is_launched=is_launched,
+        )
+        for num_new in (16, 64, 256, 512)
+        for is_launched in (False, True)
+    ),
     Decode("decode batch 1", 1, 3.49, 2.2),
     Decode("decode batch 16", 16, 3.88, 2.8),
     Decode("decode batch 64", 64, 6.13, 4.2),

@@ -1,4 +1,4 @@
-"""Captured decode steps, whose kernels overlap, equal the same steps with each kernel waiting for the one before it.
+"""Captured steps, whose kernels overlap, equal the same steps with each kernel waiting for the one before it.
 
 At real widths, a few layers of them: kernels of a step are then long and wide enough to meet their neighbours.
 """
@@ -16,6 +16,7 @@ from engine.decode_inputs import DecodeInputs
 from engine.graphs import CudaCapture
 from engine.memory import CacheMemory
 from engine.model import HybridModel
+from engine.prefill_inputs import PrefillInputs
 from engine.weights import dummy_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -38,45 +39,53 @@ def steps_at(n: int, batch: int) -> list[SequenceStep]:
     return steps
 
 
-class Node:
-    """A model over caches that hold random numbers."""
+def prefills_at(n: int, rows: int) -> list[SequenceStep]:
+    """Two prompts go on, one in place; the second one has just begun. Two rows are left for padding."""
+    of_each = [rows // 2 - n, rows // 4, rows // 4 - 2 + n]
+    starts, slots = [CONTEXT, 0, CONTEXT + 3], [(0, 0), (None, 1), (2, 3 + n)]
+    return [
+        SequenceStep(range(7 * i + n, 7 * i + n + length), start, blocks_of(i), src, dst)
+        for i, (length, start, (src, dst)) in enumerate(zip(of_each, starts, slots, strict=True))
+    ]
 
-    def __init__(self, model: HybridModel, state_dtype: str, batch: int):
-        self.model, self.batch = model, batch
+
+class Node:
+    """A model over caches that hold random numbers, and the inputs of captured steps of one number of rows."""
+
+    def __init__(self, model: HybridModel, state_dtype: str, batch: int, num_rows: int):
+        self.model, self.num_rows = model, num_rows
         self.memory = CacheMemory(model.cache_layout(BLOCK_SIZE, state_dtype), BLOCKS_EACH * batch, batch, "cuda")
         generator = torch.Generator("cuda").manual_seed(0)
-        for pool in (self.memory.kv, self.memory.conv, self.memory.rec):
+        for pool in self.pools():
             pool.normal_(generator=generator)
-        drawn = torch.zeros(batch, dtype=torch.int64, device="cuda")
-        self.inputs = DecodeInputs(self.memory, drawn, batch, BLOCKS_EACH * BLOCK_SIZE)
-        self.inputs.load(steps_at(0, batch), batch)
+        self.inputs: DecodeInputs | PrefillInputs
 
     def forward(self) -> Tensor:
-        return self.model.forward(self.inputs.plan(self.batch), self.memory)
+        return self.model.forward(self.inputs.plan(self.num_rows), self.memory)
+
+    def pools(self) -> tuple[Tensor, ...]:
+        return self.memory.kv, self.memory.conv, self.memory.rec
 
     def contents(self) -> list[Tensor]:
-        return [self.memory.kv.clone(), self.memory.conv.clone(), self.memory.rec.clone()]
+        return [pool.clone() for pool in self.pools()]
 
     def restore(self, contents: list[Tensor]) -> None:
-        for pool, saved in zip((self.memory.kv, self.memory.conv, self.memory.rec), contents, strict=True):
+        for pool, saved in zip(self.pools(), contents, strict=True):
             pool.copy_(saved)
 
 
-@pytest.mark.parametrize("batch", [1, 16, 64])
-@pytest.mark.parametrize("state_dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", SHAPES)
-@torch.inference_mode()
-def test_overlapped_replays_equal_steps_in_single_file(shape: str, state_dtype: str, batch: int, monkeypatch) -> None:
+def model_of(shape: str) -> HybridModel:
     layers = SHAPES[shape].layers[LAYERS[shape]]
-    model = dummy_model(replace(SHAPES[shape], layers=layers, vocab_size=VOCAB), torch.bfloat16, "cuda")
-    node = Node(model, state_dtype, batch)
-    before = node.contents()
+    return dummy_model(replace(SHAPES[shape], layers=layers, vocab_size=VOCAB), torch.bfloat16, "cuda")
 
+
+def assert_overlapped_equals_single_file(node: Node, passes: list[list[SequenceStep]], monkeypatch) -> None:
+    before = node.contents()
     captured = CudaCapture()(node.forward)
     node.restore(before)
     replayed = []
-    for n in range(NUM_STEPS):
-        node.inputs.load(steps_at(n, batch), batch)
+    for steps in passes:
+        node.inputs.load(steps, node.num_rows)
         captured.replay()
         replayed.append(captured.logits.clone())
     after = node.contents()
@@ -85,8 +94,29 @@ def test_overlapped_replays_equal_steps_in_single_file(shape: str, state_dtype: 
     for name, module in list(sys.modules.items()):
         if name.startswith("kernels.") and hasattr(module, "OVERLAPPED"):
             monkeypatch.setattr(module, "OVERLAPPED", {})
-    for n in range(NUM_STEPS):
-        node.inputs.load(steps_at(n, batch), batch)
-        assert torch.equal(node.forward(), replayed[n]), f"step {n}"
+    for n, (steps, logits) in enumerate(zip(passes, replayed, strict=True)):
+        node.inputs.load(steps, node.num_rows)
+        assert torch.equal(node.forward()[: len(steps)], logits[: len(steps)]), f"step {n}"
     for pool, expected in zip(after, node.contents(), strict=True):
         assert torch.equal(pool, expected)
+
+
+@pytest.mark.parametrize("batch", [1, 16, 64])
+@pytest.mark.parametrize("state_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_overlapped_replays_equal_steps_in_single_file(shape: str, state_dtype: str, batch: int, monkeypatch) -> None:
+    node = Node(model_of(shape), state_dtype, batch, num_rows=batch)
+    drawn = torch.zeros(batch, dtype=torch.int64, device="cuda")
+    node.inputs = DecodeInputs(node.memory, drawn, batch, BLOCKS_EACH * BLOCK_SIZE)
+    node.inputs.load(steps_at(0, batch), batch)
+    assert_overlapped_equals_single_file(node, [steps_at(n, batch) for n in range(NUM_STEPS)], monkeypatch)
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_overlapped_prefills_equal_those_in_single_file(shape: str, rows: int, monkeypatch) -> None:
+    node = Node(model_of(shape), "bfloat16", batch=8, num_rows=rows)
+    node.inputs = PrefillInputs(node.memory, rows, BLOCKS_EACH * BLOCK_SIZE)
+    assert_overlapped_equals_single_file(node, [prefills_at(n, rows) for n in range(NUM_STEPS)], monkeypatch)

@@ -1,0 +1,231 @@
+"""Short prefills replayed on a CUDA device: token for token and state for state those that are launched one by one."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.batch import SequenceStep
+from engine.graphs import Captured, CudaCapture
+from engine.memory import CacheMemory
+from engine.prefill_inputs import MOST_WRITES
+from engine.runner import Launched, ModelRunner
+from engine.sampler import Draw
+from engine.weights import dummy_model, load_config
+from tests.support.driving import (
+    GREEDY,
+    Run,
+    assert_nothing_in_use,
+    generate,
+    request,
+    run_all,
+    serve,
+    small_engine,
+    submit,
+)
+from tests.support.oracle import random_prompt
+from wire.messages import Sampling
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
+BLOCK_SIZE, BLOCKS_EACH, NUM_SEQUENCES, NUM_SLOTS = 16, 64, 5, 40
+MAX_TOKENS = BLOCK_SIZE * BLOCKS_EACH
+GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+
+
+class Counted:
+    """Captures on the device, and how often what it captured was replayed."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+        self._capture = CudaCapture()
+
+    def __call__(self, work) -> Captured:
+        captured = self._capture(work)
+
+        def replay() -> None:
+            self.replays += 1
+            captured.replay()
+
+        return Captured(replay, captured.logits)
+
+
+def runner_of(path, dtype: str, state_dtype: str) -> ModelRunner:
+    """Over memory of NaN."""
+    model = dummy_model(load_config(path), getattr(torch, dtype), "cuda")
+    layout = model.cache_layout(BLOCK_SIZE, state_dtype)
+    runner = ModelRunner(model, CacheMemory(layout, BLOCKS_EACH * NUM_SEQUENCES, NUM_SLOTS, "cuda"))
+    for pool in pools(runner):
+        pool.fill_(float("nan"))
+    return runner
+
+
+def pools(runner: ModelRunner) -> tuple[Tensor, ...]:
+    return runner.memory.kv, runner.memory.conv, runner.memory.rec
+
+
+def blocks_of(sequence: int) -> list[int]:
+    """In no order."""
+    return [(37 * block + 5) % BLOCKS_EACH + BLOCKS_EACH * sequence for block in range(BLOCKS_EACH)]
+
+
+class Prompts:
+    """Sequences that grow by a few tokens a pass; where each stands, and in which slot."""
+
+    def __init__(self, seed: int):
+        self._random = random.Random(seed)
+        self._prompts = [random_prompt(MAX_TOKENS, seed=100 + i) for i in range(NUM_SEQUENCES)]
+        self._at: list[tuple[int, int | None]] = [(0, None)] * NUM_SEQUENCES
+
+    def next_pass(self, num_rows: int) -> list[SequenceStep]:
+        """One to three sequences, fresh ones and resumed ones, some in place, some leaving states on the way."""
+        chosen = self._random.sample(range(NUM_SEQUENCES), self._random.choice((1, 1, 2, 3)))
+        used = {slot for _, slot in self._at if slot is not None}
+        free = [slot for slot in range(NUM_SLOTS) if slot not in used]
+        return [self._step(sequence, num_rows // len(chosen), free) for sequence in chosen]
+
+    def _step(self, sequence: int, most_tokens: int, free: list[int]) -> SequenceStep:
+        start, src = self._at[sequence]
+        length = self._random.randint(2, most_tokens)
+        if start + length > MAX_TOKENS:
+            start, src = 0, None  # another prompt in the same blocks
+        end = start + length
+        inside = range(start // BLOCK_SIZE * BLOCK_SIZE + BLOCK_SIZE, end, BLOCK_SIZE)
+        kept = sorted(self._random.sample(inside, min(len(inside), self._random.randint(0, 1))))
+        dst = src if src is not None and self._random.random() < 0.5 else free.pop()
+        emit = tuple((boundary, free.pop()) for boundary in kept)
+        num_logits = int(self._random.random() < 0.8)
+        self._at[sequence] = end, dst
+        tokens = self._prompts[sequence][start:end]
+        return SequenceStep(tokens, start, blocks_of(sequence), src, dst, emit, num_logits)
+
+
+def launch(runner: ModelRunner, steps: list[SequenceStep]) -> Launched:
+    return runner.launch(steps, [(row, GREEDY_DRAW) for row in range(sum(step.num_logits for step in steps))])
+
+
+def assert_same_memory(replayed: ModelRunner, plain: ModelRunner, tolerance: float) -> None:
+    """Within so many standard deviations, and NaN in the same places."""
+    for ours, theirs in zip(pools(replayed), pools(plain), strict=True):
+        written = theirs[~theirs.isnan()].float()
+        bound = tolerance * float(written.std())
+        torch.testing.assert_close(ours.float(), theirs.float(), atol=bound, rtol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_in_a_row_equal_plain_ones_in_float32(family: str, tiny_checkpoint) -> None:
+    path, prompts, capture = tiny_checkpoint(family), Prompts(seed=1), Counted()
+    plain, replayed = (runner_of(path, "float32", "float32") for _ in range(2))
+    replayed.capture_prefills(8192, MAX_TOKENS, capture)
+    for n in range(60):
+        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 512)[n % 5])
+        ours, theirs = launch(replayed, steps), launch(plain, steps)
+        assert ours.logits.shape == theirs.logits.shape
+        assert [token.id for token in ours.drawn.tokens()] == [token.id for token in theirs.drawn.tokens()], f"pass {n}"
+        assert_same_memory(replayed, plain, 1e-2)
+    assert capture.replays == 60
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_passes_in_bfloat16_differ_by_rounding_only(family: str, state_dtype: str, tiny_checkpoint) -> None:
+    """Each from the same memory: padding may choose another product's kernel."""
+    path, prompts, capture = tiny_checkpoint(family), Prompts(seed=2), Counted()
+    plain, replayed = (runner_of(path, "bfloat16", state_dtype) for _ in range(2))
+    replayed.capture_prefills(8192, MAX_TOKENS, capture)
+    for n in range(20):
+        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 512)[n % 5])
+        for ours, theirs in zip(pools(replayed), pools(plain), strict=True):
+            ours.copy_(theirs)
+        logits, expected = launch(replayed, steps).logits.clone(), launch(plain, steps).logits
+        if len(expected):
+            torch.testing.assert_close(logits, expected, atol=0.1 * float(expected.std()), rtol=0)
+        assert_same_memory(replayed, plain, 0.1)
+    assert capture.replays == 20
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pass_beside_decodes_in_flight_changes_nobodys_tokens(family: str, tiny_checkpoint) -> None:
+    """Three sequences decode, each fed on the device from the launch before, while a fourth one prefills bit by bit."""
+    path, answers, starts = tiny_checkpoint(family), [], (5, 40, 100)
+    for replays in (False, True):
+        runner, capture = runner_of(path, "float32", "float32"), Counted()
+        first = [SequenceStep(random_prompt(n, seed=i), 0, blocks_of(i), None, i) for i, n in enumerate(starts)]
+        said = [launch(runner, first)]
+        if replays:
+            runner.capture_decodes(8, MAX_TOKENS, capture)
+            runner.capture_prefills(8192, MAX_TOKENS, capture)
+        prompt, at = random_prompt(300), 0
+        for n in range(12):
+            steps = [SequenceStep((0,), s + n, blocks_of(i), i, i, feed=i) for i, s in enumerate(starts)]
+            if n % 3 != 2:  # a decode alone in between
+                end = at + (7, 33, 16, 70)[n % 4]
+                steps.append(SequenceStep(prompt[at:end], at, blocks_of(3), 3 if at else None, 3))
+                at = end
+            said.append(launch(runner, steps))
+        answers.append([[token.id for token in each.drawn.tokens()] for each in said])
+        assert capture.replays == (12 + 8 if replays else 0)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("policy", ["branch", "every", "align"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_turns_of_chats_get_the_answers_of_the_cpu(family: str, policy: str, tiny_checkpoint) -> None:
+    """Each turn is all before it and a few tokens more; two chats at once, and a prompt that is asked again."""
+    path, answers = tiny_checkpoint(family), []
+    for device in ("cpu", "cuda"):
+        built = small_engine(path, device=device, dtype="float32", checkpoint_policy=policy)
+        chats = [random_prompt(150, seed=1), random_prompt(70, seed=2)]
+        said: list[list[int]] = []
+        for turn in range(4):
+            runs: list[Run] = [submit(built, request(chat, GREEDY)) for chat in chats]
+            serve(built, *runs)
+            said += [run.tokens for run in runs]
+            chats = [
+                chat + run.tokens + random_prompt(9 + 20 * turn, seed=10 * turn + i)
+                for i, (chat, run) in enumerate(zip(chats, runs, strict=True))
+            ]
+        said += [generate(built, request(chats[0], GREEDY)).tokens for _ in range(2)]
+        run_all(built)
+        assert_nothing_in_use(built)
+        answers.append(said)
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "drawn"])
+def test_no_replayed_pass_waits_for_the_device(family: str, temperature: float, tiny_checkpoint) -> None:
+    runner, capture = runner_of(tiny_checkpoint(family), "bfloat16", "bfloat16"), Counted()
+    runner.capture_decodes(8, MAX_TOKENS, capture)
+    runner.capture_prefills(8192, MAX_TOKENS, capture)
+    draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
+    prompt = random_prompt(100)
+    alone = [SequenceStep(prompt[:40], 0, blocks_of(0), None, 0, ((16, 7), (32, 8)))]
+    beside = [
+        SequenceStep((0,), 40, blocks_of(0), 0, 0, feed=0),
+        SequenceStep(prompt[:90], 0, blocks_of(1), None, 1, ((48, 9),)),
+    ]
+    for _ in range(2):  # compiles what is new
+        launched = [runner.launch(alone, [(0, draw)]), runner.launch(beside, [(0, draw), (1, draw)])]
+    torch.cuda.synchronize()
+    replays = capture.replays
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        launched = [runner.launch(alone, [(0, draw)]), runner.launch(beside, [(0, draw), (1, draw)])]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [len(each.drawn.tokens()) for each in launched] == [1, 2]
+    assert capture.replays == replays + 3
+
+
+def test_a_pass_that_writes_too_many_states_is_launched_kernel_by_kernel(tiny_checkpoint) -> None:
+    runner, capture = runner_of(tiny_checkpoint("granite"), "float32", "float32"), Counted()
+    runner.capture_prefills(8192, MAX_TOKENS, capture)
+    prompt = random_prompt(200)
+    emit = tuple((BLOCK_SIZE * (i + 1), i + 1) for i in range(MOST_WRITES))
+    launch(runner, [SequenceStep(prompt, 0, blocks_of(0), None, 0, emit)])
+    assert capture.replays == 0
+    assert runner.memory.rec[: MOST_WRITES + 1].isfinite().all()
