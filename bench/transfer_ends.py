@@ -11,6 +11,7 @@ clock, which both processes read.
 import asyncio
 import itertools
 import multiprocessing
+import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -25,8 +26,11 @@ from engine.memory import CacheMemory
 from node.packing import DevicePacking, HostPacking, Packing, Place, staging_memory
 from transfer.admission import SECRET_BYTES
 from transfer.backend import Arrival
+from transfer.buffers import Buffer, StagingMemory
 from transfer.cuda import CudaMemory
+from transfer.digest import Summary
 from transfer.envelope import Tag
+from transfer.faulty import FaultyTransport
 from transfer.plan import TransferPlan
 from transfer.receiver import HandoverReceiver, IncomingHandover
 from transfer.sender import HandoverSender, OutgoingHandover
@@ -79,15 +83,26 @@ def shape_of(
     return Shape(layout, num_blocks)
 
 
+@dataclass(frozen=True)
+class Took:
+    """Seconds from the first word to the last landing, and each end's host time in them: processor seconds of its event
+    loop's thread. A loop that asks a device in turns is busy while it waits: with enough hand-overs at once it always
+    finds one that can go on, and its host time is then what bounds them."""
+
+    seconds: float
+    prefill_host_s: float
+    decode_host_s: float
+
+
 class Ends:
     """Both processes, from the parent's side. `kwargs` reach both, e.g. `spin_s` and `ucx`."""
 
     def __init__(self, prefill_device: str, decode_device: str, shape: Shape, **kwargs: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes, self._processes = [], []
-        for device in (prefill_device, decode_device):
+        for role, device in (("prefill", prefill_device), ("decode", decode_device)):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_run, args=(theirs, device, shape, kwargs), daemon=True)
+            process = context.Process(target=_run, args=(theirs, role, device, shape, kwargs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -107,29 +122,32 @@ class Ends:
             process.join(10)
             process.kill()
 
-    def one_at_a_time(self, plan: TransferPlan, rounds: int) -> list[float]:
-        """Seconds of each: from the word that everything is computed to the last landing."""
+    def one_at_a_time(self, plan: TransferPlan, rounds: int) -> list[Took]:
+        """Each: from the word that everything is computed to the last landing."""
         return [self._together([self._fresh(plan)], 1) for _ in range(WARM_UPS + rounds)][WARM_UPS:]
 
-    def in_flight(self, plan: TransferPlan, rounds: int, at_once: int) -> float:
-        """Seconds a hand-over takes on average, with so many at once."""
-        return self.in_flight_and_host(plan, rounds, at_once)[0]
-
-    def in_flight_and_host(self, plan: TransferPlan, rounds: int, at_once: int) -> tuple[float, tuple[float, float]]:
-        """As `in_flight`, and each end's host time: processor seconds of its event loop's thread a hand-over.
-
-        An event loop that asks a device in turns is busy while it waits: with enough at once it is never idle, and its
-        host time is then what bounds the hand-overs.
-        """
+    def in_flight(self, plan: TransferPlan, rounds: int, at_once: int) -> Took:
+        """A hand-over on average, with so many at once."""
         self._together([self._fresh(plan) for _ in range(2 * at_once)], at_once)
-        plans = [self._fresh(plan) for _ in range(rounds)]
-        began_s = self._host_seconds()
-        seconds = self._together(plans, at_once) / rounds
-        prefill_s, decode_s = (now - then for now, then in zip(self._host_seconds(), began_s, strict=True))
-        return seconds, (prefill_s / rounds, decode_s / rounds)
+        took = self._together([self._fresh(plan) for _ in range(rounds)], at_once)
+        return Took(took.seconds / rounds, took.prefill_host_s / rounds, took.decode_host_s / rounds)
 
-    def _host_seconds(self) -> list[float]:
-        return [self._call(pipe, "host_seconds") for pipe in self._pipes]
+    def timeline(self, plan: TransferPlan, rounds: int) -> dict[str, float]:
+        """When a hand-over's steps begin and end: median seconds from the word that everything is computed.
+
+        From here on all steps are noted, which costs a little time.
+        """
+        for pipe in self._pipes:
+            self._call(pipe, "note_steps")
+        seconds: dict[str, list[float]] = {}
+        for _ in range(WARM_UPS + rounds):
+            self._together([self._fresh(plan)], 1)
+            steps = [step for pipe in self._pipes for step in self._call(pipe, "noted")]
+            begins_s = min(at_s for _, at_s in steps)
+            for name, at_s in steps:
+                seconds.setdefault(name, []).append(at_s - begins_s)
+        medians = {name: statistics.median(each[WARM_UPS:]) for name, each in seconds.items()}
+        return dict(sorted(medians.items(), key=lambda step: step[1]))
 
     def sends(self, num_bytes: int, rounds: int, at_once: int) -> float:
         """Seconds a bare message of a staging buffer takes on average, with so many at once."""
@@ -151,12 +169,13 @@ class Ends:
     def _fresh(self, plan: TransferPlan) -> TransferPlan:
         return replace(plan, nonce=next(self._nonces))
 
-    def _together(self, plans: list[TransferPlan], at_once: int) -> float:
+    def _together(self, plans: list[TransferPlan], at_once: int) -> Took:
         self._call(self._decode, "expect", plans=plans)
         self._prefill.send(("send", {"plans": plans, "peer": self._address, "at_once": at_once}))
         self._decode.send(("landed", {}))
-        began_s = self._answer(self._prefill)
-        return self._answer(self._decode) - began_s
+        began_s, prefill_host_s = self._answer(self._prefill)
+        landed_s, decode_host_s = self._answer(self._decode)
+        return Took(landed_s - began_s, prefill_host_s, decode_host_s)
 
     def _call(self, pipe: Connection, name: str, **arguments: Any) -> Any:
         pipe.send((name, arguments))
@@ -186,11 +205,28 @@ class _Sink:
             await arrival.receive(buffer, deadline_s, None)
 
 
+class _NotedMemory:
+    """Staging memory of which it is noted when a digest is asked for (a payload is packed, or has come) and known."""
+
+    def __init__(self, inner: StagingMemory, note: Callable[[str], None]) -> None:
+        self.allocate, self.finished = inner.allocate, inner.finished
+        self._inner = inner
+        self._note = note
+
+    def summary(self, payload: Buffer) -> asyncio.Future[Summary]:
+        size = f"{payload.nbytes:,} bytes"
+        self._note(f"digest of {size} begins")
+        found = asyncio.ensure_future(self._inner.summary(payload))
+        found.add_done_callback(lambda _: self._note(f"digest of {size} known"))
+        return found
+
+
 class _End:
     """One process's side: the methods are what the parent calls."""
 
     def __init__(
         self,
+        role: str,
         device: str,
         shape: Shape,
         *,
@@ -213,6 +249,9 @@ class _End:
         self._sender = HandoverSender(self.transport, self.staging)
         self._receiver = HandoverReceiver(self.transport, self.staging)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._role = role
+        self._steps: list[tuple[str, float]] | None = None
+        """None until they are asked for."""
         self._expected: list[IncomingHandover] = []
         self._place = Place(torch.randperm(2 * shape.num_blocks)[: shape.num_blocks].tolist(), 2)
         self._plan = shape.plan(max_message_bytes=largest)
@@ -243,20 +282,26 @@ class _End:
         ]
         self._plan = plans[-1]
 
-    async def landed(self) -> float:
-        """When the last one had landed."""
-        return max(await asyncio.gather(*(self._landed_s(handover) for handover in self._expected)))
+    async def landed(self) -> tuple[float, float]:
+        """When the last one had landed; this thread's processor seconds until then."""
+        host_s = time.thread_time()
+        landed_s = max(await asyncio.gather(*(self._landed_s(handover) for handover in self._expected)))
+        self._note("landed")
+        return landed_s, time.thread_time() - host_s
 
-    async def send(self, plans: list[TransferPlan], peer: str, at_once: int) -> float:
-        """When the first one was told that its prompt is computed; returns when all are sent."""
+    async def send(self, plans: list[TransferPlan], peer: str, at_once: int) -> tuple[float, float]:
+        """When the first one was told that its prompt is computed; this thread's processor seconds until all are
+        sent."""
         first, *others = plans
         handover = self._open(first, peer)
         await asyncio.sleep(0.001)  # it is open, as one is whose prompt computes
-        began_s, waiting = time.monotonic(), iter(others)
+        began_s, host_s, waiting = time.monotonic(), time.thread_time(), iter(others)
+        self._note("begins")
         await asyncio.gather(
             self._send_each(waiting, peer, handover), *(self._send_each(waiting, peer) for _ in range(at_once - 1))
         )
-        return began_s
+        self._note("sent")
+        return began_s, time.thread_time() - host_s
 
     async def sends(self, peer: str, num_bytes: int, rounds: int, at_once: int) -> float:
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
@@ -294,9 +339,25 @@ class _End:
                 await timed("scatter", land, memory.finished)
         return {name: sorted(each[WARM_UPS:])[rounds // 2] for name, each in seconds.items()}
 
-    async def host_seconds(self) -> float:
-        """Of this thread, the event loop's: not of those that sleep until the device is done."""
-        return time.thread_time()
+    async def note_steps(self) -> None:
+        """Notes the steps of each hand-over from here on."""
+        self._steps = []
+        self.staging.memory = _NotedMemory(self.staging.memory, self._note)
+        self._receiver = HandoverReceiver(FaultyTransport(self.transport, self._note_part), self.staging)
+
+    async def noted(self) -> list[tuple[str, float]]:
+        """Since the last call; a step's name, and when it began or ended."""
+        steps, self._steps = self._steps or [], []
+        return steps
+
+    def _note(self, step: str) -> None:
+        if self._steps is not None:
+            self._steps.append((f"{self._role}: {step}", time.monotonic()))
+
+    def _note_part(self, part: Arrival, deliver: Callable[[Arrival], None]) -> None:
+        """No fault."""
+        self._note(f"{'payload' if part.tag.is_payload else 'envelope'} {part.tag.index} announced")
+        deliver(part)
 
     async def arrived(self) -> bool:
         """Gathered once more, without a digest's help."""
@@ -333,9 +394,11 @@ class _End:
         return self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
 
     async def _pack(self, message: Any, buffer: Any) -> None:
+        self._note(f"gather {message.index} begins")
         await self.packing.gather(message, buffer, lambda: self._place)
 
     async def _land(self, message: Any, buffer: Any) -> None:
+        self._note(f"scatter {message.index} begins")
         await self.packing.scatter(message, buffer, lambda: self._place)
 
     async def _landed_s(self, handover: IncomingHandover) -> float:
@@ -362,15 +425,15 @@ async def _at_once(work: Callable[[], None]) -> None:
     work()
 
 
-def _run(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+def _run(pipe: Connection, role: str, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
     try:
-        asyncio.run(_obey(pipe, device, shape, kwargs))
+        asyncio.run(_obey(pipe, role, device, shape, kwargs))
     except Exception:
         pipe.send(traceback.format_exc())
 
 
-async def _obey(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
-    end = _End(device, shape, **kwargs)
+async def _obey(pipe: Connection, role: str, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+    end = _End(role, device, shape, **kwargs)
     pipe.send(await end.start())
     loop = asyncio.get_running_loop()
     while True:

@@ -11,6 +11,7 @@ that arrive are compared with those that left. NIXL is measured when `nixl_cu13`
 import argparse
 import statistics
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from bench import transfer_nixl
 from bench.gpu_timing import HEADER as KERNEL_HEADER
 from bench.gpu_timing import Row, measure
-from bench.transfer_ends import Ends, Shape, shape_of
+from bench.transfer_ends import Ends, Shape, Took, shape_of
 from kernels.digest import DIGEST_BYTES, launch_digest_pages
 from kernels.gather_scatter import gather_rows, scatter_rows
 from transfer.plan import TransferPlan
@@ -45,12 +46,12 @@ def handover_rows(ends: Ends, what: str, plans: dict[str, TransferPlan], rounds:
     for messages, plan in plans.items():
         for at_once in AT_ONCE:
             if at_once == 1:
-                seconds = statistics.median(ends.one_at_a_time(plan, rounds))
-                yield line(what, messages, at_once, seconds, plan.total_bytes)
-                continue
-            seconds, host = ends.in_flight_and_host(plan, rounds * at_once, at_once)
-            yield line(what, messages, at_once, seconds, plan.total_bytes)
-            for end, host_s in zip(("prefill", "decode"), host, strict=True):
+                each = ends.one_at_a_time(plan, rounds)
+                took = Took(*(statistics.median(getattr(one, field.name) for one in each) for field in fields(Took)))
+            else:
+                took = ends.in_flight(plan, rounds * at_once, at_once)
+            yield line(what, messages, at_once, took.seconds, plan.total_bytes)
+            for end, host_s in (("prefill", took.prefill_host_s), ("decode", took.decode_host_s)):
                 yield line(f"{what}: host time of the {end} end", messages, at_once, host_s, plan.total_bytes)
         if not ends.arrived():
             raise AssertionError(f"{what}, {messages}: what arrived is not what left")
@@ -67,6 +68,12 @@ def send_rows(ends: Ends, largest: int, rounds: int, what: str) -> Iterator[str]
 def part_rows(ends: Ends, what: str, plan: TransferPlan, rounds: int) -> Iterator[str]:
     for part, seconds in ends.parts(plan, rounds).items():
         yield line(f"{what}: {part}, as the event loop waits for it", "1", 1, seconds, plan.messages[0].num_bytes)
+
+
+def step_rows(ends: Ends, what: str, plan: TransferPlan, rounds: int) -> Iterator[str]:
+    """Where the time of a hand-over that is alone goes: what is reached when. Last: from here on all is noted."""
+    for step, seconds in ends.timeline(plan, rounds).items():
+        yield f"| {what}, step by step: {step} | 1 | 1 | {seconds * 1e6:.0f} | |"
 
 
 def copy_rows(devices: tuple[str, str], num_bytes: int, rounds: int) -> Iterator[str]:
@@ -164,6 +171,7 @@ def blocks_rows(devices: tuple[str, str], total: int, rounds: int, quick: bool) 
         yield from handover_rows(ends, f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB", plans, rounds)
         yield from part_rows(ends, "blocks", shape.plan(max_message_bytes=total), rounds)
         yield from send_rows(ends, longest, rounds, "a message alone")
+        yield from step_rows(ends, "blocks", shape.plan(max_message_bytes=total), rounds)
         yield f"<!-- {ends.describe()} -->"
 
 
@@ -173,6 +181,7 @@ def state_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[st
         plan = shape.plan(first_block=1, max_message_bytes=total)
         yield from handover_rows(ends, f"a state of {total >> 20} MiB", {"1": plan}, rounds)
         yield from part_rows(ends, "state", plan, rounds)
+        yield from step_rows(ends, "state", plan, rounds)
 
 
 def model_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[str]:
@@ -196,10 +205,12 @@ def variant_rows(
 
 
 def nixl_rows(devices: tuple[str, str], rounds: int) -> Iterator[str]:
+    """Somebody else's software, carried for comparison: when it fails our own rows go on."""
     try:
-        yield from (line(*row) for row in transfer_nixl.rows(devices, BLOCKS, BLOCK_BYTES, rounds))
-    except Exception as error:  # somebody else's software, carried for comparison: our own rows go on
-        yield f"NIXL: {error!r}"
+        for row in transfer_nixl.rows(devices, BLOCKS, BLOCK_BYTES, rounds):
+            yield line("NIXL, a write of as many bytes", f"{row.pieces} pieces", 1, row.seconds, row.num_bytes)
+    except transfer_nixl.NixlFailed as why:
+        yield f"<!-- NIXL: {why} -->"
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class CacheMemory:
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
         """Copy one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
         conv, rec = self._state(slot)
-        conv_out, rec_out = out[: len(conv)], out[len(conv) :]
+        conv_out, rec_out = out[: conv.nbytes], out[conv.nbytes :]
         _copy(conv_out, conv)
         if state_dtype in (None, self.layout.state_dtype):
             _copy(rec_out, rec)
@@ -108,7 +108,7 @@ class CacheMemory:
     def scatter_state(self, slot: int, src: Tensor, state_dtype: str | None = None) -> None:
         """Copy src, uint8 [state_bytes], to one slot; its recurrent part is of `state_dtype` there."""
         conv, rec = self._state(slot)
-        conv_src, rec_src = src[: len(conv)], src[len(conv) :]
+        conv_src, rec_src = src[: conv.nbytes], src[conv.nbytes :]
         _copy(conv, conv_src)
         if state_dtype in (None, self.layout.state_dtype):
             _copy(rec, rec_src)
@@ -137,8 +137,8 @@ class CacheMemory:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    if len(target) != len(source):
-        raise ValueError(f"staging is not of a state's size: {len(source)} uint8 of it for room of {len(target)}")
+    if target.nbytes != source.nbytes:
+        raise ValueError(f"staging is not of a state's size: {source.nbytes} uint8 of it for room of {target.nbytes}")
     target.copy_(source, non_blocking=True)
 
 

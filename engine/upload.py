@@ -28,7 +28,7 @@ def upload_values(values: Sequence, device: torch.device, dtype: torch.dtype = t
 def upload_ids(ids: Sequence[int], limit: int, what: str, device: torch.device) -> Tensor:
     """int64 [len(ids)]; `upload_values`, many times faster for a thousand. Raises IndexError unless in 0..limit-1."""
     values = np.frombuffer(array("q", ids), np.int64)
-    if len(values) and not (values.min() >= 0 and values.max() < limit):
+    if len(values) and values.view(np.uint64).max() >= limit:  # as an unsigned number a negative one is larger, too
         wrong = values[(values < 0) | (values >= limit)][0]
         raise IndexError(f"{what} {wrong} is not in 0..{limit - 1}")
     if device.type != "cuda":

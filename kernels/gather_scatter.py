@@ -31,8 +31,8 @@ def scatter_rows(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
 
 
 def _check(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
-    expected = len(rows) * pool.shape[1]
-    if staging.dtype != torch.uint8 or staging.dim() != 1 or len(staging) != expected:
+    expected = rows.shape[0] * pool.shape[1]
+    if staging.dtype != torch.uint8 or staging.dim() != 1 or staging.nbytes != expected:
         raise ValueError(f"staging is {tuple(staging.shape)} {staging.dtype}, not [{expected}] uint8")
     if not (pool.is_contiguous() and staging.is_contiguous()):
         raise ValueError(f"pool strides {pool.stride()}, staging strides {staging.stride()}: both must be contiguous")
@@ -80,12 +80,13 @@ def scatter_rows_triton(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
 def _copy_rows(pool: Tensor, rows: Tensor, staging: Tensor, to_pool: bool) -> None:
     # The widest words that every row and both buffers are made of: eight bytes, of which a thread moves two at
     # a time, unless a row's length is odd in some way.
-    word_bytes = math.gcd(8, pool.shape[1], pool.data_ptr(), staging.data_ptr())
-    if not len(staging):
+    row_bytes = pool.shape[1]
+    word_bytes = math.gcd(8, row_bytes, pool.data_ptr(), staging.data_ptr())
+    if not staging.nbytes:
         return
-    words_a_row = pool.shape[1] // word_bytes
+    words_a_row = row_bytes // word_bytes
     tile, num_warps = launch_shape(words_a_row)
-    _copy_rows_kernel[(len(rows) * cdiv(words_a_row, tile),)](
+    _copy_rows_kernel[(rows.shape[0] * cdiv(words_a_row, tile),)](
         pool.view(WORDS[word_bytes]),
         rows,
         staging.view(WORDS[word_bytes]),

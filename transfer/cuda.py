@@ -63,7 +63,7 @@ class CudaMemory:
         stride_bytes = -(-buffer_bytes // PAGE_BYTES) * PAGE_BYTES
         whole = torch.zeros(num_buffers * stride_bytes, dtype=torch.uint8, device=self._device)
         _require_plain_memory(whole)
-        buffers = [whole[at : at + buffer_bytes] for at in range(0, len(whole), stride_bytes)]
+        buffers = [whole[at : at + buffer_bytes] for at in range(0, whole.nbytes, stride_bytes)]
         for buffer in buffers:
             self._summaries[buffer.data_ptr()] = self._room(buffer_bytes // PAGE_BYTES)
         torch.cuda.synchronize(self._device)  # zeroed, on the stream of whoever starts the node
@@ -82,7 +82,7 @@ class CudaMemory:
         """The payload begins where one of the buffers does. Lies there until that buffer's next summary."""
         tensor = cast(Tensor, payload)
         room = self._summaries[tensor.data_ptr()]
-        num_pages, tail_bytes = divmod(len(tensor), PAGE_BYTES)
+        num_pages, tail_bytes = divmod(tensor.nbytes, PAGE_BYTES)
         paged_bytes, digest_bytes = num_pages * PAGE_BYTES, num_pages * DIGEST_BYTES
         with self.stream():
             if num_pages:

@@ -50,7 +50,7 @@ class InProcessConnection:
         sent.add_done_callback(lambda _: timer.cancel())
         loop.call_soon(self._receiver.announce, arrival)
         self._sender.stats.sent_parts += 1
-        self._sender.stats.sent_bytes += len(part)
+        self._sender.stats.sent_bytes += part.nbytes
         return sent
 
     def watch(self, on_lost: Watcher) -> Callable[[], None]:

@@ -35,13 +35,12 @@ class Operation:
 
     request: Any
     buffer: Buffer
+    deadline_s: float
+    expire: Callable[[], None]
     done: asyncio.Future[None]
-    timer: asyncio.TimerHandle | None = None
     expired: bool = False
 
     def finish(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
         error = self._error()
         if self.done.done():
             return
@@ -83,6 +82,8 @@ class ProgressLoop:
         self._loop.add_reader(self._fd, self._turn)
         self._operations: set[Operation] = set()
         self._scheduled: asyncio.Handle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        """At the earliest deadline of an operation, or of one that has completed since: one timer for all of them."""
         self._tick()
 
     @property
@@ -97,12 +98,12 @@ class ProgressLoop:
         expire: Callable[[], None],
     ) -> asyncio.Future[None]:
         """Post a request on `buffer` and see it through: the future is done once UCX has let go of it."""
-        operation = Operation(post(Array(buffer)), buffer, self._loop.create_future())
+        operation = Operation(post(Array(buffer)), buffer, deadline_s, expire, self._loop.create_future())
         if operation.request.completed:  # a short one, which UCX copied
             operation.finish()
         else:
-            operation.timer = self._loop.call_at(deadline_s, self._expire, operation, expire)
             self._operations.add(operation)
+            self._expire_at(deadline_s)
             self._poll_until_s = self._loop.time() + self._poll_s
         self.wake()
         return operation.done
@@ -119,8 +120,9 @@ class ProgressLoop:
             self.wake()
             await asyncio.sleep(0.001)
         self._ticker.cancel()
-        if self._scheduled is not None:
-            self._scheduled.cancel()
+        for handle in (self._scheduled, self._expiry):
+            if handle is not None:
+                handle.cancel()
         self._loop.remove_reader(self._fd)
 
     def _turn(self) -> None:
@@ -147,10 +149,26 @@ class ProgressLoop:
         if completed:
             self._poll_until_s = self._loop.time() + self._poll_s
 
-    def _expire(self, operation: Operation, expire: Callable[[], None]) -> None:
-        operation.expired = True
-        expire()
-        self.wake()
+    def _expire_at(self, deadline_s: float) -> None:
+        """Expire operations then, if not sooner."""
+        if self._expiry is not None:
+            if self._expiry.when() <= deadline_s:
+                return
+            self._expiry.cancel()
+        self._expiry = self._loop.call_at(deadline_s, self._expire, deadline_s)
+
+    def _expire(self, now_s: float) -> None:
+        """Each whose deadline is due, once; then wait for the earliest of the others."""
+        self._expiry = None
+        for operation in tuple(self._operations):
+            if operation.expired:
+                continue
+            if operation.deadline_s > now_s:
+                self._expire_at(operation.deadline_s)
+                continue
+            operation.expired = True
+            operation.expire()
+            self.wake()
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(TICK_S, self._tick)
