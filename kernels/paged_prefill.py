@@ -133,7 +133,10 @@ def _attend(
     return acc, row_max, row_sum
 
 
-@triton.jit
+@triton.jit(  # one kernel, however many sequences there are and wherever a step's tables lie
+    do_not_specialize=["num_sequences", "stride_table"],
+    do_not_specialize_on_alignment=["first_row_ptr", "start_ptr", "table_ptr"],
+)
 def _prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, first_row_ptr, start_ptr, table_ptr,
     num_sequences, stride_q, stride_block, stride_token, stride_table, scale_log2,

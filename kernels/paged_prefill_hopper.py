@@ -90,7 +90,10 @@ def _step(
     return acc, weight, shrink, row_max, row_sum, block, next_block
 
 
-@gluon.jit
+@gluon.jit(  # one kernel, as in `kernels.paged_prefill`
+    do_not_specialize=["num_sequences", "stride_table"],
+    do_not_specialize_on_alignment=["first_row_ptr", "start_ptr", "table_ptr"],
+)
 def _hopper_prefill_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, first_row_ptr, start_ptr, table_ptr,
     num_sequences, stride_q, stride_block, stride_table, scale_log2,
