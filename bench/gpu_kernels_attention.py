@@ -23,6 +23,7 @@ from engine.model_config import AttentionConfig
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
 from kernels.paged_prefill_hopper import KEYS, NUM_WARPS, ROWS, fits_hopper, paged_prefill_hopper
+from kernels.paged_prefill_warps import LAYOUT, SPAN, WarpsTile, paged_prefill_warps, registers
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch
@@ -88,6 +89,18 @@ DECODE_VARIANTS = {
           (32, 256, 4, 3)],
 }  # fmt: skip
 SPLITS = [1, 2, 8, 16, 32]
+WARPS_VARIANTS = {
+    64: [
+        WarpsTile(2, 128, 2),
+        WarpsTile(2, 128, 2, turns=True),
+        WarpsTile(2, 128, 2, poly=4),
+        WarpsTile(2, 128, 2, turns=True, poly=8),
+        WarpsTile(3, 64, 3),
+        WarpsTile(3, 64, 3, turns=True),
+        WarpsTile(3, 64, 3, poly=4),
+    ],
+    256: [WarpsTile(2, 64, 2), WarpsTile(2, 64, 2, turns=True)],
+}
 
 
 def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
@@ -102,9 +115,21 @@ def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
         yield row("prefill by hand", partial(paged_prefill_hopper, q, k_pool, v_pool, c.scale, chunks))
     if variants or not fits_hopper(q, k_pool):
         tile = prefill_tile(c.head_dim, BF16)
-        yield row(f"prefill {tuple(tile)}", partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks))
+        plain = partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks)
+        expected = plain()
+        yield row(f"prefill {tuple(tile)}", plain)
     if variants:
+        for each in WARPS_VARIANTS[c.head_dim]:
+            run = partial(paged_prefill_warps, tile=each)
+            wrong = difference(partial(run, q, k_pool, v_pool, c.scale, chunks), expected)
+            yield row(f"prefill by warp groups {tuple(each)}{wrong}", partial(run, q, k_pool, v_pool, c.scale, chunks))
         yield row("gather, FlashAttention", flash(work, q, k_pool, v_pool, ids))
+
+
+def difference(run: Callable[[], Tensor], expected: Tensor) -> str:
+    """Nothing, or by how much a variant's answer is wrong: more than rounding explains."""
+    most = (run().float() - expected.float()).abs().max().item()
+    return "" if most < 0.02 else f" WRONG by {most:.3g}"
 
 
 def flash(work: Workload, q: Tensor, k_pool: Tensor, v_pool: Tensor, ids: list[list[int]]) -> Callable[[], object]:
@@ -167,6 +192,8 @@ def prepare_run(c: AttentionConfig, count: int) -> Callable[[], object]:
 
 def prefills(variants: bool) -> Iterator[Row]:
     for work in PREFILLS:
+        if variants and work.num_sequences > 1:  # one device run decides: keep it short
+            continue
         yield from prefill_rows(work, variants)
 
 
@@ -200,6 +227,8 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
         if D == 256:
             yield f"prefill by hand {model}", hopper_launch(H, KV, D)
+        for each in WARPS_VARIANTS[D]:
+            yield f"prefill by warp groups {model} {tuple(each)}", warps_launch(H, KV, D, each)
         for splits in (1, 8):
             yield f"decode {model}, {splits} splits", decode_launch(H, KV, D, decode_tile(D, BF16), splits)
         yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16), 32)
@@ -227,6 +256,18 @@ def hopper_launch(H: int, KV: int, D: int) -> Launch:
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
     constexprs |= {"STRIDE_TOKEN": KV * D, "ROWS": ROWS, "KEYS": KEYS}
     return Launch("kernels.paged_prefill_hopper:_hopper_prefill_kernel", types, constexprs, NUM_WARPS, 1)
+
+
+def warps_launch(H: int, KV: int, D: int, tile: WarpsTile) -> Launch:
+    types = {name: "*bf16:16" for name in ("q_ptr", "v_ptr", "out_ptr")}
+    types |= {name: f"tensordesc<bf16[{BLOCK},{SPAN.value}],{LAYOUT!r}>" for name in ("k_desc", "v_desc")}
+    types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
+    types |= {"stride_q": "i32:16", "block_rows": "i32", "stride_table": "i32", "scale_log2": "fp32"}
+    group = H // KV
+    constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs |= {name.upper(): value for name, value in tile._asdict().items()}
+    constexprs |= {"REGISTERS": registers(tile)}
+    return Launch("kernels.paged_prefill_warps:_warps_prefill_kernel", types, constexprs, 4, 1)
 
 
 def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype: str = "bf16") -> Launch:

@@ -11,6 +11,7 @@ from kernels.paged_attention import PagedPrefill, paged_prefill
 from kernels.paged_decode import PagedContexts, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
 from kernels.paged_prefill_hopper import fits_hopper
+from kernels.paged_prefill_warps import WarpsTile, fits_warps, paged_prefill_warps
 from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
 from tests.kernels.naive import NAN, naive_attention
@@ -119,6 +120,38 @@ def test_prefill_by_hand(spans: list[tuple[int, int]], H: int, KV: int, dtype: t
         return paged_prefill(q, unread, unread, k_pool, v_pool, scale, PagedPrefill(lengths, chunks))
 
     check_prefill(spans, H, KV, 256, dtype, prefill)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("H", "KV", "D", "tile"),
+    [
+        (32, 8, 64, WarpsTile(2, 128, 2)),
+        (32, 8, 64, WarpsTile(2, 128, 2, turns=True, poly=8)),
+        (3, 1, 64, WarpsTile(3, 64, 3)),
+        (32, 8, 64, WarpsTile(3, 64, 3, turns=True, poly=4)),
+        (12, 4, 128, WarpsTile(2, 128, 2)),
+        (16, 4, 256, WarpsTile(2, 64, 2)),
+        (2, 2, 256, WarpsTile(2, 64, 2, turns=True)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(0, 1)],
+        [(0, 64)],
+        [(63, 65)],
+        [(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100), (127, 128), (5, 70)],
+        [(0, 1500)],
+        [(5000, 5200), (0, 5000)],
+    ],
+    ids=str,
+)
+def test_prefill_by_warp_groups(spans: list[tuple[int, int]], H: int, KV: int, D: int, tile: WarpsTile):
+    if not fits_warps(torch.empty(1, H, D, dtype=torch.bfloat16, device=DEVICE), torch.empty(1, BLOCK, KV, D)):
+        pytest.skip("not a Hopper GPU")
+    check_prefill(spans, H, KV, D, torch.bfloat16, partial(paged_prefill_warps, tile=tile))
 
 
 def test_heads_that_the_kernel_by_hand_is_slower_for_do_not_fit_it():
