@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from cache.layout import CacheLayout
 from engine.build import BuiltEngine, build_engine
 from engine.config import ConfigError
+from engine.host_memory import keep_freed_memory
 from engine.loop import EngineLoop
 from engine.memory import use_device
 from node.cache_feed import CacheFeed
@@ -115,6 +116,8 @@ class Node:
 
     async def start(self) -> None:
         """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
+        if self._device == "cpu":
+            keep_freed_memory()
         clock = asyncio.get_running_loop().time
         self.identity = load_identity(self.config.tls, self.config.host)
         built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)

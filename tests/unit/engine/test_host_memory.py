@@ -1,0 +1,42 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+# In a process of its own: the setting is the whole process's.
+PROGRAM = """
+import resource, threading, torch
+from engine.host_memory import keep_freed_memory
+{setting}
+
+def temporary(mebibytes):
+    torch.zeros(mebibytes << 20, dtype=torch.uint8)
+
+def step():
+    temporary(31)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    temporary(24)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+engine_thread = threading.Thread(target=step)
+engine_thread.start()
+engine_thread.join()
+"""
+KEEPING = "assert keep_freed_memory()"
+PAGES = 24 * 256
+
+
+def page_faults(setting: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(setting=setting)], cwd=ROOT, capture_output=True, timeout=60, check=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own settings")
+def test_a_temporary_takes_the_memory_that_an_earlier_one_freed() -> None:
+    assert page_faults("") >= PAGES, "this allocator keeps what is freed anyway: the test shows nothing"
+    assert page_faults(KEEPING) < PAGES / 100
