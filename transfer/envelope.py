@@ -15,7 +15,7 @@ from transfer.errors import LayoutMismatch, MalformedEnvelope
 from transfer.plan import MAX_MESSAGES, NONCE_BITS, Kind, PlannedMessage
 
 MAGIC = b"HRHO"
-VERSION = 2
+VERSION = 3
 MAX_NOTE_BYTES = 64
 
 _FIELDS = struct.Struct(f"<4sBBBxQQIII4xQ{MAX_NOTE_BYTES}s")

@@ -10,8 +10,8 @@ from transfer.errors import TransportUnavailable
 class UcxConfig:
     """One process's UCX. UCX reads its environment once, at its first import: `apply` must come before.
 
-    host                  the address at which peers reach this process; the listener binds all interfaces
-    port                  of the listener; 0 takes a free one
+    host                  the address at which peers reach this process; UCX's own listener binds all interfaces
+    port                  where peers come first; 0 takes a free one. UCX listens on free ones besides
     transports            UCX_TLS. `tcp`, on one host too; add `cuda_copy,cuda_ipc` for GPU memory. Naming
                           `posix,cma` changes nothing: UCX 1.21 excludes them under peer error handling. They can
                           be let in (UCX_POSIX_ERROR_HANDLING=y UCX_CMA_ERROR_HANDLING=y) and are twice as fast,
@@ -19,8 +19,8 @@ class UcxConfig:
                           connection is force-closed, and its staging buffer is lost
     net_devices           UCX_NET_DEVICES, such as `eth0`; `all` lets UCX choose
     tcp_segment           UCX_TCP_{TX,RX}_SEG_SIZE: 256K doubled the speed of TCP against the default
-    keepalive_interval_s  how often UCX asks an idle peer; with the next, a silent network is noticed in 3.7 s
-    tcp_user_timeout_s    how long sent TCP data may stay unacknowledged
+    silence_s             a peer whose host acknowledges nothing for so long, from the kernel's second try on, is lost:
+                          that is known half a second later. See `transfer.ucx.lifeline`
     cuda                  GPU memory moves, too. A node sets it by its engine's device
     cuda_transports       with `cuda`, added to the transports; a process in which one of them is missing does not
                           start, since UCX would go without and move GPU memory through TCP
@@ -33,8 +33,7 @@ class UcxConfig:
     transports: str = "tcp"
     net_devices: str = "all"
     tcp_segment: str = "256K"
-    keepalive_interval_s: int = 1
-    tcp_user_timeout_s: int = 3
+    silence_s: float = 1.0
     cuda: bool = False
     cuda_transports: str = "cuda_copy,cuda_ipc"
     cuda_poll_s: float = 0.002
@@ -44,9 +43,8 @@ class UcxConfig:
             raise TransportUnavailable("ucx transports is empty: name some, such as `tcp`")
         if not 0 <= self.port < 65536:
             raise TransportUnavailable(f"ucx port {self.port} is not in 0..65535: 0 takes a free one")
-        for name in ("keepalive_interval_s", "tcp_user_timeout_s"):
-            if getattr(self, name) < 1:
-                raise TransportUnavailable(f"ucx {name} {getattr(self, name)} < 1: dead peers would go unnoticed")
+        if self.silence_s < 0.5:
+            raise TransportUnavailable(f"ucx silence_s {self.silence_s} < 0.5: two lost packets would end a connection")
         if self.cuda_poll_s < 0:
             raise TransportUnavailable(f"ucx cuda_poll_s {self.cuda_poll_s} < 0: 0 waits for each operation")
 
@@ -62,8 +60,7 @@ class UcxConfig:
             "UCX_NET_DEVICES": self.net_devices,
             "UCX_TCP_TX_SEG_SIZE": self.tcp_segment,
             "UCX_TCP_RX_SEG_SIZE": self.tcp_segment,
-            "UCX_KEEPALIVE_INTERVAL": f"{self.keepalive_interval_s}s",
-            "UCX_TCP_USER_TIMEOUT": f"{self.tcp_user_timeout_s}s",
+            "UCX_KEEPALIVE_INTERVAL": "1s",  # of lanes that have no keepalive of their own: RDMA
             "UCX_WARN_UNUSED_ENV_VARS": "n",
             "UCX_LOG_FILE": "stderr",  # its default is stdout, where a node's answers may go
         }

@@ -15,8 +15,8 @@ from wire.tls import Identity
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients ping idle connections every two seconds (CHANNEL_OPTIONS): do not take that for abuse.
-    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    # Clients ping idle connections every second (CHANNEL_OPTIONS): do not take that for abuse.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two processes must not share a port by accident.
     ("grpc.so_reuseport", 0),

@@ -11,6 +11,7 @@ from transfer.envelope import Tag
 from transfer.errors import PeerLost
 from transfer.stats import TransportStats
 from transfer.ucx.lanes import endpoint_lanes
+from transfer.ucx.lifeline import Lifeline
 from transfer.ucx.progress import ProgressLoop
 
 Watcher = Callable[[str], None]
@@ -29,8 +30,17 @@ class Link:
         self._progress = progress
         self._on_lost = on_lost
         self._watchers: dict[object, Watcher] = {}
+        self._lifeline: Lifeline | None = None
         # The callback comes from inside UCX's progress, where an endpoint must not be closed.
         endpoint.set_close_callback(self._closed_by_ucx)
+
+    def tie_to(self, lifeline: Lifeline) -> None:
+        """They end together, except that a lifeline's orderly end leaves the news to UCX."""
+        if self.lost is not None:
+            lifeline.close()
+            return
+        self._lifeline = lifeline
+        lifeline.ended.add_done_callback(self._lifeline_ended)
 
     def watch(self, on_lost: Watcher) -> Callable[[], None]:
         if self.lost is not None:
@@ -56,6 +66,8 @@ class Link:
         self.lost = reason
         self._stats.connections_lost += 1
         self._stats.forced_closes += forced
+        if self._lifeline is not None:
+            self._lifeline.close()
         self.endpoint.close_blocking()
         self.endpoint.remove_close_callback()
         self._progress.wake()
@@ -66,6 +78,10 @@ class Link:
         for watcher in tuple(self._watchers.values()):
             watcher(reason)
         self._watchers.clear()
+
+    def _lifeline_ended(self, ended: asyncio.Future[str | None]) -> None:
+        if (reason := ended.result()) is not None:
+            self.lose(reason)
 
     def _closed_by_ucx(self, *_: object) -> None:
         self._loop.call_soon(self.lose, "the connection broke or its peer died")
@@ -96,7 +112,7 @@ class UcxConnection(Link):
             failed.set_exception(PeerLost(self.lost))
             return failed
         self._stats.sent_parts += 1
-        self._stats.sent_bytes += len(part)
+        self._stats.sent_bytes += part.nbytes
         return self._progress.start(
             lambda array: self.endpoint.tag_send(array, ucx.UCXXTag(int(tag))),
             part,

@@ -9,14 +9,13 @@ so nothing of a cancelled session stays behind. What UCX 1.21 does with a messag
 - if its sender dies, or the connection is force-closed, the receive completes with an error. (Over TCP; not
   over shared memory: see `UcxConfig.transports`.)
 
-The receiver learns which connection carries a session from the envelopes: a sender says a random id over the
-connection's stream when it is made, before any message, and again in every envelope.
+The receiver learns which connection carries a session from the envelopes: a sender says a random id at the receiver's
+door (see `transfer.ucx.lifeline`), then over the connection's stream, before any message, and again in every envelope.
 """
 
 import asyncio
 import logging
 import secrets
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -30,13 +29,13 @@ from transfer.errors import DeadlinePassed, PeerLost, PeerUnreachable, Transport
 from transfer.routing import Routes
 from transfer.stats import TransportStats
 from transfer.ucx.connections import Link, UcxConnection, Watcher
+from transfer.ucx.lifeline import ID_BYTES, Door, reach
 from transfer.ucx.progress import ProgressLoop
 from transfer.ucx_config import UcxConfig
 
 logger = logging.getLogger(__name__)
 
 PROBES_A_TURN = 64
-HELLO_BYTES = 8
 HELLO_DEADLINE_S = 5.0
 CLOSE_GRACE_S = 2.0
 ANY_TAG = ucx.UCXXTag(0)
@@ -91,13 +90,14 @@ class UcxTransport:
         try:
             self.progress = ProgressLoop(self._route, config.cuda_poll_s if config.cuda else 0.0)
             self._require_transports()
-            self._listener = ucx.UCXListener.create(self.progress.worker, config.port, self._connected, (), {})
-        except ucx.UCXError as error:
+            self._listener = ucx.UCXListener.create(self.progress.worker, 0, self._connected, (), {})
+            self._door = Door(config.host, config.port, self._listener.port, config.silence_s)
+        except (ucx.UCXError, OSError) as error:
             raise TransportUnavailable(
                 f"UCX cannot start with {config}: {error}; check the names in transports and net_devices "
-                "(`ucx_info -d` lists them), and whether the port is free"
+                "(`ucx_info -d` lists them), and whether the port is free at the host"
             ) from error
-        self.address = f"{config.host}:{self._listener.port}"
+        self.address = f"{config.host}:{self._door.port}"
 
     def _require_transports(self) -> None:
         resources = self.progress.context.info
@@ -125,15 +125,20 @@ class UcxTransport:
     async def _connect(self, peer: str) -> UcxConnection:
         """Done once the peer has our hello, so the path works in this direction."""
         host, _, port = peer.rpartition(":")
+        connection_id = secrets.randbits(8 * ID_BYTES)
         try:
-            address = (await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM))[0][4][0]
-            endpoint = self.progress.worker.create_endpoint_from_hostname(str(address), int(port), True)
-        except (OSError, ValueError, ucx.UCXError) as error:
+            lifeline, listener_port = await reach(host, int(port), connection_id, self._config.silence_s)
+        except (OSError, ValueError) as error:
             raise PeerUnreachable(f"no connection to {peer!r}, which must be host:port: {error}") from error
-        connection = UcxConnection(self.progress, endpoint, self.stats, self._disconnected, secrets.randbits(64))
-        hello = np.frombuffer(connection.id.to_bytes(HELLO_BYTES), np.uint8)
         try:
-            await self._greet(connection, endpoint.stream_send, hello)
+            connection = self._endpoint_to(lifeline.peer_host, listener_port, connection_id)
+        except ucx.UCXError as error:
+            lifeline.close()
+            raise PeerUnreachable(f"no connection to {peer!r}, where {lifeline.peer_host} answered: {error}") from error
+        connection.tie_to(lifeline)
+        hello = np.frombuffer(connection_id.to_bytes(ID_BYTES), np.uint8)
+        try:
+            await self._greet(connection, connection.endpoint.stream_send, hello)
         except (PeerLost, DeadlinePassed) as error:
             connection.lose("it was never made")
             raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {error}") from error
@@ -141,6 +146,10 @@ class UcxTransport:
         self._outgoing[peer] = connection
         logger.info("connected to %s over %s", peer, ",".join(connection.lanes))
         return connection
+
+    def _endpoint_to(self, host: str, port: int, connection_id: int) -> UcxConnection:
+        endpoint = self.progress.worker.create_endpoint_from_hostname(host, port, True)
+        return UcxConnection(self.progress, endpoint, self.stats, self._disconnected, connection_id)
 
     def _tried(self, peer: str, task: asyncio.Task[UcxConnection]) -> None:
         del self._connecting[peer]
@@ -190,7 +199,7 @@ class UcxTransport:
         try:
             endpoint = self._listener.create_endpoint_from_conn_request(connection_request, True)
             link = Link(self.progress, endpoint, self.stats, self._disconnected)
-            hello = np.zeros(HELLO_BYTES, np.uint8)
+            hello = np.zeros(ID_BYTES, np.uint8)
             greeted = self._greet(link, endpoint.stream_recv, hello)
         except ucx.UCXError as error:
             logger.warning("a connection request could not be accepted: %s", error)
@@ -201,10 +210,15 @@ class UcxTransport:
     def _greeted(self, link: Link, hello: Buffer, done: asyncio.Future[None]) -> None:
         self._greeting.discard(link)
         error = done.exception()
+        connection_id = int.from_bytes(hello.tobytes())
+        lifeline = self._door.lifeline(connection_id)
         if error is not None:
             link.lose(f"no hello: {error}")
+        elif lifeline is None or connection_id in self._incoming:
+            link.lose("it says the id of a connection that is not its own")
         elif link.lost is None:
-            self._incoming[int.from_bytes(hello.tobytes())] = link
+            link.tie_to(lifeline)
+            self._incoming[connection_id] = link
 
     def _disconnected(self, link: Link) -> None:
         self._incoming = {name: other for name, other in self._incoming.items() if other is not link}
@@ -227,4 +241,5 @@ class UcxTransport:
             task.cancel()
         for link in [*self._outgoing.values(), *self._incoming.values(), *self._greeting]:
             link.lose("this node closed its transport")
+        await self._door.close()
         await self.progress.close(CLOSE_GRACE_S)
