@@ -27,6 +27,7 @@ from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
 from kernels import gdn_scan, ssd_chunks, ssd_scan
 from kernels.gdn_heads import GdnHeads
+from kernels.gdn_prefill import gdn_prefill_torch
 from kernels.gdn_scan import gdn_prefill_triton, gdn_tiles
 from kernels.segments import PrefillSegments, StateWrite
 from kernels.ssd_heads import SsdHeads
@@ -304,6 +305,22 @@ class GdnLayer:
         )
 
 
+def gdn_variants(batch: Batch) -> Iterator[Row]:
+    layer = GdnLayer(batch)
+    inputs = layer.q, layer.k, layer.v, layer.a, layer.b, layer.heads
+    reference_pool = torch.empty_like(layer.pool)
+    q, k, v = (each.float() for each in inputs[:3])
+    reference = gdn_prefill_torch(q, k, v, *inputs[3:], reference_pool, layer.segments)
+    table = layer.segments.chunk_table(_GDN.chunk_size)
+    for changes in ({}, {"systems_registers": 168}, {"systems_registers": 128}):
+        tiles = _GDN._replace(**changes)
+        name = f"gdn systems {changes or ''}"
+        check(name, gdn_prefill_triton(*inputs, layer.pool, layer.segments, tiles), reference)
+        check(name, layer.pool, reference_pool)
+        run = partial(gdn_scan._launch_systems, *inputs[1:], table, tiles)
+        yield row(name, str(batch), run, 2.0 * batch.rows * (3 * layer.Hv * layer.V + layer.Hk * layer.K), 0)
+
+
 @torch.no_grad()
 def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
     for name, layer_of in (("ssd", SsdLayer), ("gdn", GdnLayer)):
@@ -319,6 +336,7 @@ def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
 @torch.no_grad()
 def variant_rows() -> Iterator[Row]:
     yield from ssd_variants(Batch(1, 8192))
+    yield from gdn_variants(Batch(1, 8192))
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from bench.gpu_timing import HEADER, Row, measure
 from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
 from kernels.gdn_heads import GdnHeads
+from kernels.gdn_update import GdnTile
 from kernels.segments import PrefillSegments, StateSource, StateWrite
 from kernels.ssd_heads import SsdHeads
 
@@ -74,18 +76,27 @@ def ssd_rows(variants: bool) -> Iterator[Row]:
             yield from tiled("ssd_update", ssd_update, tiles, shape, partial(step, batch, dtype), num_bytes)
 
 
-GDN_VARIANTS = [  # columns, warps, bytes of an access, registers, heads, stages
-    (128, 8, 16), (128, 8, 8), (128, 16, 4), (128, 16, 8), (64, 4, 8), (64, 4, 16, 96), (64, 4, 4, 96),
-    (64, 4, 8, None, 4, 2), (64, 4, 8, None, 8, 2), (64, 4, 16, None, 4, 3), (128, 8, 16, None, 4, 3),
-    (128, 8, 8, None, 8, 3),
-]  # fmt: skip
+GDN_VARIANTS = [
+    GdnTile(128, 8, 16),
+    GdnTile(128, 8, 8),
+    GdnTile(128, 16, 4),
+    GdnTile(128, 16, 8),
+    GdnTile(64, 4, 8),
+    GdnTile(64, 4, 16, registers=96),
+    GdnTile(64, 4, 4, registers=96),
+    GdnTile(64, 4, 8, heads=4, stages=2),
+    GdnTile(64, 4, 8, heads=8, stages=2),
+    GdnTile(64, 4, 16, heads=4, stages=3),
+    GdnTile(128, 8, 16, heads=4, stages=3),
+    GdnTile(128, 8, 8, heads=8, stages=3),
+]
 
 
 def gdn_rows(variants: bool) -> Iterator[Row]:
     Hk, Hv, D = 16, 32, 128
-    tiles = [gdn_update.GdnTile(*variant) for variant in GDN_VARIANTS] if variants else []
+    tiles = GDN_VARIANTS if variants else []
 
-    def step(batch: int, dtype: torch.dtype) -> Callable[[], object]:
+    def step(batch: int, dtype: torch.dtype) -> partial:
         q, k, v = random(batch, (2 * Hk + Hv) * D).split((Hk * D, Hk * D, Hv * D), dim=-1)
         b, a = random(batch, 12352)[:, -2 * Hv :].split(Hv, dim=-1)
         heads = GdnHeads(-torch.rand(Hv, device="cuda"), torch.randn(Hv, device="cuda"))
@@ -102,18 +113,17 @@ def gdn_rows(variants: bool) -> Iterator[Row]:
             yield from tiled("gdn_update", gdn_update, tiles, shape, partial(step, batch, dtype), num_bytes)
 
 
-def check(name: str, run: partial) -> None:
+def check(name: str, step: partial) -> None:
     """Whether a step gives what torch's form gives; says so where it does not."""
-    *rows, pool, source, slots = run.args
+    arguments: tuple[Any, ...] = step.args
+    *inputs, pool, source, slots = arguments
     expected_pool = pool.clone()
-    expected = gdn_update.gdn_update_torch(*rows, expected_pool, source, slots)
+    expected = gdn_update.gdn_update_torch(*(*inputs, expected_pool, source, slots))
     try:
-        errors = [
-            float((a.float() - b.float()).norm() / b.float().norm())
-            for a, b in ((run(), expected), (pool, expected_pool))
-        ]
-        if not max(errors) < 1e-2:
-            print(f"{name} IS WRONG: {errors} of the norm")
+        for actual, wanted in ((step(), expected), (pool, expected_pool)):
+            error = float((actual.float() - wanted.float()).norm() / wanted.float().norm())
+            if not error < 1e-2:
+                print(f"{name} IS WRONG: {error:.1e} of the norm")
     except triton.runtime.errors.OutOfResources as error:
         print(f"{name}: {error}")
 

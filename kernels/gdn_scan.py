@@ -230,6 +230,7 @@ class GdnTiles(NamedTuple):
     state_columns: int  # of V, for a program of the states kernel
     output_columns: int  # of V, for a program of the output kernel
     systems_warps: int = 4
+    systems_registers: int | None = None
     states_warps: int = 4
     states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
@@ -303,6 +304,7 @@ def _launch_systems(
         BLOCK_V=systems_block(V, v.dtype),
         EXACT=v.dtype == torch.float32,
         num_warps=tiles.systems_warps,
+        maxnreg=tiles.systems_registers,
     )
     return u, w, decay, to_end
 
