@@ -62,7 +62,14 @@ class PayloadAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class PayloadArrived:
-    """The payload lies in staging; does the envelope's digest agree with it?"""
+    """The payload lies in a staging buffer, whose bytes are neither verified nor landed yet: the next may come."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadChecked:
+    """Does the digest in its envelope agree with what lies in staging? One payload after the other, as they arrived."""
 
     index: int
     digest_ok: bool
@@ -100,7 +107,9 @@ class Broken:
 
 Interruption: TypeAlias = PeerLost | DeadlinePassed | Cancelled | Broken
 SenderEvent: TypeAlias = TokensComputed | Finished | MessageSent | Interruption
-ReceiverEvent: TypeAlias = EnvelopeArrived | PayloadAnnounced | PayloadArrived | MessageLanded | Interruption
+ReceiverEvent: TypeAlias = (
+    EnvelopeArrived | PayloadAnnounced | PayloadArrived | PayloadChecked | MessageLanded | Interruption
+)
 
 
 # ---------------------------------------------------------------- instructions

@@ -19,7 +19,7 @@ import numpy as np
 from transfer.admission import Gate
 from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
-from transfer.digest import message_digest, plan_digest
+from transfer.digest import Summary, message_digest, plan_digest
 from transfer.envelope import ENVELOPE_BYTES, Envelope
 from transfer.errors import MalformedEnvelope, Refused
 from transfer.events import (
@@ -30,6 +30,7 @@ from transfer.events import (
     MessageLanded,
     PayloadAnnounced,
     PayloadArrived,
+    PayloadChecked,
     PeerLost,
     ReceivePayload,
     ReceiverEvent,
@@ -77,6 +78,17 @@ class HandoverReceiver:
         return IncomingHandover(plan, Gate(secret), self._transport, self._staging, land, deadline_s, self._clock)
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A payload in staging, and its summary, which may still be looked for."""
+
+    message: PlannedMessage
+    envelope: Envelope
+    buffer: Buffer
+    payload: Buffer
+    summary: Awaitable[Summary]
+
+
 class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
     """One session's receiving end, and the inbox of its nonce. For the event loop's thread."""
 
@@ -96,7 +108,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         self._refused_parts = 0
         self._transport = transport
         self._land = land
-        self._verified: deque[tuple[PlannedMessage, Buffer]] = deque()
+        self._arrived: deque[_Arrived] = deque()
         self._digest = plan_digest(plan)
         self._envelope: Envelope | None = None
         self._stop_watching: Callable[[], None] = lambda: None
@@ -172,59 +184,61 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         self._on(PeerLost(reason))
 
     async def _take_payload(self, arrival: Arrival) -> None:
-        """Return when the payload lies in staging and is verified; landing it overlaps with receiving the next."""
+        """Return when the payload lies in staging; verifying and landing it overlap with receiving the next."""
         try:
             self._gate.admit_payload(arrival.tag.index)
         except Refused as refused:
             self._refuse(arrival, refused)
             return
-        match self._on(PayloadAnnounced(arrival.tag.index, arrival.num_bytes)):
-            case [ReceivePayload(message)]:
-                await self._receive(arrival, message)
-            case _:
-                arrival.drop()
-
-    async def _receive(self, arrival: Arrival, message: PlannedMessage) -> None:
         try:
-            buffer = await self._take_staging(message)
-            is_verified = False
-            try:
-                is_verified = not self._ended and await self._verify(arrival, message, buffer[: message.num_bytes])
-            finally:
-                if not is_verified:
-                    self._give_staging(message, buffer)
+            match self._on(PayloadAnnounced(arrival.tag.index, arrival.num_bytes)):
+                case [ReceivePayload(message)]:
+                    await self._receive(arrival, message)
         finally:
             arrival.drop()
-        if is_verified:
-            self._verified.append((message, buffer))
-            if len(self._verified) == 1:
-                self._spawn(self._land_verified())
 
-    async def _verify(self, arrival: Arrival, message: PlannedMessage, payload: Buffer) -> bool:
-        """Is the payload now in staging, verified, and to be landed?"""
-        envelope = self._envelope
+    async def _receive(self, arrival: Arrival, message: PlannedMessage) -> None:
+        envelope, arrived = self._envelope, None
         assert envelope is not None
-        await arrival.receive(payload, self._deadline_s, envelope.connection)
-        payload_summary = await self._staging.memory.summary(payload)
-        self._digest = message_digest(self._digest, envelope.fields(), payload_summary)
-        event = PayloadArrived(message.index, digest_ok=self._digest == envelope.digest)
-        return self._on(event) == [Land(message)]
+        buffer = await self._take_staging(message)
+        try:
+            if not self._ended:
+                payload = buffer[: message.num_bytes]
+                await arrival.receive(payload, self._deadline_s, envelope.connection)
+                self._on(PayloadArrived(message.index))
+            if not self._ended:
+                arrived = _Arrived(message, envelope, buffer, payload, self._staging.memory.summary(payload))
+        finally:
+            if arrived is None:
+                self._give_staging(message, buffer)
+        if arrived is not None:
+            self._arrived.append(arrived)
+            if len(self._arrived) == 1:
+                self._spawn(self._land_arrived())
 
-    async def _land_verified(self) -> None:
-        """One by one, while the next is received; until there is none left. All buffers come back."""
-        while self._verified:
-            message, buffer = self._verified[0]
-            has_landed = False
+    async def _land_arrived(self) -> None:
+        """One by one, while others are received; until there is none left. All buffers come back."""
+        while self._arrived:
+            arrived, has_landed = self._arrived[0], False
             try:
-                if not self._ended:
-                    await self._at_callers_blocks(self._scatter(message, buffer[: message.num_bytes]))
+                if await self._is_right(arrived):
+                    await self._at_callers_blocks(self._scatter(arrived.message, arrived.payload))
                     has_landed = True
             except Exception as error:
                 self._broken_by(error)
-            self._verified.popleft()
-            self._give_staging(message, buffer)
+            self._arrived.popleft()
+            self._give_staging(arrived.message, arrived.buffer)
             if has_landed:
-                self._on(MessageLanded(message.index))
+                self._on(MessageLanded(arrived.message.index))
+
+    async def _is_right(self, arrived: _Arrived) -> bool:
+        """Verified, and to be landed? Whatever the answer, nothing reads the payload any more."""
+        payload_summary = await arrived.summary
+        if self._ended:
+            return False
+        self._digest = message_digest(self._digest, arrived.envelope.fields(), payload_summary)
+        checked = PayloadChecked(arrived.message.index, digest_ok=self._digest == arrived.envelope.digest)
+        return self._on(checked) == [Land(arrived.message)]
 
     async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:
         await self._land(message, payload)

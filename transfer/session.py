@@ -28,6 +28,7 @@ from transfer.events import (
     MessageSent,
     PayloadAnnounced,
     PayloadArrived,
+    PayloadChecked,
     PeerLost,
     ReceivePayload,
     ReceiverEvent,
@@ -156,13 +157,15 @@ class SenderSession(_Session):
 class ReceiverSession(_Session):
     """The decode side: verifies each message against the plan, lands it, and then counts it.
 
-    Messages arrive strictly in order, each its envelope first; landing may lag behind arriving. Losing the
-    peer after the last byte was verified is no loss.
+    Messages arrive strictly in order, each its envelope first, and are verified and landed in that order. Verifying may
+    lag behind arriving, and landing behind verifying; nothing lands that was not verified, nor anything behind what
+    failed. Losing the peer after the last byte has arrived is no loss.
     """
 
     def __init__(self, plan: TransferPlan) -> None:
         super().__init__(plan)
         self._arrived = 0
+        self._verified = 0
         self._landed = 0
         self._envelope: Envelope | None = None
         self._receiving = False
@@ -173,8 +176,10 @@ class ReceiverSession(_Session):
                 return [*self._envelope_arrived(index, envelope)]
             case PayloadAnnounced(index, num_bytes):
                 return self._payload_announced(index, num_bytes)
-            case PayloadArrived(index, digest_ok):
-                return self._payload_arrived(event, index, digest_ok)
+            case PayloadArrived(index):
+                return self._payload_arrived(event, index)
+            case PayloadChecked(index, digest_ok):
+                return self._payload_checked(event, index, digest_ok)
             case MessageLanded(index):
                 return self._message_landed(event, index)
             case PeerLost() if self._arrived == len(self.plan.messages):
@@ -211,24 +216,32 @@ class ReceiverSession(_Session):
         self._receiving = True
         return [ReceivePayload(planned)]
 
-    def _payload_arrived(self, event: PayloadArrived, index: int, digest_ok: bool) -> list[ReceiverInstruction]:
+    def _payload_arrived(self, event: PayloadArrived, index: int) -> list[ReceiverInstruction]:
         if self.ended:
             return []
         if not self._receiving or index != self._arrived:
+            raise self._illegal(event)
+        self._arrived += 1
+        self._envelope = None
+        self._receiving = False
+        return []
+
+    def _payload_checked(self, event: PayloadChecked, index: int, digest_ok: bool) -> list[ReceiverInstruction]:
+        if self.ended:
+            return []
+        if index != self._verified or index >= self._arrived:
             raise self._illegal(event)
         if not digest_ok:
             return [
                 *self._fail(Cause.WRONG_DIGEST, f"the digest of message {index} fits neither its bytes nor the plan")
             ]
-        self._arrived += 1
-        self._envelope = None
-        self._receiving = False
+        self._verified += 1
         return [Land(self.plan.messages[index])]
 
     def _message_landed(self, event: MessageLanded, index: int) -> list[ReceiverInstruction]:
         if self.phase is Phase.FAILED:
             return []
-        if index != self._landed or index >= self._arrived:
+        if index != self._landed or index >= self._verified:
             raise self._illegal(event)
         self._landed += 1
         if self._landed < len(self.plan.messages):

@@ -32,6 +32,7 @@ from transfer.events import (
     MessageSent,
     PayloadAnnounced,
     PayloadArrived,
+    PayloadChecked,
     PeerLost,
     ReceivePayload,
     SendMessage,
@@ -45,8 +46,8 @@ NONCES = (7, 8)
 MISHAPS = frozenset(
     {"loses", "repeats_at_once", "repeats_late", "overtakes", "damages", "prefill_node_dies", "decode_node_dies"}
 )
-STAGING_BUFFERS = 1
-"""Both sessions share them, so that each may have to wait for the other."""
+STAGING_BUFFERS = 2
+"""Both sessions share them: each may have to wait for the other, and one may receive what it cannot verify yet."""
 
 Part = tuple[int, bool, bytes]
 Memory = tuple[tuple[bytes | None, ...], ...]
@@ -86,7 +87,7 @@ class Attempt:
     wire       parts under way, in the order sent
     in_staging the sender's buffers: messages that the transport has not let go of
     announced  a payload that the receiver has agreed to and that waits for a staging buffer
-    to_land    verified payloads in the receiver's staging, in order; landing: the one being scattered
+    arrived    payloads in the receiver's staging, in order, with the envelope of each; landing: the one being scattered
     """
 
     sender: SenderSession | None
@@ -97,7 +98,7 @@ class Attempt:
     in_staging: frozenset[int] = frozenset()
     envelope: Envelope | None = None
     announced: Part | None = None
-    to_land: tuple[Part, ...] = ()
+    arrived: tuple[tuple[Part, Envelope], ...] = ()
     landing: Part | None = None
     prefill_node_lives: bool = True
     has_noticed: bool = False
@@ -107,7 +108,7 @@ class Attempt:
         if self.known_key is None:
             self.known_key = (
                 key_of(self.sender), key_of(self.receiver), key_of(self.gate), self.digest, self.wire,
-                self.in_staging, self.envelope and self.envelope.index, self.announced, self.to_land, self.landing,
+                self.in_staging, self.envelope and self.envelope.index, self.announced, self.arrived, self.landing,
                 self.prefill_node_lives, self.has_noticed,
             )  # fmt: skip
         return self.known_key
@@ -223,7 +224,7 @@ class World:
             yield ("receiver_notices",)
         if attempt.announced is not None and self.free_buffers:
             yield ("receives",)
-        if attempt.to_land and attempt.landing is None:
+        if attempt.arrived and attempt.landing is None:
             yield ("begins_landing",)
         if attempt.landing is not None:
             yield ("ends_landing",)
@@ -357,20 +358,27 @@ class World:
         assert part is not None and attempt.receiver is not None and attempt.envelope is not None
         if attempt.receiver.ended:
             return
-        attempt.digest = digest_after(attempt.digest, attempt.envelope.fields(), part[2])
-        event = PayloadArrived(part[0], digest_ok=attempt.digest == attempt.envelope.digest)
-        if any(isinstance(instruction, Land) for instruction in self._tell_receiver(attempt, session, event)):
-            self.free_buffers -= 1
-            attempt.to_land += (part,)
+        self.free_buffers -= 1
+        attempt.arrived += ((part, attempt.envelope),)
+        self._tell_receiver(attempt, session, PayloadArrived(part[0]))
 
     def _begins_landing(self, attempt: Attempt, session: int) -> None:
-        part, *later = attempt.to_land
-        attempt.to_land = tuple(later)
+        """As `IncomingHandover` does once the oldest payload's summary is known."""
+        (part, envelope), *later = attempt.arrived
+        attempt.arrived = tuple(later)
+        assert attempt.receiver is not None
+        if self._is_right(attempt, session, part, envelope):
+            attempt.landing = part
+        else:
+            self.free_buffers += 1
+
+    def _is_right(self, attempt: Attempt, session: int, part: Part, envelope: Envelope) -> bool:
         assert attempt.receiver is not None
         if attempt.receiver.ended:
-            self.free_buffers += 1
-        else:
-            attempt.landing = part
+            return False
+        attempt.digest = digest_after(attempt.digest, envelope.fields(), part[2])
+        event = PayloadChecked(part[0], digest_ok=attempt.digest == envelope.digest)
+        return any(isinstance(instruction, Land) for instruction in self._tell_receiver(attempt, session, event))
 
     def _ends_landing(self, attempt: Attempt, session: int) -> None:
         part = attempt.landing
@@ -432,7 +440,7 @@ class World:
         for number in range(2):
             each = self._own(number)
             each.receiver = each.announced = each.landing = None
-            each.to_land = ()
+            each.arrived = ()
 
     # ------------------------------------------------------------ what must be
 

@@ -21,6 +21,7 @@ from transfer.events import (
     MessageSent,
     PayloadAnnounced,
     PayloadArrived,
+    PayloadChecked,
     PeerLost,
     ReceivePayload,
     SendMessage,
@@ -142,8 +143,13 @@ def arrival(index):
     return [
         EnvelopeArrived(index, ENVELOPES[index]),
         PayloadAnnounced(index, PLAN.messages[index].num_bytes),
-        PayloadArrived(index, digest_ok=True),
+        PayloadArrived(index),
     ]
+
+
+def verified(index):
+    """And is what was sent."""
+    return [*arrival(index), PayloadChecked(index, digest_ok=True)]
 
 
 def receiver(*events):
@@ -153,16 +159,16 @@ def receiver(*events):
     return session
 
 
-WHOLE = [event for index in range(3) for event in (*arrival(index), MessageLanded(index))]
+WHOLE = [event for index in range(3) for event in (*verified(index), MessageLanded(index))]
 
 
 def test_messages_land_in_order_and_the_state_completes():
     session = ReceiverSession(PLAN)
     assert session.phase is Phase.PLANNED
     assert [session.on(event) for event in WHOLE] == [
-        [], [ReceivePayload(FIRST)], [Land(FIRST)], [],
-        [], [ReceivePayload(SECOND)], [Land(SECOND)], [],
-        [], [ReceivePayload(STATE)], [Land(STATE)], [Complete()],
+        [], [ReceivePayload(FIRST)], [], [Land(FIRST)], [],
+        [], [ReceivePayload(SECOND)], [], [Land(SECOND)], [],
+        [], [ReceivePayload(STATE)], [], [Land(STATE)], [Complete()],
     ]  # fmt: skip
     assert session.phase is Phase.COMPLETE
 
@@ -173,8 +179,10 @@ def test_the_first_envelope_as_planned_is_the_sessions_acceptance():
     assert session.phase is Phase.MOVING
 
 
-def test_landing_may_lag_behind_arriving():
+def test_verifying_and_landing_may_lag_behind_arriving():
     session = receiver(*arrival(0), *arrival(1), *arrival(2))
+    for index, message in enumerate(PLAN.messages):
+        assert session.on(PayloadChecked(index, digest_ok=True)) == [Land(message)]
     assert session.phase is Phase.MOVING
     assert session.on(MessageLanded(0)) == []
     assert session.on(MessageLanded(1)) == []
@@ -205,7 +213,9 @@ def test_landing_may_lag_behind_arriving():
         # truncated, too long, or damaged
         (arrival(0)[:1], PayloadAnnounced(0, 199), Cause.WRONG_SIZE),
         (arrival(0)[:1], PayloadAnnounced(0, 201), Cause.WRONG_SIZE),
-        (arrival(0)[:2], PayloadArrived(0, digest_ok=False), Cause.WRONG_DIGEST),
+        (arrival(0), PayloadChecked(0, digest_ok=False), Cause.WRONG_DIGEST),
+        ([*arrival(0), *arrival(1)[:2]], PayloadChecked(0, digest_ok=False), Cause.WRONG_DIGEST),
+        ([*verified(0), *arrival(1), *arrival(2)], PayloadChecked(1, digest_ok=False), Cause.WRONG_DIGEST),
     ],
 )
 def test_anything_but_the_planned_message_fails_the_session(before, event, cause):
@@ -214,7 +224,7 @@ def test_anything_but_the_planned_message_fails_the_session(before, event, cause
     assert session.phase is Phase.FAILED
 
 
-@pytest.mark.parametrize("events", [arrival(0)[:done] for done in range(4)])
+@pytest.mark.parametrize("events", [verified(0)[:done] for done in range(5)])
 @pytest.mark.parametrize(("interruption", "cause"), INTERRUPTIONS)
 def test_after_a_failure_nothing_lands(events, interruption, cause):
     session = receiver(*events)
@@ -224,10 +234,20 @@ def test_after_a_failure_nothing_lands(events, interruption, cause):
     assert session.phase is Phase.FAILED
 
 
+def test_what_arrived_behind_a_damaged_message_never_lands():
+    session = receiver(*verified(0), *arrival(1), *arrival(2))
+    assert causes(session.on(PayloadChecked(1, digest_ok=False))) == [Cause.WRONG_DIGEST]
+    assert session.on(PayloadChecked(2, digest_ok=True)) == []
+    assert session.on(MessageLanded(0)) == []
+    assert session.phase is Phase.FAILED
+
+
 def test_losing_the_peer_after_the_last_byte_is_no_loss():
-    session = receiver(*arrival(0), *arrival(1), *arrival(2), MessageLanded(0))
+    session = receiver(*verified(0), *arrival(1), *arrival(2), MessageLanded(0))
     assert session.on(PeerLost("eof")) == []
+    assert session.on(PayloadChecked(1, digest_ok=True)) == [Land(SECOND)]
     assert session.on(MessageLanded(1)) == []
+    assert session.on(PayloadChecked(2, digest_ok=True)) == [Land(STATE)]
     assert session.on(MessageLanded(2)) == [Complete()]
 
 
@@ -241,13 +261,19 @@ def test_a_session_may_still_be_ended_while_its_last_message_lands(event):
 @pytest.mark.parametrize(
     ("before", "illegal"),
     [
-        ([], PayloadArrived(0, digest_ok=True)),
-        (arrival(0)[:1], PayloadArrived(0, digest_ok=True)),
-        (arrival(0)[:2], PayloadArrived(1, digest_ok=True)),
+        ([], PayloadArrived(0)),
+        (arrival(0)[:1], PayloadArrived(0)),
+        (arrival(0)[:2], PayloadArrived(1)),
+        (arrival(0), PayloadArrived(0)),
+        *(([], PayloadChecked(0, digest_ok)) for digest_ok in (True, False)),
+        *((arrival(0)[:2], PayloadChecked(0, digest_ok)) for digest_ok in (True, False)),
+        *(([*arrival(0), *arrival(1)], PayloadChecked(1, digest_ok)) for digest_ok in (True, False)),
+        *((verified(0), PayloadChecked(0, digest_ok)) for digest_ok in (True, False)),
         ([], MessageLanded(0)),
         (arrival(0)[:2], MessageLanded(0)),
-        ([*arrival(0), *arrival(1)], MessageLanded(1)),
-        ([*arrival(0), MessageLanded(0)], MessageLanded(0)),
+        (arrival(0), MessageLanded(0)),
+        ([*verified(0), *verified(1)], MessageLanded(1)),
+        ([*verified(0), MessageLanded(0)], MessageLanded(0)),
         (WHOLE, MessageLanded(2)),
     ],
 )
@@ -257,7 +283,7 @@ def test_what_a_receivers_driver_cannot_do_raises(before, illegal):
         session.on(illegal)
 
 
-@pytest.mark.parametrize("late", [*arrival(2), *(event for event, _ in INTERRUPTIONS)])
+@pytest.mark.parametrize("late", [*verified(2), *(event for event, _ in INTERRUPTIONS)])
 def test_a_complete_session_ignores_what_comes_late(late):
     session = receiver(*WHOLE)
     assert session.on(late) == []
@@ -272,14 +298,15 @@ RETRY_ENVELOPES = [Envelope.of(RETRY.nonce, 6, message, b"") for message in RETR
 
 
 def test_a_retry_by_another_prefill_node_lands_whole_under_its_fresh_nonce():
-    failed = receiver(*arrival(0), MessageLanded(0))
+    failed = receiver(*verified(0), MessageLanded(0))
     assert causes(failed.on(PeerLost("eof"))) == [Cause.PEER_LOST]
     retry = ReceiverSession(RETRY)
     for index, envelope in enumerate(RETRY_ENVELOPES):
         message = RETRY.messages[index]
         assert retry.on(EnvelopeArrived(index, envelope)) == []
         assert retry.on(PayloadAnnounced(index, message.num_bytes)) == [ReceivePayload(message)]
-        assert retry.on(PayloadArrived(index, digest_ok=True)) == [Land(message)]
+        assert retry.on(PayloadArrived(index)) == []
+        assert retry.on(PayloadChecked(index, digest_ok=True)) == [Land(message)]
         assert retry.on(MessageLanded(index)) == ([Complete()] if message is RETRY.messages[-1] else [])
     assert (failed.phase, retry.phase) == (Phase.FAILED, Phase.COMPLETE)
 
@@ -293,7 +320,8 @@ def test_a_late_message_of_the_failed_attempt_fails_a_retry_that_it_were_routed_
         for event in (
             EnvelopeArrived(earlier, RETRY_ENVELOPES[earlier]),
             PayloadAnnounced(earlier, message.num_bytes),
-            PayloadArrived(earlier, digest_ok=True),
+            PayloadArrived(earlier),
+            PayloadChecked(earlier, digest_ok=True),
             MessageLanded(earlier),
         ):
             retry.on(event)
@@ -304,11 +332,11 @@ def test_a_late_message_of_the_failed_attempt_fails_a_retry_that_it_were_routed_
 @pytest.mark.parametrize("interruption", [event for event, _ in INTERRUPTIONS])
 def test_the_failed_attempts_own_late_messages_land_nowhere(interruption):
     failed = receiver(*arrival(0), interruption)
-    assert [failed.on(event) for event in (*arrival(1), *arrival(2))] == [[]] * 6
+    assert [failed.on(event) for event in (*verified(0)[3:], *verified(1), *verified(2))] == [[]] * 9
 
 
 def test_reasons_say_how_far_it_had_come():
-    session = receiver(*arrival(0), MessageLanded(0))
+    session = receiver(*verified(0), MessageLanded(0))
     assert session.on(DeadlinePassed()) == [
         Fail(Cause.DEADLINE, "1 arrived and 1 landed of 3 messages at the session's deadline")
     ]

@@ -92,8 +92,8 @@ class Trusting(ReceiverSession):
         planned = self.plan.messages[index]
         return super()._envelope_arrived(index, Envelope.of(self.plan.nonce, 0, planned, b""))
 
-    def _payload_arrived(self, event, index, digest_ok):
-        return super()._payload_arrived(event, index, True)
+    def _payload_checked(self, event, index, digest_ok):
+        return super()._payload_checked(event, index, True)
 
 
 class LandsWhatFailed(ReceiverSession):
@@ -112,9 +112,17 @@ class NeverForgets(Routes[int]):
 class LandsAfterTheEnd(World):
     """Its driver does not ask again, before it scatters, whether the session still is."""
 
-    def _begins_landing(self, attempt, session):
-        attempt.landing, *later = attempt.to_land
-        attempt.to_land = tuple(later)
+    def _is_right(self, attempt, session, part, envelope):
+        had_ended = attempt.receiver.ended
+        return super()._is_right(attempt, session, part, envelope) or had_ended
+
+
+class LandsWhatItReceives(World):
+    """Its driver scatters what was agreed to, and verifies it meanwhile."""
+
+    def _is_right(self, attempt, session, part, envelope):
+        super()._is_right(attempt, session, part, envelope)
+        return True
 
 
 class KeepsStagingOfTheFailed(World):
@@ -140,10 +148,14 @@ def test_a_router_by_index_is_found_though_gate_and_plan_keep_the_bytes_apart() 
         (World(mishaps=1, is_retry=False, new_receiver=LandsWhatFailed), "after it had failed"),
         (World(mishaps=1, is_retry=True, new_routes=NeverForgets), "still expected"),
         (LandsAfterTheEnd(mishaps=1, is_retry=True), "another's by now"),
+        (LandsWhatItReceives(mishaps=1, is_retry=False), "landed what is not its own"),
         (KeepsStagingOfTheFailed(mishaps=1, is_retry=True), "staging is not back"),
     ],
-    ids=["routes by index, trusts", "ignores digests", "goes on", "never forgets", "lands late", "keeps staging"],
-)
+    ids=[
+        "routes by index, trusts", "ignores digests", "goes on", "never forgets", "lands late", "lands at once",
+        "keeps staging",
+    ],
+)  # fmt: skip
 def test_a_broken_part_is_found(broken: World, found: str) -> None:
     with pytest.raises(Violation, match=found):
         explored(broken)
