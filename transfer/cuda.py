@@ -50,8 +50,9 @@ class CudaMemory:
     is driven by that thread and finds the context there."""
 
     def __init__(self, device: torch.device, spin_s: float = SPIN_S) -> None:
-        torch.cuda.set_device(device)
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.set_device(index)
+        self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device, priority=WIDEST_STREAM_PRIORITY)
         self._threads = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="cuda-wait")
         self._waits = StreamWaits(self._new_event, self._threads, spin_s)
