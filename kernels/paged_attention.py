@@ -7,7 +7,7 @@ Contract  `store_kv` has put this step's keys and values into the pool before; a
           included
 Numerics  softmax in float32, the result in q's dtype
 Source    torch's fused attention on the CPU; on a GPU kernels/paged_prefill.py, for heads of 256 on Hopper
-          kernels/paged_prefill_hopper.py, and kernels/paged_decode.py
+          kernels/paged_prefill_hopper.py, for few rows kernels/paged_extend.py, and kernels/paged_decode.py
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
 """
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.paged_decode import PagedContexts, paged_decode_triton
+from kernels.paged_extend import extend_splits, paged_extend_triton
 from kernels.paged_prefill import PagedChunks, paged_prefill_triton
 from kernels.paged_prefill_hopper import fits_hopper, paged_prefill_hopper
 
@@ -137,6 +138,8 @@ def paged_prefill(
     if sum(batch.lengths) != q.shape[0] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit rows {batch.lengths}")
     if isinstance(batch.chunks, PagedChunks):
+        if extend_splits(q, k_pool, batch.chunks) > 1:
+            return paged_extend_triton(q, k_pool, v_pool, scale, batch.chunks)
         on_gpu = paged_prefill_hopper if fits_hopper(q, k_pool) else paged_prefill_triton
         return on_gpu(q, k_pool, v_pool, scale, batch.chunks)
     return paged_prefill_torch(q, k, v, k_pool, v_pool, scale, batch.lengths, batch.chunks)
