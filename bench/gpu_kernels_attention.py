@@ -1,6 +1,6 @@
 """Attention kernels on one GPU: paged prefill, paged decode, and the preparation of queries, keys and values.
 
-    python -m bench.gpu_kernels_attention [--variants] [--only prefill decode prepare]
+    python -m bench.gpu_kernels_attention [--variants] [--only prefill extend decode prepare]
     python -m bench.gpu_kernels_attention --compile-only
 
 Times as in bench/gpu_timing.py; K and V count once. `--variants` adds other tile sizes of decodes, the plain kernel
@@ -21,6 +21,7 @@ from bench.gpu_timing import Row, measure
 from bench.shapes import SHAPES
 from engine.model_config import AttentionConfig
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
+from kernels.paged_extend import extend_splits, paged_extend_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
 from kernels.paged_prefill_hopper import KEYS, NUM_WARPS, ROWS, fits_hopper, paged_prefill_hopper
 from kernels.paged_prefill_warps import LAYOUT, SPAN, WarpsTile, paged_prefill_warps, registers
@@ -76,6 +77,11 @@ PREFILLS = [
     Workload(model, *shape)
     for model in SHAPES
     for shape in [(1, 2048, 0), (1, 8192, 0), (1, 32768, 0), (16, 4096, 0), (1, 2048, 30720), (8, 16, 4096)]
+]
+EXTENDS = [  # few rows behind much
+    Workload(model, 1, *shape)
+    for model in SHAPES
+    for shape in [(16, 8176), (64, 8176), (256, 8176), (512, 8176), (16, 32752)]
 ]
 DECODES = [
     Workload(model, *shape)
@@ -202,6 +208,26 @@ def prefills(variants: bool) -> Iterator[Row]:
         yield from prefill_rows(work, variants)
 
 
+def extends(variants: bool) -> Iterator[Row]:
+    """Beside the same prefill with its context in one piece."""
+    for work in EXTENDS:
+        q, k_pool, v_pool, ids = work.tables()
+        chunks = PagedChunks.build([work.new], [work.cached], ids, BLOCK, q.device)
+        whole = paged_prefill_hopper if fits_hopper(q, k_pool) else paged_prefill_triton
+        runs = {"prefill": partial(whole, q, k_pool, v_pool, work.config.scale, chunks)}
+        chosen = extend_splits(q, k_pool, chunks)
+        for splits in (chosen, *[s for s in (2, 8, 16, 32, 64) if variants and s != chosen]):
+            runs[f"extend, {splits} splits"] = partial(
+                paged_extend_triton, q, k_pool, v_pool, work.config.scale, chunks, splits
+            )
+        for name, run in runs.items():
+            yield measure(name, str(work), partial(_as_it_is, run), work.num_bytes(), work.flops())
+
+
+def _as_it_is(run: Callable[[], object]) -> Callable[[], object]:
+    return run
+
+
 def decodes(variants: bool) -> Iterator[Row]:
     for work in DECODES:
         yield from decode_rows(work, variants)
@@ -213,7 +239,7 @@ def preparations(_variants: bool) -> Iterator[Row]:
             yield prepare_row(model, count)
 
 
-KINDS = {"prefill": prefills, "decode": decodes, "prepare": preparations}
+KINDS = {"prefill": prefills, "extend": extends, "decode": decodes, "prepare": preparations}
 
 
 def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:
