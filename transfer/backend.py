@@ -34,7 +34,8 @@ class Arrival(Protocol):
     def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
         """Into `buffer`, of at least `num_bytes`; once. Fails: `PeerLost`, `DeadlinePassed` or `Truncated`.
 
-        connection_id   what the envelope named, if known: the connection to break at the deadline
+        connection_id   what the envelope named: the connection to break at the deadline; `PeerLost` when there is none
+                        such. None: nobody's is broken, and the buffer stays the transport's whatever the future says
         """
         ...
 

@@ -29,14 +29,15 @@ TICK_S = 1.0
 class Operation:
     """A send or receive in flight. Holds its buffer until UCX has let go of it, whoever else forgets it.
 
-    expire      called at the deadline; must make the request complete, by closing the connection it waits for
+    expire      called at the deadline; must make the request complete, by closing the connection it waits for. None:
+                nobody knows which; the owner is told, and UCX keeps the buffer for as long as it likes
     done        its owner's future; fails with `PeerLost`, `DeadlinePassed` or `Truncated`
     """
 
     request: Any
     buffer: Buffer
     deadline_s: float
-    expire: Callable[[], None]
+    expire: Callable[[], None] | None
     done: asyncio.Future[None]
     expired: bool = False
 
@@ -48,6 +49,10 @@ class Operation:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
+
+    def give_up(self) -> None:
+        if not self.done.done():
+            self.done.set_exception(DeadlinePassed(f"{len(self.buffer)} bytes did not move by their deadline"))
 
     def _error(self) -> Exception | None:
         try:
@@ -95,7 +100,7 @@ class ProgressLoop:
         post: Callable[[Array], Any],
         buffer: Buffer,
         deadline_s: float,
-        expire: Callable[[], None],
+        expire: Callable[[], None] | None,
     ) -> asyncio.Future[None]:
         """Post a request on `buffer` and see it through: the future is done once UCX has let go of it."""
         operation = Operation(post(Array(buffer)), buffer, deadline_s, expire, self._loop.create_future())
@@ -167,6 +172,9 @@ class ProgressLoop:
                 self._expire_at(operation.deadline_s)
                 continue
             operation.expired = True
+            if operation.expire is None:
+                operation.give_up()
+                continue
             operation.expire()
             self.wake()
 

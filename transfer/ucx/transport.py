@@ -52,26 +52,41 @@ class UcxArrival:
         self._probe = probe
 
     def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
-        self._transport.stats.received_parts += 1
-        self._transport.stats.received_bytes += self.num_bytes
-        return self._post(buffer, deadline_s, connection_id)
+        if connection_id is None:
+            return self._taken(buffer, deadline_s, None)
+        link = self._transport.incoming(connection_id)
+        if link is not None:
+            reason = f"{self.tag} did not arrive by its deadline"
+            return self._taken(buffer, deadline_s, lambda: link.lose(reason, forced=True))
+        self.drop()
+        refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        refused.set_exception(PeerLost(unknown(connection_id)))
+        return refused
 
     def drop(self) -> None:
         if self._probe is None:
             return
         self._transport.stats.dropped_parts += 1
         self._transport.stats.dropped_bytes += self.num_bytes
-        dropped = self._post(np.empty(1, np.uint8), asyncio.get_running_loop().time() + HELLO_DEADLINE_S, None)
+        deadline_s = asyncio.get_running_loop().time() + HELLO_DEADLINE_S
+        dropped = self._post(np.empty(1, np.uint8), deadline_s, None)
         dropped.add_done_callback(lambda done: done.exception())
 
-    def _post(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
+    def _taken(self, buffer: Buffer, deadline_s: float, expire: Callable[[], None] | None) -> asyncio.Future[None]:
+        self._transport.stats.received_parts += 1
+        self._transport.stats.received_bytes += self.num_bytes
+        return self._post(buffer, deadline_s, expire)
+
+    def _post(self, buffer: Buffer, deadline_s: float, expire: Callable[[], None] | None) -> asyncio.Future[None]:
         probe, self._probe = self._probe, None
-        return self._transport.progress.start(
-            lambda array: self._transport.progress.worker.tag_recv_with_handle(array, probe),
-            buffer,
-            deadline_s,
-            lambda: self._transport.break_incoming(connection_id, f"{self.tag} did not arrive by its deadline"),
+        progress = self._transport.progress
+        return progress.start(
+            lambda array: progress.worker.tag_recv_with_handle(array, probe), buffer, deadline_s, expire
         )
+
+
+def unknown(connection_id: int) -> str:
+    return f"connection {connection_id:#x} is not, or no longer, known here"
 
 
 class UcxTransport:
@@ -171,15 +186,12 @@ class UcxTransport:
     def watch(self, connection_id: int, on_lost: Watcher) -> Callable[[], None]:
         link = self._incoming.get(connection_id)
         if link is None:
-            self._loop.call_soon(on_lost, f"connection {connection_id:#x} is not, or no longer, known here")
+            self._loop.call_soon(on_lost, unknown(connection_id))
             return lambda: None
         return link.watch(on_lost)
 
-    def break_incoming(self, connection_id: int | None, reason: str) -> None:
-        """At a deadline: end what a receive waits for. Without its id, it may be any of them."""
-        known = self._incoming.get(connection_id) if connection_id is not None else None
-        for link in [known] if known is not None else tuple(self._incoming.values()):
-            link.lose(reason, forced=True)
+    def incoming(self, connection_id: int) -> Link | None:
+        return self._incoming.get(connection_id)
 
     def _route(self) -> bool:
         for _ in range(PROBES_A_TURN):

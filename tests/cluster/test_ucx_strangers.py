@@ -1,0 +1,131 @@
+"""Whoever reaches a node's door and its UCX listener: what it does to its own connection is no matter of others'."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.support.handover_peer import Peer
+from transfer.backend import Arrival
+from transfer.envelope import Tag
+from transfer.errors import PeerLost, PeerUnreachable
+from transfer.plan import TransferPlan
+from transfer.ucx import open_transport
+from transfer.ucx.lifeline import ID_BYTES, reach
+from transfer.ucx_config import UcxConfig
+
+if TYPE_CHECKING:
+    from transfer.ucx.transport import UcxTransport
+
+NONCE = 7
+STALL_S = 3.0
+
+
+def soon(within_s: float = 10.0) -> float:
+    return asyncio.get_running_loop().time() + within_s
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+class Inbox:
+    def __init__(self) -> None:
+        self.arrived: list[Arrival] = []
+
+    def announced(self, arrival: Arrival) -> None:
+        self.arrived.append(arrival)
+
+
+@asynccontextmanager
+async def transports(count: int) -> AsyncIterator["list[UcxTransport]"]:
+    async with AsyncExitStack() as undo:
+        opened = [open_transport(UcxConfig()) for _ in range(count)]
+        for transport in opened:
+            undo.push_async_callback(transport.close)
+        yield opened
+
+
+async def test_a_connection_keeps_its_id_whoever_else_claims_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the door, and behind it: a stranger that was taken in under an id of its own says another over UCX."""
+    async with transports(3) as (node, peer, stranger):
+        inbox, lost = Inbox(), list[str]()
+        node.expect(NONCE, inbox)
+        connection = await peer.connect(node.address, soon())
+        await until(lambda: node.incoming(connection.id) is not None)
+        node.watch(connection.id, lost.append)
+
+        monkeypatch.setattr("secrets.randbits", lambda bits: connection.id)
+        with pytest.raises(PeerUnreachable, match="hung up"):
+            await stranger.connect(node.address, soon())
+
+        host, _, port = node.address.rpartition(":")
+        lifeline, listener_port = await reach(host, int(port), connection.id ^ 1, silence_s=1.0)
+        forged = stranger._endpoint_to(lifeline.peer_host, listener_port, connection.id)
+        hello = np.frombuffer(connection.id.to_bytes(ID_BYTES), np.uint8)
+        await stranger._greet(forged, forged.endpoint.stream_send, hello)
+        await until(lambda: forged.lost is not None)
+
+        part = np.arange(100_000, dtype=np.uint8)
+        sent = connection.send(Tag(NONCE, 0, True), part, soon())
+        await until(lambda: len(inbox.arrived) == 1)
+        received = np.zeros_like(part)
+        await inbox.arrived[0].receive(received, soon(), connection.id)
+        await sent
+        assert (received == part).all()
+        assert lost == []
+
+
+async def test_a_payload_for_a_connection_that_is_not_there_is_refused_at_once() -> None:
+    async with transports(2) as (node, peer):
+        inbox = Inbox()
+        node.expect(NONCE, inbox)
+        connection = await peer.connect(node.address, soon())
+        sent = connection.send(Tag(NONCE, 0, True), np.zeros(100_000, np.uint8), soon())
+        await until(lambda: len(inbox.arrived) == 1)
+        with pytest.raises(PeerLost, match="not, or no longer, known"):
+            await inbox.arrived[0].receive(np.zeros(100_000, np.uint8), soon(), connection.id ^ 1)
+        await sent  # it was dropped
+        assert node.stats.dropped_parts == 1
+        assert connection.lost is None
+
+
+def plan(nonce: int, mib: int) -> TransferPlan:
+    return TransferPlan(
+        nonce=nonce, num_tokens=16 * mib, first_block=0, block_size=16, block_bytes=1 << 20, state_bytes=1 << 20,
+        max_message_bytes=1 << 20,
+    )  # fmt: skip
+
+
+async def test_a_stranger_that_stalls_an_envelope_costs_nobody_else_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows a nonce, has UCX announce the envelope instead of sending it along, and stops. The deadline of the
+    session that was to have it passes while another session's messages come in."""
+    async with Peer.start() as receiver, Peer.start() as sender:
+        monkeypatch.setenv("UCX_RNDV_THRESH", "0")
+        async with Peer.start() as stranger:
+            stalled = await receiver.expect(plan(1, 1), STALL_S)
+            landed = await receiver.expect(plan(2, 64))
+            sent = sender.send(plan(2, 64), receiver, tokens=16 * 32)
+            await receiver.heard("landed", 31)
+            await stranger.send(plan(3, 1), receiver)  # nobody expects it: it is connected now
+            os.kill(receiver.process.pid, signal.SIGSTOP)
+            stranger.send(plan(1, 1), receiver)
+            await asyncio.sleep(0.5)  # its announcement is in the receiver's socket
+            os.kill(stranger.process.pid, signal.SIGSTOP)
+            os.kill(receiver.process.pid, signal.SIGCONT)
+            began_s = time.monotonic()
+            assert (await stalled)["failed"] == "deadline"
+            assert time.monotonic() - began_s < STALL_S
+            later = await receiver.expect(plan(4, 1))
+            await sender.send(plan(4, 1), receiver)
+            assert (await later)["wrong"] == 0
+            assert not landed.done() and not sent.done()
+            assert (await sender.report())["connections_lost"] == 0
