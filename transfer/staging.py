@@ -5,8 +5,9 @@ the payload with its sender.
 """
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -37,11 +38,16 @@ class Staging:
     """Belongs to one event loop. Waiters are served in order of arrival."""
 
     def __init__(
-        self, config: StagingConfig, memory: StagingMemory | None = None, waits: WaitStats | None = None
+        self,
+        config: StagingConfig,
+        memory: StagingMemory | None = None,
+        waits: WaitStats | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """memory: where the buffers lie; None: on the host. waits: counted there, beside another pool's."""
         self.memory = memory or HostMemory()
         self.waits = waits or WaitStats()
+        self._clock = clock
         self._config = config
         self._free = self.memory.allocate(config.num_buffers, config.buffer_bytes)
         self._num_held = 0
@@ -96,11 +102,10 @@ class Staging:
         assert not self._free or all(waiter.done() for waiter in self._waiters)  # granted, and has yet to run
 
     async def _wait(self, deadline_s: float) -> Buffer:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Buffer] = loop.create_future()
+        waiter: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self.waits.count += 1
-        began_s = loop.time()
+        began_s = self._clock()
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await waiter
@@ -113,7 +118,7 @@ class Staging:
                 ) from None
             raise
         finally:
-            self.waits.seconds += loop.time() - began_s
+            self.waits.seconds += self._clock() - began_s
             self._waiters.remove(waiter)
 
     def _grant(self, buffer: Buffer) -> None:

@@ -87,13 +87,16 @@ async def test_a_failed_session_counts_by_its_cause_and_nowhere_else():
 
 
 async def test_waits_for_staging_are_counted_with_their_time():
-    staging = Staging(StagingConfig(num_buffers=1, buffer_bytes=10))
-    other = Staging(StagingConfig(num_buffers=1, buffer_bytes=10), waits=staging.waits)
+    clock = Clock()
+    staging = Staging(StagingConfig(num_buffers=1, buffer_bytes=10), clock=clock)
+    other = Staging(StagingConfig(num_buffers=1, buffer_bytes=10), waits=staging.waits, clock=clock)
     async with staging.hold(10, soon()):
         async with other.hold(10, soon()):
             assert staging.waits.count == 0
             waiting = asyncio.ensure_future(other.take(10, soon()))
-            await asyncio.sleep(0.02)
+            await turns()
+            assert (staging.waits.count, staging.waits.seconds) == (1, 0.0)
+            clock.now_s += 0.25
         await waiting
     assert (staging.waits.count, other.waits.count) == (1, 1)
-    assert staging.waits.seconds >= 0.02
+    assert staging.waits.seconds == 0.25
