@@ -98,7 +98,7 @@ class Batch:
 BATCHES = [Batch(1, 2048), Batch(1, 8192), Batch(16, 4096), Batch(1, 32768)]
 CHECKPOINTED = [Batch(1, 32768, 64), Batch(1, 32768, 64, shift=16)]
 
-_SSD, _GDN = ssd_tiles(BF16, 64, 128), gdn_tiles(BF16)
+_SSD, _GDN = ssd_tiles(BF16, 64, 128, 8192), gdn_tiles(BF16)
 
 
 class SsdLayer:

@@ -1,7 +1,7 @@
 """The tables of packed sequences for captured passes: they stay where they are, and are filled anew for each replay.
 
 Grids follow from the tables' sizes, so those are what a pass may need at most. What is left over costs programs that
-end at once: chunks and tiles of no rows, sequences of none.
+end at once: sequences and tiles of no rows, chunks of -1.
 
 Legend: N sequences, W state writes, R rows, C chunks, Z tiles
 """
@@ -83,7 +83,7 @@ class CapturedSegments(PrefillSegments):
         first_rows = np.cumsum([0, *lengths]).tolist()
         chunks = [cut(*span, size) for span in zip(first_rows, lengths, writes_of_each, strict=False)]
         for table, values in zip(self._host_chunks[size], table_rows(chunks, src_slots), strict=True):
-            _set(table, values, nothing=[0, 0, -1, 0])
+            _set(table, values, nothing=[0, -1, -1, 0])
 
     def _fill_conv(self, taps: int, tile_rows: int) -> None:
         rows = conv_rows(*self._filled, taps, tile_rows)

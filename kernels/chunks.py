@@ -28,7 +28,7 @@ class ChunkTable:
     """Rows of four, so that each table begins at a multiple of 16 bytes whatever the batch: Triton compiles
     another kernel for pointers that do not."""
 
-    chunks_C4: Tensor  # int32: first row, number of rows, slot to write or -1, 0
+    chunks_C4: Tensor  # int32: first row, number of rows (-1: no sequence's chunk), slot to write or -1, 0
     sequences_N4: Tensor  # int32: first chunk, first chunk of the next sequence, slot to read or -1, 0
 
     @classmethod

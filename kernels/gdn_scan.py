@@ -75,7 +75,10 @@ def _gdn_systems_kernel(
     head, chunk = tl.program_id(0), tl.program_id(1)
     row, key, value = tl.arange(0, Q), tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     first_row = tl.load(chunks_ptr + chunk * 4).to(tl.int64)
-    inside = row < tl.load(chunks_ptr + chunk * 4 + 1)
+    num_rows = tl.load(chunks_ptr + chunk * 4 + 1)
+    if num_rows < 0:
+        return
+    inside = row < num_rows
     packed = first_row + row
     a = tl.load(a_ptr + packed * a_stride + head, mask=inside, other=0.0)
     b = tl.load(b_ptr + packed * b_stride + head, mask=inside, other=0.0)
@@ -193,7 +196,7 @@ def _gdn_output_kernel(
     """o of one chunk for BLOCK_V columns of the value heads of one key head."""
     key_head, chunk = tl.program_id(1), tl.program_id(2)
     num_rows = tl.load(chunks_ptr + chunk * 4 + 1)
-    if num_rows == 0:
+    if num_rows <= 0:
         return
     first_row = tl.load(chunks_ptr + chunk * 4).to(tl.int64)
     row, key = tl.arange(0, Q), tl.arange(0, BLOCK_K)

@@ -190,12 +190,16 @@ class SsdTiles(NamedTuple):
     output_stages: int = 2
 
 
-def ssd_tiles(dtype: torch.dtype, heads_a_group: int, state_size: int) -> SsdTiles:
+FEW_ROWS = 512  # up to here a program takes the outputs of one head: there are multiprocessors enough
+
+
+def ssd_tiles(dtype: torch.dtype, heads_a_group: int, state_size: int, num_rows: int) -> SsdTiles:
     if dtype == torch.float32:
         # For exactness, not for speed: products of float32 run outside of the matrix units and live in registers.
         return SsdTiles(chunk_size=32, state_columns=32, output_rows=32, output_heads=1, output_warps=8)
     chunk_size = 128 if state_size <= 128 else 64  # shared memory holds a chunk's B and C
-    shared_heads = heads_a_group & -heads_a_group  # the largest power of two that divides it
+    # The largest power of two that divides them.
+    shared_heads = 1 if num_rows <= FEW_ROWS else heads_a_group & -heads_a_group
     return SsdTiles(chunk_size, state_columns=64, output_rows=64, output_heads=min(8, shared_heads))
 
 
@@ -218,7 +222,7 @@ def ssd_prefill_triton(
     y = torch.empty((T, H, P), dtype=x.dtype, device=x.device)
     if T == 0:
         return y
-    tiles = tiles or ssd_tiles(x.dtype, H // G, N)
+    tiles = tiles or ssd_tiles(x.dtype, H // G, N, T)
     table = segments.chunk_table(tiles.chunk_size)
     decay, chunk_dt = _launch_decays(dt, heads, table, tiles)
     start = _launch_states(x, B, decay, chunk_dt, state_pool, table, tiles)

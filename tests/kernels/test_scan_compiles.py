@@ -88,8 +88,14 @@ def assert_keeps_to_registers_and_matrix_units(first: Compiled, *others: Compile
 
 @pytest.mark.parametrize(("H", "N", "G"), [(64, 128, 1), (24, 256, 1)], ids=["granite", "falcon"])
 def test_ssd_scan(H: int, N: int, G: int):
-    launches = ssd_launches(ssd_tiles(torch.bfloat16, H // G, N), torch.bfloat16, H=H, N=N, G=G)
+    launches = ssd_launches(ssd_tiles(torch.bfloat16, H // G, N, 8192), torch.bfloat16, H=H, N=N, G=G)
     assert_keeps_to_registers_and_matrix_units(*compile_for_h200(launches))
+
+
+def test_ssd_outputs_of_few_rows():
+    *_, outputs = ssd_launches(ssd_tiles(torch.bfloat16, 64, 128, 16), torch.bfloat16)
+    [report] = compile_for_h200([outputs])
+    assert report.stack_bytes == 0 and "wgmma.mma_async" in report.ptx
 
 
 def test_gdn_scan():
@@ -107,7 +113,7 @@ def test_gdn_scan_of_small_heads_reads_what_was_written(K: int, V: int):
 def test_float32_spills_little_if_anything(scan: str):
     dtype = torch.float32
     launches = (
-        ssd_launches(ssd_tiles(dtype, 64, 128), dtype) if scan == "ssd" else gdn_launches(gdn_tiles(dtype), dtype)
+        ssd_launches(ssd_tiles(dtype, 64, 128, 8192), dtype) if scan == "ssd" else gdn_launches(gdn_tiles(dtype), dtype)
     )
     for report in compile_for_h200(launches):
         assert report.stack_bytes < 256, report
