@@ -13,8 +13,9 @@ from contextlib import suppress
 
 from transfer.backend import Transport
 from transfer.buffers import StagingMemory
-from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_refusal, link_warning, measure_link
+from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_warning, measure_link
 from wire.messages import LinkStatus, Peer
+from wire.pairs import handover_refusal
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Links:
                     await self._check(link)
 
     async def _check(self, link: _Link) -> None:
-        refusal = link_refusal(self._device, link.peer.device)
+        refusal = handover_refusal(self._device, link.peer.device)
         if refusal is not None:
             self._failed(link, refusal, logging.WARNING)
             return

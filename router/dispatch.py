@@ -78,6 +78,7 @@ class _Attempt:
         self.request = request
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: DecodeCall | None = None
+        self.decode_node: Node | None = None
         self.prefill: asyncio.Task[None] | None = None
         self.prefill_node: Node | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -179,8 +180,9 @@ class Run:
             await attempt.cancel()
 
     async def _on_decode_node(self, attempt: _Attempt) -> None:
-        node = await self._pick(m.Role.DECODE)
-        start = m.Start(attempt.request, self._may_prefill_remotely(), self._max_message_bytes())
+        node = attempt.decode_node = await self._pick(m.Role.DECODE)
+        may_prefill_remotely = self.life.needs_decode and bool(self._shared.nodes.senders_to(node.info))
+        start = m.Start(attempt.request, may_prefill_remotely, self._shared.nodes.max_message_bytes(node.info))
         try:
             async with (
                 self._shared.nodes.in_use(node) as client,
@@ -200,12 +202,6 @@ class Run:
             self._note_failure(node, error)
             await self._tell(attempt, ev.DecodeLost(error))
 
-    def _may_prefill_remotely(self) -> bool:
-        return self.life.needs_decode and bool(self._shared.nodes.live(m.Role.PREFILL))
-
-    def _max_message_bytes(self) -> int | None:
-        return self._shared.nodes.max_message_bytes(m.Role.PREFILL)
-
     async def _read(self, attempt: _Attempt, node: Node, call: DecodeCall) -> None:
         try:
             async for event in call:
@@ -219,10 +215,11 @@ class Run:
 
     async def _prefill(self, attempt: _Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         nonce = None if reservation is None else reservation.nonce
-        if not self._shared.nodes.live(m.Role.PREFILL):
+        receiver = None if reservation is None else attempt.decode_node
+        if not self._candidates(m.Role.PREFILL, receiver):
             await self._tell(attempt, ev.PrefillFailed(nonce, None))
             return
-        node = attempt.prefill_node = await self._pick(m.Role.PREFILL)
+        node = attempt.prefill_node = await self._pick(m.Role.PREFILL, receiver)
         donor = await self._donor(attempt.request, node)
         work = m.PrefillRequest(attempt.request, reservation, first_token, donor)
         try:
@@ -258,7 +255,8 @@ class Run:
             return None
         max_tokens = len(request.tokens) - 1  # one is always computed
         hits = index.match(keys, max_tokens=max_tokens, multiple_of=prefill_node.info.layout.block_size)
-        holders = [(node.info, hits[node.id]) for node in nodes.live(m.Role.DECODE) if node.id in hits]
+        donors = (node for node in nodes.senders_to(prefill_node.info) if node.reaches(prefill_node.info))
+        holders = [(node.info, hits[node.id]) for node in donors if node.id in hits]
         return choose_donor(holders, hits.get(prefill_node.id))
 
     async def _keys(self, request: m.Request) -> Mapping[int, Sequence[PrefixKey]] | None:
@@ -290,7 +288,9 @@ class Run:
                         # It was the decode node that said so: a stopped sender says nothing itself.
                         self._avoid.add(attempt.prefill_node.id)
                         self._patience_ends_s = None
-                    await attempt.send(m.Renew(failed_nonce, self._max_message_bytes()))
+                    if attempt.decode_node is not None:
+                        max_bytes = self._shared.nodes.max_message_bytes(attempt.decode_node.info)
+                        await attempt.send(m.Renew(failed_nonce, max_bytes))
                 case ev.SendStop():
                     await attempt.send(m.Stop())
                 case ev.StartOver() | ev.Finish() | ev.Fail():
@@ -307,16 +307,23 @@ class Run:
 
     # ------------------------------------------------------------ nodes
 
-    async def _pick(self, role: m.Role) -> Node:
-        """A live node that has not failed this request, or else any live one after a pause.
+    def _candidates(self, role: m.Role, receiver: Node | None) -> list[Node]:
+        """Live nodes of this role; with a receiver, those that can hand over to it."""
+        nodes = self._shared.nodes
+        return nodes.live(role) if receiver is None else nodes.senders_to(receiver.info)
+
+    async def _pick(self, role: m.Role, receiver: Node | None = None) -> Node:
+        """A candidate that has not failed this request, if possible one that reaches the receiver; or else any after a
+        pause.
 
         Raises ApiError (503) when patience with busy or missing nodes ends.
         """
         while True:
-            live = {node.info.name: node for node in self._shared.nodes.live(role)}
+            live = {node.info.name: node for node in self._candidates(role, receiver)}
             fresh = [node.info for node in live.values() if node.id not in self._avoid]
             if fresh:
-                return live[self._shared.policies[role].pick(fresh, self.life.request).name]
+                reaching = [info for info in fresh if receiver is None or live[info.name].reaches(receiver.info)]
+                return live[self._shared.policies[role].pick(reaching or fresh, self.life.request).name]
             if self._patience_ends_s is None:
                 self._patience_ends_s = self._now_s() + self._shared.config.busy_timeout_s
             if self._now_s() >= self._patience_ends_s:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from router.errors import LayoutRefused
 from wire.client import NodeClient
 from wire.messages import NodeInfo, NodeStatus, Peer, Role
+from wire.pairs import handover_refusal
 
 MISSED_HEARTBEATS = 3
 NodeId = tuple[str, int]
@@ -29,6 +30,10 @@ class Node:
     @property
     def id(self) -> NodeId:
         return (self.info.name, self.info.incarnation)
+
+    def reaches(self, receiver: NodeInfo) -> bool:
+        """False when its link check failed, as it said last: that may be over by now."""
+        return all(link.error is None for link in self.status.links if link.peer == receiver.name)
 
 
 class NodeTable:
@@ -83,9 +88,14 @@ class NodeTable:
         others = (node.info for node in self.all() if node.info.role is not role)
         return [Peer(info.name, info.incarnation, info.transfer_address, info.device) for info in others]
 
-    def max_message_bytes(self, sender: Role) -> int | None:
-        """The largest message that every live node of the sending role can send; None without any."""
-        return min((node.info.max_message_bytes for node in self.live(sender)), default=None)
+    def senders_to(self, receiver: NodeInfo) -> list[Node]:
+        """The live nodes of the other role that can hand over to this one, by name."""
+        role = Role.PREFILL if receiver.role is Role.DECODE else Role.DECODE
+        return [node for node in self.live(role) if handover_refusal(node.info.device, receiver.device) is None]
+
+    def max_message_bytes(self, receiver: NodeInfo) -> int | None:
+        """The largest message that every live node can send that can hand over to this one; None without any."""
+        return min((node.info.max_message_bytes for node in self.senders_to(receiver)), default=None)
 
     def leave(self, name: str, incarnation: int) -> None:
         """Takes no more requests to this node; the ones it works on may finish."""

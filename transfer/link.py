@@ -99,16 +99,6 @@ async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline
     return LinkReport(peer, connection.lanes, trips[ROUND_TRIPS // 2], 2 * pairs * len(buffer) / seconds)
 
 
-def link_refusal(device: str, peer_device: str) -> str | None:
-    """Why nothing can be handed over between nodes on these kinds of device; None when it can."""
-    if (device == "cuda") == (peer_device == "cuda"):
-        return None
-    return (
-        f"a node on {device} and one on {peer_device} cannot hand over: without a GPU a node opens UCX without CUDA, "
-        "and UCX then finds no protocol between GPU and host memory; give both pools nodes of one kind"
-    )
-
-
 def link_warning(lanes: Sequence[str], bytes_per_s: float, *, between_gpus: bool) -> str | None:
     """What an operator should look into; None when the link is as good as it can be told to be."""
     if not between_gpus or bytes_per_s > FAST_BYTES_PER_S:

@@ -182,9 +182,9 @@ PrefillEvent = FirstToken | PromptLogprobs | PrefillDone
 
 @dataclass(frozen=True)
 class Start:
-    """First command of a decode call. `may_prefill_remotely` False: no prefill node is there.
+    """First command of a decode call. `may_prefill_remotely` False: no prefill node can hand over to it.
 
-    max_message_bytes   the largest message that every prefill node can send; None: any that this node can take
+    max_message_bytes   the largest message that each prefill node can send that may be asked; None: any that fits
     """
 
     request: Request

@@ -74,7 +74,7 @@ async def test_a_killed_receiver_fails_the_sender_and_its_staging_comes_back(pai
 
 @on_gpus
 async def test_a_host_and_a_gpu_do_not_hand_over_and_lose_nothing():
-    """Links refuse them, see `transfer.link.link_refusal`; if tried, no wrong byte lands and staging comes back."""
+    """Links refuse them, see `wire.pairs.handover_refusal`; if tried, no wrong byte lands and staging comes back."""
     async with Peer.start(device="cuda:0") as gpu, Peer.start() as host:
         for sender, receiver, nonce in ((gpu, host, 1), (host, gpu, 2)):
             landed = await receiver.expect(plan(nonce, mib=16), within_s=10)

@@ -35,6 +35,10 @@ def server_for(config: Any) -> Any:
             from tests.support.fault_node import FaultyServer
 
             return FaultyServer(config)
+        case "NodeThatSays":
+            from tests.support.device_cluster import node_that_says
+
+            return node_that_says(config)
         case other:
             raise TypeError(f"no process for a {other}")
 

@@ -663,9 +663,9 @@ class Start(_message.Message):
     MAY_PREFILL_REMOTELY_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     may_prefill_remotely: _builtins.bool
-    """false: no prefill node is there, the decode node computes the prompt"""
+    """false: no prefill node can hand over to it, it computes the prompt"""
     max_message_bytes: _builtins.int
-    """the largest message that every prefill node can send; unset: none is there"""
+    """the largest message that each prefill node can send that may be asked; unset: there is none"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     def __init__(

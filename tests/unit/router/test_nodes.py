@@ -6,7 +6,7 @@ import pytest
 from router.errors import LayoutRefused
 from router.nodes import NodeTable
 from tests.support.fake_nodes import LAYOUT, FakeCluster, fake_cluster, node_info, node_status
-from wire.messages import Peer, Role
+from wire.messages import LinkStatus, Peer, Role
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def cluster() -> FakeCluster:
-    return fake_cluster([1], prefill=2, decode=1)
+    return fake_cluster([1], prefill=3, decode=2)
 
 
 @pytest.fixture
@@ -140,13 +140,31 @@ def test_who_sends_to_whom_depends_on_whether_prefill_nodes_learn(clock: Clock, 
 
 
 def test_a_message_must_fit_the_smallest_sender(nodes: NodeTable):
-    assert nodes.max_message_bytes(Role.PREFILL) is None
+    d0 = node_info("d0", Role.DECODE, max_message_bytes=10_000)
+    assert nodes.max_message_bytes(d0) is None
     for name, num_bytes in (("p0", 30_000), ("p1", 20_000)):
         nodes.register(node_info(name, Role.PREFILL, max_message_bytes=num_bytes), node_status())
-    nodes.register(node_info("d0", Role.DECODE, max_message_bytes=10_000), node_status())
-    assert nodes.max_message_bytes(Role.PREFILL) == 20_000
+    nodes.register(d0, node_status())
+    nodes.register(node_info("p2", Role.PREFILL, max_message_bytes=16_384, device="cuda"), node_status())
+    assert nodes.max_message_bytes(d0) == 20_000, "what cannot hand over to it does not count"
     nodes.leave("p1", 1)
-    assert nodes.max_message_bytes(Role.PREFILL) == 30_000
+    assert nodes.max_message_bytes(d0) == 30_000
+
+
+def test_only_nodes_of_one_kind_of_device_hand_over_to_each_other(nodes: NodeTable):
+    for role in Role:
+        for number, device in enumerate(("cpu", "cuda")):
+            nodes.register(node_info(f"{role.value[0]}{number}", role, device=device), node_status())
+    senders = {node.info.name: [each.info.name for each in nodes.senders_to(node.info)] for node in nodes.all()}
+    assert senders == {"p0": ["d0"], "p1": ["d1"], "d0": ["p0"], "d1": ["p1"]}
+
+
+def test_a_node_reaches_those_of_whom_its_link_check_says_nothing_bad(nodes: NodeTable):
+    d0, d1, d2 = (node_info(f"d{i}", Role.DECODE) for i in range(3))
+    links = (LinkStatus("d0", error="lost: no way to its host"), LinkStatus("d1", bytes_per_s=1e9, warning="slow"))
+    nodes.register(node_info("p0", Role.PREFILL), replace(node_status(), links=links))
+    (p0,) = nodes.live(Role.PREFILL)
+    assert [p0.reaches(receiver) for receiver in (d0, d1, d2)] == [False, True, True]
 
 
 def test_another_release_of_the_hand_over_is_refused_with_the_remedy(nodes: NodeTable):

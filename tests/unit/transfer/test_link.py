@@ -8,7 +8,7 @@ import pytest
 from transfer.buffers import allocate_host
 from transfer.errors import DeadlinePassed, PeerUnreachable
 from transfer.inprocess import InProcessNetwork, InProcessTransport
-from transfer.link import LONG_MESSAGES, ROUND_TRIPS, LinkSink, link_refusal, link_warning, measure_link
+from transfer.link import LONG_MESSAGES, ROUND_TRIPS, LinkSink, link_warning, measure_link
 
 BYTES = 1 << 20
 
@@ -88,9 +88,3 @@ async def test_no_peer_and_no_answer_are_errors():
 def test_a_pair_of_gpus_that_does_without_nvlink_and_rdma_is_warned_of(lanes, bytes_per_s, between_gpus, warning):
     said = link_warning(lanes, bytes_per_s, between_gpus=between_gpus)
     assert said is None if warning is None else warning in said
-
-
-def test_a_pair_of_a_gpu_and_a_host_is_refused_with_what_to_do():
-    for pair in (("cuda", "cpu"), ("cpu", "cuda")):
-        assert "give both pools nodes of one kind" in link_refusal(*pair)
-    assert link_refusal("cpu", "cpu") is link_refusal("cuda", "cuda") is None
