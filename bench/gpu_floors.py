@@ -66,10 +66,10 @@ WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 16 x 4,096", 16, 65536 / 71.5, 65536 / 90.0, num_tokens=4096),
     *(
         Prefill(
-            f"prefill {num_new} behind 8,176{', launched' if is_launched else ''}", 1, None, None,
+            f"prefill {num_new:,} behind 8,176{', launched' if is_launched else ''}", 1, None, None,
             num_tokens=8176 + num_new, num_cached=8176, is_launched=is_launched,
         )
-        for num_new in (16, 64, 256, 512)
+        for num_new in (16, 64, 256, 512, 1024)
         for is_launched in (False, True)
     ),
     Decode("decode batch 1", 1, 3.49, 2.2),

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Launching a prefill takes the host of an H200 12 to 18 ms: as long as its device is busy with a thousand rows.
-PREFILL_ROWS = (16, 32, 64, 128, 256, 512)
+PREFILL_ROWS = (16, 32, 64, 128, 256, 384, 512, 768, 1024)
 
 
 @dataclass(frozen=True)

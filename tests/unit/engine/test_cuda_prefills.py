@@ -121,7 +121,7 @@ def test_passes_in_a_row_equal_plain_ones_in_float32(family: str, tiny_checkpoin
     plain, replayed = (runner_of(path, "float32", "float32") for _ in range(2))
     replayed.capture_prefills(8192, MAX_TOKENS, capture)
     for n in range(60):
-        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 512)[n % 5])
+        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 700)[n % 5])
         ours, theirs = launch(replayed, steps), launch(plain, steps)
         assert ours.logits.shape == theirs.logits.shape
         assert [token.id for token in ours.drawn.tokens()] == [token.id for token in theirs.drawn.tokens()], f"pass {n}"
@@ -137,7 +137,7 @@ def test_passes_in_bfloat16_differ_by_rounding_only(family: str, state_dtype: st
     plain, replayed = (runner_of(path, "bfloat16", state_dtype) for _ in range(2))
     replayed.capture_prefills(8192, MAX_TOKENS, capture)
     for n in range(20):
-        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 512)[n % 5])
+        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 700)[n % 5])
         for ours, theirs in zip(pools(replayed), pools(plain), strict=True):
             ours.copy_(theirs)
         logits, expected = launch(replayed, steps).logits.clone(), launch(plain, steps).logits

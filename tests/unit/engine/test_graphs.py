@@ -13,6 +13,7 @@ from engine.batch import SequenceStep
 from engine.decode_inputs import DecodeInputs
 from engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, sizes_up_to
 from engine.memory import CacheMemory
+from engine.prefill_inputs import PrefillInputs
 from engine.runner import ModelRunner
 from engine.sampler import Draw
 from engine.step_plan import StepPlan
@@ -43,7 +44,10 @@ class Model:
     def forward(self, plan: StepPlan) -> Tensor:
         self.seen.append(plan)
         predicted = (plan.tokens_T + 1) % VOCAB
-        self.drawn[: len(predicted)] = predicted
+        if plan.logit_rows is not None:
+            predicted = predicted[plan.logit_rows]
+        else:
+            self.drawn[: len(predicted)] = predicted
         return torch.nn.functional.one_hot(predicted, VOCAB).float()
 
 
@@ -62,8 +66,9 @@ def setup() -> Setup:
     memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=9)
     inputs = DecodeInputs(memory, drawn, max_rows=8, max_tokens=100)
     decodes = CapturedPasses("decode", model.forward, inputs, (2, 4, 8), rerun)
+    prefills = CapturedPasses("prefill", model.forward, PrefillInputs(memory, 16, 40), (8, 16), rerun)
     model.seen.clear()
-    return Setup(model, drawn, StepGraphs(BLOCK_SIZE, decodes), memory)
+    return Setup(model, drawn, StepGraphs(BLOCK_SIZE, decodes, prefills), memory)
 
 
 def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, feed: int | None = None):
@@ -120,14 +125,44 @@ def test_what_does_not_fit_is_left_to_the_plain_path(setup: Setup) -> None:
     assert setup.graphs.run([one]) is not None
     assert setup.graphs.run([]) is None
     assert setup.graphs.run([decode(1, 1, [i], i, i) for i in range(9)]) is None
-    assert setup.graphs.run([one, SequenceStep([1, 2], 1, [1], 1, 1)]) is None
+    assert setup.graphs.run([SequenceStep([1, 2], 1, [1], 1, 1), one]) is None  # the engine's steps begin with decodes
+    assert setup.graphs.run([one, SequenceStep([1] * 17, 1, list(range(5)), 1, 1)]) is None
     assert setup.graphs.run([SequenceStep([1], 1, [0], 0, 0, num_logits=0)]) is None
     assert setup.graphs.run([decode(1, 1, [0] * 40, 0, 0)]) is None
 
 
-def test_steps_that_would_mix_sequences_are_refused(setup: Setup) -> None:
+def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(setup: Setup) -> None:
+    silent = SequenceStep([1, 2], 4, [3, 1], 2, 2, num_logits=0)
+    logits = setup.graphs.run([silent, SequenceStep([5, 6, 7], 3, [0, 5], 4, 1, emit=((4, 7),))])
+    (plan,) = setup.model.seen
+    scratch = setup.memory.scratch_block
+    assert plan.tokens_T.tolist() == [5, 6, 7, 1, 2, 0, 0, 0]  # first those whose logits are asked for
+    assert plan.positions_T.tolist() == [3, 4, 5, 4, 5, 0, 1, 2]
+    assert plan.block_T.tolist() == [0, 5, 5, 1, 1, *[scratch] * 3]
+    assert plan.offset_T.tolist() == [3, 0, 1, 0, 1, 0, 1, 2]
+    chunks = plan.prefill.attention.chunks
+    assert chunks.first_row_N1.tolist() == [0, 3, 5, 5, 5, 8] and chunks.start_N.tolist() == [3, 4, 0, 0, 0]
+    assert chunks.table_NM[:2, :2].tolist() == [[0, 5], [3, 1]] and set(chunks.table_NM[-1].tolist()) == {scratch}
+    table = plan.prefill.segments.chunk_table(4)
+    assert [row[:3] for row in table.chunks_C4.tolist()][:4] == [[0, 1, 7], [1, 2, 1], [3, 2, 2], [5, 3, -1]]
+    assert all(row[1:3] == [-1, -1] for row in table.chunks_C4.tolist()[4:])
+    of_nobody = [3, 3, -1]
+    assert [row[:3] for row in table.sequences_N4.tolist()] == [[0, 2, 4], [2, 3, 2], of_nobody, of_nobody, [3, 4, -1]]
+    assert plan.tails.contexts.lens_N.tolist() == [6, 6, 0, 0]
+    assert logits.argmax(-1).tolist() == [8]
+
+
+def test_decodes_and_the_prefills_behind_them_are_two_replays(setup: Setup) -> None:
+    prefill = SequenceStep([5, 6, 7], 0, [1], None, 1)
+    logits = setup.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
+    assert [plan.num_decodes for plan in setup.model.seen] == [2, 0]
+    assert logits.argmax(-1).tolist() == [11, 21, 8]
+
+
+@pytest.mark.parametrize("tokens", [[1], [1, 2]], ids=["decode", "prefill"])
+def test_steps_that_would_mix_sequences_are_refused(setup: Setup, tokens: list[int]) -> None:
     with pytest.raises(ValueError, match="slot 3 is written twice"):
-        setup.graphs.run([decode(1, 1, [0], 3, 3), decode(1, 1, [1], 2, 3)])
+        setup.graphs.run([decode(1, 1, [0], 3, 3), SequenceStep(tokens, 1, [1], 2, 3)])
 
 
 def test_captured_sizes_cover_the_largest_step() -> None:
