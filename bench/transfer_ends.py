@@ -9,8 +9,11 @@ clock, which both processes read.
 """
 
 import asyncio
+import cProfile
+import io
 import itertools
 import multiprocessing
+import pstats
 import statistics
 import time
 import traceback
@@ -42,6 +45,7 @@ DEADLINE_S = 60.0
 SECRET = bytes(SECRET_BYTES)  # both processes know it, as both know the plans
 RAW_NONCE = (1 << 47) + 1
 WARM_UPS = 3
+PROFILE_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,13 @@ class Ends:
                 seconds.setdefault(name, []).append(at_s - begins_s)
         medians = {name: statistics.median(each[WARM_UPS:]) for name, each in seconds.items()}
         return dict(sorted(medians.items(), key=lambda step: step[1]))
+
+    def profiles(self, plan: TransferPlan, rounds: int, at_once: int) -> list[str]:
+        """Where each end's event loop spends its time with so many at once, function by function."""
+        for pipe in self._pipes:
+            self._call(pipe, "profile")
+        self._together([self._fresh(plan) for _ in range(rounds)], at_once)
+        return [self._call(pipe, "profiled") for pipe in self._pipes]
 
     def sends(self, num_bytes: int, rounds: int, at_once: int) -> float:
         """Seconds a bare message of a staging buffer takes on average, with so many at once."""
@@ -344,6 +355,16 @@ class _End:
         self._steps = []
         self.staging.memory = _NotedMemory(self.staging.memory, self._note)
         self._receiver = HandoverReceiver(FaultyTransport(self.transport, self._note_part), self.staging)
+
+    async def profile(self) -> None:
+        self._profile = cProfile.Profile()
+        self._profile.enable()
+
+    async def profiled(self) -> str:
+        self._profile.disable()
+        text = io.StringIO()
+        pstats.Stats(self._profile, stream=text).sort_stats("tottime").print_stats(PROFILE_LINES)
+        return text.getvalue()
 
     async def noted(self) -> list[tuple[str, float]]:
         """Since the last call; a step's name, and when it began or ended."""

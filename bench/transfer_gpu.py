@@ -20,7 +20,7 @@ from bench import transfer_nixl
 from bench.gpu_timing import HEADER as KERNEL_HEADER
 from bench.gpu_timing import Row, measure
 from bench.transfer_ends import Ends, Shape, Took, shape_of
-from kernels.digest import DIGEST_BYTES, launch_digest_pages
+from kernels.digest import DIGEST_BYTES, digest_pages
 from kernels.gather_scatter import gather_rows, scatter_rows
 from transfer.plan import TransferPlan
 from transfer.ucx_config import UcxConfig
@@ -113,9 +113,9 @@ def kernel_rows() -> Iterator[Row]:
         for pages in (8, 16, 32):
 
             def hashing(page_bytes=page_bytes, pages=pages):
-                buffer = staging().view(-1, page_bytes)
-                digests = torch.empty((len(buffer), DIGEST_BYTES), dtype=torch.uint8, device="cuda")
-                return lambda: launch_digest_pages(buffer, digests, pages)
+                buffer = staging().view(torch.int64).view(-1, page_bytes // 8)
+                digests = torch.empty((len(buffer), DIGEST_BYTES // 8), dtype=torch.int64, device="cuda")
+                return lambda: digest_pages(buffer, digests, len(buffer), pages)
 
             name = f"digest, pages of {page_bytes}, {pages} a program"
             yield measure(name, f"{total >> 20} MiB", hashing, total)
@@ -132,14 +132,18 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64, help="of a hand-over's blocks, and of a state")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="under a minute: what is asked for, its parts, and NIXL")
+    parser.add_argument("--profile", action="store_true", help="last, what each end's event loop does, in functions")
     arguments = parser.parse_args()
     num_gpus = torch.cuda.device_count()
     if arguments.devices is None and num_gpus == 0:
         print("no CUDA device here: `--devices cpu cpu --mib 8` shows that it runs")
         return
-    devices = tuple(arguments.devices or ("cuda:0", f"cuda:{min(1, num_gpus - 1)}"))
+    first, second = arguments.devices or ("cuda:0", f"cuda:{min(1, num_gpus - 1)}")
+    devices = (first, second)
     for row in rows(devices, arguments.mib << 20, arguments.rounds, arguments.quick):
         print(row, flush=True)
+    if arguments.profile:
+        print(*profiles(devices, arguments.mib << 20, arguments.rounds), flush=True)
 
 
 def rows(devices: tuple[str, str], total: int, rounds: int, quick: bool) -> Iterator[str]:
@@ -202,6 +206,12 @@ def variant_rows(
         yield from handover_rows(ends, what, {f"{total >> 20} MiB": plan}, rounds)
         yield from part_rows(ends, f"blocks{variant}", plan, rounds)
         yield from send_rows(ends, total, rounds, f"a message alone{variant}")
+
+
+def profiles(devices: tuple[str, str], total: int, rounds: int) -> list[str]:
+    shape = blocks_shape(total)
+    with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
+        return ends.profiles(shape.plan(max_message_bytes=total), rounds * max(AT_ONCE), max(AT_ONCE))
 
 
 def nixl_rows(devices: tuple[str, str], rounds: int) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Hash equal pages of bytes, each for itself: XXH3-128 as the library computes it, so that a host and a GPU agree.
 
-Shapes    pages [P, E] uint8, contiguous, its address a multiple of 16; E a multiple of 1,024; digests [P, 16] uint8
-Contract  digests[p] = XXH3-128(pages[p]), seed 0, in canonical (big-endian) order; P = 0 is a no-op
+Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024; digests [P, 16] bytes
+Contract  digests[p] = XXH3-128(pages[p]), seed 0, in canonical (big-endian) order; P = 0 is a no-op. Nothing is
+          waited for. Not for hosts, where the library is faster: see transfer/digest.py
 Numerics  bit-exact
 Source    https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm for large inputs"
 
@@ -26,7 +27,7 @@ import triton.language as tl
 import xxhash
 from torch import Tensor
 
-from kernels.dispatch import runs_triton
+from kernels.launch import launch
 from kernels.sizes import cdiv
 
 DIGEST_BYTES = 16
@@ -38,22 +39,6 @@ _SECRET = bytes.fromhex(
     "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"
     "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
 )
-
-
-def digest_pages(pages: Tensor, out: Tensor | None = None) -> Tensor:
-    """digests, on the pages' device, in `out` if given; on a GPU nothing is waited for."""
-    if pages.dtype != torch.uint8 or pages.dim() != 2 or not pages.is_contiguous():
-        raise ValueError(f"pages are {tuple(pages.shape)} {pages.dtype}, not contiguous [P, E] uint8")
-    if pages.shape[1] == 0 or pages.shape[1] % BLOCK_BYTES:
-        raise ValueError(f"pages of {pages.shape[1]} bytes: give them a multiple of {BLOCK_BYTES}")
-    if out is None:
-        out = torch.empty((len(pages), DIGEST_BYTES), dtype=torch.uint8, device=pages.device)
-    elif out.dtype != torch.uint8 or out.shape != (len(pages), DIGEST_BYTES) or not out.is_contiguous():
-        raise ValueError(f"out is {tuple(out.shape)} {out.dtype}, not contiguous [{len(pages)}, {DIGEST_BYTES}] uint8")
-    if runs_triton(pages):
-        launch_digest_pages(pages, out)
-        return out
-    return out.copy_(digest_pages_xxhash(pages))
 
 
 def digest_pages_xxhash(pages: Tensor) -> Tensor:
@@ -142,23 +127,22 @@ def _digest_pages_kernel(
     tl.store(digests_ptr + 2 * page + 1, low.to(tl.int64, bitcast=True), mask=page < num_pages)
 
 
-def digest_pages_triton(pages: Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> Tensor:
-    digests = torch.empty((len(pages), DIGEST_BYTES), dtype=torch.uint8, device=pages.device)
-    launch_digest_pages(pages, digests, pages_a_program)
-    return digests
-
-
-def launch_digest_pages(pages: Tensor, digests: Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> None:
-    num_pages, page_bytes = pages.shape
+def digest_pages(words: Tensor, digests: Tensor, num_pages: int, pages_a_program: int = PAGES_A_PROGRAM) -> None:
+    """Of the first `num_pages` in `words`, int64 [P, E / 8], to the first ones in `digests`, int64 [P, 2]."""
+    if words.dtype != torch.int64 or digests.dtype != torch.int64 or not words.is_contiguous():
+        raise ValueError(f"pages {words.dtype}, strides {words.stride()}, digests {digests.dtype}: not rows of int64")
+    words_a_page = words.shape[1]
+    if words_a_page == 0 or words_a_page % (BLOCK_BYTES // 8):
+        raise ValueError(f"pages of {8 * words_a_page} bytes: give them a multiple of {BLOCK_BYTES}")
+    if not 0 <= num_pages <= min(words.shape[0], digests.shape[0]) or digests.shape[1:] != (2,):
+        raise ValueError(f"{num_pages} pages of {tuple(words.shape)} words, to digests of {tuple(digests.shape)}")
     if num_pages:
-        _digest_pages_kernel[(cdiv(num_pages, pages_a_program),)](
-            pages.view(torch.int64),
-            _secret_words(pages.device),
-            digests.view(torch.int64),
-            num_pages,
-            *_starts(page_bytes),
-            WORDS=page_bytes // 8,
-            PAGES=pages_a_program,
+        launch(
+            _digest_pages_kernel,
+            cdiv(num_pages, pages_a_program),
+            (words, _secret_words(words.device), digests),
+            (num_pages, *_starts(8 * words_a_page)),
+            (words_a_page, pages_a_program),
             num_warps=max(1, pages_a_program // 8),
         )
 

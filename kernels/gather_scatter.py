@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.launch import launch
 from kernels.sizes import cdiv, next_power_of_2
 
 WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -86,13 +87,13 @@ def _copy_rows(pool: Tensor, rows: Tensor, staging: Tensor, to_pool: bool) -> No
         return
     words_a_row = row_bytes // word_bytes
     tile, num_warps = launch_shape(words_a_row)
-    _copy_rows_kernel[(rows.shape[0] * cdiv(words_a_row, tile),)](
-        pool.view(WORDS[word_bytes]),
-        rows,
-        staging.view(WORDS[word_bytes]),
-        WORDS_A_ROW=words_a_row,
-        TILE=tile,
-        TO_POOL=to_pool,
+    words = WORDS[word_bytes]
+    launch(
+        _copy_rows_kernel,
+        rows.shape[0] * cdiv(words_a_row, tile),
+        (pool.view(words), rows, staging.view(words)),
+        (),
+        (words_a_row, tile, to_pool),
         num_warps=num_warps,
     )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import xxhash
 
-from kernels.digest import BLOCK_BYTES, digest_pages, digest_pages_triton, digest_pages_xxhash
+from kernels.digest import BLOCK_BYTES, DIGEST_BYTES, PAGES_A_PROGRAM, digest_pages, digest_pages_xxhash
 from tests.support.compiled import Launch, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -15,47 +15,69 @@ def random_pages(num_pages: int, page_bytes: int) -> torch.Tensor:
     return torch.randint(0, 256, (num_pages, page_bytes), dtype=torch.uint8, generator=generator)
 
 
+def hashed(pages: torch.Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> torch.Tensor:
+    digests = torch.full((len(pages) + 1, DIGEST_BYTES // 8), -1, dtype=torch.int64, device=pages.device)
+    digest_pages(pages.view(torch.int64), digests, len(pages), pages_a_program)
+    assert (digests[len(pages) :] == -1).all()
+    return digests[: len(pages)].view(torch.uint8)
+
+
 @pytest.mark.parametrize("page_bytes", [BLOCK_BYTES, 2 * BLOCK_BYTES, 8 * BLOCK_BYTES])
 @pytest.mark.parametrize("num_pages", [1, 7, 8, 33])
 def test_every_page_has_the_librarys_hash(num_pages: int, page_bytes: int):
     pages = random_pages(num_pages, page_bytes)
-    digests = digest_pages_triton(pages.to(DEVICE))
-    assert torch.equal(digests.cpu(), digest_pages_xxhash(pages))
+    for _ in range(2):  # compiled and launched; then launched
+        digests = hashed(pages.to(DEVICE))
+        assert torch.equal(digests.cpu(), digest_pages_xxhash(pages))
 
 
 @pytest.mark.parametrize("pages_a_program", [8, 16, 32])
 def test_pages_a_program_change_nothing(pages_a_program: int):
     pages = random_pages(40, 8192)
-    digests = digest_pages_triton(pages.to(DEVICE), pages_a_program)
+    digests = hashed(pages.to(DEVICE), pages_a_program)
     assert torch.equal(digests.cpu(), digest_pages_xxhash(pages))
 
 
 @pytest.mark.parametrize("fill", [0, 1, 0x7F, 0x80, 0xFF])
 def test_words_at_the_edges_of_their_range(fill: int):
     pages = torch.full((2, 2048), fill, dtype=torch.uint8)
-    assert torch.equal(digest_pages_triton(pages.to(DEVICE)).cpu(), digest_pages_xxhash(pages))
+    assert torch.equal(hashed(pages.to(DEVICE)).cpu(), digest_pages_xxhash(pages))
 
 
 def test_a_part_of_a_larger_buffer_and_no_page_at_all():
     buffer = random_pages(5, 8192).view(-1)
     pages = buffer.to(DEVICE)[16 : 16 + 3 * 8192].view(3, 8192)
     expected = xxhash.xxh3_128_digest(bytes(buffer[16 : 16 + 8192].tolist()))
-    assert bytes(digest_pages_triton(pages).cpu()[0].tolist()) == expected
-    assert digest_pages_triton(pages[:0]).shape == (0, 16)
+    assert bytes(hashed(pages).cpu()[0].tolist()) == expected
+    assert hashed(pages[:0]).shape == (0, 16)
 
 
-def test_pages_that_are_not_whole_blocks_are_refused():
+def test_only_so_many_pages_are_hashed_as_there_are_said_to_be():
+    pages = random_pages(9, 2048).to(DEVICE)
+    digests = torch.full((9, 2), -1, dtype=torch.int64, device=DEVICE)
+    digest_pages(pages.view(torch.int64), digests, 3)
+    assert torch.equal(digests[:3].view(torch.uint8).cpu(), digest_pages_xxhash(pages[:3].cpu()))
+    assert (digests[3:] == -1).all()
+
+
+def test_pages_that_are_not_whole_blocks_or_have_no_room_are_refused():
+    digests = torch.zeros((2, 2), dtype=torch.int64)
     with pytest.raises(ValueError, match="multiple of 1024"):
-        digest_pages(torch.zeros((2, 1000), dtype=torch.uint8))
-    with pytest.raises(ValueError, match="contiguous"):
-        digest_pages(torch.zeros((2, 2048), dtype=torch.uint8)[:, ::2])
+        digest_pages(torch.zeros((2, 125), dtype=torch.int64), digests, 2)
+    with pytest.raises(ValueError, match="not rows of int64"):
+        digest_pages(torch.zeros((2, 256), dtype=torch.int64)[:, ::2], digests, 2)
+    with pytest.raises(ValueError, match="not rows of int64"):
+        digest_pages(torch.zeros((2, 2048), dtype=torch.uint8), digests, 2)
+    for words, num_pages in ((3, 3), (1, 2)):
+        with pytest.raises(ValueError, match=f"{num_pages} pages of"):
+            digest_pages(torch.zeros((words, 128), dtype=torch.int64), digests, num_pages)
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: more than four gigabytes of pages")
 def test_offsets_are_not_32_bits_wide():
     pages = torch.zeros((5 << 17, 8192), dtype=torch.uint8, device=DEVICE)
     pages[-1] = 7
-    digests = digest_pages(pages).cpu()
+    digests = hashed(pages).cpu()
     assert torch.equal(digests[-1:], digest_pages_xxhash(pages[-1:].cpu()))
     assert torch.equal(digests[:1], digest_pages_xxhash(pages[:1].cpu()))
 

@@ -1,0 +1,78 @@
+"""A kernel's forms are told apart as Triton tells them apart; on a GPU, launched again without it."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels.launch import launch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@triton.jit(do_not_specialize=["count"])
+def _add_kernel(x_ptr, y_ptr, count, AMOUNT: tl.constexpr, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < count) + AMOUNT, mask=at < count)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_a_launch_is_right_each_time_whatever_was_launched_before(dtype):
+    for count, begin, amount in ((40, 0, 1), (40, 0, 1), (1, 0, 1), (40, 1, 1), (40, 0, 2), (37, 0, 2), (16, 1, 1)):
+        x = torch.arange(100, device=DEVICE).to(dtype)[begin : begin + count]
+        y = torch.full((100,), -1, device=DEVICE, dtype=dtype)
+        launch(_add_kernel, 3, (x, y[begin:]), (count,), (amount, 16), num_warps=1)
+        assert torch.equal(y[begin : begin + count], x + amount)
+        assert (y[:begin] == -1).all() and (y[begin + count :] == -1).all()
+
+
+class Recorder:
+    """In the place of a kernel, or of what it was compiled to."""
+
+    def __init__(self, compiled):
+        self.compiled = compiled
+        self.calls = []
+
+    def __getitem__(self, grid):
+        def run(*arguments, **options):
+            self.calls.append((grid, arguments, options))
+            return self.compiled
+
+        return run
+
+
+def test_a_form_is_compiled_once_and_then_launched_with_what_changes():
+    compiled = Recorder(None)
+    kernel = Recorder(compiled)
+    x, y = torch.zeros(64), torch.zeros(64)
+    for programs, count in ((3, 40), (5, 70)):
+        launch(kernel, programs, (x, y), (count,), (1, 16), num_warps=1)
+    [(grid, arguments, options)] = kernel.calls
+    assert (grid, arguments[2:], options) == ((3,), (40, 1, 16), {"num_warps": 1})
+    [(grid, arguments, options)] = compiled.calls
+    assert (grid, arguments[2:], options) == ((5, 1, 1), (70, 1, 16), {})
+    assert arguments[0] is x and arguments[1] is y
+
+
+@pytest.mark.parametrize(
+    ("tensors", "constants", "num_warps"),
+    [
+        (lambda x: (x[1:], x), (1, 16), 1),
+        (lambda x: (x, x[1:]), (1, 16), 1),
+        (lambda x: (x.view(torch.int32), x), (1, 16), 1),
+        (lambda x: (x, x), (2, 16), 1),
+        (lambda x: (x, x), (1, 16), 2),
+    ],
+)
+def test_whatever_triton_compiles_anew_for_is_another_form(tensors, constants, num_warps):
+    kernel, x = Recorder(Recorder(None)), torch.zeros(64)
+    launch(kernel, 1, (x, x), (), (1, 16), num_warps=1)
+    launch(kernel, 1, tensors(x), (), constants, num_warps=num_warps)
+    assert len(kernel.calls) == 2
+
+
+def test_the_interpreter_has_nothing_to_keep():
+    kernel, x = Recorder(None), torch.zeros(64)
+    for _ in range(2):
+        launch(kernel, 1, (x,), (), (1,), num_warps=1)
+    assert len(kernel.calls) == 2
