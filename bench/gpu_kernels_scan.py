@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -25,14 +25,14 @@ from torch import Tensor
 
 from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
-from kernels import gdn_scan, ssd_chunks, ssd_scan
+from kernels import gdn_scan, ssd_scan
 from kernels.gdn_heads import GdnHeads
 from kernels.gdn_prefill import gdn_prefill_torch
-from kernels.gdn_scan import gdn_prefill_triton, gdn_tiles
+from kernels.gdn_scan import GdnTiles, gdn_prefill_triton, gdn_tiles
 from kernels.segments import PrefillSegments, StateWrite
 from kernels.ssd_heads import SsdHeads
 from kernels.ssd_prefill import ssd_prefill_torch
-from kernels.ssd_scan import ssd_prefill_triton, ssd_tiles
+from kernels.ssd_scan import SsdTiles, ssd_prefill_triton, ssd_tiles
 
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
 BF16 = torch.bfloat16
@@ -116,8 +116,11 @@ class SsdLayer:
         self.heads = SsdHeads(-torch.rand(H, device="cuda") * 8, D, bias - 2)
         self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda")[:, 1]
 
-    def run(self) -> Tensor:
-        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, _SSD)
+    def run(self, tiles: SsdTiles = _SSD) -> Tensor:
+        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, tiles)
+
+    def reference(self) -> Tensor:
+        return ssd_prefill_torch(self.x.float(), self.dt, self.B, self.C, self.heads, self.pool, self.segments)
 
     def library(self) -> Row:
         scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
@@ -162,67 +165,6 @@ class SsdLayer:
         )
 
 
-SSD_VARIANTS: dict[str, list[dict[str, int]]] = {
-    "gains": [{}, {"gain_heads": 8}, {"gain_heads": 2}, {"gain_stages": 2}, {"gain_heads": 8, "gain_stages": 4}],
-    "walk": [{}, {"walk_ahead": 4}, {"walk_ahead": 16}, {"walk_values": 512}, {"walk_values": 2048, "walk_ahead": 4}],
-    "outputs": [
-        {},
-        {"output_heads": 4},
-        {"output_heads": 16},
-        {"output_registers": 168},
-        {"output_stages": 1},
-        {"output_stages": 1, "output_registers": 168},
-        {"output_stages": 1, "output_registers": 128},
-        {"output_heads": 4, "output_stages": 1, "output_registers": 128},
-    ],
-}
-
-
-def ssd_variants(batch: Batch) -> Iterator[Row]:
-    """The form in which only sums walk over time, its kernels one by one, in other tiles."""
-    layer, chosen = SsdLayer(batch), ssd_chunks.chunk_tiles(BF16, 64, 128)
-    inputs = layer.x, layer.dt, layer.B, layer.C, layer.heads
-    reference_pool = torch.empty_like(layer.pool)
-    reference = ssd_prefill_torch(inputs[0].float(), *inputs[1:], reference_pool, layer.segments)
-    x_bytes, start_bytes = layer.x.numel() * 2, batch.rows / chosen.chunk_size * layer.state_size * 2
-    num_bytes = {"gains": x_bytes + start_bytes, "walk": 2 * start_bytes, "outputs": 2 * x_bytes + start_bytes}
-
-    def run(tiles: ssd_chunks.ChunkTiles) -> Tensor:
-        return ssd_chunks.ssd_chunks_triton(*inputs, layer.pool, layer.segments, tiles)
-
-    yield row("ssd prefill", str(batch), layer.run, layer.num_bytes(), layer.flops())
-    yield row("ssd chunks", str(batch), lambda: run(chosen), layer.num_bytes(), layer.flops())
-    for part, variants in SSD_VARIANTS.items():
-        for changes in variants:
-            tiles = chosen._replace(**changes)
-            name = f"ssd {part} {changes or ''}"
-            try:
-                check(name, run(tiles), reference)
-                check(name, layer.pool, reference_pool)
-            except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
-                print(f"{name}: {error}")
-                continue
-            table = layer.segments.chunk_table(tiles.chunk_size)
-            decay, dt = ssd_chunks._launch_decays(layer.dt, layer.heads, table, tiles)
-            start, y = ssd_chunks._launch_gains(layer.x, layer.B, decay, dt, table, tiles), torch.empty_like(layer.x)
-            kernels = {
-                "gains": partial(ssd_chunks._launch_gains, layer.x, layer.B, decay, dt, table, tiles),
-                "walk": partial(ssd_chunks._launch_walk, start, decay, layer.pool, table, tiles),
-                "outputs": partial(
-                    ssd_chunks._launch_outputs, layer.x, layer.B, layer.C, layer.heads.D, decay, dt, start, y, table,
-                    tiles,
-                ),
-            }  # fmt: skip
-            yield row(name, str(batch), kernels[part], num_bytes[part], 0)
-
-
-def check(name: str, actual: Tensor, expected: Tensor) -> None:
-    """A wrong variant is a line of its own."""
-    error = float((actual.float() - expected).norm() / expected.norm())
-    if not error < 1e-2:
-        print(f"{name} IS WRONG: {error:.1e} of the norm")
-
-
 class GdnLayer:
     """One layer of qwen35-4b."""
 
@@ -247,8 +189,12 @@ class GdnLayer:
         self.heads = GdnHeads(-torch.rand(self.Hv, device="cuda"), torch.randn(self.Hv, device="cuda"))
         self.pool = torch.empty(batch.num_writes, 2, self.Hv, self.K, self.V, device="cuda")[:, 1]
 
-    def run(self) -> Tensor:
-        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, _GDN)
+    def run(self, tiles: GdnTiles = _GDN) -> Tensor:
+        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, tiles)
+
+    def reference(self) -> Tensor:
+        q, k, v = self.q.float(), self.k.float(), self.v.float()
+        return gdn_prefill_torch(q, k, v, self.a, self.b, self.heads, self.pool, self.segments)
 
     def library(self) -> Row:
         scan = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
@@ -305,22 +251,6 @@ class GdnLayer:
         )
 
 
-def gdn_variants(batch: Batch) -> Iterator[Row]:
-    layer = GdnLayer(batch)
-    inputs = layer.q, layer.k, layer.v, layer.a, layer.b, layer.heads
-    reference_pool = torch.empty_like(layer.pool)
-    q, k, v = (each.float() for each in inputs[:3])
-    reference = gdn_prefill_torch(q, k, v, *inputs[3:], reference_pool, layer.segments)
-    table = layer.segments.chunk_table(_GDN.chunk_size)
-    for changes in ({}, {"systems_registers": 168}, {"systems_registers": 128}):
-        tiles = _GDN._replace(**changes)
-        name = f"gdn systems {changes or ''}"
-        check(name, gdn_prefill_triton(*inputs, layer.pool, layer.segments, tiles), reference)
-        check(name, layer.pool, reference_pool)
-        run = partial(gdn_scan._launch_systems, *inputs[1:], table, tiles)
-        yield row(name, str(batch), run, 2.0 * batch.rows * (3 * layer.Hv * layer.V + layer.Hk * layer.K), 0)
-
-
 @torch.no_grad()
 def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
     for name, layer_of in (("ssd", SsdLayer), ("gdn", GdnLayer)):
@@ -333,10 +263,32 @@ def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
                 yield from layer.parts()
 
 
+VARIANTS: list[tuple[type, NamedTuple, list[dict[str, Any]]]] = [
+    (SsdLayer, _SSD, [{}, {"states_by_hand": True}, {"output_heads": 16}]),
+    (GdnLayer, _GDN, [{}, {"states_by_hand": True}, {"systems_registers": 168}, {"systems_registers": 128}]),
+]
+
+
 @torch.no_grad()
 def variant_rows() -> Iterator[Row]:
-    yield from ssd_variants(Batch(1, 8192))
-    yield from gdn_variants(Batch(1, 8192))
+    for batch in (Batch(1, 8192), Batch(2, 4096), Batch(1, 2048)):
+        for layer_of, tiles, variants in VARIANTS:
+            layer = layer_of(batch)
+            reference = layer.reference()
+            states = layer.pool.clone()
+            for changes in variants:
+                name, changed = f"{layer_of.__name__} {changes or ''}", tiles._replace(**changes)
+                layer.pool.fill_(float("nan"))
+                check(name, layer.run(changed), reference)
+                check(f"{name}, states", layer.pool, states)
+                yield row(name, str(batch), partial(layer.run, changed), layer.num_bytes(), layer.flops())
+
+
+def check(name: str, actual: Tensor, expected: Tensor) -> None:
+    """A wrong variant is a line of its own."""
+    error = float((actual.float() - expected).norm() / expected.norm())
+    if not error < 1e-2:
+        print(f"{name} IS WRONG: {error:.1e} of the norm")
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.chunks import ChunkTable
 from kernels.dot import dot, dot_block
 from kernels.gdn_heads import GdnHeads, log_decay
+from kernels.gdn_states_hopper import fits_hopper, launch_states_hopper
 from kernels.rms_norm import L2_NORM_EPS
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv
@@ -68,7 +69,7 @@ def _gdn_systems_kernel(
     BLOCK_V: tl.constexpr,
     EXACT: tl.constexpr,
 ):
-    """For one chunk and value head: u [C, H, Q, V] and w [C, H, Q, K] of (I + A) [u, w] = [beta v, beta e^decay k];
+    """For one chunk and value head: u [C, H, V, Q] and w [C, H, Q, K] of (I + A) [u, w] = [beta v, beta e^decay k];
     decay [C, H, Q], log2 of the decay since the chunk's start, whose last entry is the chunk's whole decay; to_end
     [C, H, Q], the decay from each row to the chunk's end over its key's norm. All are zero in padding rows but
     for the decay."""
@@ -105,7 +106,7 @@ def _gdn_systems_kernel(
     in_v = inside[:, None] & (value < V)[None, :]
     v = tl.load(v_ptr + packed[:, None] * v_stride + (head * V + value)[None, :], mask=in_v, other=0.0)
     u = dot((inverse * beta[None, :]).to(v.dtype), v)
-    u_place = u_ptr + tile * V + row[:, None] * V + value[None, :]
+    u_place = u_ptr + tile * V + row[:, None] + value[None, :] * Q
     tl.store(u_place, u.to(u_ptr.dtype.element_ty), mask=(value < V)[None, :])
 
 
@@ -130,14 +131,14 @@ def _gdn_states_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """start [C, H, K, V], the state before each chunk; V' = u - w start, in place of u; and the states to write:
+    """start [C, H, V, K], the state before each chunk; V' = u - w start, in place of u; and the states to write:
     the only loop over time."""
     head, sequence = tl.program_id(1), tl.program_id(2)
     row, key = tl.arange(0, Q), tl.arange(0, BLOCK_K)
     value = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     in_k, in_v = key < K, value < V
     in_state = in_k[:, None] & in_v[None, :]
-    place = key[:, None] * V + value[None, :]
+    place, start_place = key[:, None] * V + value[None, :], key[:, None] + value[None, :] * K
     k_ptr += head // R * K
     pool_ptr += head * K * V
 
@@ -155,10 +156,10 @@ def _gdn_states_kernel(
         decay_whole = next_decay  # a chunk ahead of its use, as the compiler does for all that products take
         next_decay = tl.load(decay_ptr + ((chunk + 1) * H + head) * Q + Q - 1, mask=chunk + 1 < end_chunk, other=0.0)
         rounded = state.to(start_ptr.dtype.element_ty)
-        tl.store(start_ptr + tile * (K * V) + place, rounded, mask=in_state)
+        tl.store(start_ptr + tile * (K * V) + start_place, rounded, mask=in_state)
 
         w = tl.load(w_ptr + tile * (Q * K) + row[:, None] * K + key[None, :], mask=in_k[None, :], other=0.0)
-        u_place = u_ptr + tile * (Q * V) + row[:, None] * V + value[None, :]
+        u_place = u_ptr + tile * (Q * V) + row[:, None] + value[None, :] * Q
         u = tl.load(u_place, mask=in_v[None, :], other=0.0)
         values = u.to(tl.float32) - dot(w, rounded)
         tl.store(u_place, values.to(u_ptr.dtype.element_ty), mask=in_v[None, :])
@@ -214,9 +215,9 @@ def _gdn_output_kernel(
     for head in range(key_head * R, key_head * R + R):
         tile = tl.cast(chunk * H + head, tl.int64)
         decay = tl.load(decay_ptr + tile * Q + row)
-        start_KV = start_ptr + tile * (K * V) + key[:, None] * V + value[None, :]
+        start_KV = start_ptr + tile * (K * V) + key[:, None] + value[None, :] * K
         start = tl.load(start_KV, mask=in_k[:, None] & in_v[None, :], other=0.0)
-        values_QV = values_ptr + tile * (Q * V) + row[:, None] * V + value[None, :]
+        values_QV = values_ptr + tile * (Q * V) + row[:, None] + value[None, :] * Q
         values = tl.load(values_QV, mask=in_v[None, :], other=0.0)
         o = dot(q, start) * tl.exp2(decay)[:, None]
         # Above the diagonal the score is 0; the minimum keeps the factor finite there.
@@ -238,12 +239,15 @@ class GdnTiles(NamedTuple):
     states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
     output_stages: int = 2
+    states_by_hand: bool = False  # on a Hopper GPU, where the sizes fit: gdn_states_hopper.py
 
 
 def gdn_tiles(dtype: torch.dtype) -> GdnTiles:
     if dtype == torch.float32:
         # For exactness, not for speed: products of float32 run outside of the matrix units and live in registers.
-        return GdnTiles(32, state_columns=16, output_columns=32, systems_warps=8, states_warps=8, output_warps=8)
+        return GdnTiles(
+            32, state_columns=16, output_columns=32, systems_warps=8, states_warps=8, states_stages=1, output_warps=8
+        )
     return GdnTiles(chunk_size=64, state_columns=32, output_columns=64)
 
 
@@ -279,7 +283,7 @@ def _launch_systems(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (Hk, K), (H, V) = k.shape[1:], v.shape[1:]
     num_chunks, Q = len(table.chunks_C4), tiles.chunk_size
-    u, w = v.new_empty((num_chunks, H, Q, V)), v.new_empty((num_chunks, H, Q, K))
+    u, w = v.new_empty((num_chunks, H, V, Q)), v.new_empty((num_chunks, H, Q, K))
     decay, to_end = v.new_empty((2, num_chunks, H, Q), dtype=torch.float32)
     _gdn_systems_kernel[(H, num_chunks)](
         k,
@@ -322,9 +326,12 @@ def _launch_states(
     table: ChunkTable,
     tiles: GdnTiles,
 ) -> Tensor:
-    num_chunks, H, Q, V = u.shape
+    num_chunks, H, V, Q = u.shape
     Hk, K = k.shape[1:]
-    start = u.new_empty((num_chunks, H, K, V))
+    start = u.new_empty((num_chunks, H, V, K))
+    if tiles.states_by_hand and fits_hopper(k, V, Q):
+        launch_states_hopper(k, u, w, decay, to_end, start, state_pool, table)
+        return start
     block_v = min(tiles.state_columns, dot_block(V))
     _gdn_states_kernel[(cdiv(V, block_v), H, len(table.sequences_N4))](
         k,
@@ -361,7 +368,7 @@ def _launch_outputs(
     table: ChunkTable,
     tiles: GdnTiles,
 ) -> None:
-    num_chunks, H, Q, V = values.shape
+    num_chunks, H, V, Q = values.shape
     Hk, K = k.shape[1:]
     block_v = min(tiles.output_columns, dot_block(V))
     _gdn_output_kernel[(cdiv(V, block_v), Hk, num_chunks)](

@@ -137,8 +137,6 @@ def _gdn_update_kernel(
     PADDED_K: tl.constexpr,
     TILE_V: tl.constexpr,
     ACCESS: tl.constexpr,
-    HEADS: tl.constexpr,
-    STAGES: tl.constexpr,
     EPS: tl.constexpr,
 ):
     """A program holds columns TILE_V of a state in registers: they are read once, all at once, and written once a row.
@@ -147,12 +145,14 @@ def _gdn_update_kernel(
     keys, in which a program's warps wait for each other, waits for another one.
     """
     let_next_start()
-    first_head = tl.program_id(0) // tl.cdiv(DV, TILE_V) * HEADS
+    head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
     column = tl.program_id(0) % tl.cdiv(DV, TILE_V) * TILE_V + tl.arange(0, TILE_V)
     key = tl.arange(0, PADDED_K)
     sequence = tl.program_id(1)
     in_k, in_v = key < DK, column < DV
+    pool_ptr += head * DK * DV
     place = key[:, None] * DV + column[None, :]
+    key_place = head // HEADS_A_KEY * DK + key
     src = tl.load(src_ptr + sequence)
     destinations = ()  # type: tuple
     for t in tl.static_range(T):
@@ -160,31 +160,27 @@ def _gdn_update_kernel(
     wait_for_previous()
 
     found = (key < tl.where(src >= 0, DK, 0))[:, None] & in_v[None, :]
-    source = tl.multiple_of(pool_ptr + src * slot_stride, ACCESS)
-    for head in tl.range(first_head, first_head + HEADS, num_stages=STAGES):
-        state = tl.load(source + head * DK * DV + place, mask=found, other=0.0)
-        A, bias = tl.load(A_ptr + head), tl.load(bias_ptr + head)
-        key_place = head // HEADS_A_KEY * DK + key
-        for t in tl.static_range(T):
-            row = sequence * T + t
-            k = tl.load(k_ptr + row * k_stride + key_place, mask=in_k, other=0.0)
-            q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0)
-            v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
-            decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
-            beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
-            k, q = k.to(tl.float32), q.to(tl.float32)
-            kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
-            wide = state.to(tl.float32)
-            state_k, state_q = tl.reduce((wide * k[:, None], wide * q[:, None]), 0, _add_two)
-            over_k = tl.rsqrt(kk + EPS)
-            delta = beta * (v - state_k * (decay * over_k)) * over_k
-            o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
-            tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
-            state = (wide * decay + k[:, None] * delta[None, :]).to(pool_ptr.dtype.element_ty)
-            dst = destinations[t]
-            kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
-            destination = tl.multiple_of(pool_ptr + dst * slot_stride, ACCESS)
-            tl.store(destination + head * DK * DV + place, state, mask=kept)
+    state = tl.load(tl.multiple_of(pool_ptr + src * slot_stride, ACCESS) + place, mask=found, other=0.0)
+    A, bias = tl.load(A_ptr + head), tl.load(bias_ptr + head)
+    for t in tl.static_range(T):
+        row = sequence * T + t
+        k = tl.load(k_ptr + row * k_stride + key_place, mask=in_k, other=0.0)
+        q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0)
+        v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
+        decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
+        beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
+        k, q = k.to(tl.float32), q.to(tl.float32)
+        kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
+        wide = state.to(tl.float32)
+        state_k, state_q = tl.reduce((wide * k[:, None], wide * q[:, None]), 0, _add_two)
+        over_k = tl.rsqrt(kk + EPS)
+        delta = beta * (v - state_k * (decay * over_k)) * over_k
+        o = (state_q * decay + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)
+        tl.store(o_ptr + (row * H + head) * DV + column, o.to(o_ptr.dtype.element_ty), mask=in_v)
+        state = (wide * decay + k[:, None] * delta[None, :]).to(pool_ptr.dtype.element_ty)
+        dst = destinations[t]
+        kept = (key < tl.where(dst >= 0, DK, 0))[:, None] & in_v[None, :]
+        tl.store(tl.multiple_of(pool_ptr + dst * slot_stride, ACCESS) + place, state, mask=kept)
 
 
 def gdn_update_triton(
@@ -210,7 +206,7 @@ def gdn_update_triton(
         return o
     tile = launch_shape(R // T * Hv, state_pool.element_size())
     columns = min(tile.columns, next_power_of_2(Dv))
-    _gdn_update_kernel[(Hv // tile.heads * cdiv(Dv, columns), R // T)](
+    _gdn_update_kernel[(Hv * cdiv(Dv, columns), R // T)](
         q,
         k,
         v,
@@ -236,8 +232,6 @@ def gdn_update_triton(
         PADDED_K=next_power_of_2(Dk),
         TILE_V=columns,
         ACCESS=_access(state_pool, tile.access_bytes),
-        HEADS=tile.heads,
-        STAGES=tile.stages,
         EPS=L2_NORM_EPS,
         num_warps=tile.num_warps,
         maxnreg=tile.registers if T == 1 else None,
@@ -253,8 +247,6 @@ class GdnTile(NamedTuple):
     num_warps: int
     access_bytes: int  # at most, of a thread's reads and writes of a state
     registers: int | None = None  # of a thread, at most, for one row a sequence: with drafts they would spill
-    heads: int = 1
-    stages: int = 1
 
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:

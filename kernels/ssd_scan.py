@@ -17,6 +17,7 @@ from kernels.dot import dot, dot_block
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.ssd_heads import SsdHeads, time_step
+from kernels.ssd_states_hopper import fits_hopper, launch_states_hopper
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
 
@@ -188,6 +189,7 @@ class SsdTiles(NamedTuple):
     states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
     output_stages: int = 2
+    states_by_hand: bool = False  # on a Hopper GPU, where the sizes fit: ssd_states_hopper.py
 
 
 FEW_ROWS = 512  # up to here a program takes the outputs of one head: there are multiprocessors enough
@@ -247,6 +249,9 @@ def _launch_states(
     H, P = x.shape[1:]
     G, N = B.shape[1:]
     start = x.new_empty((len(table.chunks_C4), H, P, N))
+    if tiles.states_by_hand and fits_hopper(x, B, tiles.chunk_size):
+        launch_states_hopper(x, B, decay, chunk_dt, start, state_pool, table)
+        return start
     block_n = min(tiles.state_columns, dot_block(N))
     _ssd_states_kernel[(cdiv(N, block_n), H, len(table.sequences_N4))](
         x,

@@ -29,7 +29,6 @@ def gdn_launch(pool: str, batch: int, T: int) -> Launch:
     types |= {f"{name}_stride": "i32:16" for name in ("q", "k", "v", "a", "b", "slot")}
     sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128}
     sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6}
-    sizes |= {"HEADS": tile.heads, "STAGES": tile.stages}
     registers = tile.registers if T == 1 else None
     return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps, registers=registers)
 
