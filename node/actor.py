@@ -14,6 +14,7 @@ import ray.util
 
 from node.chassis import Node
 from node.config import NodeConfig
+from node.process import forget_start_up
 from wire.messages import NodeInfo
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class NodeActor:
         try:
             self._node = make_node(replace(config, host=host, engine=replace(config.engine, device=device)))
             await self._node.start()
+            forget_start_up()
         except Exception:
             if ray.get_runtime_context().was_current_actor_reconstructed:
                 await _exit_to_restart(f"{self._name} did not start again")

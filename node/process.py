@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import signal
 import sys
@@ -40,6 +41,7 @@ async def _run(node: Node) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     await node.start()
+    forget_start_up()
     print(f"ready {node.info.name} {node.info.address}", flush=True)
     ended = asyncio.create_task(node.wait_closed())
     stopping = asyncio.create_task(stopped.wait())
@@ -53,6 +55,16 @@ async def _run(node: Node) -> int:
         logging.getLogger(__name__).error("%s ended: %s", node.config.name, error)
         return 1
     return 0
+
+
+def forget_start_up() -> None:
+    """For a process that is a node: Python's collector never again walks what importing and loading left for good.
+
+    A full collection holds every thread, the engine's too: after 160 prompts it takes 98 ms of processor time with
+    these 200,000 objects and 6 without. An H200 has computed all that was launched ahead in 75 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def main(

@@ -1,5 +1,7 @@
-"""A node's config from a file and a command line."""
+"""A node's config from a file and a command line, and the process around it."""
 
+import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -57,6 +59,32 @@ def test_a_faulty_file_is_named_with_its_fault(
 def test_no_model_at_all_is_an_error() -> None:
     with pytest.raises(ConfigError, match="give --model"):
         node_config(PrefillNodeConfig, said(), "p0")
+
+
+COLLECTED = """
+import gc
+from types import SimpleNamespace
+from node.process import run_node
+
+class Node:
+    config = info = SimpleNamespace(name="p0", address="here")
+
+    async def start(self):
+        self.weights = [[] for _ in range(100_000)]
+
+    async def wait_closed(self):
+        self.requests = [[] for _ in range(1_000)]
+        print("collected", sum(isinstance(each, list) for each in gc.get_objects()))
+
+run_node(Node())
+"""
+
+
+def test_a_collection_walks_what_came_after_the_start() -> None:
+    # In a process of its own: what is set aside stays so.
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", COLLECTED], cwd=root, capture_output=True, timeout=60, check=True)
+    assert 1_000 <= int(done.stdout.rsplit(b"collected", 1)[1]) < 5_000
 
 
 def _never_made(config: object) -> object:
