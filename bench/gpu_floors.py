@@ -69,7 +69,7 @@ WORKS: tuple[Prefill | Decode, ...] = (
             f"prefill {num_new:,} behind 8,176{', launched' if is_launched else ''}", 1, None, None,
             num_tokens=8176 + num_new, num_cached=8176, is_launched=is_launched,
         )
-        for num_new in (16, 64, 256, 512, 1024)
+        for num_new in (16, 64, 256, 512, 1024, 2048)
         for is_launched in (False, True)
     ),
     Decode("decode batch 1", 1, 3.49, 2.2),
