@@ -21,8 +21,8 @@ from engine.step_plan import StepPlan, check_steps
 log = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Launching a prefill takes the host of an H200 18 to 38 ms, which its device needs for two thousand rows; a row more, or
-# one of padding, is 10 us of the device, capturing a size 50 ms.
+# Launching a prefill takes the host of an H200 18 to 38 ms, which its device needs for two thousand rows; a row more,
+# or one of padding, is 10 us of the device, and capturing a size 50 ms.
 PREFILL_ROWS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 
 
