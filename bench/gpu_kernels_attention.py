@@ -24,7 +24,7 @@ from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_spl
 from kernels.paged_extend import extend_splits, paged_extend_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
 from kernels.paged_prefill_hopper import KEYS, NUM_WARPS, ROWS, fits_hopper, paged_prefill_hopper
-from kernels.paged_prefill_warps import LAYOUT, SPAN, WarpsTile, paged_prefill_warps, registers
+from kernels.paged_prefill_warps import LAYOUT, SPAN, WarpsTile, launch_registers, paged_prefill_warps, registers
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch
@@ -97,15 +97,18 @@ DECODE_VARIANTS = {
 SPLITS = [1, 2, 8, 16, 32]
 WARPS_VARIANTS = {
     64: [
-        WarpsTile(2, 128, 2),
-        WarpsTile(2, 128, 2, turns=True),
-        WarpsTile(2, 128, 2, poly=4),
-        WarpsTile(2, 128, 2, turns=True, poly=8),
-        WarpsTile(3, 64, 3),
-        WarpsTile(3, 64, 3, turns=True),
-        WarpsTile(3, 64, 3, poly=4),
+        WarpsTile(3, 64, 4, persistent=False),
+        WarpsTile(3, 64, 4),
+        WarpsTile(3, 64, 4, late=True, persistent=False),
+        WarpsTile(3, 64, 4, late=True),
+        WarpsTile(4, 64, 4),
+        WarpsTile(2, 128, 2, late=True),
     ],
-    256: [WarpsTile(2, 64, 2), WarpsTile(2, 64, 2, turns=True)],
+    256: [
+        WarpsTile(2, 64, 2, persistent=False),
+        WarpsTile(2, 64, 2),
+        WarpsTile(2, 64, 2, late=True),
+    ],
 }
 
 
@@ -293,12 +296,14 @@ def warps_launch(H: int, KV: int, D: int, tile: WarpsTile) -> Launch:
     types = {name: "*bf16:16" for name in ("q_ptr", "v_ptr", "out_ptr")}
     types |= {name: f"tensordesc<bf16[{BLOCK},{SPAN.value}],{LAYOUT!r}>" for name in ("k_desc", "v_desc")}
     types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
-    types |= {"stride_q": "i32:16", "block_rows": "i32", "stride_table": "i32", "scale_log2": "fp32"}
+    types |= {"num_items": "i32", "stride_q": "i32:16", "block_rows": "i32", "no_row": "i32"}
+    types |= {"stride_table": "i32", "scale_log2": "fp32"}
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {name.upper(): value for name, value in tile._asdict().items()}
-    constexprs |= {"REGISTERS": registers(tile)}
-    return Launch("kernels.paged_prefill_warps:_warps_prefill_kernel", types, constexprs, 4, 1)
+    constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers, "LATE": tile.late}
+    constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(tile), strict=True))
+    kernel = "kernels.paged_prefill_warps:_warps_prefill_kernel"
+    return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile))
 
 
 def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype: str = "bf16") -> Launch:

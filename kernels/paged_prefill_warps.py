@@ -6,8 +6,7 @@ query rows each, multiply and weigh: while one's weights are made, another's pro
 tile before. Nobody waits for all: consumers tell the producer by barriers in shared memory what they have read.
 Keys are taken from the last to the first: only the first steps mask.
 
-Source    Shah et al. 2024, "FlashAttention-3", section 3; of exponentials by polynomial, Zadouri et al. 2026,
-          "FlashAttention-4"
+Source    Shah et al. 2024, "FlashAttention-3", section 3
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
 """
 
@@ -18,7 +17,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
     fence_async_shared,
     mbarrier,
     tma,
@@ -31,9 +29,10 @@ from kernels.paged_prefill import LOG2_E, PagedChunks, check_paged
 from kernels.sizes import next_power_of_2
 
 # Triton 3.6 calls them by longer names.
-async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+MULTIPROCESSORS = 132
+LEAST_REGISTERS = 32  # of a producer's thread
 SPAN = gl.constexpr(64)  # elements of a row that the copy engine lays out together: 128 bytes
 
 
@@ -43,223 +42,34 @@ class WarpsTile(NamedTuple):
     consumers: int
     keys: int
     stages: int
-    turns: bool = False  # consumers ask for products in turn
-    poly: int = 0  # of so many exponentials one is a polynomial; 0: none
+    late: bool = False  # weights are rounded and sums shrunk under the next scores
+    persistent: bool = True  # a program a multiprocessor, which takes item after item
 
 
 def warps_tile(head_dim: int) -> WarpsTile:
     return WarpsTile(2, 64, 2) if head_dim == 256 else WarpsTile(3 if head_dim == 64 else 2, 128, 2)
 
 
-def _exp2_code(pack: int) -> str:
-    """PTX for `pack` exponentials: the first is 2^round(x) times a cubic (7.5e-5 off at most), the rest the unit's."""
-    cubic = f"""{{
-        .reg .f32 x, whole, p;
-        .reg .b32 e, bits;
-        max.f32 x, ${pack}, 0fC2FC0000;
-        add.rn.f32 whole, x, 0f4B400000;
-        mov.b32 e, whole;
-        sub.rn.f32 whole, whole, 0f4B400000;
-        sub.rn.f32 x, x, whole;
-        fma.rn.f32 p, x, 0f3D61FBAF, 0f3E786F0E;
-        fma.rn.f32 p, p, x, 0f3F31798D;
-        fma.rn.f32 p, p, x, 0f3F7FFB49;
-        mov.b32 bits, p;
-        shl.b32 e, e, 23;
-        add.s32 bits, bits, e;
-        mov.b32 $0, bits;
-    }}"""
-    return cubic + "".join(f"\nex2.approx.ftz.f32 ${i}, ${pack + i};" for i in range(1, pack))
-
-
-EXP2_OF_4, EXP2_OF_8 = gl.constexpr(_exp2_code(4)), gl.constexpr(_exp2_code(8))
-FOUR, EIGHT = gl.constexpr("=r,=r,=r,=r,r,r,r,r"), gl.constexpr(",".join(["=r"] * 8 + ["r"] * 8))
-
-
 @gluon.jit
-def _exp2(x, POLY: gl.constexpr):
-    """One of POLY goes beside the unit that makes exponentials: it is as busy as the matrix units for heads of 64."""
-    if POLY == 4:
-        return gl.inline_asm_elementwise(EXP2_OF_4, FOUR, [x], gl.float32, True, 4)
-    elif POLY == 8:
-        return gl.inline_asm_elementwise(EXP2_OF_8, EIGHT, [x], gl.float32, True, 8)
-    else:
-        return gl.exp2(x)
-
-
-@gluon.jit
-def _softmax(score, row_max, row_sum, position, first_key, scale_log2, MASKED: gl.constexpr, POLY: gl.constexpr):
-    """Weights of a tile's keys; maximum and sum with them; by how much what there was before shrinks."""
+def _softmax(score, row_max, position, first_key, scale_log2, MASKED: gl.constexpr):
+    """Weights of a tile's keys; each thread's sum of them [64, 4]; their maximum; by how much older sums shrink."""
+    KEYS: gl.constexpr = score.shape[1]
     if MASKED:
         columns: gl.constexpr = gl.SliceLayout(0, score.type.layout)
-        key = first_key + gl.arange(0, score.shape[1], layout=columns)
+        key = first_key + gl.arange(0, KEYS, layout=columns)
         score = gl.where(key[None, :] <= position[:, None], score, float("-inf"))
     new_max = gl.maximum(row_max, gl.max(score, 1) * scale_log2)
-    weight = _exp2(score * scale_log2 - new_max[:, None], POLY)
-    shrink = gl.exp2(row_max - new_max)
-    return weight, new_max, row_sum * shrink + gl.sum(weight, 1), shrink
+    weight = gl.exp2(score * scale_log2 - new_max[:, None])
+    thread_sum = gl.sum(gl.sum(weight.reshape([64, KEYS // 8, 4, 2]), 3), 1)
+    return weight, thread_sum, new_max, gl.exp2(row_max - new_max)
 
 
 @gluon.jit
-def _produce(feed, D: gl.constexpr, KEYS: gl.constexpr, BLOCK_SIZE: gl.constexpr, STAGES: gl.constexpr):
-    """Asks for keys and values of tiles `last` to 0. The last tile's values lie there already."""
-    k_desc, v_desc, pieces_k, pieces_v, full_k, full_v, free_k, free_v = feed[0]
-    table_ptr, kv_head, last, end, block_rows = feed[1]
-    BLOCKS: gl.constexpr = KEYS // BLOCK_SIZE
-    SPANS: gl.constexpr = D // SPAN
-    column = kv_head * D
-    for step in range(last + 1):
-        tile = last - step
-        stage = step % STAGES
-        phase = (step // STAGES + 1) & 1
-        mbarrier.wait(free_k.index(stage), phase)
-        mbarrier.expect(full_k.index(stage), KEYS * D * 2)
-        for i in gl.static_range(BLOCKS):
-            # Places behind the sequence's last block name it again: their keys are masked.
-            block = gl.load(table_ptr + gl.minimum(tile * BLOCKS + i, (end - 1) // BLOCK_SIZE))
-            for j in gl.static_range(SPANS):
-                tma_load(
-                    k_desc, [block * block_rows, column + j * SPAN], full_k.index(stage),
-                    pieces_k.index((stage * SPANS + j) * BLOCKS + i),
-                )  # fmt: skip
-        mbarrier.wait(free_v.index(stage), phase)
-        if step == 0:
-            mbarrier.arrive(full_v.index(stage), count=1)
-        else:
-            mbarrier.expect(full_v.index(stage), KEYS * D * 2)
-            for i in gl.static_range(BLOCKS):
-                block = gl.load(table_ptr + gl.minimum(tile * BLOCKS + i, (end - 1) // BLOCK_SIZE))
-                for j in gl.static_range(SPANS):
-                    tma_load(
-                        v_desc, [block * block_rows, column + j * SPAN], full_v.index(stage),
-                        pieces_v.index((stage * SPANS + j) * BLOCKS + i),
-                    )  # fmt: skip
-
-
-@gluon.jit
-def _consume_step(
-    acc, weight, row_max, row_sum, q, k_tiles, v_tiles, full_k, full_v, free_k, free_v, turn, next_turn,
-    position, scale_log2, step, last,
-    KEYS: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, POLY: gl.constexpr, MASKED: gl.constexpr,
-):  # fmt: skip
-    """Weights of tile last - step, whose keys are there, under the product of those of the tile behind it."""
-    scores: gl.constexpr = weight.type.layout
-    sums: gl.constexpr = acc.type.layout
-    stage = step % STAGES
-    before = (step - 1) % STAGES
-    rounded = gl.convert_layout(weight.to(v_tiles.dtype), gl.DotOperandLayout(0, sums, 2))
-    if TURNS:
-        mbarrier.wait(turn, (step - 1) & 1)
-    nothing = gl.zeros([64, KEYS], gl.float32, scores)
-    score = warpgroup_mma(q, k_tiles.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(full_v.index(before), (step - 1) // STAGES & 1)
-    acc = warpgroup_mma(rounded, v_tiles.index(before), acc, is_async=True)
-    if TURNS:
-        mbarrier.arrive(next_turn, count=1)
-    score = warpgroup_mma_wait(1, [score])
-    mbarrier.arrive(free_k.index(stage), count=1)
-    first_key = (last - step) * KEYS
-    weight, row_max, row_sum, shrink = _softmax(score, row_max, row_sum, position, first_key, scale_log2, MASKED, POLY)
-    # This wait is a loop, which the assembler moves nothing across: without it the sums would be waited for before
-    # the exponentials.
-    mbarrier.wait(full_k.index((step + 1) % STAGES), (step + 1) // STAGES & 1, step < last)
-    acc = warpgroup_mma_wait(0, [acc])
-    mbarrier.arrive(free_v.index(before), count=1)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, sums))[:, None]
-    return acc, weight, row_max, row_sum
-
-
-@gluon.jit
-def _consume(work, shape: gl.constexpr, ME: gl.constexpr):
-    """Rows 64 * ME and on of the tile."""
-    q_ptr, out_ptr, q_tiles, k_tiles, v_tiles, full_k, full_v, free_k, free_v, turns = work[0]
-    kv_head, first_row, first_token, length, start, last, stride_q, scale_log2 = work[1]
-    H: gl.constexpr = shape[0]
-    GROUP: gl.constexpr = shape[1]
-    PADDED_GROUP: gl.constexpr = shape[2]
-    D: gl.constexpr = shape[3]
-    KEYS: gl.constexpr = shape[4]
-    STAGES: gl.constexpr = shape[5]
-    CONSUMERS: gl.constexpr = shape[6]
-    TURNS: gl.constexpr = shape[7]
-    POLY: gl.constexpr = shape[8]
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    copy: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    dtype: gl.constexpr = q_ptr.dtype.element_ty
-    first_token += ME * 64 // PADDED_GROUP
-    turn = turns.index(ME)
-    next_turn = turns.index((ME + 1) % CONSUMERS)
-
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, copy))
-    column = gl.arange(0, D, layout=gl.SliceLayout(0, copy))
-    token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
-    is_row = (token < length) & (member < GROUP)
-    head_d = ((kv_head * GROUP + member) * D)[:, None] + column[None, :]
-    q_place = (first_row + token).to(gl.int64)[:, None] * stride_q + head_d
-    q = gl.load(q_ptr + q_place, mask=is_row[:, None], other=0.0)
-    if D == 64 and CONSUMERS * KEYS < 3 * 128:
-        q_tile = gl.convert_layout(q, gl.DotOperandLayout(0, scores, 2))
-    else:
-        q_tile = q_tiles.index(ME)
-        q_tile.store(q)
-        fence_async_shared()
-
-    position = start + first_token + gl.arange(0, 64, layout=gl.SliceLayout(1, scores)) // PADDED_GROUP
-    row_max = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, scores))  # finite: a row may see none of a tile
-    row_sum = gl.zeros([64], gl.float32, gl.SliceLayout(1, scores))
-    acc = gl.zeros([64, D], gl.float32, sums)
-    mbarrier.wait(full_k.index(0), 0)
-    nothing = gl.zeros([64, KEYS], gl.float32, scores)
-    score = warpgroup_mma(q_tile, k_tiles.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
-    score = warpgroup_mma_wait(0, [score])
-    mbarrier.arrive(free_k.index(0), count=1)
-    if TURNS and ME == CONSUMERS - 1:
-        mbarrier.arrive(next_turn, count=1)
-    weight, row_max, row_sum, _shrink = _softmax(score, row_max, row_sum, position, last * KEYS, scale_log2, True, 0)
-    mbarrier.wait(full_k.index(1 % STAGES), 1 // STAGES & 1, last > 0)
-    all_see = gl.minimum((start + first_token + 1) // KEYS, last)  # tiles before this one need no mask
-    for step in range(1, last - all_see + 1):
-        acc, weight, row_max, row_sum = _consume_step(
-            acc, weight, row_max, row_sum, q_tile, k_tiles, v_tiles, full_k, full_v, free_k, free_v, turn, next_turn,
-            position, scale_log2, step, last, KEYS, STAGES, TURNS, 0, True,
-        )  # fmt: skip
-    for step in range(last - all_see + 1, last + 1):
-        acc, weight, row_max, row_sum = _consume_step(
-            acc, weight, row_max, row_sum, q_tile, k_tiles, v_tiles, full_k, full_v, free_k, free_v, turn, next_turn,
-            position, scale_log2, step, last, KEYS, STAGES, TURNS, POLY, False,
-        )  # fmt: skip
-    mbarrier.wait(full_v.index(last % STAGES), last // STAGES & 1)
-    rounded = gl.convert_layout(weight.to(dtype), gl.DotOperandLayout(0, sums, 2))
-    acc = warpgroup_mma(rounded, v_tiles.index(last % STAGES), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, [acc])
-
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
-    token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
-    is_row = (token < length) & (member < GROUP)
-    column = gl.arange(0, D, layout=gl.SliceLayout(0, sums))
-    head_d = ((kv_head * GROUP + member) * D)[:, None] + column[None, :]
-    out = acc / gl.convert_layout(row_sum, gl.SliceLayout(1, sums))[:, None]
-    out_place = (first_row + token).to(gl.int64)[:, None] * (H * D) + head_d
-    gl.store(out_ptr + out_place, out.to(dtype), mask=is_row[:, None])
-
-
-@gluon.jit(do_not_specialize=["num_sequences", "stride_table", "block_rows"])
-def _warps_prefill_kernel(
-    q_ptr, k_desc, v_desc, v_ptr, out_ptr, first_row_ptr, start_ptr, table_ptr,
-    num_sequences, stride_q, block_rows, stride_table, scale_log2,
-    H: gl.constexpr, HKV: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, D: gl.constexpr,
-    BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    TURNS: gl.constexpr, POLY: gl.constexpr, REGISTERS: gl.constexpr,
-):  # fmt: skip
-    """One KV head's tokens in 64 * CONSUMERS rows of one sequence, as in `kernels.paged_prefill`."""
-    TOKENS: gl.constexpr = 64 * CONSUMERS // PADDED_GROUP
-    copy: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    dtype: gl.constexpr = q_ptr.dtype.element_ty
-
-    kv_head = gl.program_id(0) % HKV
-    place = gl.num_programs(0) // HKV - 1 - gl.program_id(0) // HKV
+def _locate(item, num_items, first_row_ptr, num_sequences, HKV: gl.constexpr, TOKENS: gl.constexpr):
+    """KV head, sequence, its first row and its rows, and the item's first token. Late tokens have most keys: first."""
+    kv_head = item % HKV
+    place = num_items // HKV - 1 - item // HKV
+    # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves room enough for each one's last tile.
     sequence, behind = 0, num_sequences
     while behind - sequence > 1:
         middle = (sequence + behind) // 2
@@ -268,13 +78,260 @@ def _warps_prefill_kernel(
         behind = gl.where(is_before, behind, middle)
     first_row = gl.load(first_row_ptr + sequence)
     length = gl.load(first_row_ptr + sequence + 1) - first_row
-    first_token = (place - first_row // TOKENS - sequence) * TOKENS
-    if first_token >= length:
-        return
-    start = gl.load(start_ptr + sequence)
-    end = start + gl.minimum(first_token + TOKENS, length)
-    last = (end - 1) // KEYS
-    table_ptr += sequence * stride_table
+    return kv_head, sequence, first_row, length, (place - first_row // TOKENS - sequence) * TOKENS
+
+
+@gluon.jit
+def _turned(round, num_programs):
+    """Which item of a round is this program's: every other round runs backwards, so that long items even out."""
+    forward = gl.program_id(0)
+    return round * num_programs + gl.where(round % 2 == 0, forward, num_programs - 1 - forward)
+
+
+@gluon.jit
+def _ask(
+    desc, pieces, full, stage, table_ptr, first_block, num_blocks, block_rows, no_row, column,
+    D: gl.constexpr, BLOCKS: gl.constexpr, ENDS: gl.constexpr,
+):  # fmt: skip
+    """Asks for a tile's pieces. Where it ENDS the sequence, what lies behind the `num_blocks` held becomes zero."""
+    for i in gl.static_range(BLOCKS):
+        if ENDS:
+            is_held = first_block + i < num_blocks
+            row = gl.where(is_held, gl.load(table_ptr + first_block + i, mask=is_held, other=0) * block_rows, no_row)
+        else:
+            row = gl.load(table_ptr + first_block + i) * block_rows
+        for j in gl.static_range(D // SPAN):
+            piece = pieces.index((stage * (D // SPAN) + j) * BLOCKS + i)
+            tma_load(desc, [row, column + j * SPAN], full, piece)
+
+
+@gluon.jit
+def _produce(feed, shape: gl.constexpr):
+    """Asks for the keys and values of every item's tiles, from the last to the first."""
+    k_desc, v_desc, pieces_k, pieces_v, full_k, full_v, free_k, free_v = feed[0]
+    v_ptr, first_row_ptr, start_ptr, table_ptr, num_items, num_sequences, stride_table, block_rows, no_row = feed[1]
+    HKV: gl.constexpr = shape[1]
+    D: gl.constexpr = shape[4]
+    KEYS: gl.constexpr = shape[5]
+    STAGES: gl.constexpr = shape[6]
+    BLOCK_SIZE: gl.constexpr = shape[9]
+    TOKENS: gl.constexpr = 64 * shape[7] // shape[3]
+    BLOCKS: gl.constexpr = KEYS // BLOCK_SIZE
+    SPANS: gl.constexpr = D // SPAN
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    num_programs = gl.num_programs(0)
+    done = 0  # tiles of earlier items
+    for round in range((num_items + num_programs - 1) // num_programs):
+        item = _turned(round, num_programs)
+        if item < num_items:
+            kv_head, sequence, _, length, first_token = _locate(
+                item, num_items, first_row_ptr, num_sequences, HKV, TOKENS
+            )
+            if first_token < length:
+                end = gl.load(start_ptr + sequence) + gl.minimum(first_token + TOKENS, length)
+                last = (end - 1) // KEYS
+                table = table_ptr + sequence * stride_table
+                column = kv_head * D
+                num_blocks = (end + BLOCK_SIZE - 1) // BLOCK_SIZE
+
+                stage = done % STAGES
+                phase = (done // STAGES + 1) & 1
+                mbarrier.wait(free_k.index(stage), phase)
+                mbarrier.expect(full_k.index(stage), KEYS * D * 2)
+                _ask(
+                    k_desc, pieces_k, full_k.index(stage), stage, table, last * BLOCKS, num_blocks, block_rows,
+                    no_row, column, D, BLOCKS, True,
+                )  # fmt: skip
+                mbarrier.wait(free_v.index(stage), phase)
+                whole = end // BLOCK_SIZE  # blocks that the copy engine may take: it knows no end inside of one
+                if whole < num_blocks:
+                    # What lies behind the sequence's end must become zero, for a weight of zero hides no NaN.
+                    token = gl.arange(0, BLOCK_SIZE, layout=gl.SliceLayout(1, copy))
+                    element = gl.arange(0, SPAN, layout=gl.SliceLayout(0, copy))
+                    row = gl.load(table + whole).to(gl.int64) * block_rows + token
+                    place = (row * (HKV * D) + column)[:, None] + element[None, :]
+                    is_held = (whole * BLOCK_SIZE + token < end)[:, None]
+                    for j in range(SPANS):
+                        piece = pieces_v.index((stage * SPANS + j) * BLOCKS + whole - last * BLOCKS)
+                        piece.store(gl.load(v_ptr + place + j * SPAN, mask=is_held, other=0.0))
+                    fence_async_shared()
+                    gl.thread_barrier()
+                mbarrier.expect(full_v.index(stage), KEYS * D * 2, whole == num_blocks)
+                mbarrier.expect(full_v.index(stage), (KEYS - BLOCK_SIZE) * D * 2, whole < num_blocks)
+                for i in gl.static_range(BLOCKS):
+                    place_i = last * BLOCKS + i
+                    is_whole = place_i < whole
+                    row_i = gl.where(is_whole, gl.load(table + place_i, mask=is_whole, other=0) * block_rows, no_row)
+                    for j in gl.static_range(SPANS):
+                        piece = pieces_v.index((stage * SPANS + j) * BLOCKS + i)
+                        asked = is_whole | (place_i >= num_blocks)
+                        tma_load(v_desc, [row_i, column + j * SPAN], full_v.index(stage), piece, pred=asked)
+
+                for step in range(1, last + 1):
+                    stage = (done + step) % STAGES
+                    phase = ((done + step) // STAGES + 1) & 1
+                    mbarrier.wait(free_k.index(stage), phase)
+                    mbarrier.expect(full_k.index(stage), KEYS * D * 2)
+                    _ask(
+                        k_desc, pieces_k, full_k.index(stage), stage, table, (last - step) * BLOCKS, num_blocks,
+                        block_rows, no_row, column, D, BLOCKS, False,
+                    )  # fmt: skip
+                    mbarrier.wait(free_v.index(stage), phase)
+                    mbarrier.expect(full_v.index(stage), KEYS * D * 2)
+                    _ask(
+                        v_desc, pieces_v, full_v.index(stage), stage, table, (last - step) * BLOCKS, num_blocks,
+                        block_rows, no_row, column, D, BLOCKS, False,
+                    )  # fmt: skip
+                done += last + 1
+
+
+@gluon.jit
+def _consume_step(
+    acc, weight, shrink, row_max, row_sum, q, ones, k_tiles, v_tiles, full_k, full_v, free_k, free_v,
+    position, scale_log2, step, last, done,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, LATE: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Weights of tile last - step, whose keys are there, under the product of those of the tile behind it.
+
+    With registers enough, the weights are rounded and the sums shrunk while this tile's scores come.
+    """
+    scores: gl.constexpr = weight.type.layout
+    sums: gl.constexpr = acc.type.layout
+    count = done + step
+    stage = count % STAGES
+    before = (count - 1) % STAGES
+    rounded = gl.convert_layout(weight.to(v_tiles.dtype), gl.DotOperandLayout(0, sums, 2))
+    nothing = gl.zeros([64, KEYS], gl.float32, scores)
+    score = warpgroup_mma(q, k_tiles.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    mbarrier.wait(full_v.index(before), (count - 1) // STAGES & 1)
+    if LATE:
+        # The factor of one, read here, keeps the assembler from multiplying before it asks for the scores.
+        factor = gl.convert_layout(shrink, gl.SliceLayout(1, sums)) * ones.load(gl.SliceLayout(1, sums))
+        acc = acc * factor[:, None]
+    acc = warpgroup_mma(rounded, v_tiles.index(before), acc, is_async=True)
+    score = warpgroup_mma_wait(1, [score])
+    mbarrier.arrive(free_k.index(stage), count=1)
+    first_key = (last - step) * KEYS
+    weight, weight_sum, row_max, shrink = _softmax(score, row_max, position, first_key, scale_log2, MASKED)
+    row_sum = row_sum * gl.convert_layout(shrink, gl.SliceLayout(1, row_sum.type.layout))[:, None] + weight_sum
+    # This wait is a loop, which the assembler moves nothing across: without it the sums would be waited for before
+    # the exponentials.
+    mbarrier.wait(full_k.index((count + 1) % STAGES), (count + 1) // STAGES & 1, step < last)
+    acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(free_v.index(before), count=1)
+    if not LATE:
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, sums))[:, None]
+    return acc, weight, shrink, row_max, row_sum
+
+
+@gluon.jit
+def _consume(work, shape: gl.constexpr, ME: gl.constexpr):
+    """Rows 64 * ME and on of every item."""
+    num_items, num_sequences, first_row_ptr, start_ptr = work[3]
+    HKV: gl.constexpr = shape[1]
+    TOKENS: gl.constexpr = 64 * shape[7] // shape[3]
+    num_programs = gl.num_programs(0)
+    done = 0  # tiles of earlier items
+    for round in range((num_items + num_programs - 1) // num_programs):
+        item = _turned(round, num_programs)
+        if item < num_items:
+            kv_head, sequence, first_row, length, first_token = _locate(
+                item, num_items, first_row_ptr, num_sequences, HKV, TOKENS
+            )
+            if first_token < length:
+                start = gl.load(start_ptr + sequence)
+                last = (start + gl.minimum(first_token + TOKENS, length) - 1) // shape[5]
+                _consume_item(work, kv_head, first_row, first_token, length, start, last, done, shape, ME)
+                done += last + 1
+
+
+@gluon.jit
+def _consume_item(
+    work, kv_head, first_row, first_token, length, start, last, done, shape: gl.constexpr, ME: gl.constexpr
+):
+    q_ptr, out_ptr, q_tiles, ones, k_tiles, v_tiles = work[0]
+    full_k, full_v, free_k, free_v = work[1]
+    stride_q, scale_log2 = work[2]
+    H: gl.constexpr = shape[0]
+    GROUP: gl.constexpr = shape[2]
+    PADDED_GROUP: gl.constexpr = shape[3]
+    D: gl.constexpr = shape[4]
+    KEYS: gl.constexpr = shape[5]
+    STAGES: gl.constexpr = shape[6]
+    LATE: gl.constexpr = shape[8]
+    REGISTERS: gl.constexpr = shape[10]
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    first_token += ME * 64 // PADDED_GROUP
+
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, copy))
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, copy))
+    token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
+    is_row = (token < length) & (member < GROUP)
+    head_d = ((kv_head * GROUP + member) * D)[:, None] + column[None, :]
+    q_place = (first_row + token).to(gl.int64)[:, None] * stride_q + head_d
+    q = gl.load(q_ptr + q_place, mask=is_row[:, None], other=0.0)
+    if D == 64 and REGISTERS > 144:
+        q_tile = gl.convert_layout(q, gl.DotOperandLayout(0, scores, 2))
+    else:
+        q_tile = q_tiles.index(ME)
+        q_tile.store(q)
+        fence_async_shared()
+
+    position = start + first_token + gl.arange(0, 64, layout=gl.SliceLayout(1, scores)) // PADDED_GROUP
+    row_max = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, scores))  # finite: a row may see none of a tile
+    acc = gl.zeros([64, D], gl.float32, sums)
+    stage = done % STAGES
+    mbarrier.wait(full_k.index(stage), done // STAGES & 1)
+    nothing = gl.zeros([64, KEYS], gl.float32, scores)
+    score = warpgroup_mma(q_tile, k_tiles.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
+    score = warpgroup_mma_wait(0, [score])
+    mbarrier.arrive(free_k.index(stage), count=1)
+    weight, row_sum, row_max, shrink = _softmax(score, row_max, position, last * KEYS, scale_log2, True)
+    mbarrier.wait(full_k.index((done + 1) % STAGES), (done + 1) // STAGES & 1, last > 0)
+    all_see = gl.minimum((start + first_token + 1) // KEYS, last)  # tiles before this one need no mask
+    for step in range(1, last - all_see + 1):
+        acc, weight, shrink, row_max, row_sum = _consume_step(
+            acc, weight, shrink, row_max, row_sum, q_tile, ones, k_tiles, v_tiles, full_k, full_v, free_k,
+            free_v, position, scale_log2, step, last, done, KEYS, STAGES, LATE, True,
+        )  # fmt: skip
+    for step in range(last - all_see + 1, last + 1):
+        acc, weight, shrink, row_max, row_sum = _consume_step(
+            acc, weight, shrink, row_max, row_sum, q_tile, ones, k_tiles, v_tiles, full_k, full_v, free_k,
+            free_v, position, scale_log2, step, last, done, KEYS, STAGES, LATE, False,
+        )  # fmt: skip
+    stage = (done + last) % STAGES
+    mbarrier.wait(full_v.index(stage), (done + last) // STAGES & 1)
+    rounded = gl.convert_layout(weight.to(dtype), gl.DotOperandLayout(0, sums, 2))
+    if LATE:
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, sums))[:, None]
+    acc = warpgroup_mma(rounded, v_tiles.index(stage), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(free_v.index(stage), count=1)
+
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
+    token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
+    is_row = (token < length) & (member < GROUP)
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, sums))
+    head_d = ((kv_head * GROUP + member) * D)[:, None] + column[None, :]
+    out = acc / gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, sums))[:, None]
+    out_place = (first_row + token).to(gl.int64)[:, None] * (H * D) + head_d
+    gl.store(out_ptr + out_place, out.to(dtype), mask=is_row[:, None])
+
+
+@gluon.jit(do_not_specialize=["num_items", "num_sequences", "stride_table", "block_rows", "no_row"])
+def _warps_prefill_kernel(
+    q_ptr, k_desc, v_desc, v_ptr, out_ptr, first_row_ptr, start_ptr, table_ptr,
+    num_items, num_sequences, stride_q, block_rows, no_row, stride_table, scale_log2,
+    H: gl.constexpr, HKV: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, D: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    LATE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Items are one KV head's tokens in 64 * CONSUMERS rows of one sequence, as in `kernels.paged_prefill`."""
+    shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
 
     # Each tile of keys or values is made of pieces: a block's tokens, SPAN elements of each. Spans are outermost.
     PIECES: gl.constexpr = STAGES * KEYS * D // (BLOCK_SIZE * SPAN)
@@ -287,51 +344,50 @@ def _warps_prefill_kernel(
         k_tiles = pieces_k._reinterpret(dtype, [STAGES, KEYS, D], shared)
         v_tiles = pieces_v._reinterpret(dtype, [STAGES, KEYS, D], shared)
     q_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 64, D], shared)
+    rows: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    ones = gl.allocate_shared_memory(
+        gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.full([64], 1.0, gl.float32, rows)
+    )
     full_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free_k = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free_v = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full_k.index(i), count=1)
         mbarrier.init(full_v.index(i), count=1)
         mbarrier.init(free_k.index(i), count=CONSUMERS)
         mbarrier.init(free_v.index(i), count=CONSUMERS)
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(turns.index(i), count=1)
-
-    # The copy engine knows no sequence's end: what lies behind it must become zero, for a weight of zero hides no NaN.
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(1, copy))
-    column = gl.arange(0, D, layout=gl.SliceLayout(0, copy))
-    is_held = last * KEYS + key < end
-    last_block = gl.load(table_ptr + (last * KEYS + key) // BLOCK_SIZE, mask=is_held, other=0)
-    v_row = last_block.to(gl.int64) * block_rows + key % BLOCK_SIZE
-    v_place = (v_row * (HKV * D) + kv_head * D)[:, None] + column[None, :]
-    async_load(v_tiles.index(0), v_ptr + v_place, mask=is_held[:, None])
-    async_copy.commit_group()
-    async_copy.wait_group(0)
     fence_async_shared()
 
-    shape: gl.constexpr = (H, GROUP, PADDED_GROUP, D, KEYS, STAGES, CONSUMERS, TURNS, POLY)
+    shape: gl.constexpr = (
+        H, HKV, GROUP, PADDED_GROUP, D, KEYS, STAGES, CONSUMERS, LATE, BLOCK_SIZE, REGISTERS,
+    )  # fmt: skip
     work = (
-        (q_ptr, out_ptr, q_tiles, k_tiles, v_tiles, full_k, full_v, free_k, free_v, turns),
-        (kv_head, first_row, first_token, length, start, last, stride_q, scale_log2),
+        (q_ptr, out_ptr, q_tiles, ones, k_tiles, v_tiles),
+        (full_k, full_v, free_k, free_v),
+        (stride_q, scale_log2),
+        (num_items, num_sequences, first_row_ptr, start_ptr),
     )
     feed = (
         (k_desc, v_desc, pieces_k, pieces_v, full_k, full_v, free_k, free_v),
-        (table_ptr, kv_head, last, end, block_rows),
+        (v_ptr, first_row_ptr, start_ptr, table_ptr, num_items, num_sequences, stride_table, block_rows, no_row),
     )
     if CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consume, (work, shape, 0)), (_consume, (work, shape, 1)),
-             (_produce, (feed, D, KEYS, BLOCK_SIZE, STAGES))],
-            [4, 1], [REGISTERS, 24],
+            [(_consume, (work, shape, 0)), (_consume, (work, shape, 1)), (_produce, (feed, shape))],
+            [4, 1], [REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    elif CONSUMERS == 4:
+        gl.warp_specialize(
+            [(_consume, (work, shape, 0)), (_consume, (work, shape, 1)), (_consume, (work, shape, 2)),
+             (_consume, (work, shape, 3)), (_produce, (feed, shape))],
+            [4, 4, 4, 1], [REGISTERS, REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [(_consume, (work, shape, 0)), (_consume, (work, shape, 1)), (_consume, (work, shape, 2)),
-             (_produce, (feed, D, KEYS, BLOCK_SIZE, STAGES))],
-            [4, 4, 1], [REGISTERS, REGISTERS, 24],
+             (_produce, (feed, shape))],
+            [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
 
 
@@ -347,23 +403,33 @@ def paged_prefill_warps(
     if T == 0:
         return out
     tile = tile or warps_tile(D)
+    consumer_registers, producer_registers = registers(tile)
     padded_group = next_power_of_2(H // num_kv)
-    grid = ((T // (64 * tile.consumers // padded_group) + num_sequences) * num_kv,)
-    stride_token = k_pool.stride(1)
-    block_rows = k_pool.stride(0) // stride_token
+    num_items = (T // (64 * tile.consumers // padded_group) + num_sequences) * num_kv
+    block_rows = k_pool.stride(0) // k_pool.stride(1)
+    keys, values = _rows_of(k_pool), _rows_of(v_pool)
+    grid = (min(num_items, MULTIPROCESSORS) if tile.persistent else num_items,)
     _warps_prefill_kernel[grid](
-        q, _rows_of(k_pool), _rows_of(v_pool), v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
-        num_sequences, q.stride(0), block_rows, chunks.table_NM.stride(0), scale * LOG2_E,
+        q, keys, values, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
+        num_items, num_sequences, q.stride(0), block_rows, keys.shape[0], chunks.table_NM.stride(0), scale * LOG2_E,
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D, BLOCK_SIZE=block_size,
-        KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers, TURNS=tile.turns, POLY=tile.poly,
-        REGISTERS=registers(tile), num_warps=4,
+        KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers, LATE=tile.late,
+        REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
+        num_warps=4, maxnreg=launch_registers(tile),
     )  # fmt: skip
     return out
 
 
-def registers(tile: WarpsTile) -> int:
-    """Of a consumer's thread: what the producer leaves of the multiprocessor's."""
-    return 160 if tile.consumers == 3 else 240
+def launch_registers(tile: WarpsTile) -> int:
+    """Of each thread when the block starts: the multiprocessor's, evenly; the producer's warp group counts in full."""
+    return 65536 // (128 * (tile.consumers + 1)) // 8 * 8
+
+
+def registers(tile: WarpsTile) -> tuple[int, int]:
+    """Of a consumer's thread, and of the producer's: what is left."""
+    total = launch_registers(tile) * (tile.consumers + 1)
+    each = min((total - LEAST_REGISTERS) // tile.consumers // 8 * 8, 240)
+    return each, total - tile.consumers * each
 
 
 def _rows_of(pool: Tensor) -> TensorDescriptor:

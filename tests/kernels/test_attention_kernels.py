@@ -127,13 +127,14 @@ def test_prefill_by_hand(spans: list[tuple[int, int]], H: int, KV: int, dtype: t
 @pytest.mark.parametrize(
     ("H", "KV", "D", "tile"),
     [
-        (32, 8, 64, WarpsTile(2, 128, 2)),
-        (32, 8, 64, WarpsTile(2, 128, 2, turns=True, poly=8)),
-        (3, 1, 64, WarpsTile(3, 64, 3)),
-        (32, 8, 64, WarpsTile(3, 64, 3, turns=True, poly=4)),
+        (32, 8, 64, WarpsTile(3, 64, 4, persistent=False)),
+        (32, 8, 64, WarpsTile(3, 64, 4)),
+        (3, 1, 64, WarpsTile(3, 64, 4, late=True)),
+        (32, 8, 64, WarpsTile(4, 64, 4)),
         (12, 4, 128, WarpsTile(2, 128, 2)),
+        (16, 4, 256, WarpsTile(2, 64, 2, persistent=False)),
         (16, 4, 256, WarpsTile(2, 64, 2)),
-        (2, 2, 256, WarpsTile(2, 64, 2, turns=True)),
+        (2, 2, 256, WarpsTile(2, 64, 2, late=True)),
     ],
     ids=str,
 )
