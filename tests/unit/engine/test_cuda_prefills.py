@@ -119,9 +119,9 @@ def assert_same_memory(replayed: ModelRunner, plain: ModelRunner, tolerance: flo
 def test_passes_in_a_row_equal_plain_ones_in_float32(family: str, tiny_checkpoint) -> None:
     path, prompts, capture = tiny_checkpoint(family), Prompts(seed=1), Counted()
     plain, replayed = (runner_of(path, "float32", "float32") for _ in range(2))
-    replayed.capture_prefills(8192, MAX_TOKENS, capture)
+    replayed.capture_prefills(384, MAX_TOKENS, capture)
     for n in range(60):
-        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 700)[n % 5])
+        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 384)[n % 5])
         ours, theirs = launch(replayed, steps), launch(plain, steps)
         assert ours.logits.shape == theirs.logits.shape
         assert [token.id for token in ours.drawn.tokens()] == [token.id for token in theirs.drawn.tokens()], f"pass {n}"
@@ -135,9 +135,9 @@ def test_passes_in_bfloat16_differ_by_rounding_only(family: str, state_dtype: st
     """Each from the same memory: padding may choose another product's kernel."""
     path, prompts, capture = tiny_checkpoint(family), Prompts(seed=2), Counted()
     plain, replayed = (runner_of(path, "bfloat16", state_dtype) for _ in range(2))
-    replayed.capture_prefills(8192, MAX_TOKENS, capture)
+    replayed.capture_prefills(384, MAX_TOKENS, capture)
     for n in range(20):
-        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 700)[n % 5])
+        steps = prompts.next_pass(num_rows=(16, 40, 64, 200, 384)[n % 5])
         for ours, theirs in zip(pools(replayed), pools(plain), strict=True):
             ours.copy_(theirs)
         logits, expected = launch(replayed, steps).logits.clone(), launch(plain, steps).logits
@@ -157,7 +157,7 @@ def test_a_pass_beside_decodes_in_flight_changes_nobodys_tokens(family: str, tin
         said = [launch(runner, first)]
         if replays:
             runner.capture_decodes(8, MAX_TOKENS, capture)
-            runner.capture_prefills(8192, MAX_TOKENS, capture)
+            runner.capture_prefills(128, MAX_TOKENS, capture)
         prompt, at = random_prompt(300), 0
         for n in range(12):
             steps = [SequenceStep((0,), s + n, blocks_of(i), i, i, feed=i) for i, s in enumerate(starts)]
@@ -200,7 +200,7 @@ def test_turns_of_chats_get_the_answers_of_the_cpu(family: str, policy: str, tin
 def test_no_replayed_pass_waits_for_the_device(family: str, temperature: float, tiny_checkpoint) -> None:
     runner, capture = runner_of(tiny_checkpoint(family), "bfloat16", "bfloat16"), Counted()
     runner.capture_decodes(8, MAX_TOKENS, capture)
-    runner.capture_prefills(8192, MAX_TOKENS, capture)
+    runner.capture_prefills(128, MAX_TOKENS, capture)
     draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
     prompt = random_prompt(100)
     alone = [SequenceStep(prompt[:40], 0, blocks_of(0), None, 0, ((16, 7), (32, 8)))]
@@ -223,7 +223,7 @@ def test_no_replayed_pass_waits_for_the_device(family: str, temperature: float, 
 
 def test_a_pass_that_writes_too_many_states_is_launched_kernel_by_kernel(tiny_checkpoint) -> None:
     runner, capture = runner_of(tiny_checkpoint("granite"), "float32", "float32"), Counted()
-    runner.capture_prefills(8192, MAX_TOKENS, capture)
+    runner.capture_prefills(256, MAX_TOKENS, capture)
     prompt = random_prompt(200)
     emit = tuple((BLOCK_SIZE * (i + 1), i + 1) for i in range(MOST_WRITES))
     launch(runner, [SequenceStep(prompt, 0, blocks_of(0), None, 0, emit)])
