@@ -27,6 +27,7 @@ import torch
 from cache.layout import CacheLayout
 from engine.memory import CacheMemory
 from node.packing import DevicePacking, HostPacking, Packing, Place, staging_memory
+from node.process import forget_start_up
 from transfer.admission import SECRET_BYTES
 from transfer.backend import Arrival
 from transfer.buffers import Buffer, StagingMemory
@@ -455,7 +456,9 @@ def _run(pipe: Connection, role: str, device: str, shape: Shape, kwargs: dict[st
 
 async def _obey(pipe: Connection, role: str, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
     end = _End(role, device, shape, **kwargs)
-    pipe.send(await end.start())
+    address = await end.start()
+    forget_start_up()
+    pipe.send(address)
     loop = asyncio.get_running_loop()
     while True:
         try:

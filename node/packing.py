@@ -8,18 +8,21 @@ sessions wait for) keep the order between both.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from cache.layout import CacheLayout
+from cache.layout import DTYPE_BYTES, CacheLayout
 from engine.loop import EngineLoop
 from engine.memory import CacheMemory, Mark
 from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
 from transfer.cuda import CudaMemory
 from transfer.plan import Kind, PlannedMessage
 from transfer.staging import Staging
+
+USUAL_BLOCK_SIZES = (8, 16, 32, 64)
+"""Of peers: another one's first hand-over waits half a second for a kernel."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +112,30 @@ class DevicePacking:
             await self._staging.reached(mark)
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
-        """Kernels of all three kinds are compiled, and summaries of the longest message have room on the host."""
-        layout, first = self._memory.layout, Place([0], 0)
-        async with staging.hold(staging.buffer_bytes, deadline_s) as buffer:
+        """Kernels are compiled and loaded, those for peers that keep blocks or states otherwise, too."""
+        layout, longest = self._memory.layout, staging.buffer_bytes
+        async with staging.hold(longest, deadline_s) as buffer:
             await self._staging.summary(buffer)
-            for message in (
-                PlannedMessage(0, Kind.ATTENTION, 0, 1, layout.block_bytes, 0),
-                PlannedMessage(1, Kind.STATE, 0, 0, layout.state_bytes, 0),
-            ):
-                await self.gather(message, buffer[: message.num_bytes], lambda: first)
-                await self.scatter(message, buffer[: message.num_bytes], lambda: first)
+            kept = torch.empty(layout.state_bytes, dtype=torch.uint8, device=buffer.device)
+            with self._staging.stream():
+                self._memory.gather_state(0, kept)
+            for dtype in DTYPE_BYTES:  # a conversion may round
+                await self._warm_up(PlannedMessage(1, Kind.STATE, 0, 0, 0, 0), layout.on_wire(dtype), buffer)
+            for size in {layout.block_size, *USUAL_BLOCK_SIZES}:
+                wire = replace(layout, block_size=size)
+                if wire.block_bytes <= longest:
+                    await self._warm_up(PlannedMessage(0, Kind.ATTENTION, 0, 1, 0, 0), wire, buffer)
+            with self._staging.stream():
+                self._memory.scatter_state(0, kept)
             await self._staging.finished()
+
+    async def _warm_up(self, message: PlannedMessage, wire: CacheLayout, buffer: torch.Tensor) -> None:
+        """With the first block or slot, as it lies on the wire; blocks land only as they are kept."""
+        is_state = message.kind is Kind.STATE
+        part = buffer[: wire.state_bytes if is_state else wire.block_bytes]
+        await self.gather(message, part, lambda: Place([0], 0, wire))
+        if is_state or wire == self._memory.layout:
+            await self.scatter(message, part, lambda: Place([0], 0, wire))
 
 
 def gather(memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place) -> None:

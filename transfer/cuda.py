@@ -53,6 +53,21 @@ class _Summary:
     bytes: memoryview
 
 
+class _OnStream:
+    """`torch.cuda.stream`, entered four times a message, without asking each time which stream and device were before:
+    the thread's own, as they were when this was made."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._own = torch.cuda.current_stream()
+
+    def __enter__(self) -> None:
+        torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.set_stream(self._own)
+
+
 class CudaMemory:
     """See `transfer.buffers.StagingMemory`. Belongs to one event loop, whose thread it gives the device's context: UCX
     is driven by that thread and finds the context there."""
@@ -62,6 +77,7 @@ class CudaMemory:
         torch.cuda.set_device(index)
         self._device = torch.device("cuda", index)
         self._stream = torch.cuda.Stream(self._device, priority=WIDEST_STREAM_PRIORITY)
+        self._on_stream = _OnStream(self._stream)
         self._threads = ThreadPoolExecutor(MOST_WAITING, thread_name_prefix="cuda-wait")
         self._waits = StreamWaits(self._new_event, self._threads, spin_s)
         self._summaries: dict[int, _Summary] = {}
@@ -86,8 +102,8 @@ class CudaMemory:
         return _Summary(words, digests, digests.view(-1).view(torch.uint8), pinned, pinned.numpy().data)
 
     def stream(self) -> AbstractContextManager[None]:
-        """`with memory.stream():` enqueues on it. Not across an await."""
-        return cast(AbstractContextManager[None], torch.cuda.stream(self._stream))
+        """`with memory.stream():` enqueues on it. Not across an await, nor inside another."""
+        return self._on_stream
 
     def summary(self, payload: Buffer) -> asyncio.Future[memoryview]:
         """The payload begins where one of the buffers does. Lies there until that buffer's next summary."""
