@@ -16,6 +16,7 @@ from kernels.chunks import ChunkTable
 from kernels.dot import dot, dot_block
 from kernels.gdn_heads import GdnHeads, log_decay
 from kernels.gdn_states_hopper import fits_hopper, launch_states_hopper
+from kernels.pdl import fetch
 from kernels.rms_norm import L2_NORM_EPS
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv
@@ -68,6 +69,7 @@ def _gdn_systems_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     EXACT: tl.constexpr,
+    FETCH: tl.constexpr,
 ):
     """For one chunk and value head: u [C, H, V, Q] and w [C, H, Q, K] of (I + A) [u, w] = [beta v, beta e^decay k];
     decay [C, H, Q], log2 of the decay since the chunk's start, whose last entry is the chunk's whole decay; to_end
@@ -81,6 +83,8 @@ def _gdn_systems_kernel(
         return
     inside = row < num_rows
     packed = first_row + row
+    if FETCH:  # values are needed last; there is no room for them before
+        fetch(v_ptr + tl.where(inside, packed, 0) * v_stride + head * V, V * 2)
     a = tl.load(a_ptr + packed * a_stride + head, mask=inside, other=0.0)
     b = tl.load(b_ptr + packed * b_stride + head, mask=inside, other=0.0)
     g = tl.where(inside, log_decay(a, tl.load(bias_ptr + head), tl.load(A_ptr + head)), 0.0)
@@ -310,6 +314,7 @@ def _launch_systems(
         BLOCK_K=systems_block(K, v.dtype),
         BLOCK_V=systems_block(V, v.dtype),
         EXACT=v.dtype == torch.float32,
+        FETCH=v.itemsize == 2 and V % 8 == v.stride(0) % 8 == v.data_ptr() % 16 == 0,
         num_warps=tiles.systems_warps,
         maxnreg=tiles.systems_registers,
     )

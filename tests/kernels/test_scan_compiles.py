@@ -57,7 +57,7 @@ def gdn_launches(
             types("k v a b u w", "A bias decay to_end", "chunks", "k v a b", dtype),
             sizes
             | {"BLOCK_K": systems_block(K, dtype), "BLOCK_V": systems_block(V, dtype)}
-            | {"EPS": 1e-6, "EXACT": dtype == torch.float32},
+            | {"EPS": 1e-6, "EXACT": dtype == torch.float32, "FETCH": dtype != torch.float32},
             tiles.systems_warps,
         ),
         Launch(
