@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench.shapes import SHAPES
 from engine.batch import SequenceStep
 from engine.graphs import Captured, CudaCapture
 from engine.memory import CacheMemory
+from engine.model import HybridModel
 from engine.prefill_inputs import MOST_WRITES
 from engine.runner import Launched, ModelRunner
 from engine.sampler import Draw
@@ -55,7 +57,10 @@ class Counted:
 
 def runner_of(path, dtype: str, state_dtype: str) -> ModelRunner:
     """Over memory of NaN."""
-    model = dummy_model(load_config(path), getattr(torch, dtype), "cuda")
+    return runner_around(dummy_model(load_config(path), getattr(torch, dtype), "cuda"), state_dtype)
+
+
+def runner_around(model: HybridModel, state_dtype: str) -> ModelRunner:
     layout = model.cache_layout(BLOCK_SIZE, state_dtype)
     runner = ModelRunner(model, CacheMemory(layout, BLOCKS_EACH * NUM_SEQUENCES, NUM_SLOTS, "cuda"))
     for pool in pools(runner):
@@ -89,7 +94,7 @@ class Prompts:
 
     def _step(self, sequence: int, most_tokens: int, free: list[int]) -> SequenceStep:
         start, src = self._at[sequence]
-        length = self._random.randint(2, most_tokens)
+        length = self._random.randint(2, min(most_tokens, MAX_TOKENS))
         if start + length > MAX_TOKENS:
             start, src = 0, None  # another prompt in the same blocks
         end = start + length
@@ -145,6 +150,25 @@ def test_passes_in_bfloat16_differ_by_rounding_only(family: str, state_dtype: st
             torch.testing.assert_close(logits, expected, atol=0.1 * float(expected.std()), rtol=0)
         assert_same_memory(replayed, plain, 0.1)
     assert capture.replays == 20
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_passes_at_real_widths_differ_by_rounding_only(shape: str) -> None:
+    """A few layers, attention among states: with large passes, too, whose tiles are others than those of tiny models."""
+    layers = SHAPES[shape].layers[3:8]
+    model = dummy_model(replace(SHAPES[shape], layers=layers, vocab_size=50_000), torch.bfloat16, "cuda")
+    prompts, capture = Prompts(seed=3), Counted()
+    plain, replayed = runner_around(model, "bfloat16"), runner_around(model, "bfloat16")
+    replayed.capture_prefills(2048, MAX_TOKENS, capture)
+    for n in range(18):
+        steps = prompts.next_pass(num_rows=(16, 64, 300, 700, 1000, 2048)[n % 6])
+        for ours, theirs in zip(pools(replayed), pools(plain), strict=True):
+            ours.copy_(theirs)
+        logits, expected = launch(replayed, steps).logits.clone(), launch(plain, steps).logits
+        if len(expected):
+            torch.testing.assert_close(logits, expected, atol=0.1 * float(expected.std()), rtol=0)
+        assert_same_memory(replayed, plain, 0.1)
+    assert capture.replays == 18
 
 
 @pytest.mark.parametrize("family", FAMILIES)
