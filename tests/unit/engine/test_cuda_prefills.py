@@ -154,7 +154,7 @@ def test_passes_in_bfloat16_differ_by_rounding_only(family: str, state_dtype: st
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_passes_at_real_widths_differ_by_rounding_only(shape: str) -> None:
-    """A few layers, attention among states: with large passes, too, whose tiles are others than those of tiny models."""
+    """A few layers, attention among states, and large passes, too: other tiles than those of tiny models."""
     layers = SHAPES[shape].layers[3:8]
     model = dummy_model(replace(SHAPES[shape], layers=layers, vocab_size=50_000), torch.bfloat16, "cuda")
     prompts, capture = Prompts(seed=3), Counted()
