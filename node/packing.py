@@ -120,22 +120,23 @@ class DevicePacking:
             with self._staging.stream():
                 self._memory.gather_state(0, kept)
             for dtype in DTYPE_BYTES:  # a conversion may round
-                await self._warm_up(PlannedMessage(1, Kind.STATE, 0, 0, 0, 0), layout.on_wire(dtype), buffer)
+                await self._warm_up(Kind.STATE, layout.on_wire(dtype), buffer)
             for size in {layout.block_size, *USUAL_BLOCK_SIZES}:
-                wire = replace(layout, block_size=size)
-                if wire.block_bytes <= longest:
-                    await self._warm_up(PlannedMessage(0, Kind.ATTENTION, 0, 1, 0, 0), wire, buffer)
+                await self._warm_up(Kind.ATTENTION, replace(layout, block_size=size), buffer)
             with self._staging.stream():
                 self._memory.scatter_state(0, kept)
             await self._staging.finished()
 
-    async def _warm_up(self, message: PlannedMessage, wire: CacheLayout, buffer: torch.Tensor) -> None:
-        """With the first block or slot, as it lies on the wire; blocks land only as they are kept."""
-        is_state = message.kind is Kind.STATE
-        part = buffer[: wire.state_bytes if is_state else wire.block_bytes]
-        await self.gather(message, part, lambda: Place([0], 0, wire))
+    async def _warm_up(self, kind: Kind, wire: CacheLayout, buffer: torch.Tensor) -> None:
+        """With the first block or slot, as it lies on the wire, if it can; blocks land only as they are kept."""
+        is_state = kind is Kind.STATE
+        num_bytes = wire.state_bytes if is_state else wire.block_bytes
+        if num_bytes > buffer.nbytes:
+            return
+        message = PlannedMessage(0, kind, 0, 0 if is_state else 1, num_bytes, 0)
+        await self.gather(message, buffer[:num_bytes], lambda: Place([0], 0, wire))
         if is_state or wire == self._memory.layout:
-            await self.scatter(message, part, lambda: Place([0], 0, wire))
+            await self.scatter(message, buffer[:num_bytes], lambda: Place([0], 0, wire))
 
 
 def gather(memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place) -> None:
