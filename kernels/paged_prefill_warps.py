@@ -30,6 +30,7 @@ from kernels.sizes import next_power_of_2
 
 # Triton 3.6 calls them by longer names.
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+wait_for_warps = getattr(gl, "barrier", None) or gl.thread_barrier
 HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 MULTIPROCESSORS = 132
 LEAST_REGISTERS = 32  # of a producer's thread
@@ -155,7 +156,7 @@ def _produce(feed, shape: gl.constexpr):
                         piece = pieces_v.index((stage * SPANS + j) * BLOCKS + whole - last * BLOCKS)
                         piece.store(gl.load(v_ptr + place + j * SPAN, mask=is_held, other=0.0))
                     fence_async_shared()
-                    gl.thread_barrier()
+                    wait_for_warps()
                 mbarrier.expect(full_v.index(stage), KEYS * D * 2, whole == num_blocks)
                 mbarrier.expect(full_v.index(stage), (KEYS - BLOCK_SIZE) * D * 2, whole < num_blocks)
                 for i in gl.static_range(BLOCKS):
