@@ -31,7 +31,7 @@ class Lifeline(asyncio.Protocol):
     """One end.
 
     greeting   the first `greeting_bytes` that the other end says; fails with `ConnectionError` if it never does
-    ended      what became of it: None if it was closed, at either end; else why the other end is out of reach
+    ended      what became of it: None if it was closed, at either end; else why: the other end may be out of reach
     """
 
     def __init__(self, silence_s: float, greeting_bytes: int) -> None:
@@ -74,7 +74,7 @@ class Lifeline(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
-        reason = None if error is None else f"no way to its host: {error}"
+        reason = None if error is None else f"its lifeline broke, is its host up? {error}"
         self.ended.set_result(reason)
         if not self.greeting.done():
             self.greeting.set_exception(ConnectionError(reason or "it hung up"))
