@@ -261,8 +261,6 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
         if D == 256:
             yield f"prefill by hand {model}", hopper_launch(H, KV, D)
-        for each in WARPS_VARIANTS[D]:
-            yield f"prefill by warp groups {model} {tuple(each)}", warps_launch(H, KV, D, each)
         for splits in (1, 8):
             yield f"decode {model}, {splits} splits", decode_launch(H, KV, D, decode_tile(D, BF16), splits)
         yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16), 32)
