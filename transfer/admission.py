@@ -11,13 +11,12 @@ Source: https://github.com/BLAKE3-team/BLAKE3-specs, keyed hashing, cut to 128 b
 
 import hmac
 import secrets
-from dataclasses import replace
 from enum import StrEnum
 
 from blake3 import blake3
 
-from transfer.envelope import ENVELOPE_BYTES, PROOF_BYTES, Envelope
-from transfer.errors import NoSecret, Refused
+from transfer.envelope import CLAIM_BYTES, ENVELOPE_BYTES, PROOF_BYTES, Envelope
+from transfer.errors import MalformedEnvelope, NoSecret, Refused
 
 SECRET_BYTES = 32
 
@@ -45,9 +44,11 @@ def require_secret(secret: bytes) -> bytes:
     return secret
 
 
-def proven(envelope: Envelope, secret: bytes) -> Envelope:
-    """The sealed envelope with its proof. Raises MalformedEnvelope when it is not sealed."""
-    return replace(envelope, proof=_proof(secret, envelope.claim()))
+def proven(claim: bytes, secret: bytes) -> bytes:
+    """An envelope as it is sent: `Envelope.fields`, the message's digest, and their proof."""
+    if len(claim) != CLAIM_BYTES:
+        raise MalformedEnvelope(f"a claim of {len(claim)} bytes, not {CLAIM_BYTES}: it holds the fields and the digest")
+    return claim + _proof(secret, claim)
 
 
 class Gate:
@@ -72,9 +73,10 @@ class Gate:
     def admit_envelope(self, data: bytes) -> Envelope:
         """Raises MalformedEnvelope, too: a peer that knows the secret, and writes what is not of this protocol."""
         self.admit_size(len(data))
-        if not hmac.compare_digest(_proof(self._secret, data[:-PROOF_BYTES]), data[-PROOF_BYTES:]):
+        claim = data[:CLAIM_BYTES]
+        if not hmac.compare_digest(_proof(self._secret, claim), data[CLAIM_BYTES:]):
             raise Refused(Refusal.WRONG_PROOF, "an envelope from somebody who does not know this session's secret")
-        envelope = Envelope.decode(data)
+        envelope = Envelope.decode(claim)
         self._awaited = envelope.index
         return envelope
 

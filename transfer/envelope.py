@@ -8,7 +8,7 @@ An envelope says what the payload is; the receiver compares it with its own plan
 
 import secrets
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from transfer.digest import DIGEST_BYTES
 from transfer.errors import LayoutMismatch, MalformedEnvelope
@@ -20,7 +20,8 @@ MAX_NOTE_BYTES = 64
 
 _FIELDS = struct.Struct(f"<4sBBBxQQIII4xQ{MAX_NOTE_BYTES}s")
 PROOF_BYTES = 16
-ENVELOPE_BYTES = _FIELDS.size + DIGEST_BYTES + PROOF_BYTES
+CLAIM_BYTES = _FIELDS.size + DIGEST_BYTES
+ENVELOPE_BYTES = CLAIM_BYTES + PROOF_BYTES
 
 
 def new_nonce() -> int:
@@ -50,8 +51,10 @@ class Envelope:
 
     connection   the sender's name for the connection that carries it: lets the receiver notice its loss
     note         up to 64 bytes of the nodes' own; rides on the state message, empty elsewhere
-    digest       of this message and all before it; empty until sealed
-    proof        that the sender knows the session's secret, see transfer.admission; empty until proven
+    digest       of this message and all before it; known when it is sent, and so once it has arrived
+
+    On the wire it is a claim, the fields and the digest, and the proof that its sender knows the session's secret: see
+    `transfer.admission`.
     """
 
     nonce: int
@@ -63,7 +66,6 @@ class Envelope:
     num_bytes: int
     note: bytes = b""
     digest: bytes = b""
-    proof: bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.note) > MAX_NOTE_BYTES:
@@ -109,28 +111,13 @@ class Envelope:
             self.note,
         )
 
-    def sealed(self, digest: bytes) -> "Envelope":
-        return replace(self, digest=digest)
-
-    def claim(self) -> bytes:
-        """Everything but the proof: what the proof covers. The envelope must be sealed."""
-        if len(self.digest) != DIGEST_BYTES:
-            raise MalformedEnvelope(f"digest of {len(self.digest)} bytes, not {DIGEST_BYTES}: seal it first")
-        return self.fields() + self.digest
-
-    def encode(self) -> bytes:
-        """`ENVELOPE_BYTES` bytes; the envelope must be sealed and proven."""
-        if len(self.proof) != PROOF_BYTES:
-            raise MalformedEnvelope(f"proof of {len(self.proof)} bytes, not {PROOF_BYTES}: prove it first")
-        return self.claim() + self.proof
-
     @classmethod
-    def decode(cls, data: bytes) -> "Envelope":
+    def decode(cls, claim: bytes) -> "Envelope":
         """Raises `MalformedEnvelope`; whether the fields fit a plan is the session's question."""
-        if len(data) != ENVELOPE_BYTES:
-            raise MalformedEnvelope(f"{len(data)} bytes, not {ENVELOPE_BYTES}")
+        if len(claim) != CLAIM_BYTES:
+            raise MalformedEnvelope(f"{len(claim)} bytes, not {CLAIM_BYTES}")
         magic, version, kind, note_bytes, nonce, connection, index, first, num_blocks, num_bytes, note = (
-            _FIELDS.unpack_from(data)
+            _FIELDS.unpack_from(claim)
         )
         if magic != MAGIC or version != VERSION:
             raise MalformedEnvelope(
@@ -140,8 +127,8 @@ class Envelope:
             raise MalformedEnvelope(f"kind {kind}, note of {note_bytes} bytes: not of this protocol")
         envelope = cls(
             nonce, connection, index, kind, first, num_blocks, num_bytes,
-            note[:note_bytes], data[_FIELDS.size : -PROOF_BYTES], data[-PROOF_BYTES:],
+            note[:note_bytes], claim[_FIELDS.size :],
         )  # fmt: skip
-        if envelope.encode() != data:  # the digest covers the fields, not what pads them
+        if envelope.fields() != claim[: _FIELDS.size]:  # the digest covers the fields, not what pads them
             raise MalformedEnvelope("bytes that must be zero are not")
         return envelope

@@ -172,9 +172,9 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
     ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         nonce = self.plan.nonce
         note = self._note if message.kind is Kind.STATE else b""
-        envelope = Envelope.of(nonce, connection.id, message, note)
-        self._digest = message_digest(self._digest, envelope.fields(), payload_summary)
-        head = np.frombuffer(proven(envelope.sealed(self._digest), self._secret).encode(), np.uint8)
+        fields = Envelope.of(nonce, connection.id, message, note).fields()
+        self._digest = message_digest(self._digest, fields, payload_summary)
+        head = np.frombuffer(proven(fields + self._digest, self._secret), np.uint8)
         return (
             connection.send(Tag(nonce, message.index, False), head, self._deadline_s),
             connection.send(Tag(nonce, message.index, True), payload, self._deadline_s),

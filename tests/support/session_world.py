@@ -68,10 +68,10 @@ def parts_of(session: int) -> tuple[tuple[Part, Part], ...]:
     digest = plan_digest(plan)
     for message in plan.messages:
         payload = contents(message, plan.nonce)
-        envelope = Envelope.of(plan.nonce, session, message, b"")
-        digest = message_digest(digest, envelope.fields(), summary(payload))
-        sealed = proven(envelope.sealed(digest), secret_of(plan.nonce)).encode()
-        parts.append(((message.index, False, sealed), (message.index, True, payload.tobytes())))
+        fields = Envelope.of(plan.nonce, session, message, b"").fields()
+        digest = message_digest(digest, fields, summary(payload))
+        envelope = proven(fields + digest, secret_of(plan.nonce))
+        parts.append(((message.index, False, envelope), (message.index, True, payload.tobytes())))
     return tuple(parts)
 
 

@@ -1,18 +1,19 @@
 """What is on the wire: tags that route, envelopes that describe."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.transfer_plans import secret_of, small_plan
 from transfer.admission import proven
-from transfer.digest import plan_digest
-from transfer.envelope import ENVELOPE_BYTES, MAX_NOTE_BYTES, Envelope, Tag, new_nonce
+from transfer.envelope import CLAIM_BYTES, ENVELOPE_BYTES, MAX_NOTE_BYTES, Envelope, Tag, new_nonce
 from transfer.errors import LayoutMismatch, MalformedEnvelope
 from transfer.plan import MAX_MESSAGES, NONCE_BITS
 
 PLAN = small_plan()
-FIRST = plan_digest(PLAN)
-SEALED = Envelope.of(PLAN.nonce, 0xFEED, PLAN.messages[2], b"first token 42").sealed(bytes(range(16)))
-ENVELOPE = proven(SEALED, secret_of(PLAN.nonce))
+ENVELOPE = Envelope.of(PLAN.nonce, 0xFEED, PLAN.messages[2], b"first token 42")
+DIGEST = bytes(range(16))
+CLAIM = ENVELOPE.fields() + DIGEST
 
 
 @pytest.mark.parametrize("nonce", [1, (1 << NONCE_BITS) - 1])
@@ -24,16 +25,16 @@ def test_a_tag_is_64_bits_and_comes_back(nonce, index, is_payload):
     assert Tag.of(int(tag)) == tag
 
 
-def test_an_envelope_comes_back_whole():
-    data = ENVELOPE.encode()
-    assert len(data) == ENVELOPE_BYTES
-    assert Envelope.decode(data) == ENVELOPE
+def test_an_envelope_comes_back_whole_with_its_digest():
+    assert len(CLAIM) == CLAIM_BYTES
+    assert Envelope.decode(CLAIM) == replace(ENVELOPE, digest=DIGEST)
+    assert len(proven(CLAIM, secret_of(PLAN.nonce))) == ENVELOPE_BYTES
 
 
 def test_a_note_may_end_in_zero_bytes_and_be_full():
     for note in (b"", b"\0\0", b"x" * MAX_NOTE_BYTES):
-        envelope = proven(Envelope.of(7, 1, PLAN.messages[2], note).sealed(FIRST), secret_of(7))
-        assert Envelope.decode(envelope.encode()).note == note
+        fields = Envelope.of(7, 1, PLAN.messages[2], note).fields()
+        assert Envelope.decode(fields + DIGEST).note == note
 
 
 def test_a_note_too_long_is_refused():
@@ -41,23 +42,21 @@ def test_a_note_too_long_is_refused():
         Envelope.of(7, 1, PLAN.messages[2], b"x" * 65)
 
 
-def test_an_envelope_is_never_sent_unsealed_or_unproven():
-    unsealed = Envelope.of(7, 1, PLAN.messages[2], b"")
-    with pytest.raises(MalformedEnvelope, match="seal it first"):
-        proven(unsealed, secret_of(7))
-    with pytest.raises(MalformedEnvelope, match="prove it first"):
-        unsealed.sealed(FIRST).encode()
+@pytest.mark.parametrize("claim", [ENVELOPE.fields(), CLAIM[:-1], CLAIM + b"0"])
+def test_fields_are_never_sent_without_their_digest(claim):
+    with pytest.raises(MalformedEnvelope, match="it holds the fields and the digest"):
+        proven(claim, secret_of(7))
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (ENVELOPE.encode()[:-1], f"{ENVELOPE_BYTES - 1} bytes"),
-        (b"XXXX" + ENVELOPE.encode()[4:], "magic b'XXXX'"),
-        (ENVELOPE.encode()[:4] + b"\x09" + ENVELOPE.encode()[5:], "version 9"),
-        (ENVELOPE.encode()[:5] + b"\x07" + ENVELOPE.encode()[6:], "kind 7"),
-        (ENVELOPE.encode()[:111] + b"\x01" + ENVELOPE.encode()[112:], "must be zero"),
-        (ENVELOPE.encode()[:6] + b"\xff" + ENVELOPE.encode()[7:], "note of 255 bytes"),
+        (CLAIM[:-1], f"{CLAIM_BYTES - 1} bytes"),
+        (b"XXXX" + CLAIM[4:], "magic b'XXXX'"),
+        (CLAIM[:4] + b"\x09" + CLAIM[5:], "version 9"),
+        (CLAIM[:5] + b"\x07" + CLAIM[6:], "kind 7"),
+        (CLAIM[:111] + b"\x01" + CLAIM[112:], "must be zero"),
+        (CLAIM[:6] + b"\xff" + CLAIM[7:], "note of 255 bytes"),
     ],
 )
 def test_bytes_that_are_no_envelope_of_ours_are_refused(data, said):

@@ -11,7 +11,7 @@ import pytest
 from tests.support.exploration import Explored, Violation, explore
 from tests.support.session_world import World
 from transfer.admission import Gate
-from transfer.envelope import Envelope, Tag
+from transfer.envelope import CLAIM_BYTES, Envelope, Tag
 from transfer.routing import Routes
 from transfer.session import Phase, ReceiverSession
 
@@ -79,7 +79,7 @@ class ByIndexOnly(Routes[int]):
 
 class OpenGate(Gate):
     def admit_envelope(self, data: bytes) -> Envelope:
-        return Envelope.decode(data)
+        return Envelope.decode(data[:CLAIM_BYTES])
 
     def admit_payload(self, index: int) -> None:
         """Anybody's."""
