@@ -43,7 +43,7 @@ def _gdn_update_warps_kernel(
     place = (key * DV)[:, None] + column[None, :]
     key_place = head // HEADS_A_KEY * DK + key
     src = gl.load(src_ptr + sequence)
-    destinations = ()
+    destinations = ()  # type: tuple
     for t in gl.static_range(T):
         destinations += (gl.load(dst_ptr + sequence * T + t),)
     if HAS_IT:
