@@ -101,6 +101,8 @@ WARPS_VARIANTS = {
         WarpsTile(3, 64, 4),
         WarpsTile(3, 64, 4, late=True, persistent=False),
         WarpsTile(3, 64, 4, late=True),
+        WarpsTile(2, 64, 4, halves=2, persistent=False),
+        WarpsTile(2, 64, 4, halves=2),
         WarpsTile(4, 64, 4),
         WarpsTile(2, 128, 2, late=True),
     ],
@@ -298,7 +300,8 @@ def warps_launch(H: int, KV: int, D: int, tile: WarpsTile) -> Launch:
     types |= {"stride_table": "i32", "scale_log2": "fp32"}
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers, "LATE": tile.late}
+    constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers}
+    constexprs |= {"HALVES": tile.halves, "LATE": tile.late}
     constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(tile), strict=True))
     kernel = "kernels.paged_prefill_warps:_warps_prefill_kernel"
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile))

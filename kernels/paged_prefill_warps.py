@@ -44,6 +44,7 @@ class WarpsTile(NamedTuple):
     keys: int
     stages: int
     late: bool = False  # weights are rounded and sums shrunk under the next scores
+    halves: int = 1  # times 64 rows that a consumer has
     persistent: bool = True  # a program a multiprocessor, which takes item after item
 
 
@@ -116,7 +117,7 @@ def _produce(feed, shape: gl.constexpr):
     KEYS: gl.constexpr = shape[5]
     STAGES: gl.constexpr = shape[6]
     BLOCK_SIZE: gl.constexpr = shape[9]
-    TOKENS: gl.constexpr = 64 * shape[7] // shape[3]
+    TOKENS: gl.constexpr = shape[7] // shape[3]
     BLOCKS: gl.constexpr = KEYS // BLOCK_SIZE
     SPANS: gl.constexpr = D // SPAN
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
@@ -230,7 +231,7 @@ def _consume(work, shape: gl.constexpr, ME: gl.constexpr):
     """Rows 64 * ME and on of every item."""
     num_items, num_sequences, first_row_ptr, start_ptr = work[3]
     HKV: gl.constexpr = shape[1]
-    TOKENS: gl.constexpr = 64 * shape[7] // shape[3]
+    TOKENS: gl.constexpr = shape[7] // shape[3]
     num_programs = gl.num_programs(0)
     done = 0  # tiles of earlier items
     for round in range((num_items + num_programs - 1) // num_programs):
@@ -242,7 +243,10 @@ def _consume(work, shape: gl.constexpr, ME: gl.constexpr):
             if first_token < length:
                 start = gl.load(start_ptr + sequence)
                 last = (start + gl.minimum(first_token + TOKENS, length) - 1) // shape[5]
-                _consume_item(work, kv_head, first_row, first_token, length, start, last, done, shape, ME)
+                if shape[11] == 2:
+                    _consume_pair(work, kv_head, first_row, first_token, length, start, last, done, shape, ME)
+                else:
+                    _consume_item(work, kv_head, first_row, first_token, length, start, last, done, shape, ME)
                 done += last + 1
 
 
@@ -322,13 +326,150 @@ def _consume_item(
     gl.store(out_ptr + out_place, out.to(dtype), mask=is_row[:, None])
 
 
+@gluon.jit
+def _load_q(q_ptr, q_tile, kv_head, first_row, first_token, length, stride_q, shape: gl.constexpr):
+    GROUP: gl.constexpr = shape[2]
+    PADDED_GROUP: gl.constexpr = shape[3]
+    D: gl.constexpr = shape[4]
+    copy: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, copy))
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, copy))
+    token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
+    is_row = (token < length) & (member < GROUP)
+    head_d = ((kv_head * GROUP + member) * D)[:, None] + column[None, :]
+    q_place = (first_row + token).to(gl.int64)[:, None] * stride_q + head_d
+    q_tile.store(gl.load(q_ptr + q_place, mask=is_row[:, None], other=0.0))
+
+
+@gluon.jit
+def _store_out(out_ptr, acc, row_sum, kv_head, first_row, first_token, length, shape: gl.constexpr):
+    H: gl.constexpr = shape[0]
+    GROUP: gl.constexpr = shape[2]
+    PADDED_GROUP: gl.constexpr = shape[3]
+    D: gl.constexpr = shape[4]
+    sums: gl.constexpr = acc.type.layout
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, sums))
+    token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
+    is_row = (token < length) & (member < GROUP)
+    column = gl.arange(0, D, layout=gl.SliceLayout(0, sums))
+    head_d = ((kv_head * GROUP + member) * D)[:, None] + column[None, :]
+    out = acc / gl.convert_layout(gl.sum(row_sum, 1), gl.SliceLayout(1, sums))[:, None]
+    out_place = (first_row + token).to(gl.int64)[:, None] * (H * D) + head_d
+    gl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=is_row[:, None])
+
+
+@gluon.jit
+def _pair_step(
+    a, b, q_a, q_b, k_tiles, v_tiles, full_k, full_v, free_k, free_v, position, scale_log2, step, last, done,
+    KEYS: gl.constexpr, STAGES: gl.constexpr, HALF_TOKENS: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """As `_consume_step`, for two tiles of rows: one's weights are made while the other's scores come."""
+    acc_a, weight_a, shrink_a, max_a, sum_a = a
+    acc_b, weight_b, shrink_b, max_b, sum_b = b
+    scores: gl.constexpr = weight_a.type.layout
+    sums: gl.constexpr = acc_a.type.layout
+    count = done + step
+    stage = count % STAGES
+    before = (count - 1) % STAGES
+    k = k_tiles.index(stage).permute((1, 0))
+    v = v_tiles.index(before)
+    nothing = gl.zeros([64, KEYS], gl.float32, scores)
+    rounded_a = gl.convert_layout(weight_a.to(v_tiles.dtype), gl.DotOperandLayout(0, sums, 2))
+    score_a = warpgroup_mma(q_a, k, nothing, use_acc=False, is_async=True)
+    rounded_b = gl.convert_layout(weight_b.to(v_tiles.dtype), gl.DotOperandLayout(0, sums, 2))
+    score_b = warpgroup_mma(q_b, k, nothing, use_acc=False, is_async=True)
+    mbarrier.wait(full_v.index(before), (count - 1) // STAGES & 1)
+    acc_a = acc_a * gl.convert_layout(shrink_a, gl.SliceLayout(1, sums))[:, None]
+    acc_a = warpgroup_mma(rounded_a, v, acc_a, is_async=True)
+    acc_b = acc_b * gl.convert_layout(shrink_b, gl.SliceLayout(1, sums))[:, None]
+    acc_b = warpgroup_mma(rounded_b, v, acc_b, is_async=True)
+    score_a = warpgroup_mma_wait(3, [score_a])
+    first_key = (last - step) * KEYS
+    weight_a, more_a, max_a, shrink_a = _softmax(score_a, max_a, position, first_key, scale_log2, MASKED)
+    sum_a = sum_a * gl.convert_layout(shrink_a, gl.SliceLayout(1, sum_a.type.layout))[:, None] + more_a
+    mbarrier.wait(full_v.index(before), (count - 1) // STAGES & 1)  # as below: keeps what waits behind it
+    score_b = warpgroup_mma_wait(2, [score_b])
+    mbarrier.arrive(free_k.index(stage), count=1)
+    weight_b, more_b, max_b, shrink_b = _softmax(score_b, max_b, position + HALF_TOKENS, first_key, scale_log2, MASKED)
+    sum_b = sum_b * gl.convert_layout(shrink_b, gl.SliceLayout(1, sum_b.type.layout))[:, None] + more_b
+    mbarrier.wait(full_k.index((count + 1) % STAGES), (count + 1) // STAGES & 1, step < last)
+    acc_a, acc_b = warpgroup_mma_wait(0, [acc_a, acc_b])
+    mbarrier.arrive(free_v.index(before), count=1)
+    return (acc_a, weight_a, shrink_a, max_a, sum_a), (acc_b, weight_b, shrink_b, max_b, sum_b)
+
+
+@gluon.jit
+def _consume_pair(
+    work, kv_head, first_row, first_token, length, start, last, done, shape: gl.constexpr, ME: gl.constexpr
+):
+    q_ptr, out_ptr, q_tiles, _ones, k_tiles, v_tiles = work[0]
+    full_k, full_v, free_k, free_v = work[1]
+    stride_q, scale_log2 = work[2]
+    PADDED_GROUP: gl.constexpr = shape[3]
+    D: gl.constexpr = shape[4]
+    KEYS: gl.constexpr = shape[5]
+    STAGES: gl.constexpr = shape[6]
+    HALF_TOKENS: gl.constexpr = 64 // PADDED_GROUP
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    first_token += ME * 2 * HALF_TOKENS
+    q_a = q_tiles.index(2 * ME)
+    q_b = q_tiles.index(2 * ME + 1)
+    _load_q(q_ptr, q_a, kv_head, first_row, first_token, length, stride_q, shape)
+    _load_q(q_ptr, q_b, kv_head, first_row, first_token + HALF_TOKENS, length, stride_q, shape)
+    fence_async_shared()
+
+    position = start + first_token + gl.arange(0, 64, layout=gl.SliceLayout(1, scores)) // PADDED_GROUP
+    lowest = gl.full([64], -1e30, gl.float32, gl.SliceLayout(1, scores))  # finite: a row may see none of a tile
+    nothing = gl.zeros([64, KEYS], gl.float32, scores)
+    stage = done % STAGES
+    mbarrier.wait(full_k.index(stage), done // STAGES & 1)
+    k = k_tiles.index(stage).permute((1, 0))
+    score_a = warpgroup_mma(q_a, k, nothing, use_acc=False, is_async=True)
+    score_b = warpgroup_mma(q_b, k, nothing, use_acc=False, is_async=True)
+    score_a, score_b = warpgroup_mma_wait(0, [score_a, score_b])
+    mbarrier.arrive(free_k.index(stage), count=1)
+    first_key = last * KEYS
+    weight_a, sum_a, max_a, shrink_a = _softmax(score_a, lowest, position, first_key, scale_log2, True)
+    weight_b, sum_b, max_b, shrink_b = _softmax(score_b, lowest, position + HALF_TOKENS, first_key, scale_log2, True)
+    a = (gl.zeros([64, D], gl.float32, sums), weight_a, shrink_a, max_a, sum_a)
+    b = (gl.zeros([64, D], gl.float32, sums), weight_b, shrink_b, max_b, sum_b)
+    mbarrier.wait(full_k.index((done + 1) % STAGES), (done + 1) // STAGES & 1, last > 0)
+    all_see = gl.minimum((start + first_token + 1) // KEYS, last)  # tiles before this one need no mask
+    for step in range(1, last - all_see + 1):
+        a, b = _pair_step(
+            a, b, q_a, q_b, k_tiles, v_tiles, full_k, full_v, free_k, free_v, position, scale_log2, step, last, done,
+            KEYS, STAGES, HALF_TOKENS, True,
+        )  # fmt: skip
+    for step in range(last - all_see + 1, last + 1):
+        a, b = _pair_step(
+            a, b, q_a, q_b, k_tiles, v_tiles, full_k, full_v, free_k, free_v, position, scale_log2, step, last, done,
+            KEYS, STAGES, HALF_TOKENS, False,
+        )  # fmt: skip
+    acc_a, weight_a, shrink_a, max_a, sum_a = a
+    acc_b, weight_b, shrink_b, max_b, sum_b = b
+    stage = (done + last) % STAGES
+    mbarrier.wait(full_v.index(stage), (done + last) // STAGES & 1)
+    rounded_a = gl.convert_layout(weight_a.to(dtype), gl.DotOperandLayout(0, sums, 2))
+    rounded_b = gl.convert_layout(weight_b.to(dtype), gl.DotOperandLayout(0, sums, 2))
+    acc_a = acc_a * gl.convert_layout(shrink_a, gl.SliceLayout(1, sums))[:, None]
+    acc_b = acc_b * gl.convert_layout(shrink_b, gl.SliceLayout(1, sums))[:, None]
+    acc_a = warpgroup_mma(rounded_a, v_tiles.index(stage), acc_a, is_async=True)
+    acc_b = warpgroup_mma(rounded_b, v_tiles.index(stage), acc_b, is_async=True)
+    acc_a, acc_b = warpgroup_mma_wait(0, [acc_a, acc_b])
+    mbarrier.arrive(free_v.index(stage), count=1)
+    _store_out(out_ptr, acc_a, sum_a, kv_head, first_row, first_token, length, shape)
+    _store_out(out_ptr, acc_b, sum_b, kv_head, first_row, first_token + HALF_TOKENS, length, shape)
+
+
 @gluon.jit(do_not_specialize=["num_items", "num_sequences", "stride_table", "block_rows", "no_row"])
 def _warps_prefill_kernel(
     q_ptr, k_desc, v_desc, v_ptr, out_ptr, first_row_ptr, start_ptr, table_ptr,
     num_items, num_sequences, stride_q, block_rows, no_row, stride_table, scale_log2,
     H: gl.constexpr, HKV: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, D: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    LATE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    HALVES: gl.constexpr, LATE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Items are one KV head's tokens in 64 * CONSUMERS rows of one sequence, as in `kernels.paged_prefill`."""
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
@@ -344,7 +485,7 @@ def _warps_prefill_kernel(
     else:
         k_tiles = pieces_k._reinterpret(dtype, [STAGES, KEYS, D], shared)
         v_tiles = pieces_v._reinterpret(dtype, [STAGES, KEYS, D], shared)
-    q_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 64, D], shared)
+    q_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS * HALVES, 64, D], shared)
     rows: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     ones = gl.allocate_shared_memory(
         gl.float32, [64], gl.SwizzledSharedLayout(1, 1, 1, [0]), gl.full([64], 1.0, gl.float32, rows)
@@ -361,7 +502,7 @@ def _warps_prefill_kernel(
     fence_async_shared()
 
     shape: gl.constexpr = (
-        H, HKV, GROUP, PADDED_GROUP, D, KEYS, STAGES, CONSUMERS, LATE, BLOCK_SIZE, REGISTERS,
+        H, HKV, GROUP, PADDED_GROUP, D, KEYS, STAGES, 64 * HALVES * CONSUMERS, LATE, BLOCK_SIZE, REGISTERS, HALVES,
     )  # fmt: skip
     work = (
         (q_ptr, out_ptr, q_tiles, ones, k_tiles, v_tiles),
@@ -406,7 +547,7 @@ def paged_prefill_warps(
     tile = tile or warps_tile(D)
     consumer_registers, producer_registers = registers(tile)
     padded_group = next_power_of_2(H // num_kv)
-    num_items = (T // (64 * tile.consumers // padded_group) + num_sequences) * num_kv
+    num_items = (T // (64 * tile.consumers * tile.halves // padded_group) + num_sequences) * num_kv
     block_rows = k_pool.stride(0) // k_pool.stride(1)
     keys, values = _rows_of(k_pool), _rows_of(v_pool)
     grid = (min(num_items, MULTIPROCESSORS) if tile.persistent else num_items,)
@@ -414,7 +555,7 @@ def paged_prefill_warps(
         q, keys, values, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
         num_items, num_sequences, q.stride(0), block_rows, keys.shape[0], chunks.table_NM.stride(0), scale * LOG2_E,
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D, BLOCK_SIZE=block_size,
-        KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers, LATE=tile.late,
+        KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers, HALVES=tile.halves, LATE=tile.late,
         REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
         num_warps=4, maxnreg=launch_registers(tile),
     )  # fmt: skip

@@ -131,6 +131,8 @@ def test_prefill_by_hand(spans: list[tuple[int, int]], H: int, KV: int, dtype: t
         (32, 8, 64, WarpsTile(3, 64, 4)),
         (3, 1, 64, WarpsTile(3, 64, 4, late=True)),
         (32, 8, 64, WarpsTile(4, 64, 4)),
+        (32, 8, 64, WarpsTile(2, 64, 4, halves=2)),
+        (3, 1, 64, WarpsTile(2, 64, 4, halves=2)),
         (12, 4, 128, WarpsTile(2, 128, 2)),
         (16, 4, 256, WarpsTile(2, 64, 2, persistent=False)),
         (16, 4, 256, WarpsTile(2, 64, 2)),
