@@ -120,6 +120,18 @@ def assert_same_memory(replayed: ModelRunner, plain: ModelRunner, tolerance: flo
         torch.testing.assert_close(ours.float(), theirs.float(), atol=bound, rtol=tolerance, equal_nan=True)
 
 
+def assert_same_memory_by_norm(replayed: ModelRunner, plain: ModelRunner, tolerance: float) -> None:
+    """Each block and each state of each layer differs by so small a part of its length, and NaN in the same places.
+
+    Of a hundred million elements some are far off by rounding alone; a lost or strange row is a quarter of a block.
+    """
+    for ours, theirs in zip(pools(replayed), pools(plain), strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+        ours, theirs = (pool.float().nan_to_num().flatten(2) for pool in (ours, theirs))
+        worst = ((ours - theirs).norm(dim=2) / theirs.norm(dim=2).clamp(min=1e-6)).max()
+        assert worst <= tolerance, f"{float(worst):.4f} of {tuple(theirs.shape)}"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_passes_in_a_row_equal_plain_ones_in_float32(family: str, tiny_checkpoint) -> None:
     path, prompts, capture = tiny_checkpoint(family), Prompts(seed=1), Counted()
@@ -167,7 +179,7 @@ def test_passes_at_real_widths_differ_by_rounding_only(shape: str) -> None:
         logits, expected = launch(replayed, steps).logits.clone(), launch(plain, steps).logits
         if len(expected):
             torch.testing.assert_close(logits, expected, atol=0.1 * float(expected.std()), rtol=0)
-        assert_same_memory(replayed, plain, 0.1)
+        assert_same_memory_by_norm(replayed, plain, 0.05)
     assert capture.replays == 18
 
 
