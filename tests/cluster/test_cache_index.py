@@ -84,7 +84,7 @@ async def test_after_requests_after_evictions_and_after_a_restart(cluster: Clust
         assert node["index"]["blocks"] > 30
 
     cluster.processes["d0"].kill(signal.SIGKILL)
-    cluster.processes["d0"].popen.wait()
+    cluster.processes["d0"].wait()
     before = nodes["d0"]["incarnation"]
     cluster.start_node("d0")
     async with asyncio.timeout(SETTLE_S):

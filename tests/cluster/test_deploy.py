@@ -56,6 +56,7 @@ class Shell:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
         )
 
     def run(self, *arguments, timeout_s=START_S, stdin=None):

@@ -51,7 +51,7 @@ async def test_a_prefill_node_killed_during_prefill_costs_no_request(family, tin
         assert answer.tokens == greedy(model, prompt, 64)
         wait_until(lambda: sorted(cluster.nodes()) == ["d0", "p1"], "the dead node is gone from /cluster")
         wait_until(lambda: in_use(cluster) == [("d0", 0, 0), ("p1", 0, 0)], "everything comes back")
-        cluster.processes.pop("p0").popen.wait()
+        cluster.processes.pop("p0").wait()
 
 
 async def test_a_decode_node_killed_while_decoding_costs_no_token(tiny_checkpoint, tmp_path) -> None:
@@ -64,14 +64,14 @@ async def test_a_decode_node_killed_while_decoding_costs_no_token(tiny_checkpoin
         (answer,) = await asking
         assert answer.tokens == greedy(model, prompt, 1500)
         assert answer.report["migrations"] == 1
-        cluster.processes.pop("d0").popen.wait()
+        cluster.processes.pop("d0").wait()
 
 
 async def test_a_killed_node_that_is_started_again_serves_again(tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint("granite")
     with Cluster(model, tmp_path) as cluster:
         before = cluster.nodes()["d0"]["incarnation"]
-        cluster.processes.pop("d0").popen.kill()
+        cluster.processes.pop("d0").kill()
         cluster.start_node("d0")
         wait_until(lambda: cluster.nodes().get("d0", {}).get("incarnation") not in (None, before), "d0 is back")
         (answer,) = await ask_all(cluster.url, [random_prompt(70)], at_once=1)

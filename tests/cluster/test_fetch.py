@@ -1,7 +1,6 @@
 """A prefill node fetches from a decode node in another process; that one dies, stops, or knows nothing of it."""
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
@@ -68,18 +67,9 @@ async def pair(
         )
         processes.callback(p0.stop)
         d0 = Process.start("d0", DecodeNodeConfig(**{"name": "d0"} | common | (decode or {})), folder)
-        processes.callback(_end, d0)
+        processes.callback(d0.stop)
         async with node_client("p0", p0.ready["address"]) as to_p0, node_client("d0", d0.ready["address"]) as to_d0:
             yield Pair(p0, d0, to_p0, to_d0)
-
-
-def _end(process: Process) -> None:
-    """A clean end, unless the test has killed it."""
-    if process.popen.poll() is None:
-        process.stop()
-    else:
-        assert process.popen.stdout is not None
-        process.popen.stdout.close()
 
 
 @pytest.fixture(params=["granite", "qwen35"])
@@ -125,7 +115,7 @@ async def test_a_donor_that_is_dead_costs_no_token(model: Path, tmp_path: Path) 
     async with pair(model, tmp_path) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
         nodes.d0.kill()
-        nodes.d0.popen.wait()
+        nodes.d0.wait()
         token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
@@ -174,7 +164,7 @@ async def test_a_donor_killed_while_it_sends_costs_no_token(model: Path, tmp_pat
         counters = (await nodes.prefill_status()).counters
         assert (counters["fetches"], counters["fetch_failures"]) == (0, 1)
         await nodes.settled(nodes.p0)
-        nodes.d0.popen.wait()
+        nodes.d0.wait()
 
 
 async def test_an_abort_while_it_sends_gives_everything_back_on_both(model: Path, tmp_path: Path) -> None:
@@ -189,12 +179,12 @@ async def test_an_abort_while_it_sends_gives_everything_back_on_both(model: Path
 async def test_a_donor_that_says_nothing_is_given_up_at_the_fetchs_deadline(model: Path, tmp_path: Path) -> None:
     async with pair(model, tmp_path, prefill={"learn_from_decode": replace(ALWAYS, timeout_s=1.0)}) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
-        os.kill(nodes.d0.popen.pid, signal.SIGSTOP)
+        nodes.d0.kill(signal.SIGSTOP)
         try:
             async with asyncio.timeout(10):
                 token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
         finally:
-            os.kill(nodes.d0.popen.pid, signal.SIGCONT)
+            nodes.d0.kill(signal.SIGCONT)
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
         assert (await nodes.prefill_status()).counters["fetch_failures_deadline"] == 1

@@ -45,7 +45,7 @@ def test_every_pair_is_measured_and_again_when_one_came_back(tiny_checkpoint, tm
         lost = until_links(cluster, lambda links: (links.get(("p0", "d0")) or {}).get("error") is not None)
         assert lost["p0", "d1"]["error"] is None
         until_links(cluster, lambda links: ("p0", "d0") not in links)  # it missed its heartbeats
-        cluster.processes["d0"].popen.wait()
+        cluster.processes["d0"].wait()
         cluster.start_node("d0")
         until_links(cluster, lambda links: len(links) == 4 and are_measured(links))
 

@@ -120,7 +120,7 @@ def test_a_node_whose_certificate_will_not_do_does_not_start(cluster: Cluster, a
 
 async def test_a_node_comes_back_over_tls_after_its_death(cluster: Cluster, member: Identity) -> None:
     cluster.processes["d0"].kill()
-    cluster.processes["d0"].popen.wait(20)
+    cluster.processes["d0"].wait()
     cluster.processes["d0"].stop()
     cluster.start_node("d0")
     cluster.wait_for_nodes(2)

@@ -1,4 +1,4 @@
-"""One Headrace process for a test: `python -m tests.support.child <base64 of a pickled config>`.
+"""What a process of a test runs (see process.py): `python -m tests.support.child <base64 of a pickled config>`.
 
 Prints one JSON line when it serves, then runs until SIGTERM. A config in full, not a command line, so that
 tests can set anything. Each kind imports what it needs itself: a router process holds no torch.

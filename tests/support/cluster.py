@@ -1,13 +1,5 @@
 """A real cluster for a test: one process for the router and each node, talking over loopback."""
 
-import base64
-import json
-import os
-import pickle
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,74 +13,10 @@ from decode_node.config import DecodeNodeConfig, LocalPrefillConfig
 from engine.config import EngineConfig
 from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
-
-START_TIMEOUT_S = 90.0  # two cores may have to load torch in several processes at once
-STOP_TIMEOUT_S = 20.0
+from tests.support.process import Process
 
 SMALL = EngineConfig(cache_bytes=64 << 20, max_step_tokens=256, max_running=16, threads=1)
 ALWAYS_REMOTE = LocalPrefillConfig(max_tokens=0)
-
-
-@dataclass
-class Process:
-    """A child that has said that it serves. `ready` is what it said."""
-
-    name: str
-    popen: subprocess.Popen[bytes]
-    log: Path
-    ready: dict[str, str]
-
-    @classmethod
-    def start(cls, name: str, config: object, folder: Path, *, inside: Sequence[str] = ()) -> Self:
-        """`inside` is put before the command: `ip netns exec NAME`, say."""
-        log = folder / f"{name}.{time.monotonic_ns()}.log"
-        argument = base64.b64encode(pickle.dumps(config)).decode()
-        with log.open("wb") as errors:
-            popen = subprocess.Popen(
-                [*inside, sys.executable, "-m", "tests.support.child", argument],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-        line = _first_line(popen, time.monotonic() + START_TIMEOUT_S)
-        if not line:
-            popen.kill()
-            popen.wait()
-            raise AssertionError(f"{name} did not start:\n{log.read_text()[-4000:]}")
-        return cls(name, popen, log, json.loads(line))
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        self.popen.send_signal(number)
-
-    def wait(self) -> None:
-        """Until it has ended, once it was killed."""
-        self.popen.wait(STOP_TIMEOUT_S)
-
-    def stop(self) -> None:
-        """SIGTERM, and its exit status must be that of a clean end."""
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGCONT)
-            self.popen.terminate()
-        try:
-            self.popen.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
-            raise AssertionError(f"{self.name} did not stop:\n{self.log.read_text()[-4000:]}") from None
-        finally:
-            assert self.popen.stdout is not None
-            self.popen.stdout.close()
-
-
-def _first_line(popen: subprocess.Popen[bytes], deadline_s: float) -> bytes:
-    assert popen.stdout is not None
-    while time.monotonic() < deadline_s:
-        readable, _, _ = select.select([popen.stdout], [], [], 0.5)
-        if readable:
-            return popen.stdout.readline()
-        if popen.poll() is not None:
-            break
-    return b""
 
 
 @dataclass

@@ -3,25 +3,27 @@
     [report] = compile_for_h200([Launch("kernels.x:_x_kernel", {"x_ptr": "*bf16:16", "rows": "i32"}, {"BLOCK": 64})])
     assert report.stack_bytes == 0
 
-The compiler and ptxas come with Triton's wheel. A child process compiles, all launches in one: this process may
-have Triton's interpreter switched on, which replaces the compiler when a kernel is imported.
+The compiler and ptxas come with Triton's wheel. One child process compiles for all tests of this one, and each launch
+once: here Triton's interpreter may be switched on, which replaces the compiler when a kernel is imported.
 """
 
 import importlib
-import json
+import multiprocessing
 import os
 import re
 import subprocess
-import sys
 import tempfile
+import traceback
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.support.sass import reads_of_nothing
 
-ROOT = Path(__file__).parents[2]
+COMPILE_TIMEOUT_S = 150
 SHARED_BYTES_A_BLOCK = 227 * 1024
 REGISTERS_A_MULTIPROCESSOR = 64 * 1024
 
@@ -57,21 +59,29 @@ class Compiled:
 def compile_for_h200(launches: Sequence[Launch]) -> list[Compiled]:
     """One report a launch. Raises AssertionError with the compiler's words when a kernel does not compile, or when
     its machine code reads what nothing wrote (see sass.py)."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    paths = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
-    with tempfile.TemporaryDirectory() as folder:
-        reports = Path(folder, "reports.json")
-        child = subprocess.run(
-            [sys.executable, __file__, str(reports)],
-            input=json.dumps([asdict(launch) for launch in launches]),
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=150,
-        )
-        assert child.returncode == 0, f"{child.stdout}\n{child.stderr}"
-        return [Compiled(**report) for report in json.loads(reports.read_text())]
+    asked = {repr(launch): launch for launch in launches}
+    made = dict(zip(asked, _compiler().map(_report, asked.values(), timeout=COMPILE_TIMEOUT_S), strict=True))
+    for report in made.values():
+        assert isinstance(report, Compiled), report
+    return [made[repr(launch)] for launch in launches]
+
+
+@cache
+def _compiler() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_compile_for_real)
+
+
+def _compile_for_real() -> None:
+    """In the new process, before anything imports a kernel."""
+    os.environ.pop("TRITON_INTERPRET", None)
+
+
+def _report(launch: Launch) -> Compiled | str:
+    """What went wrong as text: not every error of the compiler can be sent to another process."""
+    try:
+        return _compile(launch)
+    except Exception:
+        return traceback.format_exc()
 
 
 def _compile(launch: Launch) -> Compiled:
@@ -135,8 +145,3 @@ def _resident_warps(registers: int, shared_bytes: int, num_warps: int) -> int:
     if shared_bytes:
         blocks = min(blocks, 228 * 1024 // (shared_bytes + 1024))
     return blocks * num_warps
-
-
-if __name__ == "__main__":
-    compiled = [_compile(Launch(**launch)) for launch in json.load(sys.stdin)]
-    Path(sys.argv[1]).write_text(json.dumps([asdict(report) for report in compiled]))

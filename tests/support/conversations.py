@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.support.driving import GREEDY, generate, request, small_engine
+from tests.support.driving import GREEDY, engine_of, generate, request
 from wire.messages import Request
 
 
@@ -24,8 +24,9 @@ class Turn:
 def conversations(path: Path, num_requests: int, seed: int) -> list[list[Turn]]:
     """Conversations of 1 to 5 turns. The answers come from one request at a time, with caching off."""
     rng = random.Random(seed)
-    # No checkpoints, and a salt for each request: nothing is ever reused.
-    alone = small_engine(path, checkpoint_policy="none")
+    # No checkpoints, and a salt for each request: nothing is ever reused. Room for the longest conversation alone,
+    # since the cache is checked after each step, entry by entry.
+    alone = engine_of(path, num_blocks=32, num_slots=3, checkpoint_policy="none")
     systems = [_tokens(rng, length) for length in (10, 23, 37, 64)]
     chats: list[list[Turn]] = []
     num_made = 0

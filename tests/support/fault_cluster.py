@@ -1,90 +1,23 @@
-"""A cluster of nodes that misbehave, and that can be killed and started again in about a second.
+"""A cluster of nodes that misbehave, and that can be killed and started again in about a second."""
 
-A process that has imported all that a node needs is forked for each (Python's `forkserver`), so that fifty deaths do
-not cost fifty imports of torch.
-"""
-
-import asyncio
 import json
-import logging
-import multiprocessing
-import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from tests.support.child import LOG_FORMAT
-from tests.support.child import main as serve
-from tests.support.cluster import START_TIMEOUT_S, STOP_TIMEOUT_S, Cluster, Process
+from tests.support.cluster import Cluster
 from tests.support.fault_node import FaultyNode
+from tests.support.process import Process
 
 SETTLE_TIMEOUT_S = 30.0
-
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.support.fault_node"])
-
-
-@dataclass
-class Forked:
-    """Like `tests.support.cluster.Process`."""
-
-    name: str
-    process: ForkServerProcess
-    log: Path
-    ready: dict[str, str]
-
-    @classmethod
-    def start(cls, name: str, config: object, folder: Path) -> Self:
-        log = folder / f"{name}.{time.monotonic_ns()}.log"
-        here, there = _forks.Pipe(duplex=False)
-        process = _forks.Process(target=_run, args=(config, log, there))
-        process.start()
-        there.close()
-        try:
-            if not here.poll(START_TIMEOUT_S):
-                raise EOFError
-            ready = json.loads(here.recv())
-        except EOFError:
-            process.kill()
-            process.join()
-            raise AssertionError(f"{name} did not start:\n{log.read_text()[-4000:]}") from None
-        return cls(name, process, log, ready)
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
-
-    def wait(self) -> None:
-        self.process.join(STOP_TIMEOUT_S)
-
-    def stop(self) -> None:
-        if self.process.is_alive():
-            self.kill(signal.SIGCONT)
-            self.process.terminate()
-        self.wait()
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-            raise AssertionError(f"{self.name} did not stop:\n{self.log.read_text()[-4000:]}")
-
-
-def _run(config: object, log: Path, ready: Connection) -> None:
-    """In the new process."""
-    errors = log.open("ab", buffering=0)
-    os.dup2(errors.fileno(), 2)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
-    asyncio.run(serve(config, ready.send))
 
 
 @dataclass
 class FaultCluster(Cluster):
-    """`faults` are the fields of every node's `FaultyNode`. Nodes with an `inside` are not forked."""
+    """`faults` are the fields of every node's `FaultyNode`."""
 
     faults: dict[str, Any] = field(default_factory=dict)
     each: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -95,9 +28,7 @@ class FaultCluster(Cluster):
         self._num_started += 1
         config = replace(self.config_of(name), **self.each.get(name, {}))
         faulty = FaultyNode(config, self.journal_of(name), seed=self._num_started, **self.faults)
-        is_forked = name not in self.inside
-        node: Any = Forked.start(name, faulty, self.folder) if is_forked else self._start_process(name, faulty)
-        self.processes[name] = node
+        self.processes[name] = self._start_process(name, faulty)
         return self.processes[name]
 
     def journal_of(self, name: str) -> Path:

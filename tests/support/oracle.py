@@ -15,8 +15,13 @@ def oracle(path: Path) -> PreTrainedModel:
 
 def greedy(path: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What transformers' `generate` answers, end-of-sequence ignored."""
+    return list(_greedy(path, tuple(prompt), num_tokens))
+
+
+@lru_cache(maxsize=1000)
+def _greedy(path: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
     generated = oracle(path).generate(
-        torch.tensor([list(prompt)]),
+        torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         max_new_tokens=num_tokens,
         min_new_tokens=num_tokens,
@@ -24,7 +29,7 @@ def greedy(path: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
         eos_token_id=None,
         pad_token_id=0,
     )
-    return generated[0, len(prompt) :].tolist()
+    return tuple(generated[0, len(prompt) :].tolist())
 
 
 def random_prompt(length: int, seed: int = 0, *, vocab_size: int = 512) -> list[int]:
