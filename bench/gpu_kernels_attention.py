@@ -23,8 +23,16 @@ from engine.model_config import AttentionConfig
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
 from kernels.paged_extend import extend_splits, paged_extend_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
-from kernels.paged_prefill_hopper import KEYS, NUM_WARPS, ROWS, fits_hopper, paged_prefill_hopper
-from kernels.paged_prefill_warps import LAYOUT, SPAN, WarpsTile, launch_registers, paged_prefill_warps, registers
+from kernels.paged_prefill_hopper import (
+    LAYOUT,
+    SPAN,
+    HopperTile,
+    fits_hopper,
+    hopper_tile,
+    launch_registers,
+    paged_prefill_hopper,
+    registers,
+)
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch
@@ -95,22 +103,13 @@ DECODE_VARIANTS = {
           (32, 256, 4, 3)],
 }  # fmt: skip
 SPLITS = [1, 2, 8, 16, 32]
-WARPS_VARIANTS = {
+HOPPER_VARIANTS = {
     64: [
-        WarpsTile(3, 64, 4, persistent=False),
-        WarpsTile(3, 64, 4),
-        WarpsTile(3, 64, 4, late=True, persistent=False),
-        WarpsTile(3, 64, 4, late=True),
-        WarpsTile(2, 64, 4, halves=2, persistent=False),
-        WarpsTile(2, 64, 4, halves=2),
-        WarpsTile(4, 64, 4),
-        WarpsTile(2, 128, 2, late=True),
+        HopperTile(3, 64, 4, persistent=False),
+        HopperTile(2, 64, 4, halves=2),
+        HopperTile(2, 64, 4, halves=2, persistent=False),
     ],
-    256: [
-        WarpsTile(2, 64, 2, persistent=False),
-        WarpsTile(2, 64, 2),
-        WarpsTile(2, 64, 2, late=True),
-    ],
+    256: [HopperTile(2, 64, 2, persistent=False)],
 }
 
 
@@ -122,23 +121,20 @@ def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
     def row(name: str, run: Callable[[], object]) -> Row:
         return measure(name, str(work), lambda: run, work.num_bytes(), work.flops())
 
-    if fits_hopper(q, k_pool):
-        yield row("prefill by hand", partial(paged_prefill_hopper, q, k_pool, v_pool, c.scale, chunks))
+    plain = partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks)
     if variants or not fits_hopper(q, k_pool):
-        tile = prefill_tile(c.head_dim, BF16)
-        plain = partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks)
-        expected = plain()
-        yield row(f"prefill {tuple(tile)}", plain)
+        yield row(f"prefill {tuple(prefill_tile(c.head_dim, BF16))}", plain)
+    tiles = [hopper_tile(c.head_dim)] if fits_hopper(q, k_pool) else []
+    for tile in tiles + HOPPER_VARIANTS[c.head_dim] if variants else tiles:
+        run = partial(paged_prefill_hopper, q, k_pool, v_pool, c.scale, chunks, tile)
+        name = f"prefill by hand {tuple(tile)}"
+        try:
+            wrong = difference(run, plain())
+        except Exception as error:  # one that fails is a row, too: the others are still worth their time
+            yield Row(f"{name} FAILED: {str(error)[-300:]}", str(work), float("nan"), float("nan"))
+            continue
+        yield row(name + wrong, run)
     if variants:
-        for each in WARPS_VARIANTS[c.head_dim]:
-            run = partial(paged_prefill_warps, q, k_pool, v_pool, c.scale, chunks, each)
-            name = f"prefill by warp groups {tuple(each)}"
-            try:
-                wrong = difference(run, expected)
-            except Exception as error:  # one that fails is a row, too: the others are still worth their time
-                yield Row(f"{name} FAILED: {str(error)[-300:]}", str(work), float("nan"), float("nan"))
-                continue
-            yield row(name + wrong, run)
         yield row("gather, FlashAttention", flash(work, q, k_pool, v_pool, ids))
 
 
@@ -261,8 +257,7 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
         c = Workload(model, 1, 1, 0).config
         H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
-        if D == 256:
-            yield f"prefill by hand {model}", hopper_launch(H, KV, D)
+        yield f"prefill by hand {model}", hopper_launch(H, KV, D, hopper_tile(D))
         for splits in (1, 8):
             yield f"decode {model}, {splits} splits", decode_launch(H, KV, D, decode_tile(D, BF16), splits)
         yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16), 32)
@@ -282,17 +277,7 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
                   tile.num_warps, tile.num_stages)  # fmt: skip
 
 
-def hopper_launch(H: int, KV: int, D: int) -> Launch:
-    types = {name: "*bf16:16" for name in ("q_ptr", "k_ptr", "v_ptr", "out_ptr")}
-    types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
-    types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_table": "i32", "scale_log2": "fp32"}
-    group = H // KV
-    constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {"STRIDE_TOKEN": KV * D, "ROWS": ROWS, "KEYS": KEYS}
-    return Launch("kernels.paged_prefill_hopper:_hopper_prefill_kernel", types, constexprs, NUM_WARPS, 1)
-
-
-def warps_launch(H: int, KV: int, D: int, tile: WarpsTile) -> Launch:
+def hopper_launch(H: int, KV: int, D: int, tile: HopperTile) -> Launch:
     types = {name: "*bf16:16" for name in ("q_ptr", "v_ptr", "out_ptr")}
     types |= {name: f"tensordesc<bf16[{BLOCK},{SPAN.value}],{LAYOUT!r}>" for name in ("k_desc", "v_desc")}
     types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
@@ -301,9 +286,9 @@ def warps_launch(H: int, KV: int, D: int, tile: WarpsTile) -> Launch:
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
     constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers}
-    constexprs |= {"HALVES": tile.halves, "LATE": tile.late}
+    constexprs |= {"HALVES": tile.halves}
     constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(tile), strict=True))
-    kernel = "kernels.paged_prefill_warps:_warps_prefill_kernel"
+    kernel = "kernels.paged_prefill_hopper:_hopper_prefill_kernel"
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile))
 
 

@@ -6,7 +6,7 @@ Contract  `store_kv` has put this step's keys and values into the pool before; a
           up to its own position and nothing behind it: memory past a sequence's end may hold anything, NaN
           included
 Numerics  softmax in float32, the result in q's dtype
-Source    torch's fused attention on the CPU; on a GPU kernels/paged_prefill.py, for heads of 256 on Hopper
+Source    torch's fused attention on the CPU; on a GPU kernels/paged_prefill.py, for heads of 64 and 256 on Hopper
           kernels/paged_prefill_hopper.py, for few rows kernels/paged_extend.py, and kernels/paged_decode.py
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv

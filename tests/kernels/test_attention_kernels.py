@@ -10,12 +10,11 @@ from kernels import paged_attention
 from kernels.paged_attention import PagedPrefill, paged_prefill
 from kernels.paged_decode import PagedContexts, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
-from kernels.paged_prefill_hopper import fits_hopper
-from kernels.paged_prefill_warps import WarpsTile, fits_warps, paged_prefill_warps
+from kernels.paged_prefill_hopper import HopperTile, fits_hopper, paged_prefill_hopper
 from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
 from tests.kernels.naive import NAN, naive_attention
-from tests.support.compiled import Launch, compile_for_h200
+from tests.support.compiled import compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 16
@@ -94,72 +93,68 @@ def test_prefill_of_real_shapes(spans: list[tuple[int, int]], H: int, KV: int, D
     check_prefill(spans, H, KV, D, dtype)
 
 
-@needs_gpu
-@pytest.mark.parametrize(("H", "KV", "dtype"), [(16, 4, torch.bfloat16), (8, 1, torch.bfloat16), (2, 2, torch.float16)])
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [(0, 1)],
-        [(0, 64)],
-        [(63, 65)],
-        [(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100), (127, 128), (5, 70)],
-        [(0, 1500)],
-        [(5000, 5200), (0, 5000)],
-    ],
-    ids=str,
-)
-def test_prefill_by_hand(spans: list[tuple[int, int]], H: int, KV: int, dtype: torch.dtype, monkeypatch):
-    """As the engine calls it: `paged_prefill` chooses it for heads of 256."""
-    if not fits_hopper(torch.empty(1, H, 256, dtype=dtype, device=DEVICE), torch.empty(1, BLOCK, KV, 256)):
+AWKWARD_SPANS = [
+    [(0, 1)],
+    [(0, 64)],
+    [(63, 65)],
+    [(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100), (127, 128), (5, 70)],
+    [(0, 1500)],
+    [(5000, 5200), (0, 5000)],
+]
+
+
+def needs_hopper(H: int, KV: int, D: int, dtype: torch.dtype) -> None:
+    if not fits_hopper(torch.empty(1, H, D, dtype=dtype, device=DEVICE), torch.empty(1, BLOCK, KV, D)):
         pytest.skip("not a Hopper GPU")
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    ("H", "KV", "D", "dtype"),
+    [
+        (32, 8, 64, torch.bfloat16),
+        (3, 1, 64, torch.bfloat16),
+        (2, 2, 64, torch.float16),
+        (16, 4, 256, torch.bfloat16),
+        (8, 1, 256, torch.bfloat16),
+        (2, 2, 256, torch.float16),
+    ],
+)
+@pytest.mark.parametrize("spans", AWKWARD_SPANS, ids=str)
+def test_prefill_by_hand(spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype, monkeypatch):
+    """As the engine calls it: `paged_prefill` chooses it for heads of 64 and of 256."""
+    needs_hopper(H, KV, D, dtype)
     monkeypatch.delattr(paged_attention, "paged_prefill_triton")
     monkeypatch.setattr(paged_attention, "extend_splits", lambda q, k_pool, chunks: 1)
     lengths = tuple(end - start for start, end in spans)
 
     def prefill(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, chunks: PagedChunks) -> Tensor:
-        unread = q.new_full((len(q), KV, 256), NAN)
+        unread = q.new_full((len(q), KV, D), NAN)
         return paged_prefill(q, unread, unread, k_pool, v_pool, scale, PagedPrefill(lengths, chunks))
 
-    check_prefill(spans, H, KV, 256, dtype, prefill)
+    check_prefill(spans, H, KV, D, dtype, prefill)
 
 
 @needs_gpu
 @pytest.mark.parametrize(
     ("H", "KV", "D", "tile"),
     [
-        (32, 8, 64, WarpsTile(3, 64, 4, persistent=False)),
-        (32, 8, 64, WarpsTile(3, 64, 4)),
-        (3, 1, 64, WarpsTile(3, 64, 4, late=True)),
-        (32, 8, 64, WarpsTile(4, 64, 4)),
-        (32, 8, 64, WarpsTile(2, 64, 4, halves=2)),
-        (3, 1, 64, WarpsTile(2, 64, 4, halves=2)),
-        (12, 4, 128, WarpsTile(2, 128, 2)),
-        (16, 4, 256, WarpsTile(2, 64, 2, persistent=False)),
-        (16, 4, 256, WarpsTile(2, 64, 2)),
-        (2, 2, 256, WarpsTile(2, 64, 2, late=True)),
+        (32, 8, 64, HopperTile(3, 64, 4, persistent=False)),
+        (32, 8, 64, HopperTile(2, 64, 4, halves=2)),
+        (3, 1, 64, HopperTile(2, 64, 4, halves=2)),
+        (32, 8, 64, HopperTile(2, 64, 4, halves=2, persistent=False)),
+        (16, 4, 256, HopperTile(2, 64, 2, persistent=False)),
     ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [(0, 1)],
-        [(0, 64)],
-        [(63, 65)],
-        [(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100), (127, 128), (5, 70)],
-        [(0, 1500)],
-        [(5000, 5200), (0, 5000)],
-    ],
-    ids=str,
-)
-def test_prefill_by_warp_groups(spans: list[tuple[int, int]], H: int, KV: int, D: int, tile: WarpsTile):
-    if not fits_warps(torch.empty(1, H, D, dtype=torch.bfloat16, device=DEVICE), torch.empty(1, BLOCK, KV, D)):
-        pytest.skip("not a Hopper GPU")
-    check_prefill(spans, H, KV, D, torch.bfloat16, partial(paged_prefill_warps, tile=tile))
+@pytest.mark.parametrize("spans", AWKWARD_SPANS, ids=str)
+def test_prefill_by_hand_in_other_tiles(spans: list[tuple[int, int]], H: int, KV: int, D: int, tile: HopperTile):
+    needs_hopper(H, KV, D, torch.bfloat16)
+    check_prefill(spans, H, KV, D, torch.bfloat16, partial(paged_prefill_hopper, tile=tile))
 
 
-def test_heads_that_the_kernel_by_hand_is_slower_for_do_not_fit_it():
-    assert not fits_hopper(torch.empty(1, 32, 64, dtype=torch.bfloat16, device=DEVICE), torch.empty(1, BLOCK, 8, 64))
+def test_heads_that_the_kernel_by_hand_was_not_measured_for_do_not_fit_it():
+    assert not fits_hopper(torch.empty(1, 12, 128, dtype=torch.bfloat16, device=DEVICE), torch.empty(1, BLOCK, 4, 128))
     assert not fits_hopper(torch.empty(1, 16, 256, device=DEVICE), torch.empty(1, BLOCK, 4, 256))  # float32
 
 
@@ -291,13 +286,12 @@ def test_no_rows_prepare_nothing():
     assert (len(q), len(k), len(v)) == (0, 0, 0)
 
 
-def launches() -> list[Launch]:
+def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
     from bench.gpu_kernels_attention import compile_checks
 
-    return [launch for _, launch in compile_checks()]
-
-
-def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
+    names, launches = zip(*compile_checks(), strict=True)
     # Tiles for heads of 256 and capped registers keep a little on the stack: still faster than tiles that keep none.
-    for report in compile_for_h200(launches()):
-        assert report.stack_bytes <= 96 and report.shared_bytes <= 227 * 1024
+    # Of the kernel by hand it is what stands around its loops, and less by Triton 3.6, which the GPU machine has.
+    most = {name: 160 if "by hand" in name else 96 for name in names}
+    for name, report in zip(names, compile_for_h200(launches), strict=True):
+        assert report.stack_bytes <= most[name] and report.shared_bytes <= 227 * 1024, name
