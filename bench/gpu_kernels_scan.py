@@ -264,8 +264,28 @@ def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
 
 
 VARIANTS: list[tuple[type, NamedTuple, list[dict[str, Any]]]] = [
-    (SsdLayer, _SSD, [{}, {"states_by_hand": True}, {"output_heads": 16}]),
-    (GdnLayer, _GDN, [{}, {"states_by_hand": True}, {"systems_registers": 168}, {"systems_registers": 128}]),
+    (
+        SsdLayer,
+        _SSD,
+        [
+            {"states_by_hand": False, "outputs_by_hand": False},
+            {"states_by_hand": True, "outputs_by_hand": False},
+            {"states_by_hand": False, "outputs_by_hand": True},
+            {"states_by_hand": True, "outputs_by_hand": True},
+            {"states_by_hand": True, "outputs_by_hand": True, "output_heads": 16},
+            {"states_by_hand": True, "outputs_by_hand": True, "output_heads": 4},
+        ],
+    ),
+    (
+        GdnLayer,
+        _GDN,
+        [
+            {"states_by_hand": False},
+            {"states_by_hand": True},
+            {"states_by_hand": True, "output_registers": None},
+            {"states_by_hand": True, "systems_registers": 168},
+        ],
+    ),
 ]
 
 

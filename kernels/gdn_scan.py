@@ -29,16 +29,16 @@ def _inverse_of_unit_lower(system, Q: tl.constexpr, EXACT: tl.constexpr):
     """(I + system)^-1 for a strictly lower triangular system [Q, Q], Q a power of two.
 
     Known inverses X, Y of two neighbouring diagonal blocks give that of both with the block A below X:
-    [[X, 0], [-Y A X, Y]]. All pairs of one size at once, sizes 1, 2, 4, ... Q / 2.
+    [[X, 0], [-Y A X, Y]]. All pairs of one size at once, sizes 1, 2, 4, ... Q / 2. The product Y A is that of all
+    known inverses and the whole system, of which all but the blocks A is dropped: the system is made a factor once.
     """
-    row, column = tl.arange(0, Q)[:, None], tl.arange(0, Q)[None, :]
-    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, system, 0.0)
+    apart = tl.arange(0, Q)[:, None] ^ tl.arange(0, Q)[None, :]  # its highest bit: the level at which two rows meet
+    inverse = tl.where(apart == 0, 1.0, 0.0) - tl.where(apart == 1, system, 0.0)
     dtype: tl.constexpr = tl.float32 if EXACT else tl.float16
+    factor = system.to(dtype)
     for level in tl.static_range(1, 7):  # up to Q = 128
         if 2**level < Q:
-            same_pair = row // 2 ** (level + 1) == column // 2 ** (level + 1)
-            corner = tl.where(same_pair & (row // 2**level != column // 2**level), system, 0.0)
-            product = dot(inverse.to(dtype), corner.to(dtype))
+            product = tl.where(apart >> level == 1, dot(inverse.to(dtype), factor), 0.0)
             inverse -= dot(product.to(dtype), inverse.to(dtype))
     return inverse
 
@@ -243,6 +243,7 @@ class GdnTiles(NamedTuple):
     states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
     output_stages: int = 2
+    output_registers: int | None = None
     states_by_hand: bool = False  # on a Hopper GPU, where the sizes fit: gdn_states_hopper.py
 
 
@@ -252,7 +253,8 @@ def gdn_tiles(dtype: torch.dtype) -> GdnTiles:
         return GdnTiles(
             32, state_columns=16, output_columns=32, systems_warps=8, states_warps=8, states_stages=1, output_warps=8
         )
-    return GdnTiles(chunk_size=64, state_columns=32, output_columns=64)
+    # With so many registers three programs of the output kernel fit on a multiprocessor.
+    return GdnTiles(chunk_size=64, state_columns=32, output_columns=64, output_registers=168)
 
 
 def gdn_prefill_triton(
@@ -396,6 +398,7 @@ def _launch_outputs(
         BLOCK_V=block_v,
         num_warps=tiles.output_warps,
         num_stages=tiles.output_stages,
+        maxnreg=tiles.output_registers,
     )
 
 

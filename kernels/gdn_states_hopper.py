@@ -2,7 +2,8 @@
 
 What each step needs of the step before stays in registers. The state is held transposed, so that it is the left operand
 of w S, and V' that of k^T V': sums of one product become a factor of the next without a way through shared memory. What
-leaves the registers, the states before chunks and V', does so while the matrix units work.
+leaves the registers, the states before chunks and V', does so while the matrix units work. No fence stands between
+asynchronous copies and products: see ssd_states_hopper.py.
 
 Shapes    as _gdn_states_kernel's; a program holds COLUMNS of V and all of K
 Source    NVIDIA, PTX ISA, wgmma: accumulators lie as the left operand does
@@ -15,7 +16,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
-    fence_async_shared,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -50,7 +50,7 @@ def _ask_for(
 
 @gluon.jit(do_not_specialize_on_alignment=["chunks_ptr", "sequences_ptr"])
 def _gdn_hopper_states_kernel(
-    k_ptr, u_ptr, w_ptr, decay_ptr, to_end_ptr, start_ptr, pool_ptr, chunks_ptr, sequences_ptr, k_stride, slot_stride,
+    k_ptr, u_ptr, w_ptr, decay_ptr, to_end_ptr, start_ptr, pool_ptr, chunks_ptr, sequences_ptr, k_eighths, slot_stride,
     H: gl.constexpr, R: gl.constexpr, K: gl.constexpr, V: gl.constexpr, Q: gl.constexpr, COLUMNS: gl.constexpr,
 ):  # fmt: skip
     """start [C, H, V, K], the state before each chunk; V' = u - w start, in place of u [C, H, V, Q]; and the states to
@@ -62,6 +62,7 @@ def _gdn_hopper_states_kernel(
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = k_ptr.dtype.element_ty
 
+    k_stride = k_eighths * 8  # so the compiler knows that rows begin on 16 bytes
     first_value, head, sequence = gl.program_id(0) * COLUMNS, gl.program_id(1), gl.program_id(2)
     k_ptr += head // R * K
     first_chunk = gl.load(sequences_ptr + sequence * 4)
@@ -106,7 +107,6 @@ def _gdn_hopper_states_kernel(
         slot = chunk % STAGES
         rounded = state.to(dtype)
         async_copy.wait_group(STAGES - 2)
-        fence_async_shared()
         factor = gl.convert_layout(rounded, gl.DotOperandLayout(0, values, 2))
         nothing = gl.zeros([COLUMNS, Q], gl.float32, values)
         product = warpgroup_mma(factor, w_tiles.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
@@ -145,7 +145,7 @@ def launch_states_hopper(
     H, V, Q = u.shape[1:]
     Hk, K = k.shape[1:]
     _gdn_hopper_states_kernel[(V // COLUMNS, H, len(table.sequences_N4))](
-        k, u, w, decay, to_end, start, state_pool, table.chunks_C4, table.sequences_N4, k.stride(0),
+        k, u, w, decay, to_end, start, state_pool, table.chunks_C4, table.sequences_N4, k.stride(0) // 8,
         state_pool.stride(0), H=H, R=H // Hk, K=K, V=V, Q=Q, COLUMNS=COLUMNS, num_warps=NUM_WARPS,
     )  # fmt: skip
 
@@ -159,5 +159,5 @@ def fits_hopper(k: Tensor, V: int, chunk_size: int) -> bool:
         and k.shape[2] == 128
         and V % COLUMNS == 0
         and chunk_size == 64
-        and k.stride(0) % 8 == 0
+        and k.stride(0) % 8 == k.data_ptr() % 16 == 0
     )

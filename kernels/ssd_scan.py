@@ -17,6 +17,7 @@ from kernels.dot import dot, dot_block
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.ssd_heads import SsdHeads, time_step
+from kernels.ssd_outputs_hopper import launch_outputs_hopper
 from kernels.ssd_states_hopper import fits_hopper, launch_states_hopper
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
@@ -189,7 +190,9 @@ class SsdTiles(NamedTuple):
     states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
     output_stages: int = 2
-    states_by_hand: bool = False  # on a Hopper GPU, where the sizes fit: ssd_states_hopper.py
+    # On a Hopper GPU, where the sizes fit:
+    states_by_hand: bool = False  # ssd_states_hopper.py
+    outputs_by_hand: bool = False  # ssd_outputs_hopper.py
 
 
 FEW_ROWS = 512  # up to here a program takes the outputs of one head: there are multiprocessors enough
@@ -292,6 +295,9 @@ def _launch_outputs(
 ) -> None:
     H, P = x.shape[1:]
     G, N = B.shape[1:]
+    if tiles.outputs_by_hand and fits_hopper(x, B, tiles.chunk_size):
+        launch_outputs_hopper(x, B, C, D, decay, chunk_dt, start, y, table, tiles.output_heads)
+        return
     grid = (tiles.chunk_size // tiles.output_rows, H // tiles.output_heads, len(table.chunks_C4))
     _ssd_output_kernel[grid](
         x,

@@ -3,6 +3,9 @@
 The state never leaves the sums of the matrix units but for a rounded copy. While they add a chunk's gain, the threads
 scale the next chunk's x, which is a left operand in registers, and store the state from before.
 
+No fence stands between asynchronous copies and the products that read them, as in CUTLASS's kernels of this kind: with
+one, a thread waits for all its copies under way, and a step takes as long as memory does (measured: 2.8 us).
+
 Shapes    as _ssd_states_kernel's; a program holds a whole state of one head
 Source    NVIDIA, PTX ISA, wgmma
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
@@ -14,7 +17,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
-    fence_async_shared,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -59,7 +61,7 @@ def _weighted(x_tile, weight, operand: gl.constexpr):
 @gluon.jit(do_not_specialize_on_alignment=["chunks_ptr", "sequences_ptr"])
 def _ssd_hopper_states_kernel(
     x_ptr, B_ptr, decay_ptr, chunk_dt_ptr, start_ptr, pool_ptr, chunks_ptr, sequences_ptr,
-    x_stride, B_stride, slot_stride,
+    x_eighths, B_eighths, slot_stride,
     H: gl.constexpr, P: gl.constexpr, N: gl.constexpr, HEADS_A_GROUP: gl.constexpr, Q: gl.constexpr,
 ):  # fmt: skip
     """start [C, H, P, N], the state before each chunk, and the states to write."""
@@ -71,6 +73,7 @@ def _ssd_hopper_states_kernel(
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = x_ptr.dtype.element_ty
 
+    x_stride, B_stride = x_eighths * 8, B_eighths * 8  # so the compiler knows that rows begin on 16 bytes
     head, sequence = gl.program_id(0), gl.program_id(1)
     x_ptr += head * P
     B_ptr += head // HEADS_A_GROUP * N
@@ -116,7 +119,6 @@ def _ssd_hopper_states_kernel(
     first_row = gl.load(chunks_ptr + far * 4)
     num_rows = gl.load(chunks_ptr + far * 4 + 1)
     async_copy.wait_group(STAGES - 2)
-    fence_async_shared()
     weighted = _weighted(x_tiles.index(first_chunk % STAGES), _weights(decay, dt, whole, operand), operand)
     for chunk in range(first_chunk, end_chunk):
         rounded = state.to(dtype)
@@ -142,7 +144,6 @@ def _ssd_hopper_states_kernel(
         first_row = gl.load(chunks_ptr + far * 4)
         num_rows = gl.load(chunks_ptr + far * 4 + 1)
         async_copy.wait_group(STAGES - 2)
-        fence_async_shared()
         next_weighted = _weighted(x_tiles.index(near % STAGES), weight, operand)
         state, weighted = warpgroup_mma_wait(0, [state, weighted])
         weighted = next_weighted
@@ -157,8 +158,9 @@ def launch_states_hopper(
     H, P = x.shape[1:]
     G, N = B.shape[1:]
     _ssd_hopper_states_kernel[(H, len(table.sequences_N4))](
-        x, B, decay, chunk_dt, start, state_pool, table.chunks_C4, table.sequences_N4, x.stride(0), B.stride(0),
-        state_pool.stride(0), H=H, P=P, N=N, HEADS_A_GROUP=H // G, Q=decay.shape[2], num_warps=NUM_WARPS,
+        x, B, decay, chunk_dt, start, state_pool, table.chunks_C4, table.sequences_N4, x.stride(0) // 8,
+        B.stride(0) // 8, state_pool.stride(0), H=H, P=P, N=N, HEADS_A_GROUP=H // G, Q=decay.shape[2],
+        num_warps=NUM_WARPS,
     )  # fmt: skip
 
 
@@ -170,4 +172,5 @@ def fits_hopper(x: Tensor, B: Tensor, chunk_size: int) -> bool:
         and x.dtype in (torch.bfloat16, torch.float16)
         and (x.shape[2], B.shape[2], chunk_size) == (64, 128, 128)
         and x.stride(0) % 8 == B.stride(0) % 8 == 0
+        and x.data_ptr() % 16 == B.data_ptr() % 16 == 0
     )

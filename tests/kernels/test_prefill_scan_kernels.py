@@ -121,8 +121,10 @@ REAL = {
     "nemotron": lambda: Ssd(H=32, P=64, N=128, G=8),
     "falcon": lambda: Ssd(H=24, P=64, N=256, G=1),
     "qwen": lambda: Gdn(Hk=16, Hv=32, K=128, V=128),
-    "nemotron by hand": lambda: Ssd(32, 64, 128, 8, SsdTiles(128, 64, 64, 4, states_by_hand=True)),
-    "granite by hand": lambda: Ssd(64, 64, 128, 1, SsdTiles(128, 64, 64, 8, states_by_hand=True)),
+    "nemotron by hand": lambda: Ssd(
+        32, 64, 128, 8, SsdTiles(128, 64, 64, 4, states_by_hand=True, outputs_by_hand=True)
+    ),
+    "granite by hand": lambda: Ssd(64, 64, 128, 1, SsdTiles(128, 64, 64, 8, states_by_hand=True, outputs_by_hand=True)),
     "qwen by hand": lambda: Gdn(16, 32, 128, 128, GdnTiles(64, 32, 64, states_by_hand=True)),
 }
 every_small = pytest.mark.parametrize("name", SMALL)
