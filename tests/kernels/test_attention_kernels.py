@@ -286,6 +286,7 @@ def test_no_rows_prepare_nothing():
     assert (len(q), len(k), len(v)) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
     from bench.gpu_kernels_attention import compile_checks
 

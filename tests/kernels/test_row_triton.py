@@ -152,6 +152,7 @@ def test_all_tokens_may_choose_the_same_experts():
     torch.testing.assert_close(actual, moe_experts_torch(x, expert, weight, gate_up, down), atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_an_h200_without_spilling():
     from bench.gpu_kernels_rows import compile_checks
 

@@ -119,6 +119,7 @@ def test_tiles_of_real_products_fill_the_chip_and_split_evenly(M: int, model: st
             assert programs <= 3 * 132 or product.name == "head", product
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SHAPES)
 def test_an_h200_gets_matrix_units_and_no_spills(model: str):
     cases = [(product, M) for product in products(SHAPES[model]) for M in (1, 16, 64)]

@@ -75,6 +75,7 @@ def assert_same_memory(ours: ModelRunner, theirs: ModelRunner) -> None:
         torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["granite", "qwen35_moe"])
 @torch.inference_mode()
 def test_padded_passes_equal_plain_ones_token_for_token_and_state_for_state(name: str, load_family) -> None:

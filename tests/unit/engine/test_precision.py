@@ -101,6 +101,7 @@ def up_to_line_end(name: str, answer: list[int]) -> int:
     return ends[0] if ends else len(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("device", "state_dtype"), PLACES)
 def test_bfloat16_prefers_the_tokens_of_float32(name: str, device: str, state_dtype: str) -> None:
