@@ -1,4 +1,4 @@
-"""Checkpoints that every test of a session may share: random tiny models, made once."""
+"""Checkpoints that every test of a session may share: random tiny models, made once. The order of all tests."""
 
 import os
 from collections.abc import Callable
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from xdist.remote import Producer
 
 if not torch.cuda.is_available():
     # Before the first Triton kernel is imported: here they run in the interpreter, or not at all.
     os.environ["TRITON_INTERPRET"] = "1"
 
+from tests.support.schedule import UNDISTURBED, FilesThenUndisturbed
 from tests.support.tiny_checkpoints import make_checkpoint
 
 torch.set_num_threads(1)  # several processes share the machine's two cores
@@ -26,3 +28,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         return path if path.exists() else make_checkpoint(path, family)
 
     return checkpoint
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] in UNDISTURBED)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesThenUndisturbed:
+    config.option.loadscopereorder = False
+    return FilesThenUndisturbed(config, log)

@@ -287,6 +287,7 @@ def test_no_rows_prepare_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
     from bench.gpu_kernels_attention import compile_checks
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.support.sass import reads_of_nothing
 
-COMPILE_TIMEOUT_S = 150
+COMPILE_TIMEOUT_S = 360  # dozens of kernels, nothing cached, a machine that others use, too
 SHARED_BYTES_A_BLOCK = 227 * 1024
 REGISTERS_A_MULTIPROCESSOR = 64 * 1024
 
