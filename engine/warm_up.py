@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from engine.batch import SequenceStep
+from engine.graphs import Capture, Captured
 from engine.runner import ModelRunner
 from engine.sampler import Draw
+from kernels.compile_ahead import compiling_ahead
 from kernels.small_linear import MOST_ROWS
 from wire.messages import Sampling
 
@@ -26,17 +30,32 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
                  short prefills
     """
     started_s = time.monotonic()
-    steps = _steps(runner, max_step_tokens)
-    for i, step in enumerate(steps):
-        launched = runner.launch(step, [(row, (_GREEDY, _RANDOM)[row % 2]) for row in range(len(step))])
-        launched.drawn.tokens()
-        log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
-    if graphs:
-        runner.capture_decodes(max_running, max_tokens)
-        runner.capture_prefills(max_step_tokens, max_tokens)
-    if runner.memory.device.type == "cuda":
+    on_gpu = runner.memory.device.type == "cuda"
+
+    def run(runner: ModelRunner, capture: Capture | None) -> None:
+        steps = _steps(runner, max_step_tokens)
+        for i, step in enumerate(steps):
+            launched = runner.launch(step, [(row, (_GREEDY, _RANDOM)[row % 2]) for row in range(len(step))])
+            launched.drawn.tokens()
+            log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
+        if graphs:
+            runner.capture_decodes(max_running, max_tokens, capture)
+            runner.capture_prefills(max_step_tokens, max_tokens, capture)
+
+    if on_gpu:
+        log.info("warm-up: a rehearsal, to know the kernels")
+        with compiling_ahead():  # on a runner of its own, with which what it captured goes
+            run(ModelRunner(runner.model, runner.memory), _rehearsed)
+        log.info("warm-up: all kernels compiled after %.1f s", time.monotonic() - started_s)
+    run(runner, None)
+    if on_gpu:
         torch.cuda.synchronize(runner.memory.device)
     log.info("warm-up took %.1f s", time.monotonic() - started_s)
+
+
+def _rehearsed(work: Callable[[], Tensor]) -> Captured:
+    """A capture that is never replayed."""
+    return Captured(lambda: None, work())
 
 
 def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]]:

@@ -40,3 +40,8 @@ def launch(
         compiled[(programs, 1, 1)](*tensors, *numbers, *constants)
     else:  # None again in the interpreter, which compiles nothing
         _compiled[form] = kernel[(programs,)](*tensors, *numbers, *constants, num_warps=num_warps)
+
+
+def forget() -> None:
+    """The next launch of each form goes through Triton, as the first one did."""
+    _compiled.clear()

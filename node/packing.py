@@ -16,6 +16,7 @@ import torch
 from cache.layout import DTYPE_BYTES, CacheLayout
 from engine.loop import EngineLoop
 from engine.memory import CacheMemory, Mark
+from kernels.compile_ahead import compiling_ahead
 from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
 from transfer.cuda import CudaMemory
 from transfer.plan import Kind, PlannedMessage
@@ -113,21 +114,27 @@ class DevicePacking:
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
         """Kernels are compiled and loaded, those for peers that keep blocks or states otherwise, too."""
-        layout, longest = self._memory.layout, staging.buffer_bytes
-        async with staging.hold(longest, deadline_s) as buffer:
-            await self._staging.summary(buffer)
-            kept = torch.empty(layout.state_bytes, dtype=torch.uint8, device=buffer.device)
-            with self._staging.stream():
-                self._memory.gather_state(0, kept)
-            for dtype in DTYPE_BYTES:  # a conversion may round
-                await self._warm_up(Kind.STATE, layout.on_wire(dtype), buffer)
-            for size in {layout.block_size, *USUAL_BLOCK_SIZES}:
-                await self._warm_up(Kind.ATTENTION, replace(layout, block_size=size), buffer)
-            with self._staging.stream():
-                self._memory.scatter_state(0, kept)
-            await self._staging.finished()
+        async with staging.hold(staging.buffer_bytes, deadline_s) as buffer:
+            with compiling_ahead():
+                await self._touch(buffer)
+            await self._touch(buffer)
 
-    async def _warm_up(self, kind: Kind, wire: CacheLayout, buffer: torch.Tensor) -> None:
+    async def _touch(self, buffer: torch.Tensor) -> None:
+        """Each kernel once; the cache is left as it was."""
+        layout = self._memory.layout
+        await self._staging.summary(buffer)
+        kept = torch.empty(layout.state_bytes, dtype=torch.uint8, device=buffer.device)
+        with self._staging.stream():
+            self._memory.gather_state(0, kept)
+        for dtype in DTYPE_BYTES:  # a conversion may round
+            await self._convert(Kind.STATE, layout.on_wire(dtype), buffer)
+        for size in {layout.block_size, *USUAL_BLOCK_SIZES}:
+            await self._convert(Kind.ATTENTION, replace(layout, block_size=size), buffer)
+        with self._staging.stream():
+            self._memory.scatter_state(0, kept)
+        await self._staging.finished()
+
+    async def _convert(self, kind: Kind, wire: CacheLayout, buffer: torch.Tensor) -> None:
         """With the first block or slot, as it lies on the wire, if it can; blocks land only as they are kept."""
         is_state = kind is Kind.STATE
         num_bytes = wire.state_bytes if is_state else wire.block_bytes
