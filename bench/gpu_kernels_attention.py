@@ -24,8 +24,6 @@ from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_spl
 from kernels.paged_extend import extend_splits, paged_extend_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
 from kernels.paged_prefill_hopper import (
-    LAYOUT,
-    SPAN,
     HopperTile,
     fits_hopper,
     hopper_tile,
@@ -33,6 +31,7 @@ from kernels.paged_prefill_hopper import (
     paged_prefill_hopper,
     registers,
 )
+from kernels.paged_prefill_warps import LAYOUT, SPAN
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch
@@ -279,9 +278,9 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
 
 def hopper_launch(H: int, KV: int, D: int, tile: HopperTile) -> Launch:
     types = {name: "*bf16:16" for name in ("q_ptr", "v_ptr", "out_ptr")}
-    types |= {name: f"tensordesc<bf16[{BLOCK},{SPAN.value}],{LAYOUT!r}>" for name in ("k_desc", "v_desc")}
+    types |= {name: f"tensordesc<bf16[{BLOCK},{SPAN.value}],{LAYOUT.value!r}>" for name in ("k_desc", "v_desc")}
     types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
-    types |= {"num_items": "i32", "stride_q": "i32:16", "block_rows": "i32", "no_row": "i32"}
+    types |= {"num_items": "i32", "stride_q": "i32:16", "block_rows": "i32", "num_rows": "i32"}
     types |= {"stride_table": "i32", "scale_log2": "fp32"}
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
