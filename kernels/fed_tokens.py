@@ -25,7 +25,7 @@ def fed_tokens_torch(known: Tensor, feed: Tensor, drawn: Tensor) -> Tensor:
     return torch.where(feed >= 0, drawn.index_select(0, feed.clamp(min=0)), known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _fed_tokens_kernel(
     known_ptr, feed_ptr, drawn_ptr, out_ptr, N, stride_known, stride_feed, BLOCK: tl.constexpr
 ):  # fmt: skip
