@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cache.layout import CacheLayout
-from engine.upload import upload_ids
+from engine.upload import IdRoom, upload_ids
 from kernels.gather_scatter import gather_rows, scatter_rows
 
 Mark: TypeAlias = torch.cuda.Event
@@ -53,18 +53,25 @@ class CacheMemory:
         self._rec_bytes = _as_bytes(self.rec)
 
     def gather_prompt(
-        self, block_ids: Sequence[int], block_size: int, first_block: int, num_blocks: int, out: Tensor
+        self,
+        block_ids: Sequence[int],
+        block_size: int,
+        first_block: int,
+        num_blocks: int,
+        out: Tensor,
+        room: IdRoom | None = None,
     ) -> None:
         """Copy a part of the prompt that lies in `block_ids` to out, as blocks of `block_size` tokens.
 
         first_block, num_blocks   the part, in blocks of that size; what of the last one is beyond the prompt's own
                                   blocks is filled with tokens of the prompt, which nobody reads
         out                       uint8 [num_blocks * bytes of such a block]
+        room                      for the blocks' ids, see `upload_ids`
         """
         own_size = self.layout.block_size
         start, end = first_block * block_size, (first_block + num_blocks) * block_size
         within = range(start // own_size, min(-(-end // own_size), len(block_ids)))
-        ids = self._blocks(block_ids[within.start : within.stop])
+        ids = self._blocks(block_ids[within.start : within.stop], room)
         if own_size == block_size:
             gather_rows(self._block_bytes, ids, out)
             return
@@ -91,9 +98,9 @@ class CacheMemory:
         """Copy blocks, in order, to out: uint8 [len(block_ids) * block_bytes]."""
         gather_rows(self._block_bytes, self._blocks(block_ids), out)
 
-    def scatter_blocks(self, block_ids: Sequence[int], src: Tensor) -> None:
+    def scatter_blocks(self, block_ids: Sequence[int], src: Tensor, room: IdRoom | None = None) -> None:
         """Copy src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
-        scatter_rows(self._block_bytes, self._blocks(block_ids), src)
+        scatter_rows(self._block_bytes, self._blocks(block_ids, room), src)
 
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
         """Copy one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
@@ -126,8 +133,8 @@ class CacheMemory:
         mark.record(torch.cuda.current_stream(self.device))
         return mark
 
-    def _blocks(self, block_ids: Sequence[int]) -> Tensor:
-        return upload_ids(block_ids, self.num_blocks, "block", self.device)
+    def _blocks(self, block_ids: Sequence[int], room: IdRoom | None = None) -> Tensor:
+        return upload_ids(block_ids, self.num_blocks, "block", self.device, room)
 
     def _state(self, slot: int) -> tuple[Tensor, Tensor]:
         """Conv windows and recurrent part as bytes: two pieces, which the driver copies as fast as any kernel."""

@@ -16,6 +16,7 @@ import torch
 from cache.layout import DTYPE_BYTES, CacheLayout
 from engine.loop import EngineLoop
 from engine.memory import CacheMemory, Mark
+from engine.upload import IdRoom
 from kernels.compile_ahead import compiling_ahead
 from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
 from transfer.cuda import CudaMemory
@@ -99,14 +100,23 @@ class DevicePacking:
     def __init__(self, memory: CacheMemory, staging: CudaMemory) -> None:
         self._memory = memory
         self._staging = staging
+        self._rooms: dict[int, IdRoom] = {}
+        """By the address at which a staging buffer begins."""
 
     async def gather(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
         with self._staging.stream():
-            gather(self._memory, message, buffer, held())
+            gather(self._memory, message, buffer, held(), self._room(buffer))
 
     async def scatter(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
         with self._staging.stream():
-            scatter(self._memory, message, buffer, held())
+            scatter(self._memory, message, buffer, held(), self._room(buffer))
+
+    def _room(self, buffer: torch.Tensor) -> IdRoom:
+        """What a buffer's last message used is free when the buffer is given to another."""
+        room = self._rooms.get(buffer.data_ptr())
+        if room is None:
+            room = self._rooms[buffer.data_ptr()] = IdRoom(buffer.device)
+        return room
 
     async def reached(self, mark: Mark | None) -> None:
         if mark is not None:
@@ -146,18 +156,23 @@ class DevicePacking:
             await self.scatter(message, buffer[:num_bytes], lambda: Place([0], 0, wire))
 
 
-def gather(memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place) -> None:
+def gather(
+    memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place, room: IdRoom | None = None
+) -> None:
     wire = place.wire or memory.layout
     if message.kind is Kind.STATE:
         memory.gather_state(place.slot, out, wire.state_dtype)
     else:
-        memory.gather_prompt(place.block_ids, wire.block_size, message.first_block, message.num_blocks, out)
+        memory.gather_prompt(place.block_ids, wire.block_size, message.first_block, message.num_blocks, out, room)
 
 
-def scatter(memory: CacheMemory, message: PlannedMessage, src: torch.Tensor, place: Place) -> None:
+def scatter(
+    memory: CacheMemory, message: PlannedMessage, src: torch.Tensor, place: Place, room: IdRoom | None = None
+) -> None:
     """Blocks on the wire are those of the receiver: only its states may have to be converted."""
     wire = place.wire or memory.layout
     if message.kind is Kind.STATE:
         memory.scatter_state(place.slot, src, wire.state_dtype)
     else:
-        memory.scatter_blocks(place.block_ids[message.first_block : message.first_block + message.num_blocks], src)
+        block_ids = place.block_ids[message.first_block : message.first_block + message.num_blocks]
+        memory.scatter_blocks(block_ids, src, room)
