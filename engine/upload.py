@@ -69,4 +69,5 @@ class IdRoom:
         self._all_pinned = torch.empty(num_ids, dtype=torch.int64, pin_memory=self._device.type == "cuda")
         self._all_ids = torch.empty(num_ids, dtype=torch.int64, device=self._device)
         self._host: NDArray[np.int64] = self._all_pinned.numpy()
-        self._pinned, self._ids = self._all_pinned, self._all_ids
+        self._pinned: Tensor = self._all_pinned
+        self._ids: Tensor = self._all_ids
