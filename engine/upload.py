@@ -56,18 +56,20 @@ class IdRoom:
         self._device = device
         self._make(0)
 
+    def _make(self, num_ids: int) -> None:
+        self._all_pinned = torch.empty(num_ids, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        self._all_ids = torch.empty(num_ids, dtype=torch.int64, device=self._device)
+        self._host: NDArray[np.int64] = self._all_pinned.numpy()
+        self._cut(num_ids)
+
+    def _cut(self, num_ids: int) -> None:
+        self._pinned, self._ids = self._all_pinned[:num_ids], self._all_ids[:num_ids]
+
     def upload(self, values: NDArray[np.int64]) -> Tensor:
         """int64 [len(values)], until the next upload. Waits for nothing."""
         if len(values) > len(self._host):
             self._make(len(values))
         if len(values) != self._ids.shape[0]:
-            self._pinned, self._ids = self._all_pinned[: len(values)], self._all_ids[: len(values)]
+            self._cut(len(values))
         self._host[: len(values)] = values
         return self._ids.copy_(self._pinned, non_blocking=True)
-
-    def _make(self, num_ids: int) -> None:
-        self._all_pinned = torch.empty(num_ids, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        self._all_ids = torch.empty(num_ids, dtype=torch.int64, device=self._device)
-        self._host: NDArray[np.int64] = self._all_pinned.numpy()
-        self._pinned: Tensor = self._all_pinned
-        self._ids: Tensor = self._all_ids
