@@ -17,6 +17,7 @@ learns of it. Its orderly end means nothing: UCX tells of a peer's end itself, b
 
 import asyncio
 import socket
+from typing import cast
 
 ID_BYTES = 8
 PORT_BYTES = 2
@@ -43,8 +44,7 @@ class Lifeline(asyncio.Protocol):
         self._heard = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's (Ray's loop is one) is no subclass of it
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._silence_s * 1e3))
         self._timer = self._loop.call_later(GREETING_TIMEOUT_S, transport.abort)

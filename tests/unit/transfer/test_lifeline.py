@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from transfer.ucx.lifeline import BEAT_S, Door, reach
 
@@ -65,3 +66,15 @@ async def test_nobody_and_somebody_who_says_nothing_raise() -> None:
 async def test_a_port_that_is_taken_is_said(door: Door) -> None:
     with pytest.raises(OSError, match="in use"):
         Door("127.0.0.1", door.port, LISTENER_PORT, silence_s=1.0)
+
+
+def test_a_node_of_ray_runs_in_uvloop() -> None:
+    async def greeted() -> int:
+        door = Door("127.0.0.1", 0, LISTENER_PORT, silence_s=1.0)
+        async with asyncio.timeout(5):
+            lifeline, port = await reach("127.0.0.1", door.port, ID, 1.0)
+            lifeline.close()
+            await door.close()
+        return port
+
+    assert uvloop.run(greeted()) == LISTENER_PORT
