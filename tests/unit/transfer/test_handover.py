@@ -7,10 +7,11 @@ import pytest
 
 from tests.support.handover_pair import Pair, failure, soon, turns
 from tests.support.transfer_plans import contents, secret_of, small_plan
-from transfer.buffers import Buffer
+from transfer.buffers import Buffer, HostMemory
+from transfer.digest import summary
 from transfer.envelope import MAX_NOTE_BYTES, Tag
 from transfer.errors import IllegalTransition, LayoutMismatch
-from transfer.faulty import Hold
+from transfer.faulty import Hold, flip_bit
 from transfer.plan import PlannedMessage
 
 NONCE = 7
@@ -76,6 +77,38 @@ async def test_a_slow_landing_keeps_order_and_holds_at_most_two_buffers():
     pair.send_all(plan)
     await incoming.landed()
     assert most == 2
+
+
+class SlowMemory(HostMemory):
+    """Its summaries are known when they are let go, as a device's are when it has come to them."""
+
+    def __init__(self):
+        self.let_go = asyncio.Event()
+
+    async def summary(self, payload):
+        await self.let_go.wait()
+        return summary(payload)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_the_next_message_is_received_while_the_last_one_is_verified_and_lands_behind_it(damaged):
+    plan, memory = small_plan(NONCE), SlowMemory()
+    pair = Pair(flip_bit(Tag(NONCE, 0, True))) if damaged else Pair()
+    pair.receiver_staging.memory = memory
+    incoming, outgoing = pair.expect(plan), pair.send_all(plan)
+    await turns()
+    # Two messages lie in staging, as many as a session may have there; the third waits with its sender.
+    assert pair.decode.stats.received_parts == 6 and pair.receiver_staging.num_free == 0
+    assert pair.sender_staging.num_free == 1 and pair.landed == []
+    memory.let_go.set()
+    if damaged:
+        assert (await failure(incoming)).cause == "wrong_digest"
+        assert pair.landed == []  # though the second is as it was sent
+    else:
+        await incoming.landed()
+        pair.assert_landed_whole(plan)
+    await outgoing.done()
+    await pair.assert_staging_returns()
 
 
 # ---------------------------------------------------------------- ends that come early
