@@ -47,7 +47,7 @@ class Lifeline(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's (Ray's loop is one) is no subclass of it
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._silence_s * 1e3))
-        self._timer = self._loop.call_later(GREETING_TIMEOUT_S, transport.abort)
+        self._timer = self._loop.call_later(GREETING_TIMEOUT_S, self._transport.abort)
 
     def say(self, greeting: bytes) -> None:
         self._transport.write(greeting)
