@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bench.transfer_ends import Ends, shape_of
+from bench.transfer_end import shape_of
+from bench.transfer_ends import Ends
 from bench.transfer_tcp import tcp_seconds
 from transfer.ucx_config import UcxConfig
 

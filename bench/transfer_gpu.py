@@ -19,7 +19,8 @@ import torch
 from bench import transfer_nixl
 from bench.gpu_timing import HEADER as KERNEL_HEADER
 from bench.gpu_timing import Row, measure
-from bench.transfer_ends import Ends, Shape, Took, shape_of
+from bench.transfer_end import Shape, shape_of
+from bench.transfer_ends import Ends, Took
 from kernels.digest import DIGEST_BYTES, digest_pages
 from kernels.gather_scatter import gather_rows, scatter_rows
 from transfer.plan import TransferPlan
