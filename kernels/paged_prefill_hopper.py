@@ -3,10 +3,9 @@
 A block of threads is several warp groups, each at its own work. One warp, the producer, asks the copy engine for keys
 and values, a block of the pool at a time, as soon as a place in shared memory is free. The others, consumers of 64
 query rows each, multiply and weigh: while one's weights are made, another's products run, and its own product of the
-tile before. Nobody waits for all: consumers tell the producer by barriers in shared memory what they have read.
-Keys are taken from the last to the first: only the first steps mask.
+tile before. Nobody waits for all. A program goes from item to item, and copies for the next one while the last ends.
 
-Source    Shah et al. 2024, "FlashAttention-3", section 3
+Source    Shah et al. 2024, "FlashAttention-3", section 3. What they do: paged_prefill_warps.py, paged_prefill_consumers.py
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
 """
 
@@ -20,18 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.paged_prefill import LOG2_E, PagedChunks, check_paged
-from kernels.paged_prefill_warps import (
-    LAYOUT,
-    SPAN,
-    Form,
-    Items,
-    Pool,
-    Queries,
-    consume,
-    consume_pair,
-    make_ring,
-    produce,
-)
+from kernels.paged_prefill_consumers import Queries, consume
+from kernels.paged_prefill_pairs import consume_pair
+from kernels.paged_prefill_warps import LAYOUT, SPAN, Form, Items, Pool, make_ring, produce
 from kernels.sizes import next_power_of_2
 
 MULTIPROCESSORS = 132
