@@ -5,7 +5,8 @@ and values, a block of the pool at a time, as soon as a place in shared memory i
 query rows each, multiply and weigh: while one's weights are made, another's products run, and its own product of the
 tile before. Nobody waits for all. A program goes from item to item, and copies for the next one while the last ends.
 
-Source    Shah et al. 2024, "FlashAttention-3", section 3. What they do: paged_prefill_warps.py, paged_prefill_consumers.py
+Parts     what the warps do: paged_prefill_warps.py, paged_prefill_consumers.py
+Source    Shah et al. 2024, "FlashAttention-3", section 3
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
 """
 
