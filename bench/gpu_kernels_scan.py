@@ -1,23 +1,20 @@
 """Prefill scans on one GPU: Mamba2 (SSD) and the gated delta rule, and what checkpoints on the way cost.
 
     python -m bench.gpu_kernels_scan [--parts] [--library]
-    python -m bench.gpu_kernels_scan --variants
 
 Times are medians of CUDA graph replays of one layer's scan. A floor is the larger of FLOPs / 790 TFLOP/s and bytes
 / 4.3 TB/s, what such a machine reaches (shared/anchors/h200.md): inputs and outputs once, the products that the
 chunked form needs at our chunk size, no scratch. `--parts` adds the kernels one by
 one, with the scratch that each reads and writes in its floor, `--library` what others publish, where it can be
 imported: mamba_ssm's scan (its Triton files are enough) and flash-linear-attention's, with final states only and
-without slots; their first call tunes itself for a while. `--variants` prints only other ways to cut the work, each
-checked against the float32 torch form.
+without slots; their first call tunes itself for a while.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,12 +24,10 @@ from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
 from kernels import gdn_scan, ssd_scan
 from kernels.gdn_heads import GdnHeads
-from kernels.gdn_prefill import gdn_prefill_torch
-from kernels.gdn_scan import GdnTiles, gdn_prefill_triton, gdn_tiles
+from kernels.gdn_scan import gdn_prefill_triton, gdn_tiles
 from kernels.segments import PrefillSegments, StateWrite
 from kernels.ssd_heads import SsdHeads
-from kernels.ssd_prefill import ssd_prefill_torch
-from kernels.ssd_scan import SsdTiles, ssd_prefill_triton, ssd_tiles
+from kernels.ssd_scan import ssd_prefill_triton, ssd_tiles
 
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
 BF16 = torch.bfloat16
@@ -116,11 +111,8 @@ class SsdLayer:
         self.heads = SsdHeads(-torch.rand(H, device="cuda") * 8, D, bias - 2)
         self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda")[:, 1]
 
-    def run(self, tiles: SsdTiles = _SSD) -> Tensor:
-        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, tiles)
-
-    def reference(self) -> Tensor:
-        return ssd_prefill_torch(self.x.float(), self.dt, self.B, self.C, self.heads, self.pool, self.segments)
+    def run(self) -> Tensor:
+        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, _SSD)
 
     def library(self) -> Row:
         scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
@@ -189,12 +181,8 @@ class GdnLayer:
         self.heads = GdnHeads(-torch.rand(self.Hv, device="cuda"), torch.randn(self.Hv, device="cuda"))
         self.pool = torch.empty(batch.num_writes, 2, self.Hv, self.K, self.V, device="cuda")[:, 1]
 
-    def run(self, tiles: GdnTiles = _GDN) -> Tensor:
-        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, tiles)
-
-    def reference(self) -> Tensor:
-        q, k, v = self.q.float(), self.k.float(), self.v.float()
-        return gdn_prefill_torch(q, k, v, self.a, self.b, self.heads, self.pool, self.segments)
+    def run(self) -> Tensor:
+        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, _GDN)
 
     def library(self) -> Row:
         scan = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
@@ -263,62 +251,13 @@ def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
                 yield from layer.parts()
 
 
-VARIANTS: list[tuple[type, NamedTuple, list[dict[str, Any]]]] = [
-    (
-        SsdLayer,
-        _SSD,
-        [
-            {"states_by_hand": False, "outputs_by_hand": False},
-            {"states_by_hand": True, "outputs_by_hand": False},
-            {"states_by_hand": False, "outputs_by_hand": True},
-            {"states_by_hand": True, "outputs_by_hand": True},
-            {"states_by_hand": True, "outputs_by_hand": True, "output_heads": 16},
-            {"states_by_hand": True, "outputs_by_hand": True, "output_heads": 4},
-        ],
-    ),
-    (
-        GdnLayer,
-        _GDN,
-        [
-            {"states_by_hand": False},
-            {"states_by_hand": True},
-            {"states_by_hand": True, "output_registers": None},
-            {"states_by_hand": True, "systems_registers": 168},
-        ],
-    ),
-]
-
-
-@torch.no_grad()
-def variant_rows() -> Iterator[Row]:
-    for batch in (Batch(1, 8192), Batch(2, 4096), Batch(1, 2048)):
-        for layer_of, tiles, variants in VARIANTS:
-            layer = layer_of(batch)
-            reference = layer.reference()
-            states = layer.pool.clone()
-            for changes in variants:
-                name, changed = f"{layer_of.__name__} {changes or ''}", tiles._replace(**changes)
-                layer.pool.fill_(float("nan"))
-                check(name, layer.run(changed), reference)
-                check(f"{name}, states", layer.pool, states)
-                yield row(name, str(batch), partial(layer.run, changed), layer.num_bytes(), layer.flops())
-
-
-def check(name: str, actual: Tensor, expected: Tensor) -> None:
-    """A wrong variant is a line of its own."""
-    error = float((actual.float() - expected).norm() / expected.norm())
-    if not error < 1e-2:
-        print(f"{name} IS WRONG: {error:.1e} of the norm")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", action="store_true", help="the kernels one by one, too")
     parser.add_argument("--library", action="store_true", help="what others publish, too")
-    parser.add_argument("--variants", action="store_true", help="only other ways to cut the work")
     arguments = parser.parse_args()
     print(HEADER)
-    for each in variant_rows() if arguments.variants else rows(arguments.parts, arguments.library):
+    for each in rows(arguments.parts, arguments.library):
         print(each, flush=True)
 
 

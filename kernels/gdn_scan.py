@@ -1,8 +1,9 @@
 """The Triton form of `kernels.gdn_prefill`: shapes, contract, numerics and source stand there.
 
 The Triton form has three kernels: U and W of each chunk; states, with a program for each sequence, head and
-tile of the state that walks over the sequence's chunks and turns U into V'; outputs. Norms, decays and beta
-scale the small matrices between products, so that keys, queries and values go to the matrix units as they are.
+tile of the state that walks over the sequence's chunks and turns U into V' (on Hopper, where it fits, by hand:
+gdn_states_hopper.py); outputs. Norms, decays and beta scale the small matrices between products, so that keys,
+queries and values go to the matrix units as they are.
 """
 
 from typing import NamedTuple
@@ -244,7 +245,6 @@ class GdnTiles(NamedTuple):
     output_warps: int = 4
     output_stages: int = 2
     output_registers: int | None = None
-    states_by_hand: bool = False  # on a Hopper GPU, where the sizes fit: gdn_states_hopper.py
 
 
 def gdn_tiles(dtype: torch.dtype) -> GdnTiles:
@@ -253,8 +253,8 @@ def gdn_tiles(dtype: torch.dtype) -> GdnTiles:
         return GdnTiles(
             32, state_columns=16, output_columns=32, systems_warps=8, states_warps=8, states_stages=1, output_warps=8
         )
-    # With so many registers three programs of the output kernel fit on a multiprocessor.
-    return GdnTiles(chunk_size=64, state_columns=32, output_columns=64, output_registers=168)
+    # With so many registers three programs fit on a multiprocessor: worth more than the few words that are spilled.
+    return GdnTiles(64, state_columns=32, output_columns=64, systems_registers=168, output_registers=168)
 
 
 def gdn_prefill_triton(
@@ -336,7 +336,7 @@ def _launch_states(
     num_chunks, H, V, Q = u.shape
     Hk, K = k.shape[1:]
     start = u.new_empty((num_chunks, H, V, K))
-    if tiles.states_by_hand and fits_hopper(k, V, Q):
+    if fits_hopper(k, V, Q):
         launch_states_hopper(k, u, w, decay, to_end, start, state_pool, table)
         return start
     block_v = min(tiles.state_columns, dot_block(V))

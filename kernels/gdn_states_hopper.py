@@ -3,7 +3,7 @@
 What each step needs of the step before stays in registers. The state is held transposed, so that it is the left operand
 of w S, and V' that of k^T V': sums of one product become a factor of the next without a way through shared memory. What
 leaves the registers, the states before chunks and V', does so while the matrix units work. No fence stands between
-asynchronous copies and products: see ssd_states_hopper.py.
+asynchronous copies and the products that read them: see ssd_outputs_hopper.py.
 
 Shapes    as _gdn_states_kernel's; a program holds COLUMNS of V and all of K
 Source    NVIDIA, PTX ISA, wgmma: accumulators lie as the left operand does

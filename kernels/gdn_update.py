@@ -29,7 +29,6 @@ from torch import Tensor
 
 from kernels.dispatch import runs_triton
 from kernels.gdn_heads import GdnHeads, log_decay
-from kernels.gdn_update_hopper import fits_hopper, launch_update_hopper
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.rms_norm import L2_NORM_EPS, l2_normalize
 from kernels.segments import StateSource, steps_of_each
@@ -206,10 +205,6 @@ def gdn_update_triton(
     if R == 0:
         return o
     tile = launch_shape(R // T * Hv, state_pool.element_size())
-    if tile.width is not None and fits_hopper(state_pool):
-        launch_update_hopper(q, k, v, a, b, heads, o, state_pool, source, dst_slots, tile.num_warps, tile.width,
-                             _access(state_pool, 16), tile.registers)  # fmt: skip
-        return o
     columns = min(tile.columns, next_power_of_2(Dv))
     _gdn_update_kernel[(Hv * cdiv(Dv, columns), R // T)](
         q,
@@ -252,7 +247,6 @@ class GdnTile(NamedTuple):
     num_warps: int
     access_bytes: int  # at most, of a thread's reads and writes of a state
     registers: int | None = None  # of a thread, at most, for one row a sequence: with drafts they would spill
-    width: int | None = None  # columns of a thread, where threads are placed by hand: gdn_update_hopper.py
 
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:

@@ -1,23 +1,26 @@
 """The outputs of `kernels.ssd_scan`, by hand for Hopper: 16-bit inputs whose sizes it takes.
 
-Triton's form waits for every load: a fence before each product waits for the copies of the next head, too. Here the
-next head's x and state come while this head's are used, and the weights of pairs of rows are made while the matrix
-units work.
+Triton's form asks for the next head's x and state when it is done with this head's, and waits for them. Here they come
+while this head's are used, and the weights of pairs of rows are made while the matrix units work. No fence stands
+between asynchronous copies and the products that read them, as in CUTLASS's multistage kernels.
 
 Shapes    as _ssd_output_kernel's; a program has one half of a chunk's rows, and HEADS heads of one group
-Source    as ssd_states_hopper.py, where it says why there is no fence
+Source    CUTLASS, sm90_mma_multistage_gmma_ss (copies and products without the bulk copy engine)
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
 """
 
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, warpgroup_mma, warpgroup_mma_wait
 
 from kernels.chunks import ChunkTable
-from kernels.ssd_states_hopper import async_load
 
 ROWS, NUM_WARPS = 64, 4
+
+# Triton 3.6 calls it by the longer name.
+async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -144,10 +147,21 @@ def launch_outputs_hopper(
     x: Tensor, B: Tensor, C: Tensor, D: Tensor, decay: Tensor, chunk_dt: Tensor, start: Tensor, y: Tensor,
     table: ChunkTable, heads: int,
 ) -> None:  # fmt: skip
-    """Where `ssd_states_hopper.fits_hopper`; `heads` a program, of one group."""
+    """What `fits_hopper` says; so many `heads` a program, of one group."""
     H, P = x.shape[1:]
     G, N = B.shape[1:]
     _ssd_hopper_outputs_kernel[(2, H // heads, len(table.chunks_C4))](
         x, B, C, D, decay, chunk_dt, start, y, table.chunks_C4, x.stride(0) // 8, B.stride(0) // 8, C.stride(0) // 8,
         H=H, P=P, N=N, HEADS_A_GROUP=H // G, HEADS=heads, ROWS=ROWS, num_warps=NUM_WARPS,
     )  # fmt: skip
+
+
+def fits_hopper(x: Tensor, B: Tensor, C: Tensor, chunk_size: int) -> bool:
+    """Whether the chip, the dtype and the sizes are such as the kernel takes."""
+    return (
+        x.is_cuda
+        and torch.cuda.get_device_capability(x.device)[0] == 9
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and (x.shape[2], B.shape[2], chunk_size) == (64, 128, 2 * ROWS)
+        and all(rows.stride(0) % 8 == rows.data_ptr() % 16 == 0 for rows in (x, B, C))
+    )

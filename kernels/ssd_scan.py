@@ -2,7 +2,7 @@
 
 The Triton form has three kernels: log decays of all chunks; states, with a program for each sequence, head and
 tile of the state that walks over the sequence's chunks; outputs, with a program for each chunk and a few heads,
-which share the products of C and B.
+which share the products of C and B; on Hopper, where it fits, by hand (ssd_outputs_hopper.py).
 """
 
 from typing import NamedTuple
@@ -17,8 +17,7 @@ from kernels.dot import dot, dot_block
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.ssd_heads import SsdHeads, time_step
-from kernels.ssd_outputs_hopper import launch_outputs_hopper
-from kernels.ssd_states_hopper import fits_hopper, launch_states_hopper
+from kernels.ssd_outputs_hopper import fits_hopper, launch_outputs_hopper
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
 
@@ -190,9 +189,6 @@ class SsdTiles(NamedTuple):
     states_stages: int = 5  # half of them for the table that says where a chunk's rows are
     output_warps: int = 4
     output_stages: int = 2
-    # On a Hopper GPU, where the sizes fit:
-    states_by_hand: bool = False  # ssd_states_hopper.py
-    outputs_by_hand: bool = False  # ssd_outputs_hopper.py
 
 
 FEW_ROWS = 512  # up to here a program takes the outputs of one head: there are multiprocessors enough
@@ -252,9 +248,6 @@ def _launch_states(
     H, P = x.shape[1:]
     G, N = B.shape[1:]
     start = x.new_empty((len(table.chunks_C4), H, P, N))
-    if tiles.states_by_hand and fits_hopper(x, B, tiles.chunk_size):
-        launch_states_hopper(x, B, decay, chunk_dt, start, state_pool, table)
-        return start
     block_n = min(tiles.state_columns, dot_block(N))
     _ssd_states_kernel[(cdiv(N, block_n), H, len(table.sequences_N4))](
         x,
@@ -295,7 +288,7 @@ def _launch_outputs(
 ) -> None:
     H, P = x.shape[1:]
     G, N = B.shape[1:]
-    if tiles.outputs_by_hand and fits_hopper(x, B, tiles.chunk_size):
+    if fits_hopper(x, B, C, tiles.chunk_size):
         launch_outputs_hopper(x, B, C, D, decay, chunk_dt, start, y, table, tiles.output_heads)
         return
     grid = (tiles.chunk_size // tiles.output_rows, H // tiles.output_heads, len(table.chunks_C4))

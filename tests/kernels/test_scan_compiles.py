@@ -59,6 +59,7 @@ def gdn_launches(
             | {"BLOCK_K": systems_block(K, dtype), "BLOCK_V": systems_block(V, dtype)}
             | {"EPS": 1e-6, "EXACT": dtype == torch.float32, "FETCH": dtype != torch.float32},
             tiles.systems_warps,
+            registers=tiles.systems_registers,
         ),
         Launch(
             f"{module}:_gdn_states_kernel",
@@ -73,14 +74,15 @@ def gdn_launches(
             sizes | {"EPS": 1e-6, "BLOCK_V": tiles.output_columns},
             tiles.output_warps,
             tiles.output_stages,
+            tiles.output_registers,
         ),
     ]
 
 
-def assert_keeps_to_registers_and_matrix_units(first: Compiled, *others: Compiled) -> None:
-    assert first.stack_bytes == 0, first
+def assert_keeps_to_registers_and_matrix_units(first: Compiled, *others: Compiled, spilled: int = 0) -> None:
+    assert first.stack_bytes <= spilled, first
     for report in others:
-        assert report.stack_bytes == 0, report
+        assert report.stack_bytes <= spilled, report
         assert "wgmma.mma_async" in report.ptx
         assert "cp.async" in report.ptx  # what the next chunk or head needs is on its way meanwhile
         assert report.accesses("st.global")[0] == "v4.b32", report
@@ -99,8 +101,11 @@ def test_ssd_outputs_of_few_rows():
 
 
 def test_gdn_scan():
-    launches = gdn_launches(gdn_tiles(torch.bfloat16), torch.bfloat16)
-    assert_keeps_to_registers_and_matrix_units(*compile_for_h200(launches))
+    systems, states, outputs = compile_for_h200(gdn_launches(gdn_tiles(torch.bfloat16), torch.bfloat16))
+    # Three programs on a multiprocessor for a few words that go to memory: 5 % faster on an H200 (docs/gpu-notes.md).
+    assert_keeps_to_registers_and_matrix_units(systems, states, outputs, spilled=96)
+    assert states.stack_bytes == 0
+    assert systems.resident_warps == outputs.resident_warps == 12
 
 
 @pytest.mark.parametrize(("K", "V"), [(8, 6), (32, 32), (64, 64)], ids=str)

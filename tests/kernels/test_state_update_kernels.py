@@ -242,15 +242,6 @@ def test_any_cut_of_the_work_gives_the_recurrence(tile: GdnTile, pool_dtype: tor
     check_against_naive(Gdn(2, 4, 16, 8), [7, None], [[7, 11], [20, 0]], pool_dtype, torch.float32)
 
 
-@needs_gpu
-@pytest.mark.parametrize("width", [2, 4, 8])
-@pytest.mark.parametrize("steps", [1, 4])
-def test_threads_placed_by_hand_give_the_recurrence(width: int, steps: int, monkeypatch):
-    monkeypatch.setattr(gdn_update, "launch_shape", lambda *_: GdnTile(64, 4, 16, width=width))
-    plan = [[7, 11, 13, 12][:steps], [20, 0, 1, 3][:steps], [9, 5, 4, 2][:steps]]
-    check_against_naive(Gdn(16, 32, 128, 128), [7, None, 5], plan, torch.bfloat16, torch.bfloat16)
-
-
 @triton.jit
 def _softplus_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK)
