@@ -288,7 +288,7 @@ def _launch_outputs(
 ) -> None:
     H, P = x.shape[1:]
     G, N = B.shape[1:]
-    if fits_hopper(x, B, C, tiles.chunk_size):
+    if tiles.output_heads > 1 and fits_hopper(x, B, C, tiles.chunk_size):  # Triton 3.6 cannot compile one
         launch_outputs_hopper(x, B, C, D, decay, chunk_dt, start, y, table, tiles.output_heads)
         return
     grid = (tiles.chunk_size // tiles.output_rows, H // tiles.output_heads, len(table.chunks_C4))
