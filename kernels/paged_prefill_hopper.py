@@ -21,7 +21,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.paged_prefill import LOG2_E, PagedChunks, check_paged
 from kernels.paged_prefill_consumers import Queries, consume
-from kernels.paged_prefill_pairs import consume_pair
 from kernels.paged_prefill_warps import LAYOUT, SPAN, Form, Items, Pool, make_ring, produce
 from kernels.sizes import next_power_of_2
 
@@ -30,17 +29,15 @@ LEAST_REGISTERS = 32  # of a producer's thread
 
 
 class HopperTile(NamedTuple):
-    """How a block of threads works: `consumers` times 64 rows against `keys` keys at a time, `stages` tiles ahead."""
+    """How a program works: `consumers` of 64 rows each against `keys` keys at a time; places for `stages` tiles."""
 
     consumers: int
     keys: int
     stages: int
-    halves: int = 1  # times 64 rows that a consumer has
-    persistent: bool = True  # a program a multiprocessor, which takes item after item
 
 
 def hopper_tile(head_dim: int) -> HopperTile:
-    """The fastest measured on an H200 (docs/gpu-notes.md)."""
+    """The fastest measured on an H200 (docs/gpu-notes.md). Heads of 256 leave room for no more, in registers either."""
     return HopperTile(2, 64, 2) if head_dim == 256 else HopperTile(3, 64, 4)
 
 
@@ -50,25 +47,20 @@ def _hopper_prefill_kernel(
     num_items, num_sequences, stride_q, block_rows, num_rows, stride_table, scale_log2,
     H: gl.constexpr, HKV: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, D: gl.constexpr,
     BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
-    HALVES: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
+    """A program for each multiprocessor; items as in paged_prefill_warps.py, of 64 rows a consumer."""
     dtype: gl.constexpr = q_ptr.dtype.element_ty
-    form = Form(H, HKV, GROUP, PADDED_GROUP, D, BLOCK_SIZE, KEYS, STAGES, 64 * HALVES * CONSUMERS)
+    form = Form(H, HKV, GROUP, PADDED_GROUP, D, BLOCK_SIZE, KEYS, STAGES, 64 * CONSUMERS)
     items = Items(first_row_ptr, start_ptr, num_items, num_sequences, form)
     pool = Pool(k_desc, v_desc, v_ptr, table_ptr, stride_table, block_rows, num_rows)
     keys = make_ring(dtype, form, CONSUMERS)
     values = make_ring(dtype, form, CONSUMERS)
-    q_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS * HALVES, 64, D], LAYOUT)
+    q_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 64, D], LAYOUT)
     queries = Queries(q_ptr, out_ptr, q_tiles, stride_q, scale_log2)
     fence_async_shared()  # the copy engine sees the barriers
 
-    if HALVES == 2:
-        gl.warp_specialize(
-            [(consume_pair, (items, queries, keys, values, 0)), (consume_pair, (items, queries, keys, values, 1)),
-             (produce, (items, pool, keys, values))],
-            [4, 1], [REGISTERS, PRODUCER_REGISTERS],
-        )  # fmt: skip
-    elif CONSUMERS == 2:
+    if CONSUMERS == 2:
         gl.warp_specialize(
             [(consume, (items, queries, keys, values, 0)), (consume, (items, queries, keys, values, 1)),
              (produce, (items, pool, keys, values))],
@@ -96,15 +88,15 @@ def paged_prefill_hopper(
     tile = tile or hopper_tile(D)
     consumer_registers, producer_registers = registers(tile)
     padded_group = next_power_of_2(H // num_kv)
-    num_items = (T // (64 * tile.consumers * tile.halves // padded_group) + num_sequences) * num_kv
+    num_items = (T // (64 * tile.consumers // padded_group) + num_sequences) * num_kv
     block_rows = k_pool.stride(0) // k_pool.stride(1)
     keys, values = _rows_of(k_pool), _rows_of(v_pool)
-    grid = (min(num_items, MULTIPROCESSORS) if tile.persistent else num_items,)
+    grid = (min(num_items, MULTIPROCESSORS),)
     _hopper_prefill_kernel[grid](
         q, keys, values, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
         num_items, num_sequences, q.stride(0), block_rows, keys.shape[0], chunks.table_NM.stride(0), scale * LOG2_E,
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D, BLOCK_SIZE=block_size,
-        KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers, HALVES=tile.halves,
+        KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers,
         REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
         num_warps=4, maxnreg=launch_registers(tile),
     )  # fmt: skip
@@ -139,7 +131,7 @@ def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
         q.is_cuda
         and torch.cuda.get_device_capability(q.device)[0] == 9
         and q.dtype in (torch.bfloat16, torch.float16)
-        and D in (64, 256)
+        and D in (64, 256)  # those measured
         and H // num_kv <= 64
         and 64 % block_size == 0
         and block_size >= 8  # the copy engine's swizzle repeats every 8 rows

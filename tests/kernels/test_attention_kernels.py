@@ -10,7 +10,7 @@ from kernels import paged_attention
 from kernels.paged_attention import PagedPrefill, paged_prefill
 from kernels.paged_decode import PagedContexts, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
-from kernels.paged_prefill_hopper import HopperTile, fits_hopper, paged_prefill_hopper
+from kernels.paged_prefill_hopper import fits_hopper
 from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
 from tests.kernels.naive import NAN, naive_attention
@@ -133,24 +133,6 @@ def test_prefill_by_hand(spans: list[tuple[int, int]], H: int, KV: int, D: int, 
         return paged_prefill(q, unread, unread, k_pool, v_pool, scale, PagedPrefill(lengths, chunks))
 
     check_prefill(spans, H, KV, D, dtype, prefill)
-
-
-@needs_gpu
-@pytest.mark.parametrize(
-    ("H", "KV", "D", "tile"),
-    [
-        (32, 8, 64, HopperTile(3, 64, 4, persistent=False)),
-        (32, 8, 64, HopperTile(2, 64, 4, halves=2)),
-        (3, 1, 64, HopperTile(2, 64, 4, halves=2)),
-        (32, 8, 64, HopperTile(2, 64, 4, halves=2, persistent=False)),
-        (16, 4, 256, HopperTile(2, 64, 2, persistent=False)),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("spans", AWKWARD_SPANS, ids=str)
-def test_prefill_by_hand_in_other_tiles(spans: list[tuple[int, int]], H: int, KV: int, D: int, tile: HopperTile):
-    needs_hopper(H, KV, D, torch.bfloat16)
-    check_prefill(spans, H, KV, D, torch.bfloat16, partial(paged_prefill_hopper, tile=tile))
 
 
 def test_heads_that_the_kernel_by_hand_was_not_measured_for_do_not_fit_it():
