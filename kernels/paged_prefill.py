@@ -55,9 +55,7 @@ class PagedChunks:
         return cls(first_row_N1, start_N, flat.view(len(lengths), width))
 
 
-def padded_table(
-    ends: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int
-) -> tuple[int, list[int]]:
+def padded_table(ends: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int) -> tuple[int, list[int]]:
     """The blocks that hold each sequence's first `ends` tokens, in rows as wide as the longest; 0 behind them.
 
     Returns the width and the rows, one after the other.
