@@ -61,9 +61,12 @@ def compile_for_h200(launches: Sequence[Launch]) -> list[Compiled]:
     its machine code reads what nothing wrote (see sass.py)."""
     asked = {repr(launch): launch for launch in launches}
     made = dict(zip(asked, _compiler().map(_report, asked.values(), timeout=COMPILE_TIMEOUT_S), strict=True))
-    for report in made.values():
-        assert isinstance(report, Compiled), report
-    return [made[repr(launch)] for launch in launches]
+    return [_compiled(made[repr(launch)]) for launch in launches]
+
+
+def _compiled(report: Compiled | str) -> Compiled:
+    assert isinstance(report, Compiled), report
+    return report
 
 
 @cache
