@@ -29,7 +29,7 @@ from transfer.cuda import CudaMemory
 from transfer.digest import Summary
 from transfer.envelope import Tag
 from transfer.faulty import FaultyTransport
-from transfer.plan import TransferPlan
+from transfer.plan import PlannedMessage, TransferPlan
 from transfer.receiver import HandoverReceiver, IncomingHandover
 from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.staging import Staging, StagingConfig
@@ -49,6 +49,11 @@ class Shape:
 
     layout: CacheLayout
     num_blocks: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a hand-over of everything."""
+        return self.num_blocks * self.layout.block_bytes + self.layout.state_bytes
 
     def plan(self, *, first_block: int = 0, max_message_bytes: int) -> TransferPlan:
         """Of the whole prompt, or of what lies behind `first_block`."""
@@ -132,7 +137,7 @@ class End:
         memory = staging_memory(device) if spin_s is None else CudaMemory(torch.device(device), spin_s)
         ucx = replace(ucx or UcxConfig(), cuda=isinstance(memory, CudaMemory))
         self.transport = open_transport(ucx)
-        largest = max(buffer_bytes, shape.num_blocks * shape.layout.block_bytes, shape.layout.state_bytes)
+        largest = max(buffer_bytes, shape.num_bytes)
         self.staging = Staging(StagingConfig(num_buffers, largest), memory)
         self.cache = CacheMemory(shape.layout, 2 * shape.num_blocks, 4, device)
         self.packing: Packing = (
@@ -155,7 +160,7 @@ class End:
         await self.packing.warm_up(self.staging, deadline_s)
         for message in self._plan.messages:
             async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
-                as_tensor(buffer).copy_(contents(message.num_bytes, self.cache.device))
+                as_tensor(buffer).copy_(self._contents(message))
                 _synchronize(self.cache.device)
                 await self.packing.scatter(message, buffer, lambda: self._place)
                 await self.staging.memory.finished()
@@ -268,11 +273,14 @@ class End:
             async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
                 await self.packing.gather(message, buffer, lambda: self._place)
                 await self.staging.memory.finished()
-                block_bytes = self._plan.block_bytes
-                start = 0 if message.num_blocks == 0 else message.first_block * block_bytes
-                expected = contents(start + message.num_bytes, self.cache.device)[start:]
-                whole = whole and torch.equal(as_tensor(buffer), expected)
+                whole = whole and torch.equal(as_tensor(buffer), self._contents(message))
         return whole
+
+    def _contents(self, message: PlannedMessage) -> torch.Tensor:
+        """What the message carries, in whatever message that would be."""
+        start = message.first_block * self._plan.block_bytes
+        blocks = contents(start + message.attention_bytes, self.cache.device)[start:]
+        return torch.cat((blocks, contents(message.state_bytes, self.cache.device)))
 
     async def describe(self) -> dict[str, str]:
         return {name: str(value) for name, value in self.transport.describe().items()} | {

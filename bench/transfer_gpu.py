@@ -27,7 +27,7 @@ from transfer.plan import TransferPlan
 from transfer.ucx_config import UcxConfig
 
 BLOCKS, BLOCK_BYTES = 1024, 64 << 10
-MESSAGE_MIB = (64, 32, 16, 8)
+SHORTER_MIB = (32, 16, 8)
 SEND_MIB = (1, 4, 8, 16, 32, 64, 128, 256)
 AT_ONCE = (1, 2, 4, 8)
 NUM_BUFFERS = 2 * max(AT_ONCE)
@@ -171,12 +171,14 @@ def blocks_rows(devices: tuple[str, str], total: int, rounds: int, quick: bool) 
     longest = total if quick or not devices[0].startswith("cuda") else 4 * total
     shape = blocks_shape(total)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS, buffer_bytes=longest) as ends:
-        sizes = [mib << 20 for mib in MESSAGE_MIB if mib << 20 <= total][: 1 if quick else None]
-        plans = {f"{size >> 20} MiB": shape.plan(max_message_bytes=size) for size in sizes}
+        plans = {"1": shape.plan(max_message_bytes=shape.num_bytes)}
+        if not quick:
+            shorter = (mib for mib in SHORTER_MIB if mib << 20 < total)
+            plans |= {f"{mib} MiB": shape.plan(max_message_bytes=mib << 20) for mib in shorter}
         yield from handover_rows(ends, f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB", plans, rounds)
-        yield from part_rows(ends, "blocks", shape.plan(max_message_bytes=total), rounds)
+        yield from part_rows(ends, "blocks", plans["1"], rounds)
         yield from send_rows(ends, longest, rounds, "a message alone")
-        yield from step_rows(ends, "blocks", shape.plan(max_message_bytes=total), rounds)
+        yield from step_rows(ends, "blocks", plans["1"], rounds)
         yield f"<!-- {ends.describe()} -->"
 
 
@@ -202,9 +204,9 @@ def variant_rows(
 ) -> Iterator[str]:
     shape = blocks_shape(total)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS, **options) as ends:
-        plan = shape.plan(max_message_bytes=total)
+        plan = shape.plan(max_message_bytes=shape.num_bytes)
         what = f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB{variant}"
-        yield from handover_rows(ends, what, {f"{total >> 20} MiB": plan}, rounds)
+        yield from handover_rows(ends, what, {"1": plan}, rounds)
         yield from part_rows(ends, f"blocks{variant}", plan, rounds)
         yield from send_rows(ends, total, rounds, f"a message alone{variant}")
 
@@ -212,7 +214,7 @@ def variant_rows(
 def profiles(devices: tuple[str, str], total: int, rounds: int) -> list[str]:
     shape = blocks_shape(total)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
-        return ends.profiles(shape.plan(max_message_bytes=total), rounds * max(AT_ONCE), max(AT_ONCE))
+        return ends.profiles(shape.plan(max_message_bytes=shape.num_bytes), rounds * max(AT_ONCE), max(AT_ONCE))
 
 
 def nixl_rows(devices: tuple[str, str], rounds: int) -> Iterator[str]:

@@ -20,7 +20,7 @@ from engine.upload import IdRoom
 from kernels.compile_ahead import compiling_ahead
 from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
 from transfer.cuda import CudaMemory
-from transfer.plan import Kind, PlannedMessage
+from transfer.plan import PlannedMessage
 from transfer.staging import Staging
 
 USUAL_BLOCK_SIZES = (8, 16, 32, 64)
@@ -137,33 +137,34 @@ class DevicePacking:
         with self._staging.stream():
             self._memory.gather_state(0, kept)
         for dtype in DTYPE_BYTES:  # a conversion may round
-            await self._convert(Kind.STATE, layout.on_wire(dtype), buffer)
+            wire = layout.on_wire(dtype)
+            await self._convert(PlannedMessage(0, 0, 0, 0, wire.state_bytes, 0), wire, buffer)
         for size in {layout.block_size, *USUAL_BLOCK_SIZES}:
-            await self._convert(Kind.ATTENTION, replace(layout, block_size=size), buffer)
+            wire = replace(layout, block_size=size)
+            await self._convert(PlannedMessage(0, 0, 1, wire.block_bytes, 0, 0), wire, buffer)
         with self._staging.stream():
             self._memory.scatter_state(0, kept)
         await self._staging.finished()
 
-    async def _convert(self, kind: Kind, wire: CacheLayout, buffer: torch.Tensor) -> None:
+    async def _convert(self, message: PlannedMessage, wire: CacheLayout, buffer: torch.Tensor) -> None:
         """With the first block or slot, as it lies on the wire, if it can; blocks land only as they are kept."""
-        is_state = kind is Kind.STATE
-        num_bytes = wire.state_bytes if is_state else wire.block_bytes
-        if num_bytes > buffer.nbytes:
+        if message.num_bytes > buffer.nbytes:
             return
-        message = PlannedMessage(0, kind, 0, 0 if is_state else 1, num_bytes, 0)
-        await self.gather(message, buffer[:num_bytes], lambda: Place([0], 0, wire))
-        if is_state or wire == self._memory.layout:
-            await self.scatter(message, buffer[:num_bytes], lambda: Place([0], 0, wire))
+        payload = buffer[: message.num_bytes]
+        await self.gather(message, payload, lambda: Place([0], 0, wire))
+        if message.state_bytes or wire == self._memory.layout:
+            await self.scatter(message, payload, lambda: Place([0], 0, wire))
 
 
 def gather(
     memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place, room: IdRoom | None = None
 ) -> None:
     wire = place.wire or memory.layout
-    if message.kind is Kind.STATE:
-        memory.gather_state(place.slot, out, wire.state_dtype)
-    else:
-        memory.gather_prompt(place.block_ids, wire.block_size, message.first_block, message.num_blocks, out, room)
+    blocks, state = out[: message.attention_bytes], out[message.attention_bytes :]
+    if message.num_blocks:
+        memory.gather_prompt(place.block_ids, wire.block_size, message.first_block, message.num_blocks, blocks, room)
+    if message.state_bytes:
+        memory.gather_state(place.slot, state, wire.state_dtype)
 
 
 def scatter(
@@ -171,8 +172,9 @@ def scatter(
 ) -> None:
     """Blocks on the wire are those of the receiver: only its states may have to be converted."""
     wire = place.wire or memory.layout
-    if message.kind is Kind.STATE:
-        memory.scatter_state(place.slot, src, wire.state_dtype)
-    else:
+    blocks, state = src[: message.attention_bytes], src[message.attention_bytes :]
+    if message.num_blocks:
         block_ids = place.block_ids[message.first_block : message.first_block + message.num_blocks]
-        memory.scatter_blocks(block_ids, src, room)
+        memory.scatter_blocks(block_ids, blocks, room)
+    if message.state_bytes:
+        memory.scatter_state(place.slot, state, wire.state_dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import gc
 import logging
 import signal
@@ -65,6 +66,7 @@ def forget_start_up() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or extension modules report all that the last collection leaves as leaked
 
 
 def main(

@@ -2,8 +2,9 @@
 
 An envelope says what the payload is; the receiver compares it with its own plan and believes nothing else.
 
-    magic 4s | version u8 | kind u8 | note length u8 | pad | nonce u64 | connection u64 | index u32
-    | first_block u32 | num_blocks u32 | pad 4 | num_bytes u64 | note 64s | digest 16s | proof 16s  (little endian)
+    magic 4s | version u8 | note length u8 | pad 2 | nonce u64 | connection u64 | index u32 | first_block u32
+    | num_blocks u32 | pad 4 | attention_bytes u64 | state_bytes u64 | note 64s | digest 16s | proof 16s
+    (little endian)
 """
 
 import secrets
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 
 from transfer.digest import DIGEST_BYTES
 from transfer.errors import LayoutMismatch, MalformedEnvelope
-from transfer.plan import MAX_MESSAGES, NONCE_BITS, Kind, PlannedMessage
+from transfer.plan import MAX_MESSAGES, NONCE_BITS, PlannedMessage
 
 MAGIC = b"HRHO"
-VERSION = 3
+VERSION = 4
 MAX_NOTE_BYTES = 64
 
-_FIELDS = struct.Struct(f"<4sBBBxQQIII4xQ{MAX_NOTE_BYTES}s")
+_FIELDS = struct.Struct(f"<4sBB2xQQIII4xQQ{MAX_NOTE_BYTES}s")
 PROOF_BYTES = 16
 CLAIM_BYTES = _FIELDS.size + DIGEST_BYTES
 ENVELOPE_BYTES = CLAIM_BYTES + PROOF_BYTES
@@ -50,7 +51,7 @@ class Envelope:
     """One message's description.
 
     connection   the sender's name for the connection that carries it: lets the receiver notice its loss
-    note         up to 64 bytes of the nodes' own; rides on the state message, empty elsewhere
+    note         up to 64 bytes of the nodes' own; rides on the last message, empty elsewhere
     digest       of this message and all before it; known when it is sent, and so once it has arrived
 
     On the wire it is a claim, the fields and the digest, and the proof that its sender knows the session's secret: see
@@ -60,10 +61,10 @@ class Envelope:
     nonce: int
     connection: int
     index: int
-    kind: int
     first_block: int
     num_blocks: int
-    num_bytes: int
+    attention_bytes: int
+    state_bytes: int
     note: bytes = b""
     digest: bytes = b""
 
@@ -77,37 +78,34 @@ class Envelope:
             nonce=nonce,
             connection=connection,
             index=message.index,
-            kind=message.kind,
             first_block=message.first_block,
             num_blocks=message.num_blocks,
-            num_bytes=message.num_bytes,
+            attention_bytes=message.attention_bytes,
+            state_bytes=message.state_bytes,
             note=note,
         )
 
     def describes(self, nonce: int, message: PlannedMessage) -> bool:
         """Is this exactly the planned message of exactly that session?"""
-        return (self.nonce, self.index, self.kind, self.first_block, self.num_blocks, self.num_bytes) == (
-            nonce,
-            message.index,
-            message.kind,
-            message.first_block,
-            message.num_blocks,
-            message.num_bytes,
-        )
+        return (
+            self.nonce, self.index, self.first_block, self.num_blocks, self.attention_bytes, self.state_bytes
+        ) == (
+            nonce, message.index, message.first_block, message.num_blocks, message.attention_bytes, message.state_bytes
+        )  # fmt: skip
 
     def fields(self) -> bytes:
         """Everything but the digest: what the digest covers."""
         return _FIELDS.pack(
             MAGIC,
             VERSION,
-            self.kind,
             len(self.note),
             self.nonce,
             self.connection,
             self.index,
             self.first_block,
             self.num_blocks,
-            self.num_bytes,
+            self.attention_bytes,
+            self.state_bytes,
             self.note,
         )
 
@@ -116,17 +114,17 @@ class Envelope:
         """Raises `MalformedEnvelope`; whether the fields fit a plan is the session's question."""
         if len(claim) != CLAIM_BYTES:
             raise MalformedEnvelope(f"{len(claim)} bytes, not {CLAIM_BYTES}")
-        magic, version, kind, note_bytes, nonce, connection, index, first, num_blocks, num_bytes, note = (
+        magic, version, note_bytes, nonce, connection, index, first, num_blocks, attention, state, note = (
             _FIELDS.unpack_from(claim)
         )
         if magic != MAGIC or version != VERSION:
             raise MalformedEnvelope(
                 f"magic {magic!r} version {version}, not {MAGIC!r} {VERSION}: run one release on all nodes"
             )
-        if kind not in (Kind.ATTENTION, Kind.STATE) or note_bytes > MAX_NOTE_BYTES:
-            raise MalformedEnvelope(f"kind {kind}, note of {note_bytes} bytes: not of this protocol")
+        if note_bytes > MAX_NOTE_BYTES:
+            raise MalformedEnvelope(f"note of {note_bytes} bytes: not of this protocol")
         envelope = cls(
-            nonce, connection, index, kind, first, num_blocks, num_bytes,
+            nonce, connection, index, first, num_blocks, attention, state,
             note[:note_bytes], claim[_FIELDS.size :],
         )  # fmt: skip
         if envelope.fields() != claim[: _FIELDS.size]:  # the digest covers the fields, not what pads them

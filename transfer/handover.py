@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from transfer import events
 from transfer.buffers import Buffer
 from transfer.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
-from transfer.plan import Kind, PlannedMessage, TransferPlan
+from transfer.plan import PlannedMessage, TransferPlan
 from transfer.staging import Staging
 from transfer.stats import HandoverStats, HandoverTotals, MovingTime, TransportStats
 
@@ -88,8 +88,8 @@ class Handover(Generic[Event, Instruction]):
             state_bytes=self.plan.state_bytes,
             messages=len(self.plan.messages),
             seconds=self._ended_s - self._began_s,
-            attention_seconds=self._moving.seconds[Kind.ATTENTION],
-            state_seconds=self._moving.seconds[Kind.STATE],
+            attention_seconds=self._moving.attention_seconds,
+            state_seconds=self._moving.state_seconds,
             hidden_seconds=self._moving.hidden_seconds,
         )
 
@@ -130,12 +130,12 @@ class Handover(Generic[Event, Instruction]):
         except BaseException:
             self._pipeline.release()
             raise
-        self._moving.began(message.kind)
+        self._moving.began(message)
         return buffer
 
     def _give_staging(self, message: PlannedMessage, buffer: Buffer) -> None:
         """Nothing reads or writes it any more."""
-        self._moving.ended(message.kind)
+        self._moving.ended(message)
         self._staging.give(buffer)
         self._pipeline.release()
 

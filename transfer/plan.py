@@ -3,13 +3,14 @@
 Nothing about the plan travels: both sides compute it from what the Reservation says, and each message's
 envelope must agree with the receiver's own plan to the last byte.
 
-Legend    N blocks, B bytes of a block. An attention message of N blocks is N * B bytes, blocks ascending.
+Legend    N blocks, B bytes of a block, S bytes of the state. A message is N * B bytes of blocks, ascending, then S
+          bytes of the state if it carries it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
+from itertools import zip_longest
 
 from transfer.errors import LayoutMismatch
 
@@ -18,26 +19,25 @@ MAX_MESSAGES = 1 << 15
 """A message's index has 15 bits in the tag that routes it; see `transfer.envelope.Tag`."""
 
 
-class Kind(IntEnum):
-    """What a message carries. The numbers are on the wire."""
-
-    ATTENTION = 1
-    STATE = 2
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedMessage:
-    """One payload: `num_blocks` attention blocks from `first_block` of the prompt, or the whole state.
+    """One payload: `num_blocks` attention blocks from `first_block` of the prompt, then, in the last, the whole state.
 
+    attention_bytes   of its blocks
+    state_bytes       of the state; 0 where it is not carried
     sendable_tokens   how many prompt tokens must be computed before the payload exists
     """
 
     index: int
-    kind: Kind
     first_block: int
     num_blocks: int
-    num_bytes: int
+    attention_bytes: int
+    state_bytes: int
     sendable_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.attention_bytes + self.state_bytes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class TransferPlan:
     first_block         the receiver's attention hit in blocks: what is below it does not move
     block_size          tokens a block; block_bytes its bytes, all attention layers
     state_bytes         the whole state of one request, all state layers
-    max_message_bytes   attention blocks are packed up to this; the state moves whole, whatever its size
+    max_message_bytes   blocks are packed up to this, and the state with the last of them if that fits; else it moves
+                        alone and whole, whatever its size
 
     Raises `LayoutMismatch` when the numbers do not make a plan.
     """
@@ -79,9 +80,9 @@ class TransferPlan:
                 f"max_message_bytes {self.max_message_bytes} < block_bytes {self.block_bytes}: "
                 "raise max_message_bytes to hold at least one block"
             )
-        if self._num_messages > MAX_MESSAGES:
+        if len(self._first_blocks) > MAX_MESSAGES:
             raise LayoutMismatch(
-                f"{self._num_messages} messages > {MAX_MESSAGES}: raise max_message_bytes "
+                f"{len(self._first_blocks)} messages > {MAX_MESSAGES}: raise max_message_bytes "
                 f"{self.max_message_bytes}, or admit shorter prompts than {self.num_tokens} tokens"
             )
 
@@ -115,7 +116,7 @@ class TransferPlan:
 
     @cached_property
     def messages(self) -> tuple[PlannedMessage, ...]:
-        """Attention messages by ascending block, then the state. `messages[i].index == i`."""
+        """By ascending block; the last one carries the state. `messages[i].index == i`."""
         return tuple(self._messages())
 
     @property
@@ -123,27 +124,22 @@ class TransferPlan:
         return self.max_message_bytes // self.block_bytes
 
     @property
-    def _num_messages(self) -> int:
-        return -(-self.attention_blocks // self._blocks_per_message) + 1
+    def _first_blocks(self) -> Sequence[int]:
+        """Of each message. The last blocks and the state exist at the same moment, and a message costs both ends more
+        than its bytes do: where one buffer holds both, they go together."""
+        starts = range(self.first_block, self.num_blocks, self._blocks_per_message)
+        if starts and (self.num_blocks - starts[-1]) * self.block_bytes + self.state_bytes <= self.max_message_bytes:
+            return starts
+        return [*starts, self.num_blocks]
 
     def _messages(self) -> Iterator[PlannedMessage]:
-        step = self._blocks_per_message
-        starts = range(self.first_block, self.num_blocks, step)
-        for index, start in enumerate(starts):
-            end = min(start + step, self.num_blocks)
+        starts = self._first_blocks
+        for index, (start, end) in enumerate(zip_longest(starts, starts[1:], fillvalue=self.num_blocks)):
             yield PlannedMessage(
                 index=index,
-                kind=Kind.ATTENTION,
                 first_block=start,
                 num_blocks=end - start,
-                num_bytes=(end - start) * self.block_bytes,
+                attention_bytes=(end - start) * self.block_bytes,
+                state_bytes=0 if index < len(starts) - 1 else self.state_bytes,
                 sendable_tokens=min(end * self.block_size, self.num_tokens),
             )
-        yield PlannedMessage(
-            index=len(starts),
-            kind=Kind.STATE,
-            first_block=self.num_blocks,
-            num_blocks=0,
-            num_bytes=self.state_bytes,
-            sendable_tokens=self.num_tokens,
-        )

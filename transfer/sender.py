@@ -31,7 +31,7 @@ from transfer.events import (
     TokensComputed,
 )
 from transfer.handover import Handover
-from transfer.plan import Kind, PlannedMessage, TransferPlan
+from transfer.plan import PlannedMessage, TransferPlan
 from transfer.session import SenderSession
 from transfer.staging import Staging
 from transfer.stats import HandoverStats
@@ -171,7 +171,7 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         self, connection: Connection, message: PlannedMessage, payload: Buffer, payload_summary: Summary
     ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         nonce = self.plan.nonce
-        note = self._note if message.kind is Kind.STATE else b""
+        note = self._note if message.state_bytes else b""
         fields = Envelope.of(nonce, connection.id, message, note).fields()
         self._digest = message_digest(self._digest, fields, payload_summary)
         head = np.frombuffer(proven(fields + self._digest, self._secret), np.uint8)

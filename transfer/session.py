@@ -127,8 +127,7 @@ class SenderSession(_Session):
     def _release(self) -> list[SenderInstruction]:
         sendable: list[SenderInstruction] = []
         for message in self.plan.messages[self._released :]:
-            is_state = message.index == len(self.plan.messages) - 1
-            if not (self._finished if is_state else message.sendable_tokens <= self._tokens):
+            if not (self._finished if message.state_bytes else message.sendable_tokens <= self._tokens):
                 break
             sendable.append(SendMessage(message))
         self._released += len(sendable)

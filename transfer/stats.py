@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from transfer.plan import Kind
+from transfer.plan import PlannedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +12,8 @@ class HandoverStats:
 
     seconds            sender: from `open` to the last byte taken over by the transport, which includes the prefill
                        itself; receiver: from the first envelope to the last landing
-    attention_seconds  in which attention messages were between the blocks of this side and the other side
-    state_seconds      in which the state alone was
+    attention_seconds  in which blocks were between the pool of this side and the other side
+    state_seconds      in which the state was; where both were, each has its share by bytes
     hidden_seconds     of these two, those in which the prompt still computed: nobody waited. 0 on the receiving side,
                        which does not know
     """
@@ -99,25 +99,30 @@ class WaitStats:
 class MovingTime:
     """The seconds of one session in which its messages moved, however many at a time.
 
-    While messages of both kinds move, the time is attention's: the state waits for its turn.
+    Where blocks and the state move together, each has the share of that time that it has of the bytes.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.seconds = {kind: 0.0 for kind in Kind}
+        self.attention_seconds = 0.0
+        self.state_seconds = 0.0
         self.hidden_seconds = 0.0
         self._clock = clock
-        self._num_moving = {kind: 0 for kind in Kind}
+        self._attention_bytes = 0
+        self._state_bytes = 0
+        """Under way."""
         self._is_computing = False
         self._since_s = clock()
 
-    def began(self, kind: Kind) -> None:
-        """A message of this kind moves from now on, until `ended`."""
+    def began(self, message: PlannedMessage) -> None:
+        """It moves from now on, until `ended`."""
         self._account()
-        self._num_moving[kind] += 1
+        self._attention_bytes += message.attention_bytes
+        self._state_bytes += message.state_bytes
 
-    def ended(self, kind: Kind) -> None:
+    def ended(self, message: PlannedMessage) -> None:
         self._account()
-        self._num_moving[kind] -= 1
+        self._attention_bytes -= message.attention_bytes
+        self._state_bytes -= message.state_bytes
 
     def computing(self, is_computing: bool) -> None:
         """From now on: what moves while the prompt computes is hidden."""
@@ -127,10 +132,8 @@ class MovingTime:
     def _account(self) -> None:
         now_s = self._clock()
         elapsed_s, self._since_s = now_s - self._since_s, now_s
-        if self._num_moving[Kind.ATTENTION]:
-            self.seconds[Kind.ATTENTION] += elapsed_s
-        elif self._num_moving[Kind.STATE]:
-            self.seconds[Kind.STATE] += elapsed_s
-        else:
-            return
-        self.hidden_seconds += elapsed_s if self._is_computing else 0.0
+        num_bytes = self._attention_bytes + self._state_bytes
+        if num_bytes:
+            self.attention_seconds += elapsed_s * self._attention_bytes / num_bytes
+            self.state_seconds += elapsed_s * self._state_bytes / num_bytes
+            self.hidden_seconds += elapsed_s if self._is_computing else 0.0

@@ -19,7 +19,6 @@ from tests.support.cluster import SMALL, Process
 from tests.support.oracle import greedy, oracle, random_prompt
 from transfer.admission import new_secret
 from transfer.envelope import new_nonce
-from transfer.plan import Kind
 from transfer.receiver import HandoverReceiver
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
@@ -37,7 +36,8 @@ async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) 
     blocks, state = bytearray(), bytearray()
 
     async def land(message, buffer) -> None:
-        (state if message.kind is Kind.STATE else blocks).extend(buffer.tobytes())
+        blocks.extend(buffer[: message.attention_bytes].tobytes())
+        state.extend(buffer[message.attention_bytes :].tobytes())
 
     try:
         reservation = Reservation(

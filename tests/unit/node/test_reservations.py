@@ -4,7 +4,6 @@ from cache.layout import CacheLayout
 from node.config import NodeConfig
 from node.notes import decode_note, encode_note
 from node.plans import plan_of
-from transfer.plan import Kind
 from wire.messages import Reservation
 
 LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
@@ -16,16 +15,12 @@ def reservation(num_tokens: int, hit: int) -> Reservation:
 
 def test_a_plan_covers_the_blocks_beyond_the_attention_hit_and_the_state() -> None:
     messages = plan_of(reservation(100, 32)).messages
-    assert [(m.kind, m.first_block, m.num_blocks) for m in messages] == [
-        (Kind.ATTENTION, 2, 3),
-        (Kind.ATTENTION, 5, 2),
-        (Kind.STATE, 7, 0),
-    ]
-    assert messages[-1].num_bytes == LAYOUT.state_bytes
+    assert [(m.first_block, m.num_blocks) for m in messages] == [(2, 3), (5, 2)], "the state fits behind the last"
+    assert messages[-1].state_bytes == LAYOUT.state_bytes
 
 
 def test_every_block_there_already_leaves_a_state_only_hand_over() -> None:
-    assert [m.kind for m in plan_of(reservation(64, 64)).messages] == [Kind.STATE]
+    assert [(m.num_blocks, m.state_bytes) for m in plan_of(reservation(64, 64)).messages] == [(0, LAYOUT.state_bytes)]
 
 
 def test_a_note_carries_the_first_token() -> None:

@@ -46,7 +46,7 @@ def test_another_secret_proves_nothing(secret):
 
 
 @pytest.mark.parametrize(
-    "change", [{"digest": bytes(16)}, {"connection": 6}, {"note": b"!"}, {"index": 1}, {"nonce": 8}, {"num_bytes": 1}]
+    "change", [{"digest": bytes(16)}, {"connection": 6}, {"note": b"!"}, {"index": 1}, {"nonce": 8}, {"state_bytes": 1}]
 )
 def test_a_proof_speaks_for_every_field_and_for_the_digest(change):
     changed = claim(replace(ENVELOPE, **change)) + DATA[-PROOF_BYTES:]
@@ -55,13 +55,14 @@ def test_a_proof_speaks_for_every_field_and_for_the_digest(change):
 
 
 def test_an_envelope_of_an_older_release_is_refused_with_the_remedy():
-    with pytest.raises(Refused, match="128 bytes, not 144: run one release on all nodes"):
+    with pytest.raises(Refused, match="136 bytes, not 152: run one release on all nodes"):
         Gate(SECRET).admit_envelope(DATA[:-PROOF_BYTES])
 
 
 def test_a_proven_envelope_of_another_protocol_is_the_sessions_to_judge():
-    with pytest.raises(MalformedEnvelope, match="kind 9"):
-        Gate(SECRET).admit_envelope(proven(claim(replace(ENVELOPE, kind=9)), SECRET))
+    data = claim(ENVELOPE)
+    with pytest.raises(MalformedEnvelope, match="version 9"):
+        Gate(SECRET).admit_envelope(proven(data[:4] + b"\x09" + data[5:], SECRET))
 
 
 def test_a_payload_is_admitted_once_behind_its_envelope():

@@ -54,9 +54,8 @@ def test_fields_are_never_sent_without_their_digest(claim):
         (CLAIM[:-1], f"{CLAIM_BYTES - 1} bytes"),
         (b"XXXX" + CLAIM[4:], "magic b'XXXX'"),
         (CLAIM[:4] + b"\x09" + CLAIM[5:], "version 9"),
-        (CLAIM[:5] + b"\x07" + CLAIM[6:], "kind 7"),
-        (CLAIM[:111] + b"\x01" + CLAIM[112:], "must be zero"),
-        (CLAIM[:6] + b"\xff" + CLAIM[7:], "note of 255 bytes"),
+        (CLAIM[:119] + b"\x01" + CLAIM[120:], "must be zero"),
+        (CLAIM[:5] + b"\xff" + CLAIM[6:], "note of 255 bytes"),
     ],
 )
 def test_bytes_that_are_no_envelope_of_ours_are_refused(data, said):

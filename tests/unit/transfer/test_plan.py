@@ -8,20 +8,28 @@ from hypothesis import strategies as st
 
 from tests.support.transfer_plans import small_plan
 from transfer.errors import LayoutMismatch
-from transfer.plan import Kind, PlannedMessage, TransferPlan
+from transfer.plan import PlannedMessage, TransferPlan
 
 
 def test_blocks_beyond_the_hit_are_packed_and_the_state_comes_last():
     assert small_plan().messages == (
-        PlannedMessage(0, Kind.ATTENTION, first_block=2, num_blocks=2, num_bytes=200, sendable_tokens=16),
-        PlannedMessage(1, Kind.ATTENTION, first_block=4, num_blocks=1, num_bytes=100, sendable_tokens=18),
-        PlannedMessage(2, Kind.STATE, first_block=5, num_blocks=0, num_bytes=300, sendable_tokens=18),
+        PlannedMessage(0, first_block=2, num_blocks=2, attention_bytes=200, state_bytes=0, sendable_tokens=16),
+        PlannedMessage(1, first_block=4, num_blocks=1, attention_bytes=100, state_bytes=0, sendable_tokens=18),
+        PlannedMessage(2, first_block=5, num_blocks=0, attention_bytes=0, state_bytes=300, sendable_tokens=18),
     )
+
+
+@pytest.mark.parametrize(("state_bytes", "num_messages"), [(1, 2), (150, 2), (151, 3)])
+def test_the_state_goes_with_the_last_blocks_where_one_message_holds_both(state_bytes, num_messages):
+    *others, last = small_plan(state_bytes=state_bytes).messages
+    assert [message.state_bytes for message in others] == [0] * (num_messages - 1)
+    assert (last.num_bytes, last.state_bytes) == (last.attention_bytes + state_bytes, state_bytes)
+    assert [message.num_blocks for message in (*others, last)] == [2, 1, 0][:num_messages]
 
 
 def test_a_receiver_with_every_block_still_gets_the_state():
     plan = small_plan(num_tokens=16, first_block=4)
-    assert plan.messages == (PlannedMessage(0, Kind.STATE, 4, 0, 300, sendable_tokens=16),)
+    assert plan.messages == (PlannedMessage(0, 4, 0, 0, 300, sendable_tokens=16),)
     assert (plan.attention_blocks, plan.attention_tokens, plan.attention_bytes) == (0, 0, 0)
 
 
@@ -76,14 +84,12 @@ def test_messages_cover_each_missing_block_once_in_order(num_tokens, hit, block_
         state_bytes=9,
         max_message_bytes=block_bytes + slack,
     )
-    *attention, state = plan.messages
-    moved = [block for m in attention for block in range(m.first_block, m.first_block + m.num_blocks)]
+    moved = [block for m in plan.messages for block in range(m.first_block, m.first_block + m.num_blocks)]
     assert moved == list(range(plan.first_block, blocks))
-    assert all(0 < m.num_bytes <= plan.max_message_bytes for m in attention)
-    assert sum(m.num_bytes for m in attention) == plan.attention_bytes
+    assert all(0 < m.num_bytes <= plan.max_message_bytes for m in plan.messages if m.num_blocks)
+    assert all(m.attention_bytes == m.num_blocks * block_bytes for m in plan.messages)
     assert [m.index for m in plan.messages] == list(range(len(plan.messages)))
-    assert state.kind is Kind.STATE
-    assert all(m.kind is Kind.ATTENTION for m in attention)
+    assert [m.state_bytes for m in plan.messages] == [0] * (len(plan.messages) - 1) + [9]
     sendable = [m.sendable_tokens for m in plan.messages]
     assert sendable == sorted(sendable)
     assert sendable[-1] == num_tokens

@@ -206,10 +206,10 @@ def test_verifying_and_landing_may_lag_behind_arriving():
         # an envelope that is not the planned one, field by field
         ([], EnvelopeArrived(0, replace(ENVELOPES[0], nonce=8)), Cause.WRONG_MESSAGE),
         ([], EnvelopeArrived(0, replace(ENVELOPES[0], index=1)), Cause.WRONG_MESSAGE),
-        ([], EnvelopeArrived(0, replace(ENVELOPES[0], kind=2)), Cause.WRONG_MESSAGE),
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], state_bytes=300)), Cause.WRONG_MESSAGE),
         ([], EnvelopeArrived(0, replace(ENVELOPES[0], first_block=1)), Cause.WRONG_MESSAGE),
         ([], EnvelopeArrived(0, replace(ENVELOPES[0], num_blocks=1)), Cause.WRONG_MESSAGE),
-        ([], EnvelopeArrived(0, replace(ENVELOPES[0], num_bytes=199)), Cause.WRONG_MESSAGE),
+        ([], EnvelopeArrived(0, replace(ENVELOPES[0], attention_bytes=199)), Cause.WRONG_MESSAGE),
         # truncated, too long, or damaged
         (arrival(0)[:1], PayloadAnnounced(0, 199), Cause.WRONG_SIZE),
         (arrival(0)[:1], PayloadAnnounced(0, 201), Cause.WRONG_SIZE),

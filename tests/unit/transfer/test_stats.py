@@ -5,7 +5,7 @@ import asyncio
 from tests.support.handover_pair import Pair, soon, turns
 from tests.support.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer
-from transfer.plan import Kind, PlannedMessage
+from transfer.plan import PlannedMessage
 from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.staging import Staging, StagingConfig
 from transfer.stats import MovingTime
@@ -18,38 +18,42 @@ class Clock:
         return self.now_s
 
 
+def message(attention_bytes: int, state_bytes: int) -> PlannedMessage:
+    return PlannedMessage(0, 0, 0, attention_bytes, state_bytes, 0)
+
+
+BLOCKS, STATE, BOTH = message(30, 0), message(0, 10), message(10, 30)
+
+
 def test_time_is_counted_once_however_many_messages_move():
     clock = Clock()
     moving = MovingTime(clock)
     clock.now_s += 5  # nothing moves
     moving.computing(True)
-    moving.began(Kind.ATTENTION)
+    moving.began(BLOCKS)
     clock.now_s += 1
-    moving.began(Kind.ATTENTION)
+    moving.began(BLOCKS)
     clock.now_s += 1
-    moving.ended(Kind.ATTENTION)
+    moving.ended(BLOCKS)
     moving.computing(False)
-    moving.began(Kind.STATE)
-    clock.now_s += 2  # the state waits for its turn
-    moving.ended(Kind.STATE)
+    moving.began(STATE)
+    clock.now_s += 4  # three of them the blocks'
+    moving.ended(STATE)
     clock.now_s += 1
-    moving.ended(Kind.ATTENTION)
+    moving.ended(BLOCKS)
     clock.now_s += 5
-    moving.began(Kind.STATE)
-    clock.now_s += 3
-    moving.ended(Kind.STATE)
-    assert moving.seconds == {Kind.ATTENTION: 5.0, Kind.STATE: 3.0}
+    moving.began(BOTH)
+    clock.now_s += 8
+    moving.ended(BOTH)
+    assert (moving.attention_seconds, moving.state_seconds) == (2 + 3 + 1 + 2, 1 + 6)
     assert moving.hidden_seconds == 2.0
-
-
-PACK_S = {Kind.ATTENTION: 1.0, Kind.STATE: 4.0}
 
 
 def open_timed(pair: Pair, clock: Clock) -> OutgoingHandover:
     plan = small_plan()
 
     async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-        clock.now_s += PACK_S[message.kind]
+        clock.now_s += 4 if message.state_bytes else 1
         buffer[:] = contents(message, plan.nonce)
 
     return HandoverSender(pair.prefill, pair.sender_staging, clock).open(

@@ -11,7 +11,7 @@ from tests.support.handover_pair import Pair, failure, soon, turns
 from tests.support.transfer_plans import contents, small_plan
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
-from transfer.envelope import PROOF_BYTES, Tag
+from transfer.envelope import CLAIM_BYTES, ENVELOPE_BYTES, Tag
 from transfer.errors import NoSecret
 from transfer.faulty import Deliver
 from transfer.inprocess import InProcessTransport
@@ -161,11 +161,12 @@ async def test_refusals_are_logged_once_a_session_without_the_secret(caplog):
     with caplog.at_level(logging.DEBUG):
         incoming = pair.receiver.expect(plan, secret=secret, land=pair.land, deadline_s=soon())
         stranger = Stranger(pair)
-        await stranger.send(Tag(NONCE, 0, False), bytes(144 - PROOF_BYTES))  # as an older release sends them
+        await stranger.send(Tag(NONCE, 0, False), bytes(CLAIM_BYTES))  # as an older release sends them
         await stranger.send_all(plan).done()
         await turns()
         pair.send_all(plan, secret=secret)
         await incoming.landed()
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "no_proof: an envelope of 128 bytes, not 144: run one release on all nodes" in warning.getMessage()
+    said = f"no_proof: an envelope of {CLAIM_BYTES} bytes, not {ENVELOPE_BYTES}: run one release on all nodes"
+    assert said in warning.getMessage()
     assert "two nodes" not in caplog.text and secret.hex() not in caplog.text
