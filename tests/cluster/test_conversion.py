@@ -9,7 +9,7 @@ from decode_node.config import LocalPrefillConfig
 from prefill_node.config import LearnFromDecodeConfig
 from tests.support.asking import ask_all
 from tests.support.cluster import Cluster, with_engine
-from tests.support.oracle import greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy, random_prompt
 
 LENGTHS = (1, 15, 17, 31, 33, 64, 500, 1500)
 ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
@@ -27,7 +27,7 @@ async def test_answers_are_those_of_one_model(
         "prefill": {"engine": with_engine(block_size=own), "learn_from_decode": ALWAYS},
         "decode": {"engine": with_engine(block_size=theirs), "local_prefill": LocalPrefillConfig(max_tokens=0)},
     }
-    prompts = [random_prompt(length) for length in LENGTHS]
+    prompts = [clear_prompt(model, length, 64) for length in LENGTHS]
     with Cluster(model, tmp_path, **settings) as cluster:
         known = [0 for _ in prompts]  # tokens of the turn before, that the decode node computed or was handed
         for _ in range(3):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.asking import ask_all
 from tests.support.cluster import Cluster
-from tests.support.oracle import greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy, random_prompt
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 500, 1500)
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
@@ -27,14 +27,14 @@ def cluster(model: Path, tmp_path_factory) -> Iterator[Cluster]:
 
 
 async def test_greedy_alone_and_eight_at_once(cluster: Cluster, model: Path) -> None:
-    prompts = [random_prompt(length) for length in LENGTHS]
+    prompts = [clear_prompt(model, length, 64) for length in LENGTHS]
     expected = [greedy(model, prompt, 64) for prompt in prompts]
     alone = await ask_all(cluster.url, prompts, at_once=1)
     assert [answer.tokens for answer in alone] == expected
     assert {answer.report["path"] for answer in alone} == {"remote"}
     assert {answer.report["decode"]["state"] for answer in alone} == {"received"}
     # Other prompts of the same lengths, so that no cached prefix helps.
-    prompts = [random_prompt(length, seed=1) for length in LENGTHS]
+    prompts = [clear_prompt(model, length, 64, seed=1) for length in LENGTHS]
     at_once = await ask_all(cluster.url, prompts, at_once=8)
     assert [answer.tokens for answer in at_once] == [greedy(model, prompt, 64) for prompt in prompts]
 
@@ -69,7 +69,7 @@ async def test_the_same_prompt_again_moves_the_state_alone(cluster: Cluster, mod
 
 
 async def test_a_single_node_answers_the_same(model: Path, tmp_path: Path) -> None:
-    prompts = [random_prompt(length) for length in LENGTHS]
+    prompts = [clear_prompt(model, length, 64) for length in LENGTHS]
     with Cluster(model, tmp_path, num_prefill=0) as single:
         answers = await ask_all(single.url, prompts, at_once=8)
         assert [answer.tokens for answer in answers] == [greedy(model, prompt, 64) for prompt in prompts]

@@ -10,7 +10,7 @@ from tests.support.asking import ask_all
 from tests.support.cluster import Cluster
 from tests.support.driving import sized
 from tests.support.nodes import status_of
-from tests.support.oracle import greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ CHECK_TIMEOUT_S = 10.0
 
 async def test_19_preempted_answers_are_whole_and_everything_comes_back(tiny_checkpoint, tmp_path: Path) -> None:
     model = tiny_checkpoint("granite")
-    prompts = [random_prompt(30 + i, seed=i) for i in range(8)]
+    prompts = [clear_prompt(model, 30 + i, 120, seed=i) for i in range(8)]
     with Cluster(model, tmp_path, engine=sized(model, NUM_BLOCKS, 16)) as cluster:
         answers = await ask_all(cluster.url, prompts, at_once=8, num_tokens=120)
         assert [answer.tokens for answer in answers] == [greedy(model, prompt, 120) for prompt in prompts]

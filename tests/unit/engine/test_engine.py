@@ -11,7 +11,7 @@ from engine.config import ConfigError, EngineConfig, PoolSizes
 from engine.engine import BadRequest, RequestTooLarge
 from engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
 from tests.support.driving import GREEDY, generate, request, run_all, small_engine, submit
-from tests.support.oracle import greedy, oracle, random_prompt
+from tests.support.oracle import clear_prompt, greedy, oracle, random_prompt
 from wire.messages import FinishReason
 
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
@@ -21,7 +21,7 @@ FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 def test_mixed_lengths_at_once_answer_like_transformers(family, tiny_checkpoint) -> None:
     path = tiny_checkpoint(family)
     built = small_engine(path)
-    prompts = [random_prompt(length) for length in (1, 2, 15, 16, 17, 63, 64, 65, 300)]
+    prompts = [clear_prompt(path, length, 16) for length in (1, 2, 15, 16, 17, 63, 64, 65, 300)]
     runs = [submit(built, request(prompt)) for prompt in prompts]
     run_all(built)
     assert [run.tokens for run in runs] == [greedy(path, prompt, 16) for prompt in prompts]

@@ -8,7 +8,7 @@ import pytest
 from decode_node.config import LocalPrefillConfig
 from tests.support.driving import GREEDY, SMALL, request
 from tests.support.linked_roles import linked
-from tests.support.oracle import greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy, random_prompt
 
 ALWAYS_REMOTE = LocalPrefillConfig(max_tokens=0)
 NUM_TOKENS = 24
@@ -33,7 +33,7 @@ async def test_block_sizes_may_differ(model: Path, sizes: tuple[int, int]) -> No
     }
     async with linked(model, **changes) as nodes:
         for length in (1, 15, 16, 17, 33, 100, 333):
-            prompt = random_prompt(length)
+            prompt = clear_prompt(model, length, NUM_TOKENS)
             for turn in range(2):
                 answer = await nodes.answer(asked(prompt))
                 assert answer.tokens == greedy(model, prompt, NUM_TOKENS)
