@@ -18,7 +18,7 @@ from engine.engine import Engine
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-IDLE_CHECK_S = 1.0  # how often an idle engine looks whether its thread should still be there
+IDLE_CHECK_S = 1.0  # how often an idle engine looks whether there is anything to see to
 
 
 class EngineLost(RuntimeError):
@@ -28,8 +28,8 @@ class EngineLost(RuntimeError):
 class EngineLoop:
     """Runs one engine in a thread of its own, beside one asyncio event loop.
 
-    `clock` is the engine's. `on_crash` is called in the event loop when a step raises: the node must end,
-    because what the step left in the cache is unknown.
+    `clock` is the engine's. `on_crash` is called in the event loop when a step raises, or when a check of the pools
+    finds them corrupt, once whenever the engine falls idle: the node must end, because what is in the cache is unknown.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float], on_crash: Callable[[BaseException], None]):
@@ -42,6 +42,8 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
+        self._is_checked = False
+        """Nothing has been done since the pools were found sound."""
 
     def start(self) -> None:
         self._thread.start()
@@ -113,14 +115,22 @@ class EngineLoop:
             deadline_s = self.engine.next_deadline_s()
             timeout_s = IDLE_CHECK_S if deadline_s is None else max(0.0, deadline_s - self._clock())
             try:
-                self._commands.get(timeout=min(timeout_s, IDLE_CHECK_S))()
+                command = self._commands.get(timeout=min(timeout_s, IDLE_CHECK_S))
             except queue.Empty:
+                self._check_once()
                 return
+            self._is_checked = False
+            command()
         while True:
             try:
                 self._commands.get_nowait()()
             except queue.Empty:
                 return
+
+    def _check_once(self) -> None:
+        if not self._is_checked:
+            self.engine.cache.check_pools()
+            self._is_checked = True
 
     def _flush(self) -> None:
         if self._events:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cache.errors import CorruptCache
 from engine.loop import EngineLoop, EngineLost
 
 TIMEOUT_S = 10.0
@@ -44,3 +45,50 @@ async def test_a_call_that_comes_after_the_last_commands_were_run_fails_instead_
     with pytest.raises(EngineLost):
         async with asyncio.timeout(TIMEOUT_S):
             await late
+
+
+class IdleEngine:
+    """Has nothing to do, and pools that are sound until `corrupt`."""
+
+    num_running = 0
+
+    def __init__(self) -> None:
+        self.cache = self
+        self.num_checks = 0
+        self.checked = threading.Event()
+        self.corrupt = False
+
+    def admit(self) -> None:
+        pass
+
+    def step(self) -> bool:
+        return False
+
+    def next_deadline_s(self) -> float | None:
+        return None
+
+    def check_pools(self) -> None:
+        self.num_checks += 1
+        self.checked.set()
+        if self.corrupt:
+            raise CorruptCache("free 1 + cached 0 + in use 0 != total 2")
+
+
+async def test_pools_are_checked_whenever_the_engine_falls_idle_and_corrupt_ones_end_the_node(monkeypatch) -> None:
+    monkeypatch.setattr("engine.loop.IDLE_CHECK_S", 0.01)
+    engine: Any = IdleEngine()
+    crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    loop = EngineLoop(engine, asyncio.get_running_loop().time, crashed.set_result)
+    loop.start()
+    await asyncio.to_thread(engine.checked.wait, TIMEOUT_S)
+    await asyncio.sleep(0.1)  # idle all the time
+    assert engine.num_checks == 1
+
+    def corrupt() -> None:
+        engine.corrupt = True
+
+    await loop.call(corrupt)
+    async with asyncio.timeout(TIMEOUT_S):
+        assert isinstance(await crashed, CorruptCache)
+    assert engine.num_checks == 2
+    await loop.stop(TIMEOUT_S)
