@@ -69,13 +69,15 @@ class OrderDesk:
         """Raises ApiError (400) for what this model cannot do."""
         if body.max_tokens == 0 or body.max_completion_tokens == 0:
             raise bad_request("max_tokens 0: a chat must have at least 1", "max_tokens")
-        rendered = self._tokens.render_chat(
+        chat = self._tokens.render_chat(
             [message.for_template() for message in body.messages],
             tools=None if body.tool_choice == "none" else body.tools,
             variables=body.chat_template_kwargs,
         )
-        prompt = Prompt(rendered.tokens, "", rendered.boundaries)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        # A chat that no node can hold is refused before the ends of its messages are searched, which costs far more.
+        self._max_tokens(len(chat.tokens), wanted, "messages")
+        prompt = Prompt(chat.tokens, "", chat.boundaries())
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         return self._order(body, [prompt], "messages", wanted, logprobs=logprobs, is_chat=True)
 
@@ -148,7 +150,7 @@ class OrderDesk:
         first_seed = self._draw_seed() if body.seed is None else body.seed
         requests: list[Request] = []
         for prompt in prompts:
-            max_tokens = self._max_tokens(prompt, wanted, field)
+            max_tokens = self._max_tokens(len(prompt.tokens), wanted, field)
             boundaries = self._boundaries(prompt, own)
             for _ in range(count):
                 seed = (first_seed + len(requests)) % _UINT64
@@ -174,9 +176,8 @@ class OrderDesk:
             echo=echo,
         )
 
-    def _max_tokens(self, prompt: Prompt, wanted: int | None, field: str) -> int:
-        """How many tokens to generate; raises ApiError when they do not fit the model."""
-        length = len(prompt.tokens)
+    def _max_tokens(self, length: int, wanted: int | None, field: str) -> int:
+        """How many tokens to generate after a prompt of `length`; raises ApiError when they do not fit the model."""
         if length == 0:
             raise bad_request(f"{field} is empty: give at least one token", field, "empty_prompt")
         limit = self._max_model_tokens() or self._tokens.max_model_tokens

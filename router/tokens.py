@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,21 @@ from router.chat_template import Message, load_chat_template, read_json
 from router.detokenizer import TokenBytes
 from router.errors import ApiError, ModelFolderError, bad_request
 
+MAX_ENDS = 32
+"""How many messages' ends are looked for at a chat's beginning, and how many at its end: each costs a rendering.
+
+Early ends are what chats share (system prompt, examples), late ones where the next turn, or another try at this
+one, goes on. Where a chat leaves a known one in its middle, the nodes' checkpoint policy finds the junction unasked.
+"""
+
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered chat. `boundaries` are token positions where messages end, in order."""
+    """A rendered chat. `boundaries()`: token positions where messages end, in order, of the first and last `MAX_ENDS`
+    messages. It renders the chat that often: ask it of a prompt that is short enough to be answered."""
 
     tokens: tuple[int, ...]
-    boundaries: tuple[int, ...]
+    boundaries: Callable[[], tuple[int, ...]]
 
 
 class ModelTokens:
@@ -52,7 +61,6 @@ class ModelTokens:
         self,
         messages: Sequence[Message],
         *,
-        add_generation_prompt: bool = True,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
@@ -63,16 +71,16 @@ class ModelTokens:
         if tools and not template.takes_tools:
             raise bad_request("this model's chat template knows no tools; leave them out", "tools")
 
-        def render(shown: Sequence[Message], generation_prompt: bool) -> str:
-            return template.render(
-                shown, add_generation_prompt=generation_prompt, tools=tools or None, variables=variables
-            )
-
-        text = render(messages, add_generation_prompt)
+        render = partial(template.render, tools=tools or None, variables=variables)
+        text = render(messages, add_generation_prompt=True)
         # The template writes special tokens itself.
-        tokens = self.encode(text, add_special_tokens=False)
-        ends = _message_ends(lambda shown: render(shown, False), messages, text)
-        return ChatPrompt(tuple(tokens), self._token_ends(text, tokens, ends))
+        tokens = tuple(self.encode(text, add_special_tokens=False))
+
+        def boundaries() -> tuple[int, ...]:
+            ends = _message_ends(partial(render, add_generation_prompt=False), messages, text)
+            return self._token_ends(text, tokens, ends)
+
+        return ChatPrompt(tokens, boundaries)
 
     def _token_ends(self, text: str, tokens: Sequence[int], ends: Sequence[str]) -> tuple[int, ...]:
         """Token positions of the prefixes `ends` of `text`, for those at which a token ends."""
@@ -92,13 +100,14 @@ class ModelTokens:
 
 
 def _message_ends(render: Callable[[Sequence[Message]], str], messages: Sequence[Message], text: str) -> list[str]:
-    """The prefixes of `text`, the whole chat, up to the end of each message.
+    """The prefixes of `text`, the whole chat, up to the ends of its first and last `MAX_ENDS` messages.
 
     Templates may render a shorter chat differently: such a message has no end that a prompt could share.
     Some refuse a chat without a question, so the system prompt is also tried with another question.
     """
-    shorter = [messages[:count] for count in range(1, len(messages) + 1)]
-    prefixes = [_render_or_nothing(render, shown) for shown in shorter]
+    counts = range(1, len(messages) + 1)
+    searched = sorted({*counts[:MAX_ENDS], *counts[-MAX_ENDS:]})
+    prefixes = [_render_or_nothing(render, messages[:count]) for count in searched]
     if messages[0].get("role") == "system" and not prefixes[0]:
         probe = _render_or_nothing(render, [messages[0], {"role": "user", "content": "?"}])
         prefixes.append(_common_prefix(probe, text))

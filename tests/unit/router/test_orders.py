@@ -9,6 +9,7 @@ from router.errors import ApiError
 from router.orders import Order, OrderDesk
 from router.schemas import ChatBody, CompletionBody, parse_body
 from router.tokens import ModelTokens
+from tests.support.counting import count_renderings
 
 CHAT = {"messages": [{"role": "user", "content": "What is the code of June?"}]}
 
@@ -127,6 +128,15 @@ def test_bad_chats(desk: OrderDesk, fields: dict[str, Any], message: str):
     with pytest.raises(ApiError, match=message) as refused:
         chat(desk, **fields)
     assert refused.value.status == 400
+
+
+def test_a_chat_that_is_too_long_is_refused_before_the_ends_of_its_messages_are_searched(
+    desk: OrderDesk, monkeypatch: pytest.MonkeyPatch
+):
+    renderings = count_renderings(monkeypatch)
+    with pytest.raises(ApiError, match=r"messages of \d+ tokens exceed the model's length of 100"):
+        chat(desk, messages=CHAT["messages"] * 200)
+    assert len(renderings) == 1
 
 
 @pytest.mark.parametrize(

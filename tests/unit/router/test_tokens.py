@@ -1,9 +1,11 @@
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from router.errors import ApiError, ModelFolderError
-from router.tokens import ModelTokens
+from router.tokens import MAX_ENDS, ModelTokens
+from tests.support.counting import count_renderings
 from tests.support.model_folder import CHAT_TEMPLATE, END_ID, START_ID, STOP_ID, write_model_folder
 
 CHAT = [
@@ -12,6 +14,13 @@ CHAT = [
     {"role": "assistant", "content": "471."},
     {"role": "user", "content": "And of May?"},
 ]
+
+
+def ends_of(tokens: ModelTokens, chat: Sequence[Mapping[str, str]]) -> list[tuple[int, ...]]:
+    """The prompt's tokens up to the end of each message, as the test template writes messages."""
+    texts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat]
+    encoded = [tokens.encode("".join(texts[:count]), add_special_tokens=False) for count in range(1, len(chat) + 1)]
+    return [tuple(ids) for ids in encoded]
 
 
 def test_limits_come_from_the_nested_config_and_eos_from_the_generation_config(tokens: ModelTokens):
@@ -30,17 +39,25 @@ def test_chat_renders_special_tokens_and_the_assistants_turn(tokens: ModelTokens
 
 def test_boundaries_are_the_ends_of_messages(tokens: ModelTokens):
     prompt = tokens.render_chat(CHAT)
-    assert len(prompt.boundaries) == 4
-    for end, count in zip(prompt.boundaries, range(1, 5), strict=True):
-        shorter = tokens.render_chat(CHAT[:count], add_generation_prompt=False)
-        assert prompt.tokens[:end] == shorter.tokens
+    assert [prompt.tokens[:end] for end in prompt.boundaries()] == ends_of(tokens, CHAT)
+
+
+def test_of_many_messages_the_first_and_the_last_ends_are_boundaries(
+    tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch
+):
+    chat = CHAT + [{"role": "user", "content": f"And of {year}?"} for year in range(1900, 2000)]
+    ends = ends_of(tokens, chat)
+    renderings = count_renderings(monkeypatch)
+    prompt = tokens.render_chat(chat)
+    assert [prompt.tokens[:end] for end in prompt.boundaries()] == ends[:MAX_ENDS] + ends[-MAX_ENDS:]
+    assert len(renderings) == 1 + 2 * MAX_ENDS
 
 
 def test_each_turn_extends_the_last_one(tokens: ModelTokens):
     first, second = tokens.render_chat(CHAT[:2]), tokens.render_chat(CHAT)
-    shared = first.boundaries[-1]
+    shared = first.boundaries()[-1]
     assert second.tokens[:shared] == first.tokens[:shared]
-    assert shared in second.boundaries
+    assert shared in second.boundaries()
 
 
 def test_system_boundary_with_a_template_that_wants_a_question(tmp_path: Path):
@@ -51,13 +68,13 @@ def test_system_boundary_with_a_template_that_wants_a_question(tmp_path: Path):
     strict = ModelTokens(write_model_folder(tmp_path / "strict", chat_template=template))
     prompt = strict.render_chat(CHAT)
     system = strict.encode("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", add_special_tokens=False)
-    assert prompt.boundaries[0] == len(system)
+    assert prompt.boundaries()[0] == len(system)
 
 
 def test_a_template_may_rewrite_history(tmp_path: Path):
     template = "{{ messages | length }}" + CHAT_TEMPLATE  # no shorter chat is a prefix
     changing = ModelTokens(write_model_folder(tmp_path / "changing", chat_template=template))
-    assert len(changing.render_chat(CHAT).boundaries) == 1
+    assert len(changing.render_chat(CHAT).boundaries()) == 1
 
 
 def test_template_helpers_of_hugging_face(tmp_path: Path):
