@@ -13,7 +13,7 @@ LEAVE = {"/quit", "/exit"}
 
 def converse(api: RouterApi, console: Console, *, max_tokens: int, temperature: float, report: bool) -> None:
     """Asks and answers until the input ends or says /quit; /new forgets the conversation."""
-    console.print("[dim]/new starts over, /quit leaves[/dim]")
+    console.print("/new starts over, /quit leaves", style="dim")
     messages: list[Message] = []
     while (line := _read_line(console)) is not None:
         if not line:
@@ -27,7 +27,7 @@ def converse(api: RouterApi, console: Console, *, max_tokens: int, temperature: 
                 [*messages, question], max_tokens=max_tokens, temperature=temperature, on_text=_writer(console)
             )
         except RequestFailed as error:
-            console.print(f"[red]{error}[/red]")
+            console.print(str(error), style="red", markup=False, highlight=False)
             continue
         console.print()
         if report:

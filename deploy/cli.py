@@ -21,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
+console = Console(markup=False)  # names and addresses may have brackets
 Name = Annotated[str, typer.Argument(help="the cluster's name")]
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -56,7 +56,13 @@ def up(
         from deploy.daemon import start_detached
 
         arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "-d")]
-        record = start_detached(arguments, cluster.name, _runs(), cluster.ray.start_timeout_s + 10.0)
+        record = start_detached(
+            arguments,
+            cluster.name,
+            _runs(),
+            start_timeout_s=cluster.ray.start_timeout_s + 10.0,
+            stop_timeout_s=cluster.ray.stop_timeout_s,
+        )
         console.print(f"{cluster.name} is ready at {record.url}; `headrace down {cluster.name}` stops it")
         return
     from deploy.stop_request import StopRequest

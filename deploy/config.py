@@ -157,7 +157,9 @@ def _overridden(data: Any, overrides: Overrides) -> Any:
     for (*sections, key), value in overrides.keys().items():
         inner = data
         for section in sections:
-            inner = inner.setdefault(section, {}) if isinstance(inner, dict) else None
+            if isinstance(inner, dict) and inner.get(section) is None:  # not there, or empty in the file
+                inner[section] = {}
+            inner = inner[section] if isinstance(inner, dict) else None
         if isinstance(inner, dict):  # anything else is left for the type check to refuse
             inner[key] = value
     return data
@@ -184,6 +186,7 @@ def cluster_config(data: object, *, source: str, base: Path) -> ClusterConfig:
                 "router": _router(data.get("router"), model, tls),
                 "prefill": _role(data.get("prefill"), name="p", model_path=model, tls=tls),
                 "decode": _role(data.get("decode"), name="d", model_path=model, tls=tls),
+                "ray": _with(data.get("ray")),
             },
             source,
         )

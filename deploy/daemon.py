@@ -13,16 +13,19 @@ from deploy.errors import NotRunning, StartFailed
 from deploy.processes import POLL_S, end_processes_of_run, send_signal, wait_gone
 from deploy.runs import RunDirectory, RunRecord
 
-STOP_S = 40.0
-"""A supervisor that obeys needs less: its nodes' `stop_timeout_s`, Ray's end and the sweep."""
+STOP_MARGIN_S = 25.0
+"""Beyond its nodes' `stop_timeout_s`, a supervisor that obeys needs less than this for Ray's end and the sweep."""
 LOG_TAIL_LINES = 15
 
 
-def start_detached(arguments: Sequence[str], name: str, runs: RunDirectory, timeout_s: float) -> RunRecord:
+def start_detached(
+    arguments: Sequence[str], name: str, runs: RunDirectory, *, start_timeout_s: float, stop_timeout_s: float
+) -> RunRecord:
     """Runs `headrace ARGUMENTS` in a session of its own; returns once its cluster `name` is ready.
 
-    Raises StartFailed with the end of its log; the supervisor is stopped then, and on Ctrl-C.
+    Raises AlreadyRunning; StartFailed with the end of its log: the supervisor is stopped then, and on Ctrl-C.
     """
+    runs.require_free(name)  # before its log is emptied
     log = runs.log_path(name)
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
@@ -33,11 +36,11 @@ def start_detached(arguments: Sequence[str], name: str, runs: RunDirectory, time
             start_new_session=True,
         )
     try:
-        return _await_ready(supervisor, name, runs, time.monotonic() + timeout_s)
+        return _await_ready(supervisor, name, runs, time.monotonic() + start_timeout_s)
     except BaseException as error:
         supervisor.terminate()
         try:
-            supervisor.wait(STOP_S)
+            supervisor.wait(stop_timeout_s + STOP_MARGIN_S)
         except subprocess.TimeoutExpired:
             supervisor.kill()
         if isinstance(error, StartFailed):
@@ -56,15 +59,15 @@ def _await_ready(supervisor: subprocess.Popen[bytes], name: str, runs: RunDirect
     raise StartFailed(f"the supervisor ended with status {supervisor.returncode}:")
 
 
-def stop_run(name: str, runs: RunDirectory, timeout_s: float = STOP_S) -> None:
+def stop_run(name: str, runs: RunDirectory, margin_s: float = STOP_MARGIN_S) -> None:
     """Stops the cluster `name` and waits for its end; also clears up after a supervisor that was killed.
 
-    Raises NotRunning when there was nothing to stop.
+    It is killed `margin_s` after its nodes' own time to stop. Raises NotRunning when there was nothing to stop.
     """
     record = runs.find(name)
     if record is None:
         raise NotRunning(f"no cluster {name!r} runs here: nothing to stop")
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + record.stop_timeout_s + margin_s
     if record.is_alive():
         send_signal(record.pid, signal.SIGTERM)
         if not wait_gone(record.pid, record.start_ticks, deadline_s):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.rule import Rule
+from rich.text import Text
 
 import models
 from deploy.api import Message, RouterApi
@@ -52,7 +53,7 @@ def ask_two_questions(api: RouterApi, recall: RecallQuestion, stop: StopRequest,
         stop.check()
         messages.append({"role": "user", "content": message["content"]})
         console.print(Rule(title, align="left"))
-        console.print(f"[bold]user[/bold]   {_shortened(message['content'])}", highlight=False)
+        console.print(Text.assemble(("user", "bold"), "   ", _shortened(message["content"])), highlight=False)
         console.out("model  ", end="")
         answer = api.chat(messages, max_tokens=MAX_TOKENS, on_text=lambda text: console.out(text, end=""))
         console.print("\n")

@@ -27,6 +27,13 @@ def working_folder(run_id: str) -> Path:
     return run_folder(run_id) / "cwd"
 
 
+def make_folders(run_id: str) -> Path:
+    """Makes a new run's folder and the working folder in it, for this user alone; returns the latter."""
+    for folder in (run_folder(run_id), working_folder(run_id)):
+        folder.mkdir(mode=0o700)
+    return working_folder(run_id)
+
+
 def processes_of_run(run_id: str) -> list[int]:
     """Live processes that work in the run's folder, other than this one and its parent; zombies do not count."""
     folder, not_these = str(working_folder(run_id)), {os.getpid(), os.getppid()}

@@ -18,12 +18,14 @@ class RunRecord:
     """A cluster and the supervisor process that owns it.
 
     `url` is None until the cluster is ready. `start_ticks` tells the supervisor from a later process of the same pid.
+    `stop_timeout_s` is what its nodes get to end their requests: whoever stops it waits longer.
     """
 
     name: str
     run_id: str
     pid: int
     start_ticks: int
+    stop_timeout_s: float
     url: str | None = None
     ray_address: str | None = None
 
@@ -67,16 +69,20 @@ class RunDirectory:
             raise NotRunning(f"cluster {name!r} is still starting: try again in a moment")
         return record.url
 
-    @contextlib.contextmanager
-    def claim(self, name: str, run_id: str) -> Iterator[RunRecord]:
-        """Holds the name for this process: a record that is not ready yet, removed at the end."""
+    def require_free(self, name: str) -> None:
+        """Raises AlreadyRunning if a cluster of this name runs here."""
         existing = self.find(name)
         if existing is not None and existing.is_alive():
             raise AlreadyRunning(
                 f"cluster {name!r} runs already (pid {existing.pid}): "
                 f"`headrace down {name}`, or give this one another name"
             )
-        record = RunRecord(name, run_id, os.getpid(), start_ticks(os.getpid()))
+
+    @contextlib.contextmanager
+    def claim(self, name: str, run_id: str, stop_timeout_s: float) -> Iterator[RunRecord]:
+        """Holds the name for this process: a record that is not ready yet, removed at the end."""
+        self.require_free(name)
+        record = RunRecord(name, run_id, os.getpid(), start_ticks(os.getpid()), stop_timeout_s)
         self._write(record)
         try:
             yield record

@@ -1,4 +1,7 @@
-"""How a cluster and a request's report look in a terminal."""
+"""How a cluster and a request's report look in a terminal.
+
+What a router said goes into a table as `Text`: in a `str` rich would take brackets for markup.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     facts = ("name", "role", "state", "address", "pid", "running", "waiting")
     table = Table(*facts, "blocks", "slots", box=None, header_style="bold")
     for node in nodes:
-        table.add_row(*(str(node[fact]) for fact in facts), _pool(node["blocks"]), _pool(node["slots"]))
+        pools = (_pool(node["blocks"]), _pool(node["slots"]))
+        table.add_row(*(Text(text) for text in (*(str(node[fact]) for fact in facts), *pools)))
     return table
 
 
@@ -33,9 +37,9 @@ def link_table(links: Sequence[Mapping[str, Any]]) -> Table:
         speed, trip = link["bytes_per_s"], link["round_trip_s"]
         problem = link["error"] or link["warning"]
         table.add_row(
-            link["from"],
-            link["to"],
-            ", ".join(link["lanes"]),
+            Text(link["from"]),
+            Text(link["to"]),
+            Text(", ".join(link["lanes"])),
             "" if speed is None else f"{speed / 1e9:.2f}",
             "" if trip is None else f"{trip * 1e6:.0f} us",
             Text(problem, style="yellow") if problem else "" if speed is not None else "not measured yet",
@@ -47,7 +51,7 @@ def report_table(answer: Answer) -> Table:
     """Where a request's tokens came from, group by group."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for name, text in report_lines(answer):
-        table.add_row(f"[dim]{name}[/dim]", text)
+        table.add_row(Text(name, style="dim"), Text(text))
     return table
 
 

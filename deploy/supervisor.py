@@ -16,7 +16,7 @@ from deploy.api import RouterApi
 from deploy.cluster import Cluster, start_cluster
 from deploy.config import ClusterConfig
 from deploy.errors import StartFailed
-from deploy.processes import run_folder, working_folder
+from deploy.processes import make_folders, run_folder
 from deploy.ray_session import ray_session
 from deploy.reaper import start_reaper
 from deploy.runs import RunDirectory
@@ -38,7 +38,7 @@ def running_cluster(
     deadline_s = time.monotonic() + config.ray.start_timeout_s
     stop.install()
     with (
-        runs.claim(config.name, secrets.token_hex(4)) as record,
+        runs.claim(config.name, secrets.token_hex(4), config.ray.stop_timeout_s) as record,
         _working_in(record.run_id),
         ray_session(config, run_folder(record.run_id), show_node_logs=show_node_logs),
     ):
@@ -64,8 +64,7 @@ def _working_in(run_id: str) -> Iterator[None]:
     before = Path.cwd()
     reaper = start_reaper(run_id)
     try:
-        working_folder(run_id).mkdir(parents=True, mode=0o700)
-        os.chdir(working_folder(run_id))
+        os.chdir(make_folders(run_id))
         yield
     finally:
         os.chdir(before)

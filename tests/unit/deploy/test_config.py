@@ -4,7 +4,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from deploy.config import Overrides, cluster_config, cluster_from_options
+from deploy.config import Overrides, RayConfig, cluster_config, cluster_from_options
 from deploy.errors import ConfigError
 from wire.tls import TlsConfig
 
@@ -75,6 +75,14 @@ def test_the_command_line_wins_over_the_file(tmp_path):
     config = cluster_from_options(file, Overrides(prefill=4, port=0, address="auto", name="other"))
     assert (config.prefill.count, config.router.port, config.ray.address, config.name) == (4, 0, "auto", "other")
     assert cluster_from_options(file, Overrides()).prefill.count == 2
+
+
+def test_the_command_line_fills_sections_that_are_empty_in_the_file(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(f"model: {MODEL}\nprefill:\nrouter:\nray:\n")
+    config = cluster_from_options(file, Overrides(prefill=3, port=9000))
+    assert (config.prefill.count, config.router.port) == (3, 9000)
+    assert config.ray == RayConfig()
 
 
 def test_a_relative_model_is_taken_from_the_files_folder(tmp_path):

@@ -1,5 +1,6 @@
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -8,12 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from deploy.daemon import stop_run
+from deploy.daemon import start_detached, stop_run
 from deploy.errors import AlreadyRunning, NotRunning
-from deploy.processes import end_processes_of_run, is_alive, processes_of_run, start_ticks, wait_gone, working_folder
+from deploy.processes import (
+    end_processes_of_run,
+    is_alive,
+    make_folders,
+    processes_of_run,
+    start_ticks,
+    wait_gone,
+    working_folder,
+)
 from deploy.runs import RunDirectory
 
 OBEYS = "import time; print(1, flush=True); time.sleep(60)"
+STOPS_SLOWLY = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(7)));" + OBEYS
+)
 IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + OBEYS
 
 
@@ -49,9 +61,9 @@ def spawn():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def claim_by(runs, pid, name="x", run_id="abc"):
+def claim_by(runs, pid, name="x", run_id="abc", stop_timeout_s=15.0):
     """The record that a supervisor process of this pid would have written."""
-    with runs.claim(name, run_id) as record:
+    with runs.claim(name, run_id, stop_timeout_s) as record:
         pass
     record = replace(record, pid=pid, start_ticks=start_ticks(pid))
     runs.publish(record, "http://127.0.0.1:1", "ray")
@@ -59,7 +71,7 @@ def claim_by(runs, pid, name="x", run_id="abc"):
 
 
 def test_a_claimed_name_is_found_until_it_is_given_back(runs):
-    with runs.claim("x", "abc") as record:
+    with runs.claim("x", "abc", 15.0) as record:
         assert runs.running("x") == record
         with pytest.raises(NotRunning, match="still starting"):
             runs.ready_url("x")
@@ -69,8 +81,17 @@ def test_a_claimed_name_is_found_until_it_is_given_back(runs):
 
 
 def test_a_name_cannot_be_claimed_twice(runs):
-    with runs.claim("x", "abc"), pytest.raises(AlreadyRunning, match="headrace down x"), runs.claim("x", "def"):
+    again = runs.claim("x", "def", 15.0)
+    with runs.claim("x", "abc", 15.0), pytest.raises(AlreadyRunning, match="headrace down x"), again:
         pass
+
+
+def test_starting_a_running_name_in_the_background_leaves_its_log(runs):
+    with runs.claim("x", "abc", 15.0):
+        runs.log_path("x").write_text("what it said so far")
+        with pytest.raises(AlreadyRunning, match="headrace down x"):
+            start_detached(["--help"], "x", runs, start_timeout_s=20.0, stop_timeout_s=1.0)
+        assert runs.log_path("x").read_text() == "what it said so far"
 
 
 def test_the_name_of_a_killed_supervisor_is_free_again(runs, spawn):
@@ -80,7 +101,7 @@ def test_the_name_of_a_killed_supervisor_is_free_again(runs, spawn):
     dead.wait()
     with pytest.raises(NotRunning):
         runs.running("x")
-    with runs.claim("x", "def") as record:
+    with runs.claim("x", "def", 15.0) as record:
         assert runs.running("x") == record
 
 
@@ -101,9 +122,26 @@ def test_down_stops_the_supervisor_and_forgets_it(runs, spawn):
 
 def test_down_kills_a_supervisor_that_does_not_obey(runs, spawn):
     supervisor = spawn(IGNORES_SIGTERM, "elsewhere")
-    claim_by(runs, supervisor.pid)
-    stop_run("x", runs, timeout_s=0.3)
+    claim_by(runs, supervisor.pid, stop_timeout_s=0.1)
+    stop_run("x", runs, margin_s=0.2)
     assert supervisor.wait(1) == -9
+
+
+def test_down_waits_for_a_supervisor_as_long_as_its_nodes_may_take_to_stop(runs, spawn):
+    supervisor = spawn(STOPS_SLOWLY, "elsewhere")
+    claim_by(runs, supervisor.pid, stop_timeout_s=30.0)
+    stop_run("x", runs, margin_s=0.0)
+    assert supervisor.wait(1) == 7
+
+
+def test_a_runs_folders_are_for_its_user_alone():
+    run_id = f"test-{os.getpid()}"
+    working = make_folders(run_id)
+    try:
+        assert [stat.S_IMODE(folder.stat().st_mode) for folder in (working, working.parent)] == [0o700, 0o700]
+        assert working == working_folder(run_id)
+    finally:
+        shutil.rmtree(working.parent)
 
 
 def test_down_clears_up_after_a_killed_supervisor(runs, spawn):

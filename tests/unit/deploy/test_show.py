@@ -4,7 +4,8 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.show import link_table
+from deploy.api import Answer
+from deploy.show import link_table, node_table, report_table
 
 
 def link(to: str, **more: Any) -> dict[str, Any]:
@@ -28,3 +29,20 @@ def test_a_link_tells_its_figures_or_what_is_wrong_with_it() -> None:
     assert slow.rstrip().endswith("two GPUs by tcp")
     assert lost.split() == ["p0", "d2", "lost:", "[eof]"]
     assert new.split() == ["p0", "d3", "not", "measured", "yet"]
+
+
+def test_what_a_router_says_is_no_markup() -> None:
+    pool = {"in_use": 1, "cached": 2, "total": 8}
+    facts = {"role": "decode", "state": "ready", "address": "[fe80::1]:7000", "pid": 7, "running": 0, "waiting": 0}
+    usage = {"prompt_tokens": 9, "completion_tokens": 1}
+    report = {"path": "local", "decode": {"node": "d[/x]", "attention_hit_tokens": 0, "state": "computed"}}
+    answer = Answer("", {**usage, "headrace": report}, None, 0.1)
+    console = Console(width=160)
+    with console.capture() as said:
+        console.print(node_table([{"name": "d[/x]", **facts, "blocks": pool, "slots": pool}]))
+        console.print(link_table([link("d[/x]", lanes=["tcp[/x]"])]))
+        console.print(report_table(answer))
+    _, node, _, lane, *lines = said.get().splitlines()
+    assert node.split() == ["d[/x]", "decode", "ready", "[fe80::1]:7000", "7", "0", "0", "1+2/8", "1+2/8"]
+    assert lane.split()[:3] == ["p0", "d[/x]", "tcp[/x]"]
+    assert any(line.split()[:2] == ["decode", "d[/x]"] for line in lines)
