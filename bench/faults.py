@@ -1,8 +1,9 @@
 """Faults of every kind, again and again, against a cluster under load: is every answer right, and does all come back?
 
-    python -m bench faults [--rounds 50] [--fault "bit flipped" ...] [--model models/headrace-tiny-qwen3.5]
+    python -m bench faults [--rounds 50] [--fault "bit flipped" ...] [--models models/headrace-tiny-qwen3.5 ...]
 
-A row is one kind of fault, each round of it a fault that met an open session (`missed` did not, and were repeated).
+A row is one kind of fault, each round of it a fault that met an open session (`missed` did not, and were repeated); the
+models take an equal part of the rounds each, in clusters of their own.
 `right` answers equal those of the undisturbed cluster, token for token; `moved` are those of them that went on at
 another decode node; an error is said to the client; a wrong answer, HTTP 200 with other tokens, ends this with
 status 1. `dropped` parts came when nobody expected them any more. The times are from the fault until a survivor's
@@ -15,22 +16,28 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support.fault_campaign import SCENARIOS, run, table
+from tests.support.fault_campaign import SCENARIOS, Row, run, table
 
-MODEL = Path(__file__).parents[1] / "models" / "headrace-tiny-qwen3.5"
+MODELS = [Path(__file__).parents[1] / "models" / name for name in ("headrace-tiny-qwen3.5", "headrace-tiny-granite-h")]
+
+
+def shares(whole: int, parts: int) -> list[int]:
+    return [whole // parts + (part < whole % parts) for part in range(parts)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--fault", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
-    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--models", nargs="+", type=Path, default=MODELS)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rows = []
     for name in arguments.fault:
-        with tempfile.TemporaryDirectory() as folder:
-            row = asyncio.run(run(name, arguments.model, Path(folder), rounds=arguments.rounds, seed=arguments.seed))
+        row = Row(name)
+        for model, rounds in zip(arguments.models, shares(arguments.rounds, len(arguments.models)), strict=True):
+            with tempfile.TemporaryDirectory() as folder:
+                row += asyncio.run(run(name, model, Path(folder), rounds=rounds, seed=arguments.seed))
         rows.append(row)
         print(table([row]), flush=True)
         for error, count in row.errors.items():

@@ -10,6 +10,7 @@ import asyncio
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ SMALL_CLUSTER: dict[str, Any] = {
 @dataclass
 class Row:
     """rounds       faults that met a session; missed: those that met none, and were repeated
+    dropped      parts that came when nobody expected them any more
     known_s      from the fault until a survivor's session had failed: a round's first, or each one of a killed node
     sessions_failed   on all nodes, by cause: each of them was repaired, or its client got an error
     """
@@ -59,7 +61,22 @@ class Row:
     sessions_failed: dict[str, int] = field(default_factory=dict)
     known_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    """dropped: parts that came when nobody expected them any more."""
+
+    def __add__(self, other: "Row") -> "Row":
+        """The same fault with another model."""
+        return Row(
+            self.name,
+            self.rounds + other.rounds,
+            self.missed + other.missed,
+            self.right + other.right,
+            self.migrated + other.migrated,
+            dict(Counter(self.errors) + Counter(other.errors)),
+            self.wrong + other.wrong,
+            self.dropped + other.dropped,
+            dict(Counter(self.sessions_failed) + Counter(other.sessions_failed)),
+            self.known_s + other.known_s,
+            self.seconds + other.seconds,
+        )
 
     @property
     def slowest_s(self) -> float | None:
