@@ -66,18 +66,16 @@ class Front:
     async def stream(self, order: Order) -> AsyncGenerator[bytes]:
         """Server-sent events. An error before the first is raised, a later one is an event, and the last."""
         replies = Replies(order, self._tokens.token_bytes)
-        begun: set[int] = set()
+        begun: set[int] = set()  # choices of which something was sent
         try:
             async with self._running(order) as choices:
                 async for choice, piece, reason in choices.pieces():
-                    data = b""
-                    if choice.index not in begun:
-                        begun.add(choice.index)
-                        data += replies.opening(choice.index)
+                    data = b"" if choice.index in begun else replies.opening(choice.index)
                     data += replies.piece(choice.index, piece)
                     if reason is not None:
                         data += replies.closing(choice.index, reason.value)
                     if data:
+                        begun.add(choice.index)
                         yield data
                 if order.include_usage:
                     yield replies.usage(choices.usage())

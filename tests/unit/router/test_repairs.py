@@ -229,6 +229,17 @@ async def test_an_error_after_the_first_tokens_is_an_event(start_router: StartRo
     assert "[DONE]" not in reply.text
 
 
+async def test_an_error_while_all_text_is_held_back_has_its_status_code(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer)
+    cluster.nodes["p0"].faults = [Fault(HandoverBroken("p0", "reset"), after_tokens=1)] * 9
+    running = await start_router(cluster, max_attempts=2)
+    body = {"prompt": "a", "stream": True, "stop": [f"{TEXT} And"]}
+    reply = await running.http.post("/v1/completions", json=body)
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "no_node_available"
+    await assert_idle(running)
+
+
 async def test_a_client_that_leaves_frees_the_nodes(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer)
     node = decode_node(cluster, "d0")
