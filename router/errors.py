@@ -20,8 +20,16 @@ class ModelFolderError(RouterError):
     """The model's folder lacks something, or holds what the router cannot read."""
 
 
-class LayoutRefused(RouterError):
+class RegistrationRefused(RouterError):
+    """A node cannot be part of this cluster; the message says why, and the remedy."""
+
+
+class LayoutRefused(RegistrationRefused):
     """A node's cache layout differs from the cluster's."""
+
+
+class NameTaken(RegistrationRefused):
+    """Another process registered under a node's name after it did."""
 
 
 class MissedUpdates(RouterError):

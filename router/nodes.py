@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from router.errors import LayoutRefused
+from router.errors import LayoutRefused, NameTaken
 from wire.client import NodeClient
 from wire.messages import NodeInfo, NodeStatus, Peer, Role
 from wire.pairs import handover_refusal
+
+log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
 NodeId = tuple[str, int]
@@ -18,12 +21,14 @@ NodeId = tuple[str, int]
 
 @dataclass
 class Node:
-    """A registered node. `suspect`: a call to it was lost, and it has not been heard of since."""
+    """A registered node. `suspect`: a call to it was lost, and it has not been heard of since. `replaced`: incarnations
+    of its name that were registered until it, or one that it replaced, took the name over."""
 
     info: NodeInfo
     status: NodeStatus
     client: NodeClient
     expires_at_s: float
+    replaced: frozenset[int] = frozenset()
     suspect: bool = False
     calls: int = 0
 
@@ -60,12 +65,19 @@ class NodeTable:
         self._watchers.append(changed)
 
     def register(self, info: NodeInfo, status: NodeStatus) -> bool:
-        """Adds a node (True) or renews its registration (False).
+        """Adds a node (True) or renews its registration (False). A new incarnation takes its name over at once.
 
-        Raises LayoutRefused when its layout, or the version of its hand-over, is not the cluster's.
+        Raises LayoutRefused when its layout, or the version of its hand-over, is not the cluster's; NameTaken when it
+        lost its name to an incarnation that still holds it.
         """
         self.expire()
         known = self._nodes.get(info.name)
+        if known is not None and info.incarnation in known.replaced:
+            # Two processes, not one that restarted: each beat of one would cost the other its client and cache index.
+            raise NameTaken(
+                f"node {info.name} at {info.address}: the name is taken, {known.info.address} registered later; "
+                "start one of them with another --name"
+            )
         for other in self._nodes.values():
             refusal = None if other is known else _refusal(info, other.info)
             if refusal is not None:
@@ -74,9 +86,11 @@ class NodeTable:
         if known is not None and known.info == info:
             known.status, known.expires_at_s, known.suspect = status, expires_at_s, False
             return False
+        replaced: frozenset[int] = frozenset()
         if known is not None:
+            replaced = (known.replaced | {known.info.incarnation}) - {info.incarnation}
             self._retire(known)
-        self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s)
+        self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s, replaced)
         self._tell()
         return True
 
@@ -103,12 +117,11 @@ class NodeTable:
         if node is not None and node.info.incarnation == incarnation:
             self._retire(node)
 
-    def expire(self) -> list[NodeInfo]:
-        """Forgets the nodes that missed their heartbeats, and returns them."""
-        gone = [node for node in self._nodes.values() if node.expires_at_s <= self._clock()]
-        for node in gone:
+    def expire(self) -> None:
+        """Forgets the nodes that missed their heartbeats, and logs who they were."""
+        for node in [node for node in self._nodes.values() if node.expires_at_s <= self._clock()]:
+            log.warning("node %s missed its heartbeats: taken for dead", node.info.name)
             self._retire(node)
-        return [node.info for node in gone]
 
     def live(self, role: Role) -> list[Node]:
         """The nodes of a role that may be given work, by name."""

@@ -7,7 +7,7 @@ import logging
 import grpc
 import grpc.aio
 
-from router.errors import LayoutRefused
+from router.errors import RegistrationRefused
 from router.nodes import NodeTable
 from wire import codecs
 from wire import messages as m
@@ -35,7 +35,7 @@ class RegistryService(rpc.RegistryServicer):
         try:
             if self._nodes.register(info, codecs.decode(request.status, m.NodeStatus)):
                 log.info("%s node %s at %s is registered", info.role.value, info.name, info.address)
-        except LayoutRefused as error:
+        except RegistrationRefused as error:
             log.warning("refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         reply = pb.RegisterReply()

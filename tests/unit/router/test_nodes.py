@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from router.errors import LayoutRefused
+from router.errors import LayoutRefused, NameTaken
 from router.nodes import NodeTable
 from tests.support.fake_nodes import LAYOUT, FakeCluster, fake_cluster, node_info, node_status
 from wire.messages import LinkStatus, Peer, Role
@@ -48,12 +48,24 @@ def test_three_missed_heartbeats_are_a_death(nodes: NodeTable, clock: Clock):
     nodes.register(info, node_status())
     clock.now_s += 5.9
     assert names(nodes, Role.PREFILL) == ["p0"]
-    assert nodes.expire() == []
+    nodes.expire()
+    assert len(nodes.all()) == 1
     nodes.register(info, node_status())
     clock.now_s += 6.0
     assert names(nodes, Role.PREFILL) == []
-    assert nodes.expire() == [info]
+    nodes.expire()
     assert nodes.all() == []
+
+
+@pytest.mark.parametrize("find", ["expire", "register"])
+def test_a_death_is_logged_once_whoever_finds_it(
+    nodes: NodeTable, clock: Clock, find: str, caplog: pytest.LogCaptureFixture
+):
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    clock.now_s += 6.0
+    for _ in range(2):
+        nodes.expire() if find == "expire" else nodes.register(node_info("d0", Role.DECODE), node_status())
+    assert caplog.messages == ["node p0 missed its heartbeats: taken for dead"]
 
 
 def test_a_suspect_gets_no_work_until_it_is_heard_of(nodes: NodeTable):
@@ -74,6 +86,32 @@ async def test_a_restarted_node_gets_a_new_client_and_the_old_one_closes(nodes: 
         assert not cluster.nodes["p0"].closed  # a call still runs on it
     assert cluster.nodes["p0"].closed
     assert nodes.live(Role.PREFILL)[0].id == ("p0", 2)
+
+
+def test_of_two_processes_with_one_name_the_later_keeps_it(nodes: NodeTable):
+    for incarnation in (1, 2, 3):
+        assert nodes.register(node_info("p0", Role.PREFILL, incarnation=incarnation), node_status())
+    holder = nodes.live(Role.PREFILL)
+    for incarnation in (1, 2):
+        earlier = node_info("p0", Role.PREFILL, incarnation=incarnation, address="there:9")
+        with pytest.raises(NameTaken, match=r"node p0 at there:9: the name is taken, p0:1 .* another --name"):
+            nodes.register(earlier, node_status())
+        nodes.leave("p0", incarnation)
+    assert not nodes.register(node_info("p0", Role.PREFILL, incarnation=3), node_status())
+    assert nodes.live(Role.PREFILL) == holder
+
+
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_a_name_is_free_again_once_its_holder_is_gone(nodes: NodeTable, clock: Clock, how: str):
+    first, second = (node_info("p0", Role.PREFILL, incarnation=i) for i in (1, 2))
+    nodes.register(first, node_status())
+    nodes.register(second, node_status())
+    if how == "leaves":
+        nodes.leave("p0", 2)
+    else:
+        clock.now_s += 6.0
+    assert nodes.register(first, node_status())
+    assert nodes.live(Role.PREFILL)[0].info == first
 
 
 def test_an_old_incarnation_cannot_say_good_bye_for_the_new_one(nodes: NodeTable):

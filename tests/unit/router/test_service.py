@@ -50,6 +50,16 @@ async def test_another_layout_is_refused_over_the_wire(start_router: StartRouter
     await registry.close()
 
 
+async def test_a_second_process_of_one_name_is_refused_over_the_wire(start_router: StartRouter):
+    running = await start_router(fake_cluster([1]), register=False)
+    registry = RegistryClient(running.server.control_address)
+    for incarnation in (1, 2):
+        await registry.register(node_info("p0", Role.PREFILL, incarnation=incarnation), node_status(), timeout_s=5)
+    with pytest.raises(RequestRefused, match="the name is taken"):
+        await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=5)
+    await registry.close()
+
+
 async def test_a_silent_node_disappears(start_router: StartRouter):
     running = await start_router(fake_cluster([1], prefill=0), heartbeat_s=0.1)
     assert [node["name"] for node in (await running.http.get("/cluster")).json()["nodes"]] == ["d0"]
