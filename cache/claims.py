@@ -20,7 +20,7 @@ class Claim:
     junction        where the prompt left a known prefix that has no checkpoint: its prefill should leave one
     tail            deepest index entry known for its tokens (the cache's own book-keeping)
     firm_tokens     where the deepest firm checkpoint of its prefix stands, as far as it knows
-    spare, firm     the checkpoints on its prefix, found or published, by position; some may be gone again
+    checkpoints     those on its prefix, found or published, by position; some may be gone again
     num_reserved    slots it has been given for further ones
     """
 
@@ -32,8 +32,7 @@ class Claim:
     junction: int | None
     tail: Entry | None
     firm_tokens: int
-    spare: list[Checkpoint] = field(default_factory=list)
-    firm: list[Checkpoint] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     num_reserved: int = 0
     released: bool = False
 
@@ -45,7 +44,7 @@ class Claim:
     @property
     def num_checkpoints(self) -> int:
         """How many slots the checkpoints on its prefix fill, those under way among them; not fewer than really."""
-        return len(self.spare) + len(self.firm) + self.num_reserved
+        return len(self.checkpoints) + self.num_reserved
 
     def require_held(self) -> None:
         """Raise NotHeld once the claim has been released."""

@@ -8,7 +8,7 @@ A step of a running request, in order: read `claim.source_slot`, or `claim.slot`
 states that the kernels emitted, or `donate_running` for the running one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from cache.claims import Claim, Hold
@@ -104,7 +104,6 @@ class PrefixCache:
         slot = storage.reserve_slot()
         if slot is None:
             raise CorruptCache("a slot was promised but is not there")
-        found = _checkpoints_through(tail)
         return Claim(
             block_ids=shared + storage.reserve_blocks(num_new),
             slot=slot,
@@ -114,8 +113,7 @@ class PrefixCache:
             junction=hit_policy.junction(hit),
             tail=tail,
             firm_tokens=hit.state_tokens,
-            spare=[checkpoint for checkpoint in found if checkpoint.tier < FIRM],
-            firm=[checkpoint for checkpoint in found if checkpoint.tier == FIRM],
+            checkpoints=_checkpoints_through(tail),
         )
 
     def extend(self, claim: Claim, num_tokens: int) -> bool:
@@ -311,22 +309,19 @@ class PrefixCache:
         One that is gone already is taken off its list instead. False if there is none, somebody reads them all, or
         the deepest are those under way.
         """
-        storage = self._storage
-        for own in (claim.spare,) if claim.num_reserved else (claim.spare, claim.firm):
-            for i in reversed(range(len(own))):
-                if storage.forget_checkpoint(own[i]) or storage.index.find(own[i]) is None:
-                    del own[i]
-                    return True
+        storage, own = self._storage, claim.checkpoints
+        for i in _spare_first(own, with_firm=not claim.num_reserved):
+            if storage.forget_checkpoint(own[i]) or storage.index.find(own[i]) is None:
+                del own[i]
+                return True
         return False
 
     def _publish(self, claim: Claim, entry: Entry, slot: SlotId, tier: Tier) -> Checkpoint:
         checkpoint = self._storage.index_state(entry, slot, tier, min(claim.firm_tokens, entry.num_tokens - 1))
         claim.num_reserved -= 1
+        claim.checkpoints.append(checkpoint)
         if tier == FIRM:
-            claim.firm.append(checkpoint)
             claim.firm_tokens = entry.num_tokens
-        else:
-            claim.spare.append(checkpoint)
         return checkpoint
 
     def _resume_from(self, source: Checkpoint) -> None:
@@ -358,6 +353,13 @@ def _checkpoints_through(tail: Entry | None) -> list[Checkpoint]:
     found = [] if tail is None else [entry.checkpoint for entry in tail.upward() if entry.checkpoint is not None]
     found.reverse()
     return found
+
+
+def _spare_first(own: Sequence[Checkpoint], *, with_firm: bool) -> Iterator[int]:
+    """Positions in `own`, the last first: of what is still spare (whoever resumes makes it firm), then of firm."""
+    yield from (i for i in reversed(range(len(own))) if own[i].tier < FIRM)
+    if with_firm:
+        yield from (i for i in reversed(range(len(own))) if own[i].tier == FIRM)
 
 
 def _blocks_through(tail: Entry | None) -> list[BlockId]:

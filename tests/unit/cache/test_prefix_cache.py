@@ -7,6 +7,7 @@ from cache.claims import Claim
 from cache.errors import BadTokens, MisplacedState, NotHeld
 from cache.hashing import prefix_keys
 from cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeAgain, ResumeLocally
+from cache.index import Checkpoint
 from cache.pools import PoolCounts
 from cache.prefix_cache import PrefixCache
 from cache.types import FIRM, PrefixKey, Tier
@@ -338,6 +339,29 @@ def test_a_checkpoint_held_for_another_node_counts_as_used_and_is_firm() -> None
     assert checkpoint.tier == FIRM
     assert cache.stats().totals.checkpoints_used == 1
     cache.check()
+
+
+def test_a_claim_at_its_share_gives_up_what_is_spare_before_what_another_has_resumed_from() -> None:
+    cache = new_cache(num_blocks=40, num_slots=8)
+    owner = claimed(cache, 20)
+    cache.publish_blocks(owner, KEYS, 20)
+    shallow, middle, deep = (spare_checkpoint(cache, owner, position) for position in (4, 8, 12))
+    cache.release(claimed(cache, 13))  # resumes from the deepest, which is firm from now on
+    assert deep.tier == FIRM
+    others = [claimed(cache, 4, keys=[]) for _ in range(cache.stats().slots.free - 1)]
+    assert cache.reserve_slot(owner) is not None  # now its checkpoints have their share, and no slot is free
+    assert cache.reserve_slot(owner) is not None
+    cache.check()
+    assert [cache.find_checkpoint(each.key) for each in (shallow, middle, deep)] == [shallow, None, deep]
+    assert len(others) == 3
+
+
+def spare_checkpoint(cache: PrefixCache, claim: Claim, position: int) -> Checkpoint:
+    slot = cache.reserve_slot(claim, Tier(2))
+    assert slot is not None
+    checkpoint = cache.publish_checkpoint(claim, KEYS[position // SIZE - 1], position, slot, Tier(2))
+    assert checkpoint is not None
+    return checkpoint
 
 
 def test_a_checkpoint_that_is_gone_cannot_be_held() -> None:
