@@ -7,16 +7,9 @@ constructor.
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NewType
 
 LeaseId = NewType("LeaseId", int)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    give_back: Callable[[], None]
-    deadline_s: float
 
 
 class Leases:
@@ -29,7 +22,7 @@ class Leases:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._leases: dict[LeaseId, _Lease] = {}
+        self._leases: dict[LeaseId, Callable[[], None]] = {}
         self._deadlines: list[tuple[float, LeaseId]] = []
         self._next_id = 0
 
@@ -40,25 +33,16 @@ class Leases:
         """Own what `give_back` gives back, until released or past `deadline_s`."""
         lease = LeaseId(self._next_id)
         self._next_id += 1
-        self._leases[lease] = _Lease(give_back, deadline_s)
+        self._leases[lease] = give_back
         heapq.heappush(self._deadlines, (deadline_s, lease))
         return lease
 
-    def renew(self, lease: LeaseId, *, deadline_s: float) -> bool:
-        """Move the deadline. False if the lease is released or past its deadline: it is not revived."""
-        current = self._leases.get(lease)
-        if current is None or current.deadline_s <= self._clock():
-            return False
-        self._leases[lease] = _Lease(current.give_back, deadline_s)
-        heapq.heappush(self._deadlines, (deadline_s, lease))
-        return True
-
     def release(self, lease: LeaseId) -> bool:
         """Give back now. False, with nothing done, if it was given back before, by a release or by expiry."""
-        current = self._leases.pop(lease, None)
-        if current is None:
+        give_back = self._leases.pop(lease, None)
+        if give_back is None:
             return False
-        current.give_back()
+        give_back()
         return True
 
     def expire(self, now_s: float | None = None) -> list[LeaseId]:
@@ -73,11 +57,7 @@ class Leases:
 
     def next_deadline_s(self) -> float | None:
         """When `expire` should be called next; None if there is no lease."""
-        # A renewed or released lease leaves its old deadline behind in the heap.
-        while self._deadlines and not self._is_current(*self._deadlines[0]):
+        # A released lease leaves its deadline behind in the heap.
+        while self._deadlines and self._deadlines[0][1] not in self._leases:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
-
-    def _is_current(self, deadline_s: float, lease: LeaseId) -> bool:
-        current = self._leases.get(lease)
-        return current is not None and current.deadline_s == deadline_s

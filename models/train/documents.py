@@ -6,7 +6,7 @@ answers only: with the loss on everything, models of this size do not learn to r
 
 import enum
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from models.chat import ASSISTANT, END, Message, render_chat
@@ -54,13 +54,6 @@ class Segment:
 
 
 Document = tuple[Segment, ...]
-
-
-def recall_documents(seed: int, filler: Filler, max_filler_sentences: int) -> Iterator[Document]:
-    """An endless stream of recall documents, half of them chats."""
-    rng = random.Random(f"recall {seed}")
-    while True:
-        yield recall_document(rng, set(), filler, rng.randint(0, max_filler_sentences))
 
 
 def recall_document(rng: random.Random, taken: set[str], filler: Filler, num_filler: int) -> Document:

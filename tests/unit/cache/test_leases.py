@@ -46,25 +46,6 @@ def test_a_released_lease_does_not_expire(world: World, leases: Leases) -> None:
     assert world.given_back == ["it"]
 
 
-def test_a_renewed_lease_lives_until_the_new_deadline(world: World, leases: Leases) -> None:
-    lease = leases.grant(lambda: world.given_back.append("it"), deadline_s=110)
-    assert leases.renew(lease, deadline_s=130)
-    assert leases.next_deadline_s() == 130
-    assert leases.expire(129) == []
-    assert leases.renew(lease, deadline_s=105)
-    assert leases.expire(105) == [lease]
-    assert leases.expire(1000) == []
-    assert world.given_back == ["it"]
-
-
-def test_a_lease_past_its_deadline_cannot_be_renewed_even_before_it_is_collected(world, leases) -> None:
-    lease = leases.grant(lambda: world.given_back.append("it"), deadline_s=110)
-    world.now_s = 110
-    assert not leases.renew(lease, deadline_s=200)
-    assert leases.expire() == [lease]
-    assert not leases.renew(lease, deadline_s=200)
-
-
 def test_giving_back_may_grant_and_release_others(world: World, leases: Leases) -> None:
     second = leases.grant(lambda: world.given_back.append("second"), deadline_s=110)
     first = leases.grant(lambda: world.given_back.append(str(leases.release(second))), deadline_s=105)

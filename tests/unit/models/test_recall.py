@@ -9,14 +9,15 @@ import pytest
 from models.facts import is_held_out
 from models.prose import filler_sentence
 from models.recall import held_out_questions, is_right
-from models.train.documents import Loss, recall_document, recall_documents, story_document
+from models.train.documents import Loss, recall_document, story_document
+from tests.support.recall_documents import recall_documents
 
 STATED_CODE = re.compile(r"The code of (.+?) is (\d+)\.")
 
 
 @pytest.mark.parametrize("invented_names", [False, True])
 def test_training_and_held_out_questions_share_no_pair_of_subject_and_code(invented_names: bool) -> None:
-    documents = itertools.islice(recall_documents(0, filler_sentence, 20), 500)
+    documents = itertools.islice(recall_documents(0, 20), 500)
     trained = {pair for d in documents for pair in STATED_CODE.findall("".join(s.text for s in d))}
     questions = held_out_questions(100, invented_names=invented_names)
     asked = {pair for q in questions for pair in STATED_CODE.findall(q.prompt_text)}
@@ -59,7 +60,7 @@ def test_the_first_number_decides(answer: str, right: bool) -> None:
 
 
 def test_recall_documents_mostly_count_answers_only() -> None:
-    documents = list(itertools.islice(recall_documents(1, filler_sentence, 5), 400))
+    documents = list(itertools.islice(recall_documents(1, 5), 400))
     full = sum(all(s.loss is not Loss.IGNORED for s in d) for d in documents)
     assert 0.03 < full / len(documents) < 0.2
     assert all(any(s.loss is Loss.ANSWER for s in d) for d in documents)

@@ -11,9 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from models.chat import Message, render_chat
 from models.evaluate import encoder, evaluate, load
-from models.prose import filler_sentence
 from models.recall import held_out_questions
-from models.train.documents import recall_documents
+from tests.support.recall_documents import recall_documents
 
 ROOT = Path(__file__).parents[3] / "models"
 FOLDERS = (ROOT / "headrace-tiny-granite-h", ROOT / "headrace-tiny-qwen3.5")
@@ -67,7 +66,7 @@ def test_digits_are_tokens_of_their_own(tokenizer: PreTrainedTokenizerBase) -> N
 
 def test_segments_of_a_document_encode_apart_as_they_do_together(tokenizer: PreTrainedTokenizerBase) -> None:
     encode = encoder(tokenizer)
-    for document in itertools.islice(recall_documents(0, filler_sentence, 10), 50):
+    for document in itertools.islice(recall_documents(0, 10), 50):
         apart = [token for segment in document for token in encode(segment.text)]
         assert apart == encode("".join(segment.text for segment in document))
 
