@@ -233,12 +233,11 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
         H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
         yield f"prefill by hand {model}", hopper_launch(H, KV, D, hopper_tile(D))
-        for splits in (1, 8):
-            yield f"decode {model}, {splits} splits", decode_launch(H, KV, D, decode_tile(D, BF16), splits)
-        yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16), 32)
+        yield f"decode {model}", decode_launch(H, KV, D, decode_tile(D, BF16))
+        yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16))
         yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
     yield "prefill float32", prefill_launch(8, 2, 256, prefill_tile(256, torch.float32), "fp32")
-    yield "decode float32", decode_launch(8, 2, 256, decode_tile(256, torch.float32), 8, "fp32")
+    yield "decode float32", decode_launch(8, 2, 256, decode_tile(256, torch.float32), "fp32")
 
 
 def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf16") -> Launch:
@@ -266,21 +265,20 @@ def hopper_launch(H: int, KV: int, D: int, tile: HopperTile) -> Launch:
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile))
 
 
-def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, splits: int, dtype: str = "bf16") -> Launch:
-    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr", "gate_ptr")}
-    types |= {"stride_gate": "i32:16"}
-    types |= {name: "*fp32:16" if splits > 1 else f"*{dtype}:16" for name in ("out_ptr", "log_sum_ptr")}
-    types |= {"lens_ptr": "*i32:16", "table_ptr": "*i32", "stride_table": "i32"}
+def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, dtype: str = "bf16") -> Launch:
+    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr")}
+    types |= {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16"}
+    types |= {"lens_ptr": "*i32", "table_ptr": "*i32", "stride_table": "i32"}
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "scale_log2": "fp32"}
     constexprs = {"H": H, "GROUP": H // KV, "ROWS": max(16, H // KV), "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {"KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys, "SPLITS": splits}
+    constexprs |= {"KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
     return Launch("kernels.paged_decode:_decode_kernel", types, constexprs, tile.num_warps, tile.num_stages)
 
 
-def merge_launch(H: int, D: int, tile: DecodeTile, splits: int) -> Launch:
-    types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32:16"}
-    types |= {"gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
-    constexprs = {"H": H, "D": D, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys, "SPLITS": splits}
+def merge_launch(H: int, D: int, tile: DecodeTile) -> Launch:
+    types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32"}
+    types |= {"splits": "i32", "gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
+    constexprs = {"H": H, "D": D, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
     return Launch("kernels.paged_decode:_merge_kernel", types, constexprs)
 
 

@@ -65,46 +65,46 @@ def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
 
 
 TARGET_PROGRAMS = 2048  # about 15 for each of an H200's 132 multiprocessors: uneven contexts even out
-LEAST_SPLITS = 4  # in a large batch, one long context would be left to one program a KV head
+LEAST_SPLITS = tl.constexpr(4)  # in a large batch, one long context would be left to one program a KV head
 MOST_SPLITS = 64
+MERGED_AT_ONCE = tl.constexpr(32)  # of 64 splits of a head of 256 the registers would leave room for two programs
 
 
 def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
     """A power of two, from shapes alone."""
-    wanted = max(LEAST_SPLITS, -(-TARGET_PROGRAMS // (num_sequences * num_kv_heads)))
+    wanted = max(LEAST_SPLITS.value, -(-TARGET_PROGRAMS // (num_sequences * num_kv_heads)))
     useful = -(-table_tokens // split_keys)
     return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 
 
 @triton.jit
-def _split_of(length, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr):
+def _split_of(length, splits, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr):
     """Keys that each split takes, a multiple of KEYS; some of the last splits may be left without any."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), SPLITS) * KEYS, SPLIT_KEYS)
+    return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), splits) * KEYS, SPLIT_KEYS)
 
 
-@triton.jit
+@triton.jit(  # one kernel, however wide a step's table is and wherever it lies
+    do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["lens_ptr", "table_ptr"]
+)
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, gate_ptr, out_ptr, log_sum_ptr, lens_ptr, table_ptr,
-    stride_q, stride_gate, stride_block, stride_token, stride_table, scale_log2,
+    q_ptr, k_ptr, v_ptr, part_ptr, log_sum_ptr, lens_ptr, table_ptr,
+    stride_q, stride_block, stride_token, stride_table, scale_log2,
     H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's context for the GROUP query heads of one KV head.
-
-    SPLITS = 1: out [N, H, D] is the result, behind its gate if there is one. Otherwise out [N, H, SPLITS, D] and
-    log_sum [N, H, SPLITS], base 2, are float32; splits without keys write nothing, and gates are the merge's.
-    """
+    """One split of one sequence's context for the GROUP query heads of one KV head. part [N, H, S, D] and log_sum
+    [N, H, S], base 2, are float32; splits without keys write nothing."""
     let_next_start()
-    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence, kv_head, split, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
     length = tl.load(lens_ptr + sequence)
-    split_keys = _split_of(length, KEYS, SPLIT_KEYS, SPLITS)
+    split_keys = _split_of(length, splits, KEYS, SPLIT_KEYS)
     first_key = split * split_keys
     last_key = tl.minimum(first_key + split_keys, length)
     table_ptr += sequence.to(tl.int64) * stride_table
     key = first_key + tl.arange(0, KEYS)
     block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
     wait_for_previous()
-    if SPLITS > 1 and first_key >= length:
+    if first_key >= length:
         return
 
     member, d = tl.arange(0, ROWS), tl.arange(0, D)
@@ -140,39 +140,49 @@ def _decode_kernel(
         # One step ahead, so that the addresses of keys to prefetch wait for no other load.
         key += KEYS
         block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
-    row_out = sequence.to(tl.int64) * H + head
-    out = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
-    if SPLITS == 1 and gate_ptr is not None:
-        gate_row = gate_ptr + sequence.to(tl.int64) * stride_gate
-        gate = tl.load(gate_row + head[:, None] * D + d[None, :], mask=is_head[:, None], other=0.0)
-        out *= tl.sigmoid(gate.to(tl.float32))
-    out_place = (row_out * SPLITS + split)[:, None] * D + d[None, :]
-    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=is_head[:, None])
-    if SPLITS > 1:
-        tl.store(log_sum_ptr + row_out * SPLITS + split, row_max + tl.log2(row_sum), mask=is_head)
+    row_out = (sequence.to(tl.int64) * H + head) * splits + split
+    tl.store(part_ptr + row_out[:, None] * D + d[None, :], acc / row_sum[:, None], mask=is_head[:, None])
+    tl.store(log_sum_ptr + row_out, row_max + tl.log2(row_sum), mask=is_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["lens_ptr"])
 def _merge_kernel(
-    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, stride_gate,
-    H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, splits, stride_gate,
+    H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
 ):  # fmt: skip
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate]."""
     let_next_start()
-    row = tl.program_id(0).to(tl.int64)
+    row, d = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     length = tl.load(lens_ptr + row // H)
-    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
+    used = tl.cdiv(length, _split_of(length, splits, KEYS, SPLIT_KEYS))
+    part_ptr += row * splits * D
+    log_sum_ptr += row * splits
     wait_for_previous()
-    has_keys = split * _split_of(length, KEYS, SPLIT_KEYS, SPLITS) < length
-    log_sum = tl.load(log_sum_ptr + row * SPLITS + split, mask=has_keys, other=float("-inf"))
-    weight = tl.exp2(log_sum - tl.maximum(tl.max(log_sum, 0), -1e30))  # without any context: all zero
-    part_place = (row * SPLITS + split)[:, None] * D + d[None, :]
-    part = tl.load(part_ptr + part_place, mask=has_keys[:, None], other=0.0)
-    total = tl.sum(weight, 0)
-    out = tl.sum(part * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    if splits <= LEAST_SPLITS:  # as in large batches: little to do for each of many rows
+        out = _merged(part_ptr, log_sum_ptr, used, D, LEAST_SPLITS)
+    else:
+        out = _merged(part_ptr, log_sum_ptr, used, D, MERGED_AT_ONCE)
     if gate_ptr is not None:
         out *= tl.sigmoid(tl.load(gate_ptr + row // H * stride_gate + row % H * D + d).to(tl.float32))
     tl.store(out_ptr + row * D + d, out.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _merged(part_ptr, log_sum_ptr, used, D: tl.constexpr, AT_ONCE: tl.constexpr):
+    """One row, from its first `used` splits; zeros of none."""
+    d = tl.arange(0, D)
+    acc = tl.zeros([D], tl.float32)
+    total, best = 0.0, -1e30
+    for first in range(0, used, AT_ONCE):
+        split = first + tl.arange(0, AT_ONCE)
+        log_sum = tl.load(log_sum_ptr + split, mask=split < used, other=float("-inf"))
+        part = tl.load(part_ptr + split[:, None] * D + d[None, :], mask=(split < used)[:, None], other=0.0)
+        new_best = tl.maximum(best, tl.max(log_sum, 0))
+        weight, shrink = tl.exp2(log_sum - new_best), tl.exp2(best - new_best)
+        acc = acc * shrink + tl.sum(part * weight[:, None], 0)
+        total = total * shrink + tl.sum(weight, 0)
+        best = new_best
+    return acc / tl.where(total > 0, total, 1.0)
 
 
 def paged_decode_triton(
@@ -196,20 +206,17 @@ def paged_decode_triton(
         return out
     tile = tile or decode_tile(D, q.dtype)
     S = splits or num_splits(N, num_kv, contexts.table_NM.shape[1] * block_size, tile.split_keys)
-    part, log_sum = out, out
-    if S > 1:
-        part = torch.empty((N, H, S, D), dtype=torch.float32, device=q.device)
-        log_sum = torch.empty((N, H, S), dtype=torch.float32, device=q.device)
+    part = torch.empty((N, H, S, D), dtype=torch.float32, device=q.device)
+    log_sum = torch.empty((N, H, S), dtype=torch.float32, device=q.device)
     _decode_kernel[(N, num_kv, S)](
-        q, k_pool, v_pool, gate, part, log_sum, contexts.lens_N, contexts.table_NM,
-        q.stride(0), stride_gate, k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E,
+        q, k_pool, v_pool, part, log_sum, contexts.lens_N, contexts.table_NM,
+        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E,
         H=H, GROUP=H // num_kv, ROWS=dot_block(H // num_kv), D=D, BLOCK_SIZE=block_size,
-        KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S,
+        KEYS=tile.keys, SPLIT_KEYS=tile.split_keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    if S > 1:
-        _merge_kernel[(N * H,)](
-            part, log_sum, gate, out, contexts.lens_N, stride_gate,
-            H=H, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SPLITS=S, num_warps=4, **OVERLAPPED,
-        )  # fmt: skip
+    _merge_kernel[(N * H,)](
+        part, log_sum, gate, out, contexts.lens_N, S, stride_gate,
+        H=H, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, num_warps=4, **OVERLAPPED,
+    )  # fmt: skip
     return out

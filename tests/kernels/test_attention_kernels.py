@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels import paged_attention
 from kernels.paged_attention import PagedPrefill, paged_prefill
-from kernels.paged_decode import PagedContexts, num_splits, paged_decode_triton
+from kernels.paged_decode import DecodeTile, PagedContexts, num_splits, paged_decode_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
 from kernels.paged_prefill_hopper import fits_hopper
 from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
@@ -147,7 +147,14 @@ def test_an_empty_prefill_is_none():
 
 
 def check_decode(
-    lens: list[int], H: int, KV: int, D: int, dtype: torch.dtype, splits: int | None, has_gate: bool = False
+    lens: list[int],
+    H: int,
+    KV: int,
+    D: int,
+    dtype: torch.dtype,
+    splits: int | None,
+    has_gate: bool = False,
+    tile: DecodeTile | None = None,
 ) -> None:
     paged = Paged(lens, H, KV, D, dtype)
     q = paged.queries(len(lens))
@@ -157,7 +164,7 @@ def check_decode(
     wide[:, :-5] = contexts.table_NM  # a captured graph's table is wider than any context
     contexts = PagedContexts(contexts.lens_N, wide)
     gate = paged.queries(len(lens)) if has_gate else None
-    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, splits=splits)
+    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, tile, splits)
     if gate is not None:  # open again, to compare; what a closed gate holds back is not far from rounding
         out = (out.double() / gate.double().sigmoid()).to(dtype)
     for i, length in enumerate(lens):
@@ -172,6 +179,11 @@ def check_decode(
 @pytest.mark.parametrize("lens", [[1], [129], [5, 300, 0, 64]], ids=str)
 def test_decode_sees_exactly_its_own_context(lens: list[int], splits: int, dtype: torch.dtype):
     check_decode(lens, 6, 2, 16, dtype, splits)
+
+
+def test_decode_merges_more_splits_than_at_once():
+    tile = DecodeTile(keys=16, split_keys=16, num_warps=4, num_stages=1)
+    check_decode([16 * 40], 1, 1, 16, torch.float32, 64, tile=tile)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
