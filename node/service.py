@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
@@ -36,9 +37,19 @@ DEFAULT_TIMEOUT_S = 600.0  # for a caller that set no deadline: nothing is held 
 
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """Turns a known error of its block into the call's status."""
+    """Turns a known error of its block into the call's status.
+
+    gRPC ends the block at the deadline that the caller set; that of a caller who set none ends after
+    DEFAULT_TIMEOUT_S, with DEADLINE_EXCEEDED.
+    """
     try:
-        yield
+        async with asyncio.timeout(DEFAULT_TIMEOUT_S if context.time_remaining() is None else None) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        message = f"the call set no deadline and has not ended within {DEFAULT_TIMEOUT_S:g} s: set one"
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
     except tuple(kind for kind, _ in _CODES) as error:
         code = next(code for kind, code in _CODES if isinstance(error, kind))
         await context.abort(code, str(error))
