@@ -1,8 +1,8 @@
 """Dataclasses of `wire/messages.py` to and from the protobuf messages, field by field of the same name.
 
-One generic pair does all of them: a field that exists on one side only is an error at import time of
-the first use, not a silently dropped value. A dataclass field of type `X | None` is a protobuf field
-with presence; a tuple is a repeated field; an Enum member STOP is FINISH_REASON_STOP.
+One generic pair does all of them. Encoding a dataclass raises TypeError if one of its fields is not in the message; a
+message may have fields that the dataclass has not. A dataclass field of type `X | None` is a protobuf field with
+presence; a tuple is a repeated field; an Enum member STOP is FINISH_REASON_STOP.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class PrefillServicer:
 
     def Run(self, request, context):
         """Prefills, samples the first token, hands over to the reservation. Cancelling the call aborts it.
-        NOT_FOUND / FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
+        FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
         ABORTED: the hand-over failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -362,7 +362,7 @@ class RegistryServicer:
 
     def Register(self, request, context):
         """Registers a node, or renews its registration with a fresh status.
-        FAILED_PRECONDITION: its layout differs from the cluster's, both values named.
+        FAILED_PRECONDITION: its layout differs from the cluster's, both values named; or another process has its name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

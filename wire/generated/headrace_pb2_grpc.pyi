@@ -35,7 +35,7 @@ class PrefillStub:
     def __new__(cls, channel: _aio.Channel) -> PrefillAsyncStub: ...
     Run: _grpc.UnaryStreamMultiCallable[_headrace_pb2.PrefillRequest, _headrace_pb2.PrefillEvent]
     """Prefills, samples the first token, hands over to the reservation. Cancelling the call aborts it.
-    NOT_FOUND / FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
+    FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
     ABORTED: the hand-over failed.
     """
 
@@ -44,7 +44,7 @@ class PrefillAsyncStub(PrefillStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.UnaryStreamMultiCallable[_headrace_pb2.PrefillRequest, _headrace_pb2.PrefillEvent]  # type: ignore[assignment]
     """Prefills, samples the first token, hands over to the reservation. Cancelling the call aborts it.
-    NOT_FOUND / FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
+    FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
     ABORTED: the hand-over failed.
     """
 
@@ -56,7 +56,7 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_headrace_pb2.PrefillEvent], _abc.AsyncIterator[_headrace_pb2.PrefillEvent]]:
         """Prefills, samples the first token, hands over to the reservation. Cancelling the call aborts it.
-        NOT_FOUND / FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
+        FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
         ABORTED: the hand-over failed.
         """
 
@@ -148,7 +148,7 @@ class RegistryStub:
     def __new__(cls, channel: _aio.Channel) -> RegistryAsyncStub: ...
     Register: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.RegisterRequest, _headrace_pb2.RegisterReply]
     """Registers a node, or renews its registration with a fresh status.
-    FAILED_PRECONDITION: its layout differs from the cluster's, both values named.
+    FAILED_PRECONDITION: its layout differs from the cluster's, both values named; or another process has its name.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.LeaveRequest, _headrace_pb2.LeaveReply]
 
@@ -159,7 +159,7 @@ class RegistryAsyncStub(RegistryStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_headrace_pb2.RegisterRequest, _headrace_pb2.RegisterReply]  # type: ignore[assignment]
     """Registers a node, or renews its registration with a fresh status.
-    FAILED_PRECONDITION: its layout differs from the cluster's, both values named.
+    FAILED_PRECONDITION: its layout differs from the cluster's, both values named; or another process has its name.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_headrace_pb2.LeaveRequest, _headrace_pb2.LeaveReply]  # type: ignore[assignment]
 
@@ -173,7 +173,7 @@ class RegistryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_headrace_pb2.RegisterReply, _abc.Awaitable[_headrace_pb2.RegisterReply]]:
         """Registers a node, or renews its registration with a fresh status.
-        FAILED_PRECONDITION: its layout differs from the cluster's, both values named.
+        FAILED_PRECONDITION: its layout differs from the cluster's, both values named; or another process has its name.
         """
 
     @_abc_1.abstractmethod
