@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from router.answer import Answer, Piece
+from router.detokenizer import Detokenizer
 from router.dispatch import Ended, Output, Run
 from router.events import Show, ShowPrompt
 from router.mailbox import Mailbox
@@ -26,10 +27,10 @@ class Choice:
 
     def prompt_piece(self, logprobs: PromptLogprobs) -> Piece:
         """The echoed prompt with its logprobs."""
-        offsets, length = [], 0
+        offsets, length, detokenizer = [], 0, Detokenizer(self._token_bytes)
         for token in logprobs.tokens:
             offsets.append(length)
-            length += len(self._token_bytes.in_text(token.id).decode(errors="replace"))
+            length += len(detokenizer.push(token.id))
         return Piece(self._take_echo(), logprobs.tokens, tuple(offsets))
 
     def text_piece(self, tokens: list[Token]) -> Piece:

@@ -1,0 +1,26 @@
+"""Where an echoed prompt's tokens begin in the text."""
+
+import json
+
+from router.choices import Choice
+from router.orders import OrderDesk
+from router.schemas import CompletionBody, parse_body
+from router.tokens import ModelTokens
+from wire.messages import PromptLogprobs, Token
+
+PROMPT = "a 😀 b"
+
+
+def test_offsets_count_a_character_that_is_split_over_tokens_once(tokens: ModelTokens):
+    desk = OrderDesk("little", tokens, lambda: 100)
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 1}
+    choice = Choice(0, desk.completion(parse_body(CompletionBody, json.dumps(body).encode())), tokens)
+    ids = tokens.encode(PROMPT)
+    written = [tokens.token_bytes.in_text(token_id) for token_id in ids]
+    assert any(data and not data.decode(errors="ignore") for data in written), "a token that is no whole character"
+
+    echoed = choice.prompt_piece(PromptLogprobs(tuple(map(Token, ids))))
+    whole_before = [b"".join(written[:count]).decode(errors="ignore") for count in range(len(ids))]
+    assert echoed.text == PROMPT
+    assert echoed.offsets == tuple(map(len, whole_before))
+    assert choice.text_piece([Token(tokens.encode("c")[0])]).offsets == (len(PROMPT),)
