@@ -29,7 +29,7 @@ REACH_S = 30.0
 VLLM_S = 120.0  # granite-h-micro, shared/anchors/h200.md
 DEADLINE_S = 150.0  # of one start
 PROMPT_TOKENS = 500
-PROGRESS = ("warm-up", "decode graph", "prefill graph", "weights", "serves at")
+PROGRESS = ("warm-up", "compiled", "decode graph", "prefill graph", "weights", "serves at")
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,8 @@ class PoolSizes:
         share = config.state_share or state_share(layout, max_model_tokens)
         num_slots = int(budget * share) // layout.state_bytes
         num_blocks = int(budget * (1 - share)) // layout.block_bytes
-        # One running state, one checkpoint, one to write next; blocks for one step at least.
-        if num_slots < 3 or num_blocks < 2:
+        # One running state, one checkpoint, one to write next; blocks for a warm-up's shortest prompt and its answer.
+        if num_slots < 3 or num_blocks < max(2, -(-3 // config.block_size)):
             raise ConfigError(
                 f"cache_bytes {budget} holds {num_blocks} blocks of {layout.block_bytes} bytes and {num_slots} "
                 f"states of {layout.state_bytes}: raise cache_bytes or move state_share {share:.2f}"

@@ -57,17 +57,14 @@ class CapturedPasses:
     """One captured forward pass for each of a few numbers of rows."""
 
     def __init__(
-        self, what: str, forward: Callable[[StepPlan], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture
+        self, forward: Callable[[StepPlan], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture
     ):
-        """`forward` gives logits [num_rows or fewer, V], first those of the steps that were loaded. `what`: logged."""
+        """`forward` gives logits [num_rows or fewer, V], first those of the steps that were loaded."""
         self._inputs = inputs
         self._sizes = sorted(sizes)
         self._graphs: dict[int, Captured] = {}
-        started_s = time.monotonic()
-        for i, size in enumerate(reversed(self._sizes)):  # the largest first: smaller ones find room in its memory
+        for size in reversed(self._sizes):  # the largest first: smaller ones find room in its memory
             self._graphs[size] = capture(partial(self._forward, forward, size))
-            elapsed_s = time.monotonic() - started_s
-            log.info("%s graph %d of %d: %d rows after %.1f s", what, i + 1, len(self._sizes), size, elapsed_s)
 
     def fits(self, steps: Sequence[SequenceStep]) -> bool:
         return 0 < _num_rows(steps) <= self._sizes[-1] and self._inputs.fits(steps)
@@ -119,9 +116,13 @@ def _num_rows(steps: Sequence[SequenceStep]) -> int:
 
 
 class CudaCapture:
-    """Captures on the current device. All graphs share one memory pool: only one of them runs at a time."""
+    """Captures on the current device. Its graphs share one memory pool: only one of them runs at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str, num_graphs: int) -> None:
+        """Both are logged: how far it has come."""
+        self._what, self._num_graphs = what, num_graphs
+        self._num_captured = 0
+        self._started_s = time.monotonic()
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], Tensor]) -> Captured:
@@ -135,4 +136,7 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = work()
+        self._num_captured += 1
+        elapsed_s = time.monotonic() - self._started_s
+        log.info("%s graph %d of %d after %.1f s", self._what, self._num_captured, self._num_graphs, elapsed_s)
         return Captured(graph.replay, logits)

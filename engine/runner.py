@@ -52,7 +52,9 @@ class ModelRunner:
         sizes = sizes_up_to(max_sequences, BATCH_SIZES)
         inputs = DecodeInputs(self.memory, self._drawn, sizes[-1], max_tokens)
         drawn = self._drawn.clone()  # capturing runs the work, on padding alone
-        self._graphs.decodes = CapturedPasses("decode", self._decode, inputs, sizes, capture or CudaCapture())
+        self._graphs.decodes = CapturedPasses(
+            self._decode, inputs, sizes, capture or CudaCapture("decode", len(sizes))
+        )
         self._drawn.copy_(drawn)
 
     @torch.inference_mode()
@@ -66,7 +68,9 @@ class ModelRunner:
         sizes = sizes_up_to(max_rows, PREFILL_ROWS)
         inputs = PrefillInputs(self.memory, sizes[-1], max_tokens)
         forward = partial(self.model.forward, memory=self.memory)
-        self._graphs.prefills = CapturedPasses("prefill", forward, inputs, sizes, capture or CudaCapture())
+        self._graphs.prefills = CapturedPasses(
+            forward, inputs, sizes, capture or CudaCapture("prefill", len(sizes))
+        )
 
     def _decode(self, plan: StepPlan) -> Tensor:
         """A forward pass with greedy draws: the best token of row i goes to place i."""

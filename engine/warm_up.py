@@ -14,6 +14,7 @@ from engine.graphs import Capture, Captured
 from engine.runner import ModelRunner
 from engine.sampler import Draw
 from kernels.compile_ahead import compiling_ahead
+from kernels.sizes import cdiv
 from kernels.small_linear import MOST_ROWS
 from wire.messages import Sampling
 
@@ -37,7 +38,8 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
         for i, step in enumerate(steps):
             launched = runner.launch(step, [(row, (_GREEDY, _RANDOM)[row % 2]) for row in range(len(step))])
             launched.drawn.tokens()
-            log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
+            if capture is None:
+                log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
         if graphs:
             runner.capture_decodes(max_running, max_tokens, capture)
             runner.capture_prefills(max_step_tokens, max_tokens, capture)
@@ -61,15 +63,16 @@ def _rehearsed(work: Callable[[], Tensor]) -> Captured:
 def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]]:
     """Two fresh prompts, one of a whole step's budget; then one resumes and leaves a state on its way, one decodes.
     Then prompts as short as the products' smallest tiles, which decodes reach only in large batches."""
-    size, num_blocks = runner.memory.layout.block_size, runner.memory.num_blocks
-    blocks = range(num_blocks)
-    # One block stays for the short prompt, one for the token behind the long one.
-    length = min(max_step_tokens - 2, (num_blocks - 2) * size)
-    first = [SequenceStep([1] * 2, 0, blocks[-1:], None, 1)]
+    size = runner.memory.layout.block_size
+    blocks = range(runner.memory.num_blocks)
+    at_end = blocks[-cdiv(3, size) :]  # of the short prompt, and the token behind it
+    # One block more stays for what follows the long one.
+    length = min(max_step_tokens - 2, (len(blocks) - len(at_end) - 1) * size)
+    first = [SequenceStep([1] * 2, 0, at_end, None, 1)]
     if length > 1:
         first.insert(0, SequenceStep([1] * length, 0, blocks, None, 0))
-    chunk = min(2 * size, (num_blocks - 1) * size - length, max_step_tokens - 1) if length > 1 else 0
-    second = [SequenceStep([1], 2, blocks[-1:], 1, 1)]
+    chunk = min(2 * size, (len(blocks) - len(at_end)) * size - length, max_step_tokens - 1) if length > 1 else 0
+    second = [SequenceStep([1], 2, at_end, 1, 1)]
     if chunk > 1:
         second.insert(0, SequenceStep([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
     short = [SequenceStep([1] * rows, 0, blocks, None, 0) for rows in (16, 32, MOST_ROWS) if rows <= length]

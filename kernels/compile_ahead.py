@@ -12,9 +12,10 @@ Source    `AsyncCompileMode`, `JITFunction.run` and `CompiledKernel.run` of Trit
           C compiler (a launcher for each signature, up to 3.6 or so) run without Python's lock
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,8 @@ from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.jit import KernelInterface
 
 from kernels import launch
+
+log = logging.getLogger(__name__)
 
 _launching = KernelInterface.__getitem__
 
@@ -65,6 +68,10 @@ class _Ahead(AsyncCompileMode):
         return kernel
 
     def __exit__(self, *error: Any) -> None:
+        every = -(-len(self.raw_futures) // 10)
+        for done, _ in enumerate(as_completed(self.raw_futures), 1):
+            if done % every == 0 or done == len(self.raw_futures):
+                log.info("compiled %d of %d kernels", done, len(self.raw_futures))
         super().__exit__(*error)
         for keep, kernel in self._asked:  # Triton itself keeps it for the first of those that share it
             keep(kernel.result())

@@ -35,5 +35,9 @@ def test_the_work_itself_compiles_nothing_and_launches_everything_in_order(found
     assert found["real"] == {"launches": EACH_COUNT, "compiled": [], "loaders": []}
 
 
+def test_how_far_it_has_come_is_logged(found: dict) -> None:
+    assert found["progress"][:3] == [f"compiled {done} of 3 kernels" for done in (1, 2, 3)]
+
+
 def test_what_cannot_be_compiled_is_raised(found: dict) -> None:
     assert "no_such_thing" in found["error"]

@@ -4,6 +4,7 @@ A process of its own: Triton's interpreter, which tests switch on, has no compil
 """
 
 import json
+import logging
 import sys
 import threading
 from types import SimpleNamespace
@@ -63,6 +64,15 @@ class Driver:
         return 0
 
 
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 def main() -> None:
     gpu, compiled = Driver(), []
     driver.set_active(gpu)
@@ -77,7 +87,9 @@ def main() -> None:
             launch(_add_kernel, 1, (x[1:],), (count,), (3, 16), num_warps=1)
 
     launch(_add_kernel, 1, (x,), (30,), (3, 16), num_warps=1)  # has been compiled before
-    before = len(gpu.launches), len(compiled)
+    before, progress = (len(gpu.launches), len(compiled)), _Heard()
+    logging.getLogger("kernels.compile_ahead").addHandler(progress)
+    logging.getLogger("kernels.compile_ahead").setLevel(logging.INFO)
     elsewhere = threading.Thread(target=lambda: _add_kernel[(1,)](x, 20, 9, 16))
     with compiling_ahead():
         work()
@@ -93,7 +105,7 @@ def main() -> None:
             _broken_kernel[(1,)](x)
     except Exception as raised:
         error = str(raised)
-    json.dump({"asked": asked, "real": real, "error": error}, sys.stdout)
+    json.dump({"asked": asked, "real": real, "error": error, "progress": progress.lines}, sys.stdout)
 
 
 if __name__ == "__main__":

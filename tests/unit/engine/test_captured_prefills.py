@@ -51,7 +51,7 @@ class Node:
         self.memory.kv_pools[0][0][self.memory.scratch_block :] = float("nan")
         inputs = PrefillInputs(self.memory, SIZES[-1], BLOCKS_EACH * 16)
         forward = partial(runner.model.forward, memory=self.memory)
-        passes = CapturedPasses("prefill", forward, inputs, SIZES, in_triton)
+        passes = CapturedPasses(forward, inputs, SIZES, in_triton)
         self.graphs = StepGraphs(self.memory.layout.block_size, prefills=passes)
 
     def replay(self, steps: list[SequenceStep]) -> Tensor:

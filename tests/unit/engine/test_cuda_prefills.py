@@ -43,7 +43,7 @@ class Counted:
 
     def __init__(self) -> None:
         self.replays = 0
-        self._capture = CudaCapture()
+        self._capture = CudaCapture("prefill", 1)
 
     def __call__(self, work) -> Captured:
         captured = self._capture(work)

@@ -210,6 +210,10 @@ def test_pools_that_hold_no_request_are_a_config_error(tiny_checkpoint) -> None:
     layout = small_engine(tiny_checkpoint("granite")).layout
     with pytest.raises(ConfigError, match="raise cache_bytes"):
         PoolSizes.fit(layout, EngineConfig(cache_bytes=1000), free_bytes=0, max_model_tokens=100)
+    tiny = replace(layout, block_size=1)
+    two_blocks = EngineConfig(cache_bytes=1 << 30, state_share=1 - 2.5 * tiny.block_bytes / (1 << 30), block_size=1)
+    with pytest.raises(ConfigError, match="holds 2 blocks"):
+        PoolSizes.fit(tiny, two_blocks, free_bytes=0, max_model_tokens=100)
     sizes = PoolSizes.fit(layout, EngineConfig(state_share=0.25), free_bytes=8 << 20, max_model_tokens=100)
     assert sizes.num_slots * layout.state_bytes <= 2 << 20
     assert sizes.num_blocks * layout.block_bytes <= 6 << 20

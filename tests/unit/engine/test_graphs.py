@@ -65,8 +65,8 @@ def setup() -> Setup:
     model = Model(drawn)
     memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=9)
     inputs = DecodeInputs(memory, drawn, max_rows=8, max_tokens=100)
-    decodes = CapturedPasses("decode", model.forward, inputs, (2, 4, 8), rerun)
-    prefills = CapturedPasses("prefill", model.forward, PrefillInputs(memory, 16, 40), (8, 16), rerun)
+    decodes = CapturedPasses(model.forward, inputs, (2, 4, 8), rerun)
+    prefills = CapturedPasses(model.forward, PrefillInputs(memory, 16, 40), (8, 16), rerun)
     model.seen.clear()
     return Setup(model, drawn, StepGraphs(BLOCK_SIZE, decodes, prefills), memory)
 
@@ -202,6 +202,14 @@ def test_warm_up_runs_within_the_pools_there_are(max_step_tokens: int, family: s
     warm_up(
         load_family(family).runner(), max_step_tokens=max_step_tokens, max_running=2, max_tokens=64, graphs=False
     )
+
+
+@pytest.mark.parametrize("num_blocks", [3, 6, 40])
+@pytest.mark.parametrize("block_size", [1, 2])
+def test_warm_up_runs_on_the_smallest_blocks(block_size: int, num_blocks: int, load_family) -> None:
+    model = load_family("granite").model
+    runner = ModelRunner(model, CacheMemory(model.cache_layout(block_size), num_blocks, 3))
+    warm_up(runner, max_step_tokens=64, max_running=2, max_tokens=64, graphs=False)
 
 
 def test_warm_up_meets_every_size_of_small_products(load_family, monkeypatch) -> None:

@@ -81,7 +81,7 @@ def model_of(shape: str) -> HybridModel:
 
 def assert_overlapped_equals_single_file(node: Node, passes: list[list[SequenceStep]], monkeypatch) -> None:
     before = node.contents()
-    captured = CudaCapture()(node.forward)
+    captured = CudaCapture("decode", 1)(node.forward)
     node.restore(before)
     replayed = []
     for steps in passes:
