@@ -96,6 +96,10 @@ class Transport(Protocol):
         """Drop this nonce's parts from now on."""
         ...
 
+    def hasten(self, nonce: int, deadline_s: float) -> None:
+        """Bring forward to `deadline_s` what this nonce's sends and receives in flight were given, if it is later."""
+        ...
+
     def watch(self, connection_id: int, on_lost: Callable[[str], None]) -> Callable[[], None]:
         """The receiving end's `Connection.watch`, by the id that an envelope names."""
         ...

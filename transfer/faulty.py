@@ -42,6 +42,9 @@ class FaultyTransport:
     def forget(self, nonce: int) -> None:
         self._inner.forget(nonce)
 
+    def hasten(self, nonce: int, deadline_s: float) -> None:
+        self._inner.hasten(nonce, deadline_s)
+
     def watch(self, connection_id: int, on_lost: Callable[[str], None]) -> Callable[[], None]:
         return self._inner.watch(connection_id, on_lost)
 

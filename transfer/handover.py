@@ -1,7 +1,7 @@
 """What driving a session has in common on both sides: its deadline, how it ends, and who is told.
 
 A session's tasks are never cancelled: a transport may still be reading or writing their buffers. They are
-told that the session has ended and wind down by themselves, at the latest when the deadline has passed.
+told that the session has ended and wind down by themselves, and what is in flight of a failed session is given GRACE_S.
 """
 
 import asyncio
@@ -9,11 +9,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from transfer import events
+from transfer.backend import Transport
 from transfer.buffers import Buffer
 from transfer.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
 from transfer.plan import PlannedMessage, TransferPlan
 from transfer.staging import Staging
-from transfer.stats import HandoverStats, HandoverTotals, MovingTime, TransportStats
+from transfer.stats import HandoverStats, HandoverTotals, MovingTime
 
 Event = TypeVar("Event")
 Instruction = TypeVar("Instruction")
@@ -21,6 +22,11 @@ Result = TypeVar("Result")
 
 PIPELINE_DEPTH = 2
 """Messages of one session in staging at a time: one moves while its neighbour is packed or landed."""
+
+GRACE_S = 2.0
+"""For what is in flight when its session fails; then its connection is closed. A peer that runs takes or drops it in
+milliseconds. One that is stopped would keep its sessions' staging buffers until their deadlines, and hand-overs to every
+other peer would wait for them."""
 
 
 class Handover(Generic[Event, Instruction]):
@@ -34,7 +40,7 @@ class Handover(Generic[Event, Instruction]):
         self,
         plan: TransferPlan,
         transition: Callable[[Event | events.Interruption], list[Instruction]],
-        stats: TransportStats,
+        transport: Transport,
         totals: HandoverTotals,
         staging: Staging,
         deadline_s: float,
@@ -42,7 +48,7 @@ class Handover(Generic[Event, Instruction]):
     ) -> None:
         self.plan = plan
         self._transition = transition
-        self._stats = stats
+        self._transport = transport
         self._totals = totals
         self._deadline_s = deadline_s
         self._clock = clock
@@ -73,7 +79,8 @@ class Handover(Generic[Event, Instruction]):
                     self._totals.add(self._summary())
                 case events.Fail(cause, reason):
                     self._failure = HandoverFailed(cause, reason)
-                    self._stats.session_failed(cause)
+                    self._transport.stats.session_failed(cause)
+                    self._transport.hasten(self.plan.nonce, asyncio.get_running_loop().time() + GRACE_S)
                     self._end()
         return instructions
 

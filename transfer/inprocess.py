@@ -45,9 +45,7 @@ class InProcessConnection:
             return sent
         arrival = InProcessArrival(self, tag, part, sent)
         self._waiting.add(arrival)
-        expire = f"no answer to {tag} by its deadline"
-        timer = loop.call_at(deadline_s, lambda: self.lose(expire, DeadlinePassed(expire)))
-        sent.add_done_callback(lambda _: timer.cancel())
+        self._expire_at(arrival, deadline_s)
         loop.call_soon(self._receiver.announce, arrival)
         self._sender.stats.sent_parts += 1
         self._sender.stats.sent_bytes += part.nbytes
@@ -59,6 +57,18 @@ class InProcessConnection:
             return lambda: None
         self._watchers.append(on_lost)
         return lambda: self._watchers.remove(on_lost) if on_lost in self._watchers else None
+
+    def hasten(self, nonce: int, deadline_s: float) -> None:
+        for arrival in self._waiting:
+            if arrival.tag.nonce == nonce:
+                self._expire_at(arrival, deadline_s)
+
+    def _expire_at(self, arrival: "InProcessArrival", deadline_s: float) -> None:
+        """Lose the connection then, if not sooner, unless the part has been taken."""
+        reason = f"no answer to {arrival.tag} by its deadline"
+        loop = asyncio.get_running_loop()
+        timer = loop.call_at(deadline_s, lambda: self.lose(reason, DeadlinePassed(reason)))
+        arrival.sent.add_done_callback(lambda _: timer.cancel())
 
     def taken(self, arrival: "InProcessArrival") -> None:
         self._waiting.discard(arrival)
@@ -83,7 +93,7 @@ class InProcessArrival:
         self.num_bytes = len(part)
         self._connection = connection
         self._part: Buffer | None = part
-        self._sent = sent
+        self.sent = sent
         self._error: Exception | None = None
 
     def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
@@ -102,13 +112,13 @@ class InProcessArrival:
         if self._part is not None:
             self._part = None
             self._connection.taken(self)
-            self._sent.set_result(None)
+            self.sent.set_result(None)
 
     def fail(self, error: Exception) -> None:
         self._part = None
         self._error = error
         self._connection.taken(self)
-        self._sent.set_exception(error)
+        self.sent.set_exception(error)
 
 
 class InProcessTransport:
@@ -139,6 +149,11 @@ class InProcessTransport:
 
     def forget(self, nonce: int) -> None:
         self._routes.forget(nonce)
+
+    def hasten(self, nonce: int, deadline_s: float) -> None:
+        """Sends; a receive is over at once here."""
+        for connection in self._outgoing.values():
+            connection.hasten(nonce, deadline_s)
 
     def watch(self, connection_id: int, on_lost: Watcher) -> Callable[[], None]:
         connection = self._incoming.get(connection_id)

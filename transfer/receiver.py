@@ -102,17 +102,18 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         deadline_s: float,
         clock: Callable[[], float],
     ) -> None:
-        stats = transport.stats
-        super().__init__(plan, ReceiverSession(plan).on, stats, stats.received, staging, deadline_s, clock)
+        totals = transport.stats.received
+        super().__init__(plan, ReceiverSession(plan).on, transport, totals, staging, deadline_s, clock)
         self._gate = gate
         self._refused_parts = 0
-        self._transport = transport
         self._land = land
         self._arrived: deque[_Arrived] = deque()
         self._digest = plan_digest(plan)
         self._envelope: Envelope | None = None
         self._stop_watching: Callable[[], None] = lambda: None
         self._queue: asyncio.Queue[Arrival | None] = asyncio.Queue()
+        self._taking: Arrival | None = None
+        """It may wait for staging: its sender must not, once the session has ended."""
         transport.expect(plan.nonce, self)
         self._spawn(self._run())
 
@@ -136,6 +137,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
     def _ending(self) -> None:
         self._transport.forget(self.plan.nonce)
         self._stop_watching()
+        self._drop(self._taking)
         while not self._queue.empty():
             self._drop(self._queue.get_nowait())
         self._queue.put_nowait(None)
@@ -148,6 +150,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
     async def _run(self) -> None:
         """One part at a time, in order of arrival; `None` follows the session's end."""
         while (arrival := await self._queue.get()) is not None:
+            self._taking = arrival
             if arrival.tag.is_payload:
                 await self._take_payload(arrival)
             else:
@@ -241,5 +244,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         return self._on(checked) == [Land(arrived.message)]
 
     async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:
-        await self._land(message, payload)
-        await self._staging.memory.finished()
+        try:
+            await self._land(message, payload)
+        finally:  # what it had enqueued before it failed may not find the blocks, or the buffer, another's
+            await self._staging.memory.finished()

@@ -77,10 +77,8 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         deadline_s: float,
         clock: Callable[[], float],
     ) -> None:
-        stats = transport.stats
-        super().__init__(plan, SenderSession(plan).on, stats, stats.sent, staging, deadline_s, clock)
+        super().__init__(plan, SenderSession(plan).on, transport, transport.stats.sent, staging, deadline_s, clock)
         self._secret = secret
-        self._transport = transport
         self._pack = pack
         self._moving.computing(True)
         self._note = b""

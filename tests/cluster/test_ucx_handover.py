@@ -10,6 +10,7 @@ import pytest
 from tests.support.handover_child import STAGING
 from tests.support.handover_peer import Peer
 from tests.support.netns import NamespacesUnavailable, two_namespaces
+from transfer.handover import GRACE_S
 from transfer.plan import TransferPlan
 
 MIB = 1 << 20
@@ -146,12 +147,94 @@ async def test_a_stopped_receiver_fails_the_sender_at_its_deadline(pair):
     assert report["forced_closes"] == 1
 
 
+async def warmed_up(prefill: Peer, decode: Peer) -> None:
+    """They have a connection, and no other session than this one."""
+    landed = await decode.expect(tiny_plan(1))
+    prefill.send(tiny_plan(1), decode)
+    await landed
+
+
+def one_message(nonce: int) -> TransferPlan:
+    return plan(nonce, mib=4, message_mib=16)
+
+
+async def all_staging_is_taken(peer: Peer) -> None:
+    async with asyncio.timeout(10):
+        while (await peer.report())["free"]:
+            await asyncio.sleep(0.02)
+
+
+async def lands_soon(prefill: Peer, decode: Peer) -> None:
+    """Though one of them had no free staging buffer a moment ago."""
+    async with asyncio.timeout(GRACE_S + 4):
+        landed = await decode.expect(one_message(9), within_s=60)
+        prefill.send(one_message(9), decode, within_s=60)
+        assert (await landed)["wrong"] == 0
+
+
+HOLDERS = list(range(2, 2 + STAGING.num_buffers))
+"""Sessions of one message each that take all staging of a peer."""
+
+
+async def test_cancelled_sessions_with_a_stopped_receiver_keep_no_staging_from_a_healthy_one(pair):
+    prefill, stopped = pair
+    await warmed_up(prefill, stopped)
+    ends = [await stopped.expect(one_message(nonce), within_s=60) for nonce in HOLDERS]
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    ends = [prefill.send(one_message(nonce), stopped, within_s=60) for nonce in HOLDERS]
+    await all_staging_is_taken(prefill)
+    async with Peer.start() as healthy:
+        await prefill.call("cancel", nonces=HOLDERS)
+        await lands_soon(prefill, healthy)
+    assert {end["failed"] for end in await asyncio.gather(*ends)} == {"cancelled"}
+    assert (await staging_is_whole(prefill, within_s=1))["forced_closes"] == 1
+
+
+async def test_cancelled_sessions_with_a_stopped_sender_keep_no_staging_from_a_healthy_one(pair):
+    stopped, decode = pair
+    await warmed_up(stopped, decode)
+    ends = [await decode.expect(one_message(nonce), within_s=60) for nonce in HOLDERS]
+    os.kill(decode.process.pid, signal.SIGSTOP)  # so that all is announced and nothing taken when the sender stops
+    for nonce in HOLDERS:
+        stopped.send(one_message(nonce), decode, within_s=60)
+    await all_staging_is_taken(stopped)
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    os.kill(decode.process.pid, signal.SIGCONT)
+    await all_staging_is_taken(decode)
+    async with Peer.start() as healthy:
+        await decode.call("cancel", nonces=HOLDERS)
+        await lands_soon(healthy, decode)
+    assert {end["failed"] for end in await asyncio.gather(*ends)} == {"cancelled"}
+    assert (await staging_is_whole(decode, within_s=1))["forced_closes"] == 1
+
+
+async def test_a_cancelled_session_of_healthy_peers_costs_them_no_connection(pair):
+    """Its late messages are dropped at once; a renewed one goes on meanwhile, and long after the grace has passed."""
+    prefill, decode = pair
+    cancelled = await decode.expect(plan(1, mib=1024), within_s=60)
+    stale = prefill.send(plan(1, mib=1024), decode, within_s=60)
+    await decode.heard("landed", 3)
+    await decode.call("cancel", nonces=[1])
+    assert (await cancelled)["failed"] == "cancelled"
+    renewed = await decode.expect(plan(2), within_s=60)
+    computing = prefill.send(plan(2), decode, within_s=60, tokens=16 * 32)
+    await stale
+    await decode.heard("landed", 3)
+    await asyncio.sleep(GRACE_S + 0.5)  # nothing happens: that is what is to be seen
+    await prefill.call("go_on", nonce=2, tokens=plan(2).num_tokens)
+    assert (await renewed)["wrong"] == 0
+    await computing
+    for peer in pair:
+        report = await staging_is_whole(peer, within_s=1)
+        assert (report["connections_lost"], report["forced_closes"]) == (0, 0)
+
+
 async def test_late_messages_of_a_cancelled_session_are_dropped_and_a_neighbour_is_untouched(pair):
     prefill, decode = pair
     cancelled = await decode.expect(plan(1))
     sent = prefill.send(plan(1), decode, tokens=16 * 32)
     await decode.heard("landed", 3)
-    await decode.call("cancel", nonce=1)
+    await decode.call("cancel", nonces=[1])
     assert (await cancelled)["failed"] == "cancelled"
     neighbour = await decode.expect(plan(2))
     stale = prefill.send(plan(1), decode)  # the whole of it, as a sender that has not heard yet

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.handover_peer import Peer
 from transfer.backend import Arrival
+from transfer.buffers import Buffer
 from transfer.envelope import Tag
 from transfer.errors import PeerLost, PeerUnreachable
 from transfer.plan import TransferPlan
@@ -21,6 +22,7 @@ from transfer.ucx.lifeline import ID_BYTES, reach
 from transfer.ucx_config import UcxConfig
 
 if TYPE_CHECKING:
+    from transfer.ucx.connections import Link
     from transfer.ucx.transport import UcxTransport
 
 NONCE = 7
@@ -82,6 +84,23 @@ async def test_a_connection_keeps_its_id_whoever_else_claims_it(monkeypatch: pyt
         await sent
         assert (received == part).all()
         assert lost == []
+
+
+async def test_a_connection_lost_with_its_hello_is_not_kept_for_the_next_session() -> None:
+    async with transports(2) as (node, peer):
+        greet = peer._greet
+
+        async def greet_and_lose(link: "Link", post: Callable[..., object], hello: Buffer) -> None:
+            await greet(link, post, hello)
+            link.lose("it broke in this very turn")
+
+        vars(peer)["_greet"] = greet_and_lose
+        with pytest.raises(PeerUnreachable, match="in this very turn"):
+            await peer.connect(node.address, soon())
+        del vars(peer)["_greet"]
+        connection = await peer.connect(node.address, soon())
+        assert connection.lost is None
+        assert peer.stats.connections_opened == 1
 
 
 async def test_a_payload_for_a_connection_that_is_not_there_is_refused_at_once() -> None:

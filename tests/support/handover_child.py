@@ -23,7 +23,7 @@ from tests.support.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
 from transfer.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver
+from transfer.receiver import HandoverReceiver, IncomingHandover
 from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
@@ -46,7 +46,7 @@ class Child:
         self.sender = HandoverSender(self.transport, self.staging)
         self.receiver = HandoverReceiver(self.transport, self.staging)
         self.outgoing: dict[int, OutgoingHandover] = {}
-        self.incoming: dict[int, Any] = {}
+        self.incoming: dict[int, IncomingHandover] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.expected: dict[int, Buffer] = {}
 
@@ -90,13 +90,21 @@ class Child:
         deadline_s = asyncio.get_running_loop().time() + within_s
         secret = secret_of(planned.nonce)
         handover = self.sender.open(planned, peer, secret=secret, pack=pack, deadline_s=deadline_s)
+        self.outgoing[planned.nonce] = handover
         handover.tokens_computed(tokens)
         if finish:
             handover.finish(b"note")
         return asdict(await handover.done())
 
-    async def cancel(self, nonce: int) -> None:
-        self.incoming[nonce].cancel()
+    async def go_on(self, nonce: int, tokens: int) -> None:
+        """The rest of a prompt of which only some tokens were computed."""
+        self.outgoing[nonce].tokens_computed(tokens)
+        self.outgoing[nonce].finish(b"note")
+
+    async def cancel(self, nonces: list[int]) -> None:
+        """Sessions of either direction."""
+        for nonce in nonces:
+            (self.incoming | self.outgoing)[nonce].cancel()
 
     async def report(self) -> dict[str, Any]:
         self.staging.check()

@@ -118,4 +118,5 @@ class UcxConnection(Link):
             part,
             deadline_s,
             lambda: self.lose(f"{tag} was not taken by its deadline", forced=True),
+            tag.nonce,
         )

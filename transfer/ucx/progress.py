@@ -29,6 +29,7 @@ TICK_S = 1.0
 class Operation:
     """A send or receive in flight. Holds its buffer until UCX has let go of it, whoever else forgets it.
 
+    nonce       of the session that it is part of, None: of none. See `ProgressLoop.hasten`
     expire      called at the deadline; must make the request complete, by closing the connection it waits for. None:
                 nobody knows which; the owner is told, and UCX keeps the buffer for as long as it likes
     done        its owner's future; fails with `PeerLost`, `DeadlinePassed` or `Truncated`
@@ -38,6 +39,7 @@ class Operation:
     buffer: Buffer
     deadline_s: float
     expire: Callable[[], None] | None
+    nonce: int | None
     done: asyncio.Future[None]
     expired: bool = False
 
@@ -101,9 +103,10 @@ class ProgressLoop:
         buffer: Buffer,
         deadline_s: float,
         expire: Callable[[], None] | None,
+        nonce: int | None = None,
     ) -> asyncio.Future[None]:
         """Post a request on `buffer` and see it through: the future is done once UCX has let go of it."""
-        operation = Operation(post(Array(buffer)), buffer, deadline_s, expire, self._loop.create_future())
+        operation = Operation(post(Array(buffer)), buffer, deadline_s, expire, nonce, self._loop.create_future())
         if operation.request.completed:  # a short one, which UCX copied
             operation.finish()
         else:
@@ -112,6 +115,13 @@ class ProgressLoop:
             self._poll_until_s = self._loop.time() + self._poll_s
         self.wake()
         return operation.done
+
+    def hasten(self, nonce: int, deadline_s: float) -> None:
+        """What is in flight for this session expires then, if not sooner."""
+        for operation in self._operations:
+            if operation.nonce == nonce and operation.deadline_s > deadline_s:
+                operation.deadline_s = deadline_s
+                self._expire_at(deadline_s)
 
     def wake(self) -> None:
         """Take a turn soon: what was posted or closed must be progressed before UCX may be armed."""

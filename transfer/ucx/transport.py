@@ -69,19 +69,21 @@ class UcxArrival:
         self._transport.stats.dropped_parts += 1
         self._transport.stats.dropped_bytes += self.num_bytes
         deadline_s = asyncio.get_running_loop().time() + HELLO_DEADLINE_S
-        dropped = self._post(np.empty(1, np.uint8), deadline_s, None)
+        dropped = self._post(np.empty(1, np.uint8), deadline_s, None, None)
         dropped.add_done_callback(lambda done: done.exception())
 
     def _taken(self, buffer: Buffer, deadline_s: float, expire: Callable[[], None] | None) -> asyncio.Future[None]:
         self._transport.stats.received_parts += 1
         self._transport.stats.received_bytes += self.num_bytes
-        return self._post(buffer, deadline_s, expire)
+        return self._post(buffer, deadline_s, expire, self.tag.nonce)
 
-    def _post(self, buffer: Buffer, deadline_s: float, expire: Callable[[], None] | None) -> asyncio.Future[None]:
+    def _post(
+        self, buffer: Buffer, deadline_s: float, expire: Callable[[], None] | None, nonce: int | None
+    ) -> asyncio.Future[None]:
         probe, self._probe = self._probe, None
         progress = self._transport.progress
         return progress.start(
-            lambda array: progress.worker.tag_recv_with_handle(array, probe), buffer, deadline_s, expire
+            lambda array: progress.worker.tag_recv_with_handle(array, probe), buffer, deadline_s, expire, nonce
         )
 
 
@@ -157,6 +159,8 @@ class UcxTransport:
         except (PeerLost, DeadlinePassed) as error:
             connection.lose("it was never made")
             raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {error}") from error
+        if connection.lost is not None:  # behind the hello, before this task's turn
+            raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {connection.lost}")
         self.stats.connections_opened += 1
         self._outgoing[peer] = connection
         logger.info("connected to %s over %s", peer, ",".join(connection.lanes))
@@ -182,6 +186,9 @@ class UcxTransport:
 
     def forget(self, nonce: int) -> None:
         self._routes.forget(nonce)
+
+    def hasten(self, nonce: int, deadline_s: float) -> None:
+        self.progress.hasten(nonce, deadline_s)
 
     def watch(self, connection_id: int, on_lost: Watcher) -> Callable[[], None]:
         link = self._incoming.get(connection_id)

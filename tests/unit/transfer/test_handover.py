@@ -12,6 +12,7 @@ from transfer.digest import summary
 from transfer.envelope import MAX_NOTE_BYTES, Tag
 from transfer.errors import IllegalTransition, LayoutMismatch
 from transfer.faulty import Hold, flip_bit
+from transfer.handover import GRACE_S
 from transfer.plan import PlannedMessage
 
 NONCE = 7
@@ -88,6 +89,16 @@ class SlowMemory(HostMemory):
     async def summary(self, payload):
         await self.let_go.wait()
         return summary(payload)
+
+
+class SlowFinish(HostMemory):
+    """What is enqueued on it is done when it is let go."""
+
+    def __init__(self):
+        self.let_go = asyncio.Event()
+
+    async def finished(self):
+        await self.let_go.wait()
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -228,6 +239,37 @@ async def test_a_receiver_that_takes_nothing_fails_the_sender_at_its_deadline():
     assert pair.prefill.stats.connections_lost == 1
 
 
+async def test_a_cancelled_sender_has_its_staging_back_though_its_receiver_takes_nothing():
+    """At the end of the grace, not at the deadline; the connection is lost for it."""
+    pair, plan = Pair(Hold(Tag(NONCE, 0, True))), small_plan(NONCE)
+    pair.expect(plan, deadline_s=soon(60))
+    outgoing = pair.open(plan, deadline_s=soon(60))
+    outgoing.tokens_computed(18)
+    await turns()
+    assert pair.sender_staging.num_free == 0
+    outgoing.cancel()
+    assert (await failure(outgoing)).cause == "cancelled"
+    assert pair.prefill.stats.connections_lost == 0
+    async with asyncio.timeout(GRACE_S + 1):
+        while pair.sender_staging.num_free < pair.sender_buffers:
+            await asyncio.sleep(0.01)
+    assert pair.prefill.stats.connections_lost == 1
+
+
+async def test_a_cancelled_receiver_that_waits_for_staging_lets_its_sender_go_at_once():
+    """Others may hold the staging for long: a sender whose part waited on would close the connection."""
+    pair, plan = Pair(num_buffers=1), small_plan(NONCE)
+    async with pair.receiver_staging.hold(1, soon()):
+        incoming, outgoing = pair.expect(plan), pair.send_all(plan)
+        await turns()
+        assert pair.sender_staging.num_free == 0
+        incoming.cancel()
+        assert (await failure(incoming)).cause == "cancelled"
+        await asyncio.wait_for(outgoing.done(), 1)
+    assert pair.landed == []
+    await pair.assert_staging_returns()
+
+
 async def test_nobody_at_the_address_fails_the_sender():
     pair, plan = Pair(), small_plan(NONCE)
 
@@ -254,6 +296,26 @@ async def test_errors_of_pack_and_land_fail_their_session_and_are_kept_as_the_ca
     outgoing = pair.sender.open(plan, "d0", secret=secret_of(NONCE), pack=broken, deadline_s=soon())
     outgoing.tokens_computed(16)
     assert (await failure(outgoing)).cause == "local_error"
+    await pair.assert_staging_returns()
+
+
+async def test_a_landing_that_fails_half_way_is_waited_for_like_any_other():
+    """What it had enqueued on the device by then still writes the blocks, and reads the buffer."""
+    pair, plan = Pair(), small_plan(NONCE)
+    memory = pair.receiver_staging.memory = SlowFinish()
+
+    async def broken(message: PlannedMessage, buffer: Buffer) -> None:
+        raise ZeroDivisionError("kernel")
+
+    incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=broken, deadline_s=soon())
+    pair.send_all(plan)
+    told = asyncio.create_task(failure(incoming))
+    await turns()
+    incoming.cancel()
+    await turns()
+    assert not told.done() and pair.receiver_staging.num_free < pair.num_buffers
+    memory.let_go.set()
+    assert (await told).cause == "cancelled"
     await pair.assert_staging_returns()
 
 
