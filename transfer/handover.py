@@ -25,8 +25,8 @@ PIPELINE_DEPTH = 2
 
 GRACE_S = 2.0
 """For what is in flight when its session fails; then its connection is closed. A peer that runs takes or drops it in
-milliseconds. One that is stopped would keep its sessions' staging buffers until their deadlines, and hand-overs to every
-other peer would wait for them."""
+milliseconds. One that is stopped would keep its sessions' staging buffers until their deadlines, and hand-overs to all
+other peers would wait for them."""
 
 
 class Handover(Generic[Event, Instruction]):
