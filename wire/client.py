@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from wire import codecs
 from wire import messages as m
@@ -31,6 +32,10 @@ from wire.errors import (
 from wire.generated import headrace_pb2 as pb
 from wire.generated import headrace_pb2_grpc as rpc
 from wire.tls import Identity
+
+Reply = TypeVar("Reply", bound=Message)
+Event = TypeVar("Event")
+Event_co = TypeVar("Event_co", covariant=True)
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
 
@@ -81,43 +86,28 @@ def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeErr
     return _ERRORS.get(code, NodeLost)(node, details)
 
 
-class PrefillCall(Protocol):
-    """One prefill in progress, as an async context manager and an async iterator of its events."""
+class StreamCall(Protocol[Event_co]):
+    """A call that a node answers with events, as an async context manager and an async iterator of them."""
 
-    async def __aenter__(self) -> PrefillCall: ...
+    async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-    def __aiter__(self) -> AsyncIterator[m.PrefillEvent]: ...
+    def __aiter__(self) -> AsyncIterator[Event_co]: ...
 
 
-class DecodeCall(Protocol):
+class DecodeCall(StreamCall[m.DecodeEvent], Protocol):
     """One request's life on a decode node: commands in, events out."""
 
-    async def __aenter__(self) -> DecodeCall: ...
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
     async def send(self, command: m.DecodeCommand) -> None: ...
-    def __aiter__(self) -> AsyncIterator[m.DecodeEvent]: ...
-
-
-class CacheUpdatesCall(Protocol):
-    """What a node tells of its cache, for as long as the call is held."""
-
-    async def __aenter__(self) -> CacheUpdatesCall: ...
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-    def __aiter__(self) -> AsyncIterator[CacheUpdate]: ...
 
 
 class NodeClient(Protocol):
     """What the router needs of a node; tests pass a fake."""
 
-    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> PrefillCall: ...
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]: ...
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
-    def cache_updates(self) -> CacheUpdatesCall: ...
+    def cache_updates(self) -> StreamCall[CacheUpdate]: ...
     async def close(self) -> None: ...
 
 
@@ -143,38 +133,43 @@ class GrpcNodeClient:
         self._decode = rpc.DecodeStub(self._channel)
         self._node = rpc.NodeStub(self._channel)
 
-    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> PrefillCall:
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
         """Starts a prefill."""
         call = self._prefill.Run(codecs.encode_prefill_request(request), timeout=timeout_s)
-        return _GrpcPrefillCall(self._name, call)
+        return _GrpcStream(self._name, call, codecs.decode_prefill_event)
 
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
         """Opens a decode call; its `Start` goes out on entering."""
         return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s), start)
 
-    def cache_updates(self) -> CacheUpdatesCall:
+    def cache_updates(self) -> StreamCall[CacheUpdate]:
         """Follows the node's cache: a snapshot, then what changes, without end."""
-        return _GrpcCacheUpdatesCall(self._name, self._node.CacheUpdates(pb.CacheUpdatesRequest()))
+        return _GrpcStream(self._name, self._node.CacheUpdates(pb.CacheUpdatesRequest()), decode_cache_update)
 
     async def close(self) -> None:
         await self._channel.close(None)
 
 
-class _GrpcPrefillCall:
-    def __init__(self, node: str, call: grpc.aio.UnaryStreamCall[pb.PrefillRequest, pb.PrefillEvent]) -> None:
+class _GrpcStream(Generic[Reply, Event]):
+    """A `StreamCall` over gRPC; `decode` makes a message's event."""
+
+    def __init__(
+        self, node: str, call: grpc.aio.UnaryStreamCall[Any, Reply], decode: Callable[[Reply], Event]
+    ) -> None:
         self._node = node
         self._call = call
+        self._decode = decode
 
-    async def __aenter__(self) -> PrefillCall:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._call.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[m.PrefillEvent]:
+    async def __aiter__(self) -> AsyncIterator[Event]:
         try:
             async for message in self._call:
-                yield codecs.decode_prefill_event(message)
+                yield self._decode(message)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._node, error.code(), error.details()) from error
 
@@ -192,7 +187,7 @@ class _GrpcDecodeCall:
         self._first_status: tuple[grpc.StatusCode, str | None] = (grpc.StatusCode.INTERNAL, None)
         call.add_done_callback(self._ended)
 
-    async def __aenter__(self) -> DecodeCall:
+    async def __aenter__(self) -> Self:
         await self.send(self._start)
         return self
 
@@ -230,27 +225,6 @@ class _GrpcDecodeCall:
             self._status().send(None)  # set by now: nothing is waited for
         except StopIteration as status:
             self._first_status = status.value
-
-
-class _GrpcCacheUpdatesCall:
-    def __init__(
-        self, node: str, call: grpc.aio.UnaryStreamCall[pb.CacheUpdatesRequest, pb.CacheUpdate]
-    ) -> None:
-        self._node = node
-        self._call = call
-
-    async def __aenter__(self) -> CacheUpdatesCall:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._call.cancel()
-
-    async def __aiter__(self) -> AsyncIterator[CacheUpdate]:
-        try:
-            async for message in self._call:
-                yield decode_cache_update(message)
-        except grpc.aio.AioRpcError as error:
-            raise node_error(self._node, error.code(), error.details()) from error
 
 
 class GrpcDonorClient:
