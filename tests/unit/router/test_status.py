@@ -1,5 +1,7 @@
 """What nodes say of their links and sessions, as /cluster and /metrics tell it."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.fake_nodes import fake_cluster, node_info, node_status
@@ -46,3 +48,23 @@ async def test_metrics_tell_links_and_counters_with_labels(running: Running) -> 
     ):
         assert line in lines
     assert not [line for line in lines if "link_bytes_per_second" in line and 'peer="d2"' in line]
+
+
+async def test_metrics_tell_how_much_of_sent_hand_overs_was_hidden(start_router: StartRouter) -> None:
+    """Of totals since the node's start; a node that has sent nothing has no share."""
+    running = await start_router(fake_cluster([1], prefill=3), register=False)
+    sent = {"direction=sent,group=attention/transfer_seconds": 3.0, "direction=sent,group=state/transfer_seconds": 1.0}
+    received = {"direction=received,group=attention/transfer_seconds": 9.0}
+    counters: dict[str, dict[str, float]] = {
+        "p0": sent | received | {"transfer_hidden_seconds": 2.5},
+        "p1": sent,
+        "p2": received | dict.fromkeys(sent, 0.0) | {"transfer_hidden_seconds": 0.0},
+    }
+    for name, counted in counters.items():
+        status = replace(node_status(), counters=counted)
+        running.server.nodes.register(node_info(name, Role.PREFILL), status)
+    lines = (await running.http.get("/metrics")).text.splitlines()
+    assert [line for line in lines if line.startswith("headrace_node_transfer_overlap_ratio{")] == [
+        'headrace_node_transfer_overlap_ratio{node="p0",role="prefill"} 0.625',
+        'headrace_node_transfer_overlap_ratio{node="p1",role="prefill"} 0.0',
+    ]
