@@ -71,7 +71,6 @@ class _Pass:
 
     def __init__(self, num_rows: int, memory: CacheMemory, max_blocks: int):
         self._num_rows, self._block_size = num_rows, memory.layout.block_size
-        self._scratch_block = memory.scratch_block
         most_sequences = MOST_SEQUENCES + 1
         # The segments' tables, of few numbers a chunk or tile, fit in what the rows are times two.
         self._ints = StaticInts(most_sequences * max_blocks + 3 * len(Field) * num_rows + 1024, memory.device)
@@ -81,7 +80,7 @@ class _Pass:
         self._host_last_rows, self._last_rows = self._ints.take(MOST_SEQUENCES)
         self._host_contexts, contexts = self._ints.take(MOST_SEQUENCES)
         self._host_table, table = self._ints.take(most_sequences, max_blocks)
-        self._host_table[-1] = self._scratch_block
+        self._host_table[-1] = memory.scratch_block
         self._segments = CapturedSegments(num_rows, most_sequences, MOST_WRITES, self._ints, memory.device)
         self._attention = PagedPrefill((num_rows,), PagedChunks(first_rows, starts, table))
         self._tails = PagedDecode(MOST_SEQUENCES, PagedContexts(contexts, table[:MOST_SEQUENCES]))
@@ -113,7 +112,6 @@ class _Pass:
             self._host_table[i, : len(ids)] = ids
             self._set_rows(slice(first_rows[i], first_rows[i + 1]), step.tokens, step.start, ids)
         self._set_rows(slice(first_rows[-2], self._num_rows), 0, 0, self._host_table[-1])
-        self._host_rows[Field.BLOCK, first_rows[-2] :] = self._scratch_block
         self._host_starts[:] = [step.start for step in ordered] + [0] * (nobody + 1)
         self._host_last_rows[:] = [row - 1 for row in first_rows[1 : len(ordered) + 1]] + [0] * nobody
         self._host_contexts[:] = [step.end for step in ordered] + [0] * nobody

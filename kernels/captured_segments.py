@@ -82,8 +82,9 @@ class CapturedSegments(PrefillSegments):
         lengths, src_slots, writes_of_each = self._filled
         first_rows = np.cumsum([0, *lengths]).tolist()
         chunks = [cut(*span, size) for span in zip(first_rows, lengths, writes_of_each, strict=False)]
-        for table, values in zip(self._host_chunks[size], table_rows(chunks, src_slots), strict=True):
-            _set(table, values, nothing=[0, -1, -1, 0])
+        rows, nothings = table_rows(chunks, src_slots), ([0, -1, -1, 0], [0, 0, -1, 0])
+        for table, values, nothing in zip(self._host_chunks[size], rows, nothings, strict=True):
+            _set(table, values, nothing)
 
     def _fill_conv(self, taps: int, tile_rows: int) -> None:
         rows = conv_rows(*self._filled, taps, tile_rows)
