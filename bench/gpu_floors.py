@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.gpu_timing import BYTES_A_SECOND, FLOPS_A_SECOND
 from bench.shapes import GRANITE_H_MICRO
 from engine.flops import num_weights
 from engine.model_config import ModelConfig
 
-MATRIX_FLOPS = 790e12  # a second, bf16, measured on an H200
-COPY_BYTES = 4.3e12  # a second, read plus written, measured on an H200
 BLOCK_SIZE = 16
 
 
@@ -86,8 +85,8 @@ def floor_ms(work: Prefill | Decode, config: ModelConfig) -> float:
     layout = config.cache_layout("", "bfloat16", BLOCK_SIZE, "bfloat16")
     context = work.num_cached if isinstance(work, Prefill) else work.context
     cached_bytes = 2 * layout.state_bytes + context * layout.block_bytes / BLOCK_SIZE
-    moving_ms = 1e3 * (2 * weights + work.num_sequences * cached_bytes) / COPY_BYTES
-    return max(moving_ms, 2e3 * weights * work.num_rows / MATRIX_FLOPS)
+    moving_ms = 1e3 * (2 * weights + work.num_sequences * cached_bytes) / BYTES_A_SECOND
+    return max(moving_ms, 2e3 * weights * work.num_rows / FLOPS_A_SECOND)
 
 
 def reach_ms(work: Prefill | Decode, config: ModelConfig) -> float | None:

@@ -8,7 +8,7 @@ beside the one by hand, and the library beside ours: torch's FlashAttention over
 gathering included.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,24 +51,29 @@ class Workload:
 
     @property
     def config(self) -> AttentionConfig:
-        config = SHAPES[self.model].attention
-        assert config is not None
-        return config
+        return SHAPES[self.model].attention
 
     def __str__(self) -> str:
         return f"{self.model}, {self.num_sequences} x {self.new} behind {self.cached}"
 
-    def tables(self) -> tuple[Tensor, Tensor, Tensor, list[list[int]]]:
-        """q, a layer's pools in a model of four attention layers, and scattered blocks."""
+    @property
+    def blocks_each(self) -> int:
+        return -(-(self.new + self.cached) // BLOCK)
+
+    def block_ids(self) -> list[list[int]]:
+        """Scattered."""
+        ids = torch.randperm(self.num_sequences * self.blocks_each)
+        return ids.view(self.num_sequences, self.blocks_each).tolist()
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, and a layer's pools in a model of four attention layers."""
         c, rows = self.config, self.num_sequences * self.new
-        blocks_each = -(-(self.new + self.cached) // BLOCK)
-        shape = (self.num_sequences * blocks_each, 4, 2, BLOCK, c.num_kv_heads, c.head_dim)
+        shape = (self.num_sequences * self.blocks_each, 4, 2, BLOCK, c.num_kv_heads, c.head_dim)
         pool = torch.randn(shape, device="cuda", dtype=BF16)
-        ids = torch.randperm(shape[0]).view(self.num_sequences, blocks_each).tolist()
         width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         projected = torch.randn(rows, width, device="cuda", dtype=BF16)
         q = projected[:, : c.num_heads * c.head_dim].view(rows, c.num_heads, c.head_dim)
-        return q, pool[:, 1, 0], pool[:, 1, 1], ids
+        return q, pool[:, 1, 0], pool[:, 1, 1]
 
     def flops(self) -> float:
         pairs = self.num_sequences * self.new * (self.cached + (self.new + 1) / 2)
@@ -105,30 +110,31 @@ SPLITS = [1, 2, 8, 16, 32]
 
 
 def prefill_rows(work: Workload, variants: bool) -> Iterator[Row]:
-    q, k_pool, v_pool, ids = work.tables()
-    N, c = work.num_sequences, work.config
+    N, c, ids = work.num_sequences, work.config, work.block_ids()
+    q, k_pool, _ = work.inputs()
+    by_hand = fits_hopper(q, k_pool)
     chunks = PagedChunks.build([work.new] * N, [work.cached] * N, ids, BLOCK, q.device)
-
-    def row(name: str, run: Callable[[], object]) -> Row:
-        return measure(name, str(work), lambda: run, work.num_bytes(), work.flops())
-
-    plain = partial(paged_prefill_triton, q, k_pool, v_pool, c.scale, chunks)
-    if variants or not fits_hopper(q, k_pool):
-        yield row(f"prefill {tuple(prefill_tile(c.head_dim, BF16))}", plain)
-    if fits_hopper(q, k_pool):
-        yield row("prefill by hand", partial(paged_prefill_hopper, q, k_pool, v_pool, c.scale, chunks))
+    if variants or not by_hand:
+        plain = partial(paged_prefill_triton, scale=c.scale, chunks=chunks)
+        yield row(f"prefill {tuple(prefill_tile(c.head_dim, BF16))}", work, plain)
+    if by_hand:
+        yield row("prefill by hand", work, partial(paged_prefill_hopper, scale=c.scale, chunks=chunks))
     if variants:
-        yield row("gather, FlashAttention", flash(work, q, k_pool, v_pool, ids))
+        yield row("gather, FlashAttention", work, flash(work, ids))
 
 
-def flash(work: Workload, q: Tensor, k_pool: Tensor, v_pool: Tensor, ids: list[list[int]]) -> Callable[[], object]:
+def row(name: str, work: Workload, run: Callable[[Tensor, Tensor, Tensor], object]) -> Row:
+    return measure(name, str(work), lambda: partial(run, *work.inputs()), work.num_bytes(), work.flops())
+
+
+def flash(work: Workload, ids: list[list[int]]) -> Callable[[Tensor, Tensor, Tensor], object]:
     """The library: torch's own FlashAttention-2, its causal mask aligned to the last key."""
     N, c, end = work.num_sequences, work.config, work.new + work.cached
     blocks = torch.tensor(ids, device="cuda").flatten()
     rows_N1, keys_N1 = (torch.arange(N + 1, device="cuda", dtype=torch.int32) * each for each in (work.new, end))
     assert end % BLOCK == 0
 
-    def run() -> object:
+    def run(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> object:
         k, v = (pool.index_select(0, blocks).view(N * end, *pool.shape[2:]) for pool in (k_pool, v_pool))
         return torch.ops.aten._flash_attention_forward(
             q, k, v, rows_N1, keys_N1, work.new, end, 0.0, True, False, scale=c.scale
@@ -152,8 +158,8 @@ def decode_rows(work: Workload, variants: bool) -> Iterator[Row]:
 
 
 def decode_run(work: Workload, tile: DecodeTile, splits: int) -> Callable[[], object]:
-    q, k_pool, v_pool, ids = work.tables()
-    contexts = PagedContexts.build([work.cached + 1] * work.num_sequences, ids, BLOCK, q.device)
+    q, k_pool, v_pool = work.inputs()
+    contexts = PagedContexts.build([work.cached + 1] * work.num_sequences, work.block_ids(), BLOCK, q.device)
     gate = torch.randn_like(q) if work.config.has_output_gate else None
     return partial(paged_decode_triton, q, k_pool, v_pool, work.config.scale, contexts, gate, tile, splits)
 
@@ -161,14 +167,14 @@ def decode_run(work: Workload, tile: DecodeTile, splits: int) -> Callable[[], ob
 def prepare_row(model: str, count: int) -> Row:
     """Queries, keys, values: read; what changes and what the pool keeps: written."""
     c = Workload(model, 1, count, 0).config
-    is_changed = c.has_qk_norm or bool(c.rotary_dim)
+    is_changed = c.has_qk_norm or c.rotary_dim > 0
     heads = 2 * c.num_heads + 5 * c.num_kv_heads if is_changed else 4 * c.num_kv_heads
     return measure("prepare q, k, v", f"{model}, {count} rows", partial(prepare_run, c, count),
                    2.0 * count * heads * c.head_dim)  # fmt: skip
 
 
 def prepare_run(c: AttentionConfig, count: int) -> Callable[[], object]:
-    H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
+    H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim
     projected = torch.randn(count, (H + 2 * KV) * D, device="cuda", dtype=BF16)
     pool = torch.empty(-(-count // BLOCK), 2, BLOCK, KV, D, device="cuda", dtype=BF16)
     place = torch.arange(count, device="cuda")
@@ -187,21 +193,14 @@ def prefills(variants: bool) -> Iterator[Row]:
 def extends(variants: bool) -> Iterator[Row]:
     """Beside the same prefill with its context in one piece."""
     for work in EXTENDS:
-        q, k_pool, v_pool, ids = work.tables()
-        chunks = PagedChunks.build([work.new], [work.cached], ids, BLOCK, q.device)
+        q, k_pool, _ = work.inputs()
+        chunks = PagedChunks.build([work.new], [work.cached], work.block_ids(), BLOCK, q.device)
         whole = paged_prefill_hopper if fits_hopper(q, k_pool) else paged_prefill_triton
-        runs = {"prefill": partial(whole, q, k_pool, v_pool, work.config.scale, chunks)}
+        yield row("prefill", work, partial(whole, scale=work.config.scale, chunks=chunks))
         chosen = extend_splits(q, k_pool, chunks)
         for splits in (chosen, *[s for s in (2, 8, 16, 32, 64) if variants and s != chosen]):
-            runs[f"extend, {splits} splits"] = partial(
-                paged_extend_triton, q, k_pool, v_pool, work.config.scale, chunks, splits
-            )
-        for name, run in runs.items():
-            yield measure(name, str(work), partial(_as_it_is, run), work.num_bytes(), work.flops())
-
-
-def _as_it_is(run: Callable[[], object]) -> Callable[[], object]:
-    return run
+            run = partial(paged_extend_triton, scale=work.config.scale, chunks=chunks, splits=splits)
+            yield row(f"extend, {splits} splits", work, run)
 
 
 def decodes(variants: bool) -> Iterator[Row]:
@@ -218,11 +217,6 @@ def preparations(_variants: bool) -> Iterator[Row]:
 KINDS = {"prefill": prefills, "extend": extends, "decode": decodes, "prepare": preparations}
 
 
-def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:
-    for kind in only:
-        yield from KINDS[kind](variants)
-
-
 # ---------------------------------------------------------------- what the compiler makes of them, without a GPU
 
 
@@ -230,7 +224,7 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
     """The launches of the shapes above."""
     for model in SHAPES:
         c = Workload(model, 1, 1, 0).config
-        H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim or 0
+        H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
         yield f"prefill by hand {model}", hopper_launch(H, KV, D, hopper_tile(D))
         yield f"decode {model}", decode_launch(H, KV, D, decode_tile(D, BF16))
@@ -296,4 +290,4 @@ def prepare_launch(H: int, KV: int, D: int, R: int, has_norm: bool) -> Launch:
 
 
 if __name__ == "__main__":
-    main(__doc__, KINDS, rows, compile_checks)
+    main(__doc__, KINDS, compile_checks)

@@ -10,7 +10,7 @@ and with the library's products: it decides, since a tile that leaves room lets 
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu_kinds import main
-from bench.gpu_timing import BYTES_A_SECOND, Row, measure, time_us
+from bench.gpu_timing import Row, measure, time_us
 from bench.shapes import SHAPES
 from engine.model_config import Mamba2Config, ModelConfig
 from kernels.linear import LinearWeight
@@ -151,7 +151,7 @@ def chain_rows(_variants: bool) -> Iterator[Row]:
         matrices = [[random(p.O, p.I) * p.I**-0.5 for p in products(config)[:4]] for _ in range(num_layers)]
         own = [[LinearWeight(weight) for weight in layer] for layer in matrices]
         norm = torch.rand(config.hidden_size, device="cuda")
-        floor_us = sum(p.num_bytes for p in products(config)[:4]) / BYTES_A_SECOND * 1e6
+        num_bytes = sum(p.num_bytes for p in products(config)[:4])
         for M in BATCHES:
             x = random(M, config.hidden_size)
 
@@ -164,19 +164,14 @@ def chain_rows(_variants: bool) -> Iterator[Row]:
                 return time_us([run]) / num_layers
 
             shape = f"{model}, {M} rows"
-            yield Row("chain, library", shape, layers_us(library_layer, matrices), floor_us)
-            yield Row("chain", shape, layers_us(own_layer, own), floor_us)
+            yield Row("chain, library", shape, layers_us(library_layer, matrices), num_bytes)
+            yield Row("chain", shape, layers_us(own_layer, own), num_bytes)
             with nothing_overlaps():
                 apart_us = layers_us(own_layer, own)
-            yield Row("chain, nothing overlaps", shape, apart_us, floor_us)
+            yield Row("chain, nothing overlaps", shape, apart_us, num_bytes)
 
 
 KINDS = {"alone": alone_rows, "chain": chain_rows}
-
-
-def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:
-    for kind in only:
-        yield from KINDS[kind](variants)
 
 
 # ---------------------------------------------------------------- what the compiler makes of them, without a GPU
@@ -200,4 +195,4 @@ def compile_checks() -> Iterator[tuple[str, Launch]]:
 
 
 if __name__ == "__main__":
-    main(__doc__, KINDS, rows, compile_checks)
+    main(__doc__, KINDS, compile_checks)

@@ -3,11 +3,12 @@
     python -m bench.gpu_kernels_rows [--variants] [--only norms residual gated swiglu experts draw]
     python -m bench.gpu_kernels_rows --compile-only
 
-Times as in bench/gpu_timing.py. `--variants` adds other tiles, and the library beside our experts: torch's grouped
-product, with the gathering and the SwiGLU that it needs around it, and sampling from sorted probabilities.
+Times as in bench/gpu_timing.py. `--variants` adds other tiles, and the library beside our experts and draws: torch's
+grouped product, with the gathering and the SwiGLU that it needs around it, its argmax, and sampling from sorted
+probabilities.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from bench.gpu_kinds import main
 from bench.gpu_timing import Row, measure
 from bench.shapes import SHAPES
 from kernels import gated_rms_norm
+from kernels.argmax import argmax_torch, argmax_triton
 from kernels.draw import draw_torch, draw_triton
 from kernels.gated_rms_norm import gate_then_norm_triton, gated_tile, norm_then_gate_triton
 from kernels.linear import LinearWeight
@@ -189,17 +191,21 @@ def draw_rows(variants: bool) -> Iterator[Row]:
     """Logits as a bf16 head leaves them. The floor reads them once."""
     for model, config in SHAPES.items():
         for count in (1, 16, 64, 256):
-            logits = random(count, config.vocab_size).mul_(3).float()
             uniform = torch.rand(count, device="cuda", dtype=torch.float64)
-            choices = {"argmax": partial(logits.argmax, -1)}
+            place = torch.empty(count, device="cuda", dtype=torch.int64)
+            choices: dict[str, Callable[[Tensor], object]] = {"argmax": partial(argmax_triton, out=place)}
+            if variants:
+                choices["argmax, torch's"] = partial(argmax_torch, out=place)
             for name, setting in (("", (1.0, 0, 1.0, 0.0)), (", top_k 50, top_p 0.9", (0.7, 50, 0.9, 0.0))):
-                settings = torch.tensor([setting] * count, device="cuda", dtype=torch.float64)
-                choices[f"draw{name}"] = partial(draw_triton, logits, settings, uniform)
+                drawn = {"settings_N4": torch.tensor([setting] * count, device="cuda", dtype=torch.float64),
+                         "uniform_N": uniform}  # fmt: skip
+                choices[f"draw{name}"] = partial(draw_triton, **drawn)
                 if variants:
-                    choices[f"draw{name}, blocks of 16384"] = partial(draw_triton, logits, settings, uniform, 16384)
-                    choices[f"draw{name}, by sorting"] = partial(draw_torch, logits, settings, uniform)
+                    choices[f"draw{name}, blocks of 16384"] = partial(draw_triton, **drawn, block=16384)
+                    choices[f"draw{name}, by sorting"] = partial(draw_torch, **drawn)
             for name, run in choices.items():
-                yield measure(name, f"{model}, {count} rows", lambda: run, 4.0 * logits.numel())  # noqa: B023
+                prepare = lambda: partial(run, random(count, config.vocab_size).mul_(3).float())  # noqa: B023, E731
+                yield measure(name, f"{model}, {count} rows", prepare, 4.0 * count * config.vocab_size)
 
 
 KINDS = {
@@ -210,11 +216,6 @@ KINDS = {
     "experts": moe_rows,
     "draw": draw_rows,
 }
-
-
-def rows(variants: bool = False, only: Iterable[str] = tuple(KINDS)) -> Iterator[Row]:
-    for kind in only:
-        yield from KINDS[kind](variants)
 
 
 # ---------------------------------------------------------------- what the compiler makes of them, without a GPU
@@ -286,4 +287,4 @@ def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
 
 
 if __name__ == "__main__":
-    main(__doc__, KINDS, rows, compile_checks)
+    main(__doc__, KINDS, compile_checks)

@@ -1,25 +1,24 @@
 """Prefill scans on one GPU: Mamba2 (SSD) and the gated delta rule, and what checkpoints on the way cost.
 
-    python -m bench.gpu_kernels_scan [--parts] [--library]
+    python -m bench.gpu_kernels_scan [--state-dtype float32 bfloat16] [--parts] [--library]
 
-Times are medians of CUDA graph replays of one layer's scan. A floor is the larger of FLOPs / 790 TFLOP/s and bytes
-/ 4.3 TB/s, what such a machine reaches (shared/anchors/h200.md): inputs and outputs once, the products that the
-chunked form needs at our chunk size, no scratch. `--parts` adds the kernels one by
-one, with the scratch that each reads and writes in its floor, `--library` what others publish, where it can be
-imported: mamba_ssm's scan (its Triton files are enough) and flash-linear-attention's, with final states only and
-without slots; their first call tunes itself for a while.
+Times of one layer's scan as in bench/gpu_timing.py. A floor counts inputs and outputs once, the products that the
+chunked form needs at our chunk size, no scratch. `--parts` adds the kernels one by one, with the scratch that each
+reads and writes in its floor; `--library` adds, last, what others publish: mamba_ssm's scan (its Triton files are
+enough) and flash-linear-attention's, with final states only, in float32 and without slots; their first call tunes
+itself for a while.
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
+from bench.gpu_timing import HEADER, Row, measure
 from bench.shapes import SHAPES
 from engine.model_config import GatedDeltaConfig, Mamba2Config
 from kernels import gdn_scan, ssd_scan
@@ -29,32 +28,9 @@ from kernels.segments import PrefillSegments, StateWrite
 from kernels.ssd_heads import SsdHeads
 from kernels.ssd_scan import ssd_prefill_triton, ssd_tiles
 
-FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12
 BF16 = torch.bfloat16
-
-
-class Row(NamedTuple):
-    kernel: str
-    shape: str
-    time_us: float
-    floor_us: float
-
-    def __str__(self) -> str:
-        share = self.floor_us / self.time_us
-        return f"| {self.kernel} | {self.shape} | {self.time_us:.1f} | {self.floor_us:.1f} | {share:.0%} |"
-
-
-HEADER = "| kernel | shape | us | floor us | of floor |\n|---|---|---|---|---|"
-
-
-def row(kernel: str, shape: str, run: Callable[[], object], num_bytes: float, flops: float) -> Row:
-    """A variant that does not fit the chip gives no row's time, but its name."""
-    try:
-        took = triton.testing.do_bench_cudagraph(run, rep=50, return_mode="median") * 1e3
-    except (triton.runtime.errors.OutOfResources, RuntimeError) as error:
-        print(f"{kernel}, {shape}: {error}")
-        took = float("nan")
-    return Row(kernel, shape, took, max(num_bytes / BYTES_A_SECOND, flops / FLOPS_A_SECOND) * 1e6)
+STATE_DTYPES = ("float32", "bfloat16")
+Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -97,9 +73,9 @@ _SSD, _GDN = ssd_tiles(BF16, 64, 128, 8192), gdn_tiles(BF16)
 
 
 class SsdLayer:
-    """One layer of granite-h-micro."""
+    """One layer of granite-h-micro, its inputs and pool made anew."""
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Batch, state_dtype: torch.dtype) -> None:
         config = SHAPES["granite-h-micro"].state
         assert isinstance(config, Mamba2Config)
         self.batch, self.segments = batch, batch.segments()
@@ -109,155 +85,144 @@ class SsdLayer:
         self.x, self.B, self.C = x.view(-1, H, P), B.view(-1, 1, N), C.view(-1, 1, N)
         D, bias = torch.randn(2, H, device="cuda")
         self.heads = SsdHeads(-torch.rand(H, device="cuda") * 8, D, bias - 2)
-        self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda")[:, 1]
+        self.pool = torch.empty(batch.num_writes, 2, H, P, N, device="cuda", dtype=state_dtype)[:, 1]
+        self.table = self.segments.chunk_table(_SSD.chunk_size)
 
-    def run(self) -> Tensor:
-        return ssd_prefill_triton(self.x, self.dt, self.B, self.C, self.heads, self.pool, self.segments, _SSD)
+    def scan(self) -> Run:
+        inputs = self.x, self.dt, self.B, self.C
+        return partial(ssd_prefill_triton, *inputs, self.heads, self.pool, self.segments, _SSD)
 
-    def library(self) -> Row:
+    def library(self) -> Run:
+        """mamba_ssm's."""
         scan = import_module("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
         inputs = self.x, self.heads.time_steps(self.dt), self.B, self.C
         x, dt, B, C = (each.unflatten(0, (self.batch.num_sequences, -1)) for each in inputs)
-        run = lambda: scan(x, dt, self.heads.A, B, C, 256, D=self.heads.D, return_final_states=True)  # noqa: E731
-        return row("mamba_ssm", str(self.batch), run, self.num_bytes(), self.flops())
+        return partial(scan, x, dt, self.heads.A, B, C, 256, D=self.heads.D, return_final_states=True)
 
-    @property
-    def state_size(self) -> int:
-        return self.H * self.P * self.N
+    def decays(self) -> Run:
+        return partial(ssd_scan._launch_decays, self.dt, self.heads, self.table, _SSD)
 
-    def num_bytes(self) -> float:
-        rows = self.batch.rows * (2 * self.H * self.P * 2 + 2 * self.N * 2 + self.H * 2)
-        return rows + self.batch.num_writes * self.state_size * 4
+    def states(self) -> Run:
+        decay, chunk_dt = ssd_scan._launch_decays(self.dt, self.heads, self.table, _SSD)
+        return partial(ssd_scan._launch_states, self.x, self.B, decay, chunk_dt, self.pool, self.table, _SSD)
 
-    def flops(self) -> float:
-        within = _SSD.chunk_size * (self.H * self.P + self.N)  # the triangle only
-        return self.batch.rows * (4 * self.state_size + within)
+    def outputs(self) -> Run:
+        decay, chunk_dt = ssd_scan._launch_decays(self.dt, self.heads, self.table, _SSD)
+        start = ssd_scan._launch_states(self.x, self.B, decay, chunk_dt, self.pool, self.table, _SSD)
+        inputs, y = (self.x, self.B, self.C, self.heads.D, decay, chunk_dt, start), torch.empty_like(self.x)
+        return partial(ssd_scan._launch_outputs, *inputs, y, self.table, _SSD)
 
-    def parts(self) -> Iterator[Row]:
-        rows, H, Q = self.batch.rows, self.H, _SSD.chunk_size
-        table = self.segments.chunk_table(Q)
-        start_bytes = len(table.chunks_C4) * self.state_size * 2
-        x_bytes, row_bytes = rows * H * self.P * 2, rows * H * 4
-        decay, chunk_dt = ssd_scan._launch_decays(self.dt, self.heads, table, _SSD)
-        yield row(
-            "ssd decays", str(self.batch), lambda: ssd_scan._launch_decays(self.dt, self.heads, table, _SSD),
-            3 * row_bytes, 0,
-        )  # fmt: skip
-        run = lambda: ssd_scan._launch_states(self.x, self.B, decay, chunk_dt, self.pool, table, _SSD)  # noqa: E731
-        yield row("ssd states", str(self.batch), run, x_bytes + start_bytes + 2 * row_bytes, 2 * rows * self.state_size)
-        start, y = run(), torch.empty_like(self.x)
-        yield row(
-            "ssd outputs",
-            str(self.batch),
-            lambda: ssd_scan._launch_outputs(
-                self.x, self.B, self.C, self.heads.D, decay, chunk_dt, start, y, table, _SSD
-            ),
-            2 * x_bytes + start_bytes + 2 * row_bytes,
-            rows * (2 * self.state_size + Q * H * self.P),
-        )
+    def costs(self) -> dict[str, tuple[float, float]]:
+        """Bytes and FLOPs by what the methods above are called."""
+        rows, H, Q, state = self.batch.rows, self.H, _SSD.chunk_size, self.H * self.P * self.N
+        x_bytes, row_bytes, start_bytes = rows * H * self.P * 2, rows * H * 4, len(self.table.chunks_C4) * state * 2
+        written_bytes = self.batch.num_writes * state * self.pool.itemsize
+        within = Q * (H * self.P + self.N)  # the triangle only
+        return {
+            "scan": (2 * x_bytes + rows * (4 * self.N + 2 * H) + written_bytes, rows * (4 * state + within)),
+            "decays": (3 * row_bytes, 0),
+            "states": (x_bytes + start_bytes + 2 * row_bytes + written_bytes, 2 * rows * state),
+            "outputs": (2 * x_bytes + start_bytes + 2 * row_bytes, rows * (2 * state + Q * H * self.P)),
+        }
 
 
 class GdnLayer:
-    """One layer of qwen35-4b."""
+    """One layer of qwen35-4b, its inputs and pool made anew."""
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Batch, state_dtype: torch.dtype) -> None:
         config = SHAPES["qwen35-4b"].state
         assert isinstance(config, GatedDeltaConfig)
         self.batch, self.segments = batch, batch.segments()
-        self.Hk, self.Hv, self.K, self.V = (
-            config.num_key_heads,
-            config.num_value_heads,
-            config.key_dim,
-            config.value_dim,
-        )
-        keys, values = self.Hk * self.K, self.Hv * self.V
-        u = torch.randn(batch.rows, 2 * keys + values + 2 * self.Hv, device="cuda", dtype=BF16)
-        q, k, v, self.b, self.a = u.split((keys, keys, values, self.Hv, self.Hv), dim=-1)
-        self.q, self.k, self.v = (
-            q.unflatten(1, (self.Hk, -1)),
-            k.unflatten(1, (self.Hk, -1)),
-            v.unflatten(1, (self.Hv, -1)),
-        )
-        self.heads = GdnHeads(-torch.rand(self.Hv, device="cuda"), torch.randn(self.Hv, device="cuda"))
-        self.pool = torch.empty(batch.num_writes, 2, self.Hv, self.K, self.V, device="cuda")[:, 1]
+        self.Hk, self.Hv, self.K, self.V = Hk, Hv, K, V = (
+            config.num_key_heads, config.num_value_heads, config.key_dim, config.value_dim,
+        )  # fmt: skip
+        widths = Hk * K, Hk * K, Hv * V, Hv, Hv
+        q, k, v, self.b, self.a = torch.randn(batch.rows, sum(widths), device="cuda", dtype=BF16).split(widths, dim=-1)
+        self.q, self.k, self.v = (x.unflatten(1, (heads, -1)) for x, heads in ((q, Hk), (k, Hk), (v, Hv)))
+        self.heads = GdnHeads(-torch.rand(Hv, device="cuda"), torch.randn(Hv, device="cuda"))
+        self.pool = torch.empty(batch.num_writes, 2, Hv, K, V, device="cuda", dtype=state_dtype)[:, 1]
+        self.table = self.segments.chunk_table(_GDN.chunk_size)
 
-    def run(self) -> Tensor:
-        return gdn_prefill_triton(self.q, self.k, self.v, self.a, self.b, self.heads, self.pool, self.segments, _GDN)
+    def scan(self) -> Run:
+        inputs = self.q, self.k, self.v, self.a, self.b
+        return partial(gdn_prefill_triton, *inputs, self.heads, self.pool, self.segments, _GDN)
 
-    def library(self) -> Row:
+    def library(self) -> Run:
+        """flash-linear-attention's."""
         scan = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
         inputs = (self.q, self.k, self.v, *self.heads.gates(self.a, self.b))
         q, k, v, g, beta = (each.contiguous().unflatten(0, (self.batch.num_sequences, -1)) for each in inputs)
-        run = lambda: scan(  # noqa: E731
-            q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True
-        )
-        return row("flash-linear-attention", str(self.batch), run, self.num_bytes(), self.flops())
+        return partial(scan, q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
 
-    @property
-    def state_size(self) -> int:
-        return self.Hv * self.K * self.V
+    def systems(self) -> Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]:
+        return partial(gdn_scan._launch_systems, self.k, self.v, self.a, self.b, self.heads, self.table, _GDN)
 
-    def num_bytes(self) -> float:
-        rows = self.batch.rows * (2 * self.Hk * self.K * 2 + 2 * self.Hv * self.V * 2 + 2 * self.Hv * 2)
-        return rows + self.batch.num_writes * self.state_size * 4
+    def systems_states(self) -> Run:
+        """V' replaces u: the states kernel cannot run twice on the same u, and the systems' time comes off by hand."""
+        systems = self.systems()
+        return lambda: gdn_scan._launch_states(self.k, *systems(), self.pool, self.table, _GDN)
 
-    def flops(self) -> float:
-        Q = _GDN.chunk_size
-        triangles = self.Hk * 2 * self.K + self.Hv * (self.K + 2 * self.V)  # k k, q k; w, u, outputs
-        return self.batch.rows * (6 * self.state_size + Q * triangles)
+    def outputs(self) -> Run:
+        u, w, decay, to_end = self.systems()()
+        start = gdn_scan._launch_states(self.k, u, w, decay, to_end, self.pool, self.table, _GDN)
+        inputs, o = (self.q, self.k, u, decay, start), torch.empty_like(self.v)
+        return partial(gdn_scan._launch_outputs, *inputs, o, self.table, _GDN)
 
-    def parts(self) -> Iterator[Row]:
-        rows, H, Q = self.batch.rows, self.Hv, _GDN.chunk_size
-        table = self.segments.chunk_table(Q)
-        start_bytes = len(table.chunks_C4) * self.state_size * 2
-        k_bytes, v_bytes = rows * self.Hk * self.K * 2, rows * H * self.V * 2
-        w_bytes = rows * H * self.K * 2
-        systems = lambda: gdn_scan._launch_systems(self.k, self.v, self.a, self.b, self.heads, table, _GDN)  # noqa: E731
-        yield row(
-            "gdn systems", str(self.batch), systems, k_bytes + 2 * v_bytes + w_bytes,
-            rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q),
-        )  # fmt: skip
-        # V' replaces u: the states kernel cannot run twice on the same u, and the systems' time comes off by hand.
-        states = lambda u, w, decay, to_end: gdn_scan._launch_states(  # noqa: E731
-            self.k, u, w, decay, to_end, self.pool, table, _GDN
-        )
-        yield row(
-            "gdn systems, states",
-            str(self.batch),
-            lambda: states(*systems()),
-            2 * k_bytes + 4 * v_bytes + 2 * w_bytes + start_bytes,
-            rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q) + 4 * rows * self.state_size,
-        )
-        u, w, decay, to_end = systems()
-        start, o = states(u, w, decay, to_end), torch.empty_like(self.v)
-        yield row(
-            "gdn outputs",
-            str(self.batch),
-            lambda: gdn_scan._launch_outputs(self.q, self.k, u, decay, start, o, table, _GDN),
-            2 * k_bytes + 2 * v_bytes + start_bytes,
-            rows * (2 * self.state_size + 2 * Q * (H * self.V + self.Hk * self.K)),
-        )
+    def costs(self) -> dict[str, tuple[float, float]]:
+        """Bytes and FLOPs by what the methods above are called."""
+        rows, H, Q, state = self.batch.rows, self.Hv, _GDN.chunk_size, self.Hv * self.K * self.V
+        k_bytes, v_bytes, w_bytes = rows * self.Hk * self.K * 2, rows * H * self.V * 2, rows * H * self.K * 2
+        start_bytes = len(self.table.chunks_C4) * state * 2
+        written_bytes = self.batch.num_writes * state * self.pool.itemsize
+        triangles = self.Hk * 2 * self.K + H * (self.K + 2 * self.V)  # k k, q k; w, u, outputs
+        systems = rows * H * Q * (4 * self.K + 2 * self.V + 20 * Q)
+        return {
+            "scan": (2 * k_bytes + 2 * v_bytes + 4 * rows * H + written_bytes, rows * (6 * state + Q * triangles)),
+            "systems": (k_bytes + 2 * v_bytes + w_bytes, systems),
+            "systems_states": (
+                2 * k_bytes + 4 * v_bytes + 2 * w_bytes + start_bytes + written_bytes,
+                systems + 4 * rows * state,
+            ),
+            "outputs": (
+                2 * k_bytes + 2 * v_bytes + start_bytes,
+                rows * (2 * state + 2 * Q * (H * self.V + self.Hk * self.K)),
+            ),
+        }
+
+
+LAYERS: dict[str, tuple[type[SsdLayer | GdnLayer], str]] = {
+    "ssd": (SsdLayer, "mamba_ssm"),
+    "gdn": (GdnLayer, "flash-linear-attention"),
+}
+
+
+def row(name: str, layer: type[SsdLayer | GdnLayer], batch: Batch, state_dtype: torch.dtype, part: str) -> Row:
+    num_bytes, flops = layer(batch, state_dtype).costs()["scan" if part == "library" else part]
+    shape = f"{batch} in {str(state_dtype)[6:]}"
+    return measure(name, shape, lambda: getattr(layer(batch, state_dtype), part)(), num_bytes, flops)
 
 
 @torch.no_grad()
-def rows(parts: bool = False, library: bool = False) -> Iterator[Row]:
-    for name, layer_of in (("ssd", SsdLayer), ("gdn", GdnLayer)):
-        for batch in BATCHES + CHECKPOINTED:
-            layer = layer_of(batch)
-            yield row(f"{name} prefill", str(batch), layer.run, layer.num_bytes(), layer.flops())
-            if library and batch in BATCHES:
-                yield layer.library()
-            if parts and batch in BATCHES:
-                yield from layer.parts()
+def rows(state_dtypes: Sequence[torch.dtype], parts: bool, library: bool) -> Iterator[Row]:
+    for name, (layer, _) in LAYERS.items():
+        for state_dtype in state_dtypes:
+            for batch in BATCHES + CHECKPOINTED:
+                for part in layer(batch, state_dtype).costs() if parts and batch in BATCHES else ("scan",):
+                    yield row(f"{name} {part}", layer, batch, state_dtype, part)
+    for layer, name in LAYERS.values() if library else ():
+        for batch in BATCHES:
+            yield row(name, layer, batch, torch.float32, "library")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--state-dtype", nargs="+", choices=STATE_DTYPES, default=STATE_DTYPES, help="of the pools")
     parser.add_argument("--parts", action="store_true", help="the kernels one by one, too")
     parser.add_argument("--library", action="store_true", help="what others publish, too")
     arguments = parser.parse_args()
     print(HEADER)
-    for each in rows(arguments.parts, arguments.library):
+    state_dtypes = [getattr(torch, name) for name in arguments.state_dtype]
+    for each in rows(state_dtypes, arguments.parts, arguments.library):
         print(each, flush=True)
 
 

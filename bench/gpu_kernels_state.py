@@ -1,12 +1,11 @@
 """Decode state updates, causal convolutions, and gathering and scattering of blocks on one GPU.
 
-    python -m bench.gpu_kernels_state [--variants] [--only NAME]
+    python -m bench.gpu_kernels_state [--variants] [--only ssd gdn conv-update conv copy]
 
 Times as in bench/gpu_timing.py; a state counts twice, read and written. `--variants` adds other tiles of SSD
 steps, packed convolutions and copies, and torch beside the copies.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
@@ -15,7 +14,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from bench.gpu_timing import HEADER, Row, measure
+from bench.gpu_kinds import main
+from bench.gpu_timing import Row, measure
 from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
 from kernels.gdn_heads import GdnHeads
 from kernels.segments import PrefillSegments, StateSource, StateWrite
@@ -140,7 +140,7 @@ def copy_rows(variants: bool) -> Iterator[Row]:
             yield from tiled(copy.__name__, gather_scatter, tiles, shape, prepare, 2.0 * count * row_bytes)
 
 
-GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
+KINDS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "ssd": ssd_rows,
     "gdn": gdn_rows,
     "conv-update": conv_update_rows,
@@ -149,17 +149,5 @@ GROUPS: dict[str, Callable[[bool], Iterator[Row]]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", action="store_true")
-    parser.add_argument("--only", choices=GROUPS)
-    arguments = parser.parse_args()
-    print(HEADER)
-    for name, group in GROUPS.items():
-        if arguments.only in (None, name):
-            for row in group(arguments.variants):
-                print(row, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, KINDS)

@@ -11,18 +11,33 @@ FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12  # bf16 products and copies, mea
 CACHE_BYTES = 256 << 20  # several times an H200's L2
 MOST_COPIES = 32
 GRAPH_US = 20_000  # of work in a graph, unless one run is longer
-HEADER = "| kernel | shape | us | floor us | of floor |\n|---|---|---|---|---|"
+HEADER = "| kernel | shape | work | us | floor us | of floor |\n|---|---|---|---|---|---|"
 
 
 class Row(NamedTuple):
+    """Bytes and FLOPs are those that the work cannot do without; the floor is that of whichever take longer."""
+
     kernel: str
     shape: str
     time_us: float
-    floor_us: float
+    num_bytes: float
+    flops: float = 0.0
+
+    @property
+    def floor_us(self) -> float:
+        return max(self.num_bytes / BYTES_A_SECOND, self.flops / FLOPS_A_SECOND) * 1e6
+
+    @property
+    def work(self) -> str:
+        """What the floor is of."""
+        if self.flops / FLOPS_A_SECOND > self.num_bytes / BYTES_A_SECOND:
+            return f"{self.flops / 1e9:,.1f} GFLOP"
+        return f"{self.num_bytes / 2**20:,.2f} MiB"
 
     def __str__(self) -> str:
         share = self.floor_us / self.time_us
-        return f"| {self.kernel} | {self.shape} | {self.time_us:.1f} | {self.floor_us:.1f} | {share:.0%} |"
+        times = f"{self.time_us:.1f} | {self.floor_us:.1f} | {share:.0%}"
+        return f"| {self.kernel} | {self.shape} | {self.work} | {times} |"
 
 
 def measure(
@@ -30,15 +45,14 @@ def measure(
 ) -> Row:
     """Time what `prepare` returns, over as many of its inputs as overflow the cache.
 
-    Bytes and FLOPs are those that the work cannot do without. A variant that does not fit the chip gives a row
-    whose time is NaN.
+    A variant that does not fit the chip gives a row whose time is NaN.
     """
     try:
         took = time_us([prepare() for _ in range(min(MOST_COPIES, int(CACHE_BYTES // max(num_bytes, 1)) + 1))])
     except (triton.runtime.errors.OutOfResources, torch.OutOfMemoryError) as error:  # a fault is no slow variant
         print(f"{kernel}, {shape}: {error}")
         took = float("nan")
-    return Row(kernel, shape, took, max(num_bytes / BYTES_A_SECOND, flops / FLOPS_A_SECOND) * 1e6)
+    return Row(kernel, shape, took, num_bytes, flops)
 
 
 def time_us(runs: list[Callable[[], object]]) -> float:

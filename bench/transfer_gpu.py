@@ -19,6 +19,7 @@ import torch
 from bench import transfer_nixl
 from bench.gpu_timing import HEADER as KERNEL_HEADER
 from bench.gpu_timing import Row, measure
+from bench.shapes import SHAPES
 from bench.transfer_end import Shape, shape_of
 from bench.transfer_ends import Ends, Took
 from kernels.digest import DIGEST_BYTES, digest_pages
@@ -32,8 +33,7 @@ SEND_MIB = (1, 4, 8, 16, 32, 64, 128, 256)
 AT_ONCE = (1, 2, 4, 8)
 NUM_BUFFERS = 2 * max(AT_ONCE)
 ROUNDS = 30
-GRANITE_BLOCKS, GRANITE_BLOCK_BYTES, GRANITE_STATE_BYTES = 512, 163_840, 37_601_280
-"""granite-h-micro, 8,192 tokens: five attention layers, 8 heads of 64; 35 bf16 states and conv windows."""
+MODEL, MODEL_TOKENS = "granite-h-micro", 8192
 
 HEADER = "| what | messages | at once | us | GB/s |\n|---|---|---:|---:|---:|"
 
@@ -127,6 +127,12 @@ def blocks_shape(total: int) -> Shape:
     return shape_of(total // BLOCK_BYTES, BLOCK_BYTES, 4096)
 
 
+def model_shape(total: int) -> Shape:
+    """A real model's prompt: whole beside blocks of 64 MiB in `total`, shorter beside less."""
+    layout = SHAPES[MODEL].cache_layout("bench", "bfloat16", 16, state_dtype="bfloat16")
+    return Shape(layout, MODEL_TOKENS // layout.block_size * total >> 26)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", nargs=2, metavar=("PREFILL", "DECODE"), help="the first GPU and the second")
@@ -192,11 +198,11 @@ def state_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[st
 
 
 def model_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[str]:
-    """A real model's prompt."""
-    shape = shape_of(GRANITE_BLOCKS * total >> 26, GRANITE_BLOCK_BYTES, GRANITE_STATE_BYTES * total >> 26)
+    shape = model_shape(total)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
         plans = {f"{mib} MiB": shape.plan(max_message_bytes=mib << 20) for mib in (128, 32)}
-        yield from handover_rows(ends, "granite-h-micro, 8,192 tokens", plans, rounds)
+        num_tokens = shape.num_blocks * shape.layout.block_size
+        yield from handover_rows(ends, f"{MODEL}, {num_tokens:,} tokens", plans, rounds)
 
 
 def variant_rows(
