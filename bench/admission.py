@@ -7,12 +7,11 @@ payload itself would cost the host beside the digest that it makes anyway.
 """
 
 import argparse
-import time
-from collections.abc import Callable
 
 import numpy as np
 from blake3 import blake3
 
+from bench.best import best_s
 from transfer.admission import Gate, new_secret, proven
 from transfer.digest import summary
 from transfer.envelope import Envelope, new_nonce
@@ -20,18 +19,7 @@ from transfer.errors import Refused
 from transfer.plan import TransferPlan
 
 PAYLOAD_BYTES = 64 << 20
-PAYLOAD_ROUNDS = 5
-
-
-def best_s(work: Callable[[], object], rounds: int, repeats: int = 5) -> float:
-    """Seconds of one call: the best of a few loops."""
-    loops = []
-    for _ in range(repeats):
-        began_s = time.perf_counter()
-        for _ in range(rounds):
-            work()
-        loops.append((time.perf_counter() - began_s) / rounds)
-    return min(loops)
+REPEATS = 5
 
 
 def main() -> None:
@@ -51,19 +39,20 @@ def main() -> None:
             return
         raise AssertionError("a forged envelope was admitted")
 
-    unproven_s = best_s(lambda: Envelope.decode(claim), rounds)
+    unproven_s = best_s(lambda: Envelope.decode(claim), REPEATS, rounds)
     print(f"{'microseconds a message':<40}")
-    print(f"{'prove (sender)':<40}{best_s(lambda: proven(claim, secret), rounds) * 1e6:>10.2f}")
-    print(f"{'verify and decode (receiver)':<40}{best_s(lambda: gate.admit_envelope(data), rounds) * 1e6:>10.2f}")
+    print(f"{'prove (sender)':<40}{best_s(lambda: proven(claim, secret), REPEATS, rounds) * 1e6:>10.2f}")
+    admit_s = best_s(lambda: gate.admit_envelope(data), REPEATS, rounds)
+    print(f"{'verify and decode (receiver)':<40}{admit_s * 1e6:>10.2f}")
     print(f"{'  of these, decode':<40}{unproven_s * 1e6:>10.2f}")
-    print(f"{'refuse a forged one':<40}{best_s(refuse, rounds) * 1e6:>10.2f}")
+    print(f"{'refuse a forged one':<40}{best_s(refuse, REPEATS, rounds) * 1e6:>10.2f}")
     payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, np.uint8)
     print(f"{PAYLOAD_BYTES >> 20} MiB on one core, ms")
     for name, work in (
         ("digest of the payload", lambda: summary(payload)),
         ("keyed hash of the payload", lambda: blake3(payload.data, key=secret).digest()),
     ):
-        print(f"{name:<40}{best_s(work, 1, PAYLOAD_ROUNDS) * 1e3:>10.1f}")
+        print(f"{name:<40}{best_s(work, REPEATS) * 1e3:>10.1f}")
 
 
 if __name__ == "__main__":

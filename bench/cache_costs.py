@@ -9,9 +9,8 @@ it, so that every new block and every new checkpoint evicts an old one. Times ar
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 
+from bench.best import best_s
 from cache.hashing import prefix_keys
 from cache.hits import PrefixHit, ResumeLocally
 from cache.prefix_cache import PrefixCache
@@ -21,16 +20,6 @@ BLOCK_SIZE = 16
 PROMPT_TOKENS = 131_072
 CHAIN_BLOCKS = 64  # of one prompt that fills the cache
 ROUNDS = 7
-
-
-def best_of(rounds: int, work: Callable[[], object]) -> float:
-    """Seconds of the quickest round."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def chain(number: int) -> list[PrefixKey]:
@@ -65,13 +54,13 @@ def row(num_blocks: int) -> str:
         serve(cache, chain(number), CHAIN_BLOCKS)
     batches = [[chain(num_chains + 100 * batch + i) for i in range(100)] for batch in range(ROUNDS)]
     evictions = cache.stats().totals.block_evictions
-    publish_s = best_of(ROUNDS, lambda: serve_all(cache, batches.pop()))
+    publish_s = best_s(lambda: serve_all(cache, batches.pop()), ROUNDS)
     evicted = (cache.stats().totals.block_evictions - evictions) / ROUNDS / 100 / CHAIN_BLOCKS
     long = prefix_keys(range(PROMPT_TOKENS), BLOCK_SIZE)
     serve(cache, long, 1)  # the farthest checkpoint from the end that there can be
     hit = PrefixHit(PROMPT_TOKENS, BLOCK_SIZE, BLOCK_SIZE)
     assert cache.match(long, max_tokens=PROMPT_TOKENS) == hit
-    match_s = best_of(50, lambda: cache.match(long, max_tokens=PROMPT_TOKENS))
+    match_s = best_s(lambda: cache.match(long, max_tokens=PROMPT_TOKENS), 50)
     cache.check()
     per_block_us = 1e6 * publish_s / 100 / CHAIN_BLOCKS
     return f"| {num_blocks:,} | {1e3 * match_s:.2f} | {per_block_us:.2f} | {evicted:.2f} |"
@@ -82,7 +71,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000], help="in blocks")
     args = parser.parse_args()
     tokens = list(range(PROMPT_TOKENS))
-    seconds = best_of(ROUNDS, lambda: prefix_keys(tokens, BLOCK_SIZE))
+    seconds = best_s(lambda: prefix_keys(tokens, BLOCK_SIZE), ROUNDS)
     print(f"hashing: {PROMPT_TOKENS / seconds / 1e6:.1f} M tokens/s, {1e3 * seconds:.1f} ms for {PROMPT_TOKENS:,}\n")
     print(f"| blocks cached | match {PROMPT_TOKENS:,} tokens, ms | publish + evict a block, us | evicted a block |")
     print("|---:|---:|---:|---:|")

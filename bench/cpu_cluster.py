@@ -9,30 +9,31 @@ rate / engine rate. Prefill is judged by the time to the first token.
 
 import argparse
 import asyncio
-import json
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import torch
 
 from bench.cpu_engine import DECODE_BATCHES, DECODE_CONTEXT, FAMILIES, bench_config
+from bench.streaming import body_of, stream
 from cache.hits import ResumeLocally
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
-from engine.sequence import Event, Job, Sampled, Sequence
+from engine.sequence import Event, Job, Sampled
+from engine.sequence import Sequence as EngineSequence
 from tests.support.cluster import Cluster
 from tests.support.tiny_checkpoints import build_model
 from wire.messages import Request, Sampling
 
 PREFILL_TOKENS = 2048
 DECODE_TOKENS = 128
+TIMEOUT_S = 600.0
 TOKENIZER = Path(__file__).parents[1] / "models" / "headrace-tiny-qwen3.5"
 
 
@@ -45,7 +46,7 @@ class Timing:
     decode_rate: float
 
     @classmethod
-    def of(cls, started: float, arrivals: list[list[float]]) -> "Timing":
+    def of(cls, started: float, arrivals: Sequence[Sequence[float]]) -> "Timing":
         first, last = max(times[1] for times in arrivals), min(times[-1] for times in arrivals)
         num_tokens = sum(first < at <= last for times in arrivals for at in times)
         return cls(min(times[0] for times in arrivals) - started, num_tokens / max(last - first, 1e-9))
@@ -77,7 +78,7 @@ def fresh_prompts(row: Row, seed: int) -> list[list[int]]:
 
 def time_engine(built: BuiltEngine, row: Row, seed: int) -> Timing:
     arrivals: list[list[float]] = []
-    sequences: list[Sequence] = []
+    sequences: list[EngineSequence] = []
     started = time.perf_counter()
     for prompt in fresh_prompts(row, seed):
         times: list[float] = []
@@ -87,7 +88,7 @@ def time_engine(built: BuiltEngine, row: Row, seed: int) -> Timing:
             Request("r", tuple(prompt), len(prompt), sampling),
             lambda hit: ResumeLocally(),
             row.answer_tokens,
-            time.monotonic() + 600,
+            time.monotonic() + TIMEOUT_S,
             partial(_note_time, times),
         )
         sequences.append(built.engine.sequence(job))
@@ -112,36 +113,8 @@ def time_cluster(url: str, row: Row, seed: int) -> Timing:
 async def _time_cluster(url: str, row: Row, seed: int) -> Timing:
     started = time.perf_counter()
     prompts = fresh_prompts(row, seed)
-    arrivals = await asyncio.gather(*(_stream(url, prompt, row.answer_tokens) for prompt in prompts))
-    return Timing.of(started, arrivals)
-
-
-async def _stream(url: str, prompt: list[int], num_tokens: int) -> list[float]:
-    """When each token of one answer arrived. A bare socket: the client shares the two cores with the cluster."""
-    body = json.dumps(
-        {
-            "prompt": prompt,
-            "max_tokens": num_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
-    ).encode()
-    where = urlsplit(url)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    writer.write(head.encode() + body)
-    times: list[float] = []
-    async with asyncio.timeout(600):
-        while line := await reader.readline():
-            if line.startswith(b"data: {"):
-                ids = json.loads(line[6:])["choices"][0].get("token_ids", [])
-                times += [time.perf_counter()] * len(ids)
-    writer.close()
-    if len(times) != num_tokens:
-        raise RuntimeError(f"{len(times)} tokens streamed, not {num_tokens}")
-    return times
+    answers = (stream(url, body_of(prompt, row.answer_tokens), row.answer_tokens, TIMEOUT_S) for prompt in prompts)
+    return Timing.of(started, [answer.arrivals for answer in await asyncio.gather(*answers)])
 
 
 def bench_family(family: str, threads: int, rounds: int) -> None:

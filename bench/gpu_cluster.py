@@ -4,8 +4,10 @@
     python -m bench gpu-cluster --device cpu --model models/headrace-tiny-granite-h --scale 16     # a trial
 
 The rows of shared/anchors/h200.md that a whole cluster answers: granite-h-micro with random weights in bfloat16,
-prompts of token ids, streamed answers. Both clusters run the whole time and take turns: `pair` (prefill on the first
-device, decode on the second) and `one` (a decode node on the second device that no prefill node helps).
+prompts of token ids, streamed answers. Two clusters run at the same time and take turns: `pair` (prefill on the first
+device, decode on the second) and `one` (a decode node on the second device that no prefill node helps). After them
+`fetching-by-default`, the same pair with the default `learn_from_decode`, chats alone. Above the table stand all
+settings that are given to the processes; whatever is not there is the default.
 """
 
 from __future__ import annotations
@@ -15,22 +17,23 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.cluster_work import Client, Load, fresh
-from bench.processes import NodeSettings, Processes, end_on_sigterm
+from bench.processes import ClusterFailed, NodeSettings, Processes, end_on_sigterm
 from bench.shape_folder import write_shape
 from bench.shapes import SHAPES
 from bench.streaming import Answer, RequestFailed
 
 START_TIMEOUT_S = 150.0
 WARM_UPS, ROUNDS = 2, 7
-MESSAGE_BYTES = 64 << 20
 BLOCK = 16
+ROUTER = {"max_concurrent": 256, "heartbeat_s": 1.0}
+BY_DEFAULT = "fetching-by-default"
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Row:
 HEADER = "| work | one GPU | 1 prefill + 1 decode | vLLM 0.26: one / 1P1D | to reach | |\n|---|---|---|---|---|---|"
 
 
+Measure = Callable[[], Awaitable[Sequence[Row]]]
+
+
 class Bench:
     """The rows, each a coroutine. `scale` divides the longer lengths: to try this file on a CPU."""
 
@@ -60,7 +66,7 @@ class Bench:
         self.pair = pair
         self.scale = scale
 
-    def rows(self) -> list[tuple[str, Callable[[], Awaitable[Sequence[Row]]]]]:
+    def rows(self) -> list[tuple[str, Measure]]:
         """By name, in the order of the anchor."""
         return [
             ("TTFT 2,048", lambda: self.first_tokens(2048, 5, "63 / 197 ms")),
@@ -122,12 +128,19 @@ class Bench:
         return [_row(name, _numbers(one), _numbers(pair), vllm, f">= {reach:,}", min(pair) >= reach)]
 
     async def chat(self) -> list[Row]:
-        one, pair = [await client.chat(1000, 200, 64, 5, seed=7) for client in (self.one, self.pair)]
+        one, pair = [await ask_chat(client) for client in (self.one, self.pair)]
         met = all(cached >= before - BLOCK for cached, before in pair)
         reach = "every earlier turn but its last 16: " + _numbers([before - BLOCK for _, before in pair])
-        cached_one, cached_pair = (_numbers([each for each, _ in told]) for told in (one, pair))
         vllm = "768, 768, 1,536, 1,536"
-        return [_row("cached in turns 2 to 5 of a chat", cached_one, cached_pair, vllm, reach, met)]
+        return [_row("cached in turns 2 to 5 of a chat", _cached(one), _cached(pair), vllm, reach, met)]
+
+
+async def ask_chat(client: Client) -> list[tuple[int, int]]:
+    return await client.chat(1000, 200, 64, 5, seed=7)
+
+
+async def chat_by_default(client: Client) -> list[Row]:
+    return [_row("the same, `learn_from_decode` as by default", "", _cached(await ask_chat(client)), "", "", None)]
 
 
 def _row(work: str, one: str, pair: str, vllm: str, reach: str, met: bool | None) -> Row:
@@ -148,18 +161,20 @@ def _numbers(values: Sequence[int]) -> str:
     return ", ".join(f"{value:,}" for value in values)
 
 
+def _cached(chat: Sequence[tuple[int, int]]) -> str:
+    return _numbers([cached for cached, _ in chat])
+
+
 def _load(load: Load) -> str:
     return (
         f"{load.requests_a_s:.1f} req/s, TTFT {1e3 * load.first_token_p50_s:.0f} ms, ITL {1e3 * load.gap_p50_s:.2f} ms"
     )
 
 
-async def run_rows(bench: Bench, only: str) -> list[Row]:
+async def run_rows(measures: Sequence[tuple[str, Measure]]) -> list[Row]:
     """A row that fails is told and left out: the others are worth having."""
     rows: list[Row] = []
-    for name, measure in bench.rows():
-        if only not in name:
-            continue
+    for name, measure in measures:
         try:
             rows += await measure()
         except (RequestFailed, TimeoutError, OSError, ExceptionGroup) as error:
@@ -168,11 +183,11 @@ async def run_rows(bench: Bench, only: str) -> list[Row]:
     return rows
 
 
-# ------------------------------------------------------------ the two clusters
+# ------------------------------------------------------------ the clusters
 
 
-def settings(options: argparse.Namespace) -> tuple[NodeSettings, NodeSettings]:
-    """Of `one` and of `pair`."""
+def settings(options: argparse.Namespace) -> dict[str, NodeSettings]:
+    """Of each cluster's nodes, by the cluster's name."""
     first, second = options.devices
 
     def node(device: str) -> dict[str, Any]:
@@ -183,25 +198,60 @@ def settings(options: argparse.Namespace) -> tuple[NodeSettings, NodeSettings]:
         engine |= {"max_model_tokens": 36864}
         return {"engine": engine, "staging_buffers": options.staging, "max_message_bytes": options.message_mib << 20}
 
-    # So few tokens of an answer are computed sooner than fetched; what counts here is that no node computes them.
-    prefill = {**node(first), "learn_from_decode": {"max_time_ratio": options.fetch_ratio}}
-    return {"s0": ("decode", node(second))}, {"p0": ("prefill", prefill), "d0": ("decode", node(second))}
+    def pair(**prefill: Any) -> NodeSettings:
+        return {"p0": ("prefill", {**node(first), **prefill}), "d0": ("decode", node(second))}
+
+    return {
+        "one": {"s0": ("decode", node(second))},
+        # So few tokens of an answer are computed sooner than fetched; what counts is that no node computes them.
+        "pair": pair(learn_from_decode={"max_time_ratio": options.fetch_ratio}),
+        BY_DEFAULT: pair(),
+    }
 
 
-def measure(model: Path, folder: Path, options: argparse.Namespace) -> list[Row]:
-    router = {"max_concurrent": 256, "heartbeat_s": 1.0}
+def settings_table(clusters: Mapping[str, NodeSettings]) -> str:
+    """All that is not left to the defaults."""
+    lines = ["Settings; all others are the defaults.", "", "| cluster | process | settings |", "|---|---|---|"]
+    lines.append(f"| each | router | {_told(ROUTER)} |")
+    for cluster, nodes in clusters.items():
+        lines += [f"| {cluster} | {name}, {role} | {_told(given)} |" for name, (role, given) in nodes.items()]
+    return "\n".join(lines)
+
+
+def _told(given: Mapping[str, Any], above: str = "") -> str:
+    told = (
+        _told(value, f"{above}{key}.") if isinstance(value, Mapping) else f"{above}{key} {value}"
+        for key, value in given.items()
+    )
+    return ", ".join(told)
+
+
+def measure(model: Path, folder: Path, clusters: Mapping[str, NodeSettings], options: argparse.Namespace) -> list[Row]:
     deadline_s = time.perf_counter() + options.deadline
-    with ExitStack() as stack:
-        one, pair = (
-            stack.enter_context(Processes(folder / name, model, nodes, router=router))
-            for name, nodes in zip(("one", "pair"), settings(options), strict=True)
-        )
-        for cluster in (one, pair):
+
+    def start(stack: ExitStack, *names: str) -> list[Processes]:
+        """All of them at once; returns when they are ready."""
+        started = [
+            stack.enter_context(Processes(folder / name, model, clusters[name], router=ROUTER)) for name in names
+        ]
+        for cluster in started:
             cluster.wait_ready(min(deadline_s, cluster.started_s + START_TIMEOUT_S))
-        print(f"both clusters ready after {time.perf_counter() - one.started_s:.1f} s", flush=True)
+        print(f"{', '.join(names)} ready after {time.perf_counter() - started[0].started_s:.1f} s", flush=True)
+        return started
+
+    with ExitStack() as stack:
+        one, pair = start(stack, "one", "pair")
         bench = Bench(Client(one.url, deadline_s), Client(pair.url, deadline_s), options.scale)
-        rows = asyncio.run(run_rows(bench, options.only))
+        rows = asyncio.run(run_rows([row for row in bench.rows() if options.only in row[0]]))
         print("links:", pair.cluster().get("links"), flush=True)
+    if options.only in "chat":
+        try:
+            with ExitStack() as stack:
+                (cluster,) = start(stack, BY_DEFAULT)
+                client = Client(cluster.url, deadline_s)
+                rows += asyncio.run(run_rows([("chat", lambda: chat_by_default(client))]))
+        except ClusterFailed as error:  # the other rows are worth having
+            print(f"{BY_DEFAULT}: {error}", flush=True)
     return rows
 
 
@@ -227,8 +277,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.out or Path(scratch) / "run"
         model = options.model or write_shape(SHAPES[options.shape], Path(scratch) / options.shape)
-        rows = measure(model, folder, options)
-        table = "\n".join([HEADER, *map(str, rows)])
+        clusters = settings(options)
+        rows = measure(model, folder, clusters, options)
+        table = "\n".join([settings_table(clusters), "", HEADER, *map(str, rows)])
         (folder / "table.md").write_text(f"{table}\n")
         print(f"\n{table}", flush=True)
 

@@ -9,17 +9,14 @@ that a node fetches when it estimates that to take less time. Token counts are e
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from bench.streaming import body_of, stream
 from engine.config import EngineConfig
 from prefill_node.config import LearnFromDecodeConfig
 from tests.support.cluster import Cluster
@@ -43,41 +40,19 @@ async def chat(cluster: Cluster, arguments: argparse.Namespace, seed: int) -> li
     dice = random.Random(seed)
     prompt = _tokens(dice, FIRST_TOKENS)
     turns = []
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=TIMEOUT_S) as client:
-        for _ in range(arguments.turns):
-            answer, turn = await _ask(client, prompt, arguments.answer)
-            turns.append(turn)
-            prompt = [*prompt, *answer, *_tokens(dice, arguments.new)]
-            await until_the_router_knows(cluster)
+    for _ in range(arguments.turns):
+        answer, turn = await _ask(cluster.url, prompt, arguments.answer)
+        turns.append(turn)
+        prompt = [*prompt, *answer, *_tokens(dice, arguments.new)]
+        await until_the_router_knows(cluster)
     return turns
 
 
-async def _ask(client: httpx.AsyncClient, prompt: list[int], num_tokens: int) -> tuple[list[int], Turn]:
-    body = {
-        "prompt": prompt,
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-        "headrace": {"report": True},
-    }
-    answer: list[int] = []
-    report: dict[str, Any] = {}
-    first_s = 0.0
-    began_s = time.perf_counter()
-    async with client.stream("POST", "/v1/completions", json=body) as reply:
-        async for line in reply.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line[6:])
-            for choice in event["choices"]:
-                answer += choice.get("token_ids", [])
-            if answer and not first_s:
-                first_s = time.perf_counter() - began_s
-            report = (event.get("usage") or {}).get("headrace", report)
-    prefill = report["prefill"]
-    return answer, Turn(len(prompt), prefill["computed_tokens"], prefill["fetched_tokens"], first_s)
+async def _ask(url: str, prompt: list[int], num_tokens: int) -> tuple[list[int], Turn]:
+    answer = await stream(url, body_of(prompt, num_tokens), num_tokens, TIMEOUT_S)
+    prefill = answer.usage["headrace"]["prefill"]
+    turn = Turn(len(prompt), prefill["computed_tokens"], prefill["fetched_tokens"], answer.first_token_s)
+    return list(answer.tokens), turn
 
 
 def _tokens(dice: random.Random, count: int) -> list[int]:
