@@ -70,6 +70,11 @@ class HybridModel:
     def device(self) -> torch.device:
         return self.embedding.device
 
+    @property
+    def reads_tails(self) -> bool:
+        """Whether it asks for `StepPlan.tails`: where the last layer attends (see `DecoderLayer.mix_rows`)."""
+        return isinstance(self.layers[-1].mixer, Attention)
+
     def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
         dtype = str(self.dtype).removeprefix("torch.")
         return self.config.cache_layout(self.fingerprint, dtype, block_size, state_dtype)

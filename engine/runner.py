@@ -83,7 +83,13 @@ class ModelRunner:
         """Float32 logits [sum of num_logits, V], in the order of `steps`; blocks and slots advance."""
         if not steps:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
-        plan = StepPlan.build(steps, self.memory.layout.block_size, self.model.device, self._drawn)
+        plan = StepPlan.build(
+            steps,
+            self.memory.layout.block_size,
+            self.model.device,
+            self._drawn,
+            with_tails=self.model.reads_tails,
+        )
         return self.model.forward(plan, self.memory)
 
     @torch.inference_mode()

@@ -44,18 +44,28 @@ class StepPlan:
     block_T: Tensor  # int64, where each row's keys and values go
     offset_T: Tensor  # int64, and the place inside that block
     logit_rows: Tensor | None  # int64, in the order of the steps; None when it is every row in order
-    tails: PagedDecode | None  # the logit rows as queries of their own, where each is its sequence's last row
+    tails: PagedDecode | None  # `logit_rows` as queries of their own, where each is its sequence's last row
 
     @classmethod
     def build(
-        cls, steps: Sequence[SequenceStep], block_size: int, device: torch.device, drawn: Tensor | None = None
+        cls,
+        steps: Sequence[SequenceStep],
+        block_size: int,
+        device: torch.device,
+        drawn: Tensor | None = None,
+        *,
+        with_tails: bool = False,
     ) -> "StepPlan":
-        """`drawn`, int64 on the device: what the launch before drew, for the steps that are fed from it."""
+        """
+        drawn        int64 on the device: what the launch before drew, for the steps that are fed from it
+        with_tails   `HybridModel.reads_tails`
+        """
         check_steps(steps, block_size)
         decodes = [step for step in steps if len(step.tokens) == 1]
         prefills = [step for step in steps if len(step.tokens) > 1]
         tokens_T, positions_T, block_T, offset_T = _rows(decodes, prefills, block_size, device)
         _feed_(tokens_T, decodes, drawn)
+        logit_rows = _logit_rows(steps, len(decodes), device)
         return cls(
             num_decodes=len(decodes),
             decode=_decode_rows(decodes, block_size, device) if decodes else None,
@@ -64,8 +74,8 @@ class StepPlan:
             positions_T=positions_T,
             block_T=block_T,
             offset_T=offset_T,
-            logit_rows=_logit_rows(steps, len(decodes), device),
-            tails=_tails(steps, block_size, device),
+            logit_rows=logit_rows,
+            tails=_tails(steps, block_size, device) if with_tails and logit_rows is not None else None,
         )
 
     def join(self, decoded: Tensor | None, prefilled: Tensor | None) -> Tensor:

@@ -1,5 +1,7 @@
 """The forward pass against transformers, float32 on CPU: every way a sequence can be cut gives the same logits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from engine.batch import SequenceStep
 from engine.memory import CacheMemory
 from engine.runner import ModelRunner
-from engine.weights import load_model
+from engine.weights import dummy_model, load_model
 
 TOLERANCE = 1e-4
 BLOCKS_A = [40, 3, 17, 88, 9, 61, 5, 30, 12, 77, 23, 50, 2]  # 13 * 16 = 208 tokens, out of order
@@ -154,6 +156,25 @@ def test_no_steps_give_no_logits(family):
 def test_steps_without_logits_give_none(family, prompt):
     logits = run(family.runner(), SequenceStep(prompt(20), 0, BLOCKS_A, None, 3, num_logits=0))
     assert logits.shape == (0, family.model.config.vocab_size)
+
+
+def test_a_last_layer_that_attends_makes_outputs_for_the_logit_rows_alone(load_family, prompt):
+    config = load_family("qwen35").model.config  # as tiny, its last layer has a state
+    config = replace(config, layers=tuple(sorted(config.layers, key=lambda layer: layer.mixer == "attention")))
+    model = dummy_model(config)
+    assert model.reads_tails and not load_family("qwen35").model.reads_tails
+
+    def last_rows(of_all: bool) -> list[Tensor]:
+        runner = ModelRunner(model, CacheMemory(model.cache_layout(16), 96, 24))
+        tokens, found = prompt(70), []
+        for start, end, src in ((0, 40, None), (40, 70, 7)):
+            rows = end - start if of_all else 1
+            step = SequenceStep(tokens[start:end], start, BLOCKS_A, src, 7, num_logits=rows)
+            found.append(run(runner, step, SequenceStep([5], 0, BLOCKS_B, None, 9))[[rows - 1, rows]])
+        return found
+
+    for tail, of_all in zip(last_rows(of_all=False), last_rows(of_all=True), strict=True):
+        assert_close(tail, of_all)
 
 
 def test_bfloat16_stays_near_the_oracle(family, prompt):

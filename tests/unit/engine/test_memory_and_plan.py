@@ -185,3 +185,18 @@ def test_plan_puts_decodes_first_and_logits_in_the_order_of_the_steps():
     assert plan.block_T.tolist() == [8, 1, 1, 1, 5, 5]
     assert plan.offset_T.tolist() == [3, 1, 2, 3, 0, 1]
     assert plan.logit_rows is not None and plan.logit_rows.tolist() == [1, 2, 3, 0, 5]
+
+
+@pytest.mark.parametrize(
+    ("steps", "with_tails", "num_tails"),
+    [
+        ([step(tokens=3), step(tokens=2, src=2, dst=2)], True, 2),
+        ([step(tokens=3), step(tokens=2, src=2, dst=2)], False, None),  # no layer would read them
+        ([step()], True, None),  # all rows have logits
+        ([step(tokens=3, num_logits=3), step(tokens=2, src=2, dst=2)], True, None),
+        ([step(tokens=3, num_logits=0)], True, None),
+    ],
+)
+def test_tails_are_made_for_a_model_that_reads_them(steps: list[SequenceStep], with_tails: bool, num_tails: int | None):
+    tails = StepPlan.build(steps, block_size=4, device=CPU, with_tails=with_tails).tails
+    assert (None if tails is None else tails.num_sequences) == num_tails
