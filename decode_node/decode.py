@@ -20,13 +20,8 @@ from engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, S
 from node.chassis import Chassis
 from node.errors import NoRoom
 from node.notes import decode_note
-from node.packing import Place
-from node.plans import plan_of, smaller
-from transfer.admission import new_secret
-from transfer.buffers import Buffer
-from transfer.envelope import new_nonce
+from node.sessions import reserve
 from transfer.errors import HandoverFailed as TransferFailed
-from transfer.plan import PlannedMessage
 from transfer.receiver import HandoverReceiver, IncomingHandover, Landed
 from wire.messages import (
     DecodeCommand,
@@ -179,22 +174,14 @@ class _Decode:
         """A fresh session for the blocks beyond the attention hit and for the state."""
         assert self._admitted is not None and self._sequence is not None
         now_s = asyncio.get_running_loop().time()
-        timeout_s = min(self._config.reservation_timeout_s, self._deadline_s - now_s)
-        reservation = Reservation(
-            nonce=new_nonce(),
-            attention_hit_tokens=self._admitted.reused_tokens,
+        reservation, self._handover = reserve(
+            self._chassis,
+            self._receiver,
+            self._sequence,
+            self._admitted,
             num_tokens=self._sequence.prompt_length,
-            transfer_address=self._chassis.transport.address,
-            layout=self._chassis.wire_layout,
-            max_message_bytes=smaller(self._config.message_bytes, self._peers_max_bytes),
-            deadline_s=timeout_s,
-            secret=new_secret(),
-        )
-        self._handover = self._receiver.expect(
-            plan_of(reservation),
-            secret=reservation.secret,
-            land=partial(self._land, self._sequence, self._admitted),
-            deadline_s=now_s + timeout_s,
+            peers_max_bytes=self._peers_max_bytes,
+            deadline_s=min(self._deadline_s, now_s + self._config.reservation_timeout_s),
         )
         self._chassis.spawn(self._watch(self._handover))
         return reservation
@@ -206,15 +193,6 @@ class _Decode:
         except TransferFailed as failure:
             outcome = failure
         self._inbox.put(_SessionEnded(handover.plan.nonce, outcome))
-
-    async def _land(
-        self, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
-    ) -> None:
-        """One verified message into the request's own blocks or slot."""
-        packing = self._chassis.packing
-        await packing.reached(admitted.mark)
-        wire = self._chassis.wire_layout
-        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))
 
     def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
         if isinstance(outcome, TransferFailed):

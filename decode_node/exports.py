@@ -21,6 +21,7 @@ from node.chassis import Chassis
 from node.errors import CheckpointGone
 from node.packing import Held, Place
 from node.plans import plan_of
+from node.sessions import LEASE_MARGIN_S
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
 from transfer.handover import PIPELINE_DEPTH
@@ -68,7 +69,7 @@ class Exports:
         plan = plan_of(reservation)
         deadline_s = asyncio.get_running_loop().time() + min(timeout_s, reservation.deadline_s)
         # A little longer than the session: should the clean-up below never come, nothing is held for ever.
-        lease_ends_s = deadline_s + self._chassis.config.shutdown_grace_s
+        lease_ends_s = deadline_s + LEASE_MARGIN_S
         leasing = asyncio.ensure_future(self._loop.call(lambda: self._lease(request, lease_ends_s)))
         handover: OutgoingHandover | None = None
         try:

@@ -19,6 +19,7 @@ from node.errors import NoRoom
 from node.notes import encode_note
 from node.packing import Place
 from node.plans import plan_of
+from node.sessions import LEASE_MARGIN_S
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.fetch import Fetch, Fetches, FetchFailed
 from transfer.buffers import Buffer
@@ -200,7 +201,7 @@ class _Prefill:
     def _open(self, reservation: Reservation) -> None:
         deadline_s = min(self._deadline_s, self._clock() + reservation.deadline_s)
         # Should this coroutine's clean-up never come, the blocks come back a little after the deadline.
-        lease_ends_s = deadline_s + self._chassis.config.shutdown_grace_s
+        lease_ends_s = deadline_s + LEASE_MARGIN_S
         self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
         self._handover = self._sender.open(
             plan_of(reservation),
