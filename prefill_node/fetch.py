@@ -10,28 +10,25 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 
 from cache.hashing import prefix_keys
 from cache.types import PrefixKey
 from engine.sequence import Admitted, Sequence
 from node.chassis import Chassis
-from node.packing import Place
-from node.plans import plan_of, smaller
+from node.sessions import reserve
 from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.donor_lines import DonorLines
 from prefill_node.fetch_costs import MeasuredCosts
 from prefill_node.fetch_policy import FetchPolicy
-from transfer.admission import new_secret
-from transfer.buffers import Buffer
-from transfer.envelope import new_nonce
 from transfer.errors import HandoverFailed, LayoutMismatch
+from transfer.events import Cause
 from transfer.handover import PIPELINE_DEPTH
-from transfer.plan import PlannedMessage
 from transfer.receiver import HandoverReceiver, IncomingHandover
 from transfer.stats import HandoverStats
 from wire.client import DonorClient
 from wire.errors import CheckpointGone, DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
-from wire.messages import Donor, ExportRequest, PrefillRequest, Reservation
+from wire.messages import Donor, ExportRequest, PrefillRequest
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ _CAUSES: dict[type[NodeError], str] = {
 
 
 class FetchFailed(Exception):
-    """Nothing of this fetch may be used: the prompt is computed. `cause` is one word for the counters."""
+    """Nothing of this fetch may be used: the prompt is computed. `cause` is of `_CAUSES`, or the session's `Cause`."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(f"{cause}: {message}")
@@ -107,13 +104,12 @@ class Fetches:
         self.costs = MeasuredCosts()
         self._chassis = chassis
         self._config = config
-        self._connect = connect
-        self._clients: dict[str, DonorClient] = {}
+        self._lines = DonorLines(connect, asyncio.get_running_loop().time, chassis.spawn, config.timeout_s)
         self._declined = 0
         self._landed = 0
         self._tokens = 0
         self._bytes = 0
-        self._failures: dict[str, int] = {}
+        self._failures = dict.fromkeys((*_CAUSES.values(), *map(str, Cause)), 0)
 
     def counters(self) -> dict[str, float]:
         return {
@@ -121,8 +117,7 @@ class Fetches:
             "fetches_declined": float(self._declined),
             "fetched_tokens": float(self._tokens),
             "fetched_bytes": float(self._bytes),
-            "fetch_failures": float(sum(self._failures.values())),
-            **{f"fetch_failures_{cause}": float(count) for cause, count in self._failures.items()},
+            **{f"cause={cause}/fetch_failures": float(count) for cause, count in self._failures.items()},
         }
 
     def policy(self, request: PrefillRequest) -> FetchPolicy:
@@ -146,22 +141,16 @@ class Fetches:
 
         deadline_s   the request's, on the event loop's clock: a fetch has its own, which is shorter
         """
-        now_s = asyncio.get_running_loop().time()
-        deadline_s = min(deadline_s, now_s + self._config.timeout_s)
-        reservation = Reservation(
-            nonce=new_nonce(),
-            attention_hit_tokens=admitted.reused_tokens,
-            num_tokens=donor.num_tokens,
-            transfer_address=self._chassis.transport.address,
-            layout=self._chassis.wire_layout,
-            max_message_bytes=smaller(self._chassis.config.message_bytes, donor.max_message_bytes),
-            deadline_s=deadline_s - now_s,
-            secret=new_secret(),
-        )
+        deadline_s = min(deadline_s, asyncio.get_running_loop().time() + self._config.timeout_s)
         try:
-            land = partial(self._land, sequence, admitted)
-            incoming = self._receiver.expect(
-                plan_of(reservation), secret=reservation.secret, land=land, deadline_s=deadline_s
+            reservation, incoming = reserve(
+                self._chassis,
+                self._receiver,
+                sequence,
+                admitted,
+                num_tokens=donor.num_tokens,
+                peers_max_bytes=donor.max_message_bytes,
+                deadline_s=deadline_s,
             )
         except LayoutMismatch as error:
             failure = FetchFailed("refused", str(error))
@@ -169,7 +158,7 @@ class Fetches:
             raise failure from error
         export = ExportRequest(_donors_key(sequence, donor), reservation)
         saved_tokens = donor.num_tokens - admitted.hit.resumable_tokens
-        return Fetch(self._chassis, incoming, self._client(donor), donor, export, deadline_s, saved_tokens)
+        return Fetch(self._chassis, incoming, self._lines.to(donor), donor, export, deadline_s, saved_tokens)
 
     async def run(self, fetch: Fetch) -> None:
         """Until it has landed, counted either way. Raises FetchFailed; nothing lands any more then."""
@@ -180,7 +169,7 @@ class Fetches:
         except FetchFailed as failure:
             await fetch.end()
             if failure.cause == "donor_lost":
-                self._forget(fetch.donor)
+                self._lines.hang_up(fetch.donor.address)
             self.costs.failed(clock() - began_s)
             self._count(failure)
             raise
@@ -191,36 +180,16 @@ class Fetches:
         self._bytes += num_bytes
 
     def _count(self, failure: FetchFailed) -> None:
-        self._failures[failure.cause] = self._failures.get(failure.cause, 0) + 1
+        self._failures[failure.cause] += 1
         log.info("computes what could not be fetched: %s", failure)
 
     async def close(self) -> None:
-        for client in self._clients.values():
-            await client.close()
+        await self._lines.close()
 
     @cached_property
     def _receiver(self) -> HandoverReceiver:
         """Its staging takes no memory before the first fetch."""
         return HandoverReceiver(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
-
-    def _client(self, donor: Donor) -> DonorClient:
-        if donor.address not in self._clients:
-            self._clients[donor.address] = self._connect(donor)
-        return self._clients[donor.address]
-
-    def _forget(self, donor: Donor) -> None:
-        """A node that comes back has another address as a rule: its line would stay open for ever."""
-        if (client := self._clients.pop(donor.address, None)) is not None:
-            self._chassis.spawn(client.close(self._config.timeout_s))  # other fetches may still wait for it
-
-    async def _land(
-        self, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
-    ) -> None:
-        """One verified message into the request's own blocks or slot."""
-        packing = self._chassis.packing
-        await packing.reached(admitted.mark)
-        wire = self._chassis.wire_layout
-        await packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))
 
 
 def _donors_key(sequence: Sequence, donor: Donor) -> PrefixKey:

@@ -14,7 +14,7 @@ from decode_node.config import DecodeNodeConfig
 from prefill_node.config import LearnFromDecodeConfig, PrefillNodeConfig
 from tests.support.cluster import SMALL, Process, with_engine
 from tests.support.driving import GREEDY, request
-from tests.support.nodes import decode_alone, first_token, node_client, status_of
+from tests.support.nodes import decode_alone, first_token, node_client, status_of, total
 from tests.support.oracle import greedy, random_prompt
 from wire.client import GrpcNodeClient
 from wire.messages import Donor, NodeStatus, Request
@@ -107,7 +107,7 @@ async def test_a_checkpoint_that_was_evicted_costs_no_token(model: Path, tmp_pat
         token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
-        assert (await nodes.prefill_status()).counters["fetch_failures_gone"] == 1
+        assert (await nodes.prefill_status()).counters["cause=gone/fetch_failures"] == 1
         await nodes.settled()
 
 
@@ -119,7 +119,7 @@ async def test_a_donor_that_is_dead_costs_no_token(model: Path, tmp_path: Path) 
         token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
-        assert (await nodes.prefill_status()).counters["fetch_failures_donor_lost"] == 1
+        assert (await nodes.prefill_status()).counters["cause=donor_lost/fetch_failures"] == 1
         await nodes.settled(nodes.p0)
 
 
@@ -162,7 +162,7 @@ async def test_a_donor_killed_while_it_sends_costs_no_token(model: Path, tmp_pat
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
         counters = (await nodes.prefill_status()).counters
-        assert (counters["fetches"], counters["fetch_failures"]) == (0, 1)
+        assert (counters["fetches"], total(counters, "fetch_failures")) == (0, 1)
         await nodes.settled(nodes.p0)
         nodes.d0.wait()
 
@@ -187,7 +187,7 @@ async def test_a_donor_that_says_nothing_is_given_up_at_the_fetchs_deadline(mode
             nodes.d0.kill(signal.SIGCONT)
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
-        assert (await nodes.prefill_status()).counters["fetch_failures_deadline"] == 1
+        assert (await nodes.prefill_status()).counters["cause=deadline/fetch_failures"] == 1
         await nodes.settled()
 
 
@@ -205,6 +205,6 @@ async def test_a_donor_of_another_model_refuses(model: Path, tmp_path: Path, tin
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
         token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
         assert (token, report.fetched_tokens) == (greedy(model, prompt.tokens, 1)[0], 0)
-        assert (await nodes.prefill_status()).counters["fetch_failures_refused"] == 1
+        assert (await nodes.prefill_status()).counters["cause=refused/fetch_failures"] == 1
         assert "fingerprint" in nodes.p0.log.read_text()
         await nodes.settled()

@@ -20,7 +20,7 @@ from prefill_node.config import LearnFromDecodeConfig
 from tests.support.asking import ASK_TIMEOUT_S, Answered, ask
 from tests.support.cluster import SMALL, Cluster, Process
 from tests.support.driving import GREEDY, request
-from tests.support.nodes import decode_alone, node_client, status_of, until_the_router_knows
+from tests.support.nodes import decode_alone, node_client, status_of, total, until_the_router_knows
 from tests.support.oracle import greedy, random_prompt
 from wire.messages import NodeStatus
 
@@ -55,8 +55,7 @@ class Moving:
 
     async def counter(self, name: str, counter: str) -> float:
         """Over all its labels."""
-        counters = (await self.status(name)).counters
-        return sum(value for key, value in counters.items() if key.rpartition("/")[2] == counter)
+        return total((await self.status(name)).counters, counter)
 
     async def answer(self) -> Answered:
         async with asyncio.timeout(30):

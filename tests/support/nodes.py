@@ -1,7 +1,7 @@
 """Talks to single nodes over gRPC, as a router would."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import grpc.aio
@@ -36,6 +36,11 @@ async def node_client(name: str, address: str, identity: Identity | None = None)
         yield client
     finally:
         await client.close()
+
+
+def total(counters: Mapping[str, float], name: str) -> float:
+    """Of one counter, over all its labels."""
+    return sum(value for counter, value in counters.items() if counter.rpartition("/")[2] == name)
 
 
 async def decode_alone(client: GrpcNodeClient, request: Request) -> list[int]:

@@ -10,10 +10,12 @@ import pytest
 from prefill_node.config import LearnFromDecodeConfig
 from tests.support.driving import GREEDY, request
 from tests.support.linked_roles import ALWAYS, TIMEOUT_S, linked
+from tests.support.nodes import total
 from tests.support.oracle import greedy, random_prompt
 from transfer.admission import new_secret
 from transfer.backend import Arrival
 from transfer.errors import HandoverFailed, LayoutMismatch
+from transfer.events import Cause
 from transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
 from wire.errors import DeadlineExceeded, NodeLost
 from wire.messages import ExportReply, ExportRequest, PrefillRequest, Request, Reservation
@@ -107,7 +109,7 @@ async def test_bytes_that_changed_on_their_way_are_computed_instead(model, asked
         token, report = await nodes.first_token(asked, KNOWN)
         assert token == expected
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(asked.tokens))
-        assert nodes.prefill.counters()[f"fetch_failures_{cause}"] == 1
+        assert nodes.prefill.counters()[f"cause={cause}/fetch_failures"] == 1
         # Nothing of it was published: the next one finds what this node computed, and no more.
         await nodes.settled()
 
@@ -146,7 +148,7 @@ async def test_a_donor_that_dies_in_the_middle_costs_no_token(model, asked, expe
         token, report = await nodes.first_token(asked, KNOWN)
         assert dying and token == expected
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(asked.tokens))
-        assert nodes.prefill.counters()["fetch_failures"] == 1
+        assert total(nodes.prefill.counters(), "fetch_failures") == 1
         await nodes.settled()
 
 
@@ -162,7 +164,7 @@ async def test_a_donor_that_cannot_be_reached_costs_no_token(model, asked, expec
         nodes.donor.before = fail
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()[f"fetch_failures_{cause}"] == 1
+        assert nodes.prefill.counters()[f"cause={cause}/fetch_failures"] == 1
         await nodes.settled()
 
 
@@ -171,7 +173,7 @@ async def test_a_stale_hint_costs_no_token(model, asked, expected) -> None:
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN - 16)  # blocks, but no checkpoint any more
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()["fetch_failures_gone"] == 1
+        assert nodes.prefill.counters()["cause=gone/fetch_failures"] == 1
         assert nodes.donor.exports.counters()["exports_gone"] == 1
         await nodes.settled()
 
@@ -181,7 +183,7 @@ async def test_another_tenants_prompt_is_not_to_be_had(model, asked, expected) -
         await nodes.generate(replace(LONG, salt=b"theirs"))
         token, report = await nodes.first_token(replace(asked, salt=b"ours"), KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()["fetch_failures_gone"] == 1
+        assert nodes.prefill.counters()["cause=gone/fetch_failures"] == 1
         token, report = await nodes.first_token(replace(asked, salt=b"theirs"), KNOWN)
         assert (token, report.fetched_tokens) == (expected, KNOWN)
         await nodes.settled()
@@ -193,7 +195,7 @@ async def test_a_donor_of_another_layout_is_not_believed(model, asked, expected)
         nodes.donor.reply = lambda reply: replace(reply, layout=replace(reply.layout, fingerprint="other"))
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()["fetch_failures_refused"] == 1
+        assert nodes.prefill.counters()["cause=refused/fetch_failures"] == 1
         await nodes.settled()
 
 
@@ -250,7 +252,17 @@ async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> No
                 await asking
             await left.wait()
             await nodes.settled()
-        assert nodes.prefill.counters()["fetch_failures"] == 0, "nobody knows how that fetch would have ended"
+        assert total(nodes.prefill.counters(), "fetch_failures") == 0, "nobody knows how that fetch would have ended"
+
+
+async def test_every_cause_of_a_failed_fetch_is_counted_from_the_start(model) -> None:
+    """So that a rate sees the first one, whatever it dies of."""
+    async with linked(model) as nodes:
+        counters = nodes.prefill.counters()
+        counted = {name for name, value in counters.items() if name.endswith("/fetch_failures") and value == 0}
+        causes = {*(str(cause) for cause in Cause), "gone", "refused", "handover_broken", "busy", "donor_lost"}
+        assert counted == {f"cause={cause}/fetch_failures" for cause in causes}
+        assert "fetch_failures" not in counters, "one name has the same labels wherever it is counted"
 
 
 async def test_off_means_that_nobody_is_asked(model, asked, expected) -> None:
