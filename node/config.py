@@ -21,7 +21,8 @@ class NodeConfig:
     router_address      host:port of the router's registry; None: the node registers nowhere
     host                the address at which router and nodes reach this one (gRPC and transfer)
     port                of its gRPC service; 0 takes a free one
-    staging_buffers     messages that may be on their way at once, in each direction
+    staging_buffers     messages of requests' hand-overs that may be on their way at once; what prefill nodes fetch from
+                        decode nodes has 2 buffers of its own at both
     max_message_bytes   attention blocks are packed up to this; None: 4 MiB on a host, 32 MiB on a GPU, where short
                         messages leave most of a link's bandwidth unused (docs/benchmarks.md)
     state_wire_dtype    of recurrent states on their way to this node: float32, bfloat16 or float16 (half the bytes, and

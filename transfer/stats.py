@@ -77,10 +77,6 @@ class TransportStats:
     failures: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def sessions_completed(self) -> int:
-        return self.sent.sessions + self.received.sessions
-
     def session_failed(self, cause: str) -> None:
         self.failures[cause] = self.failures.get(cause, 0) + 1
 

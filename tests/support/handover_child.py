@@ -115,7 +115,6 @@ class Child:
             "open_files": len(os.listdir("/proc/self/fd")),
             "max_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "describe": self.transport.describe(),
-            "sessions_completed": self.transport.stats.sessions_completed,
             **asdict(self.transport.stats),
         }
 

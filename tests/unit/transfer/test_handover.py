@@ -57,7 +57,7 @@ async def test_many_sessions_share_one_staging_pool():
     outgoing = [pair.send_all(plan) for plan in plans]
     await asyncio.gather(*(end.landed() for end in incoming), *(end.done() for end in outgoing))
     assert len(pair.landed) == 60
-    assert pair.decode.stats.sessions_completed == 20
+    assert pair.decode.stats.received.sessions == 20
     await pair.assert_staging_returns()
 
 

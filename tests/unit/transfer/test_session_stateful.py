@@ -257,7 +257,7 @@ class Handovers(RuleBasedStateMachine):
         self.runner.close()
 
     async def _end(self) -> None:
-        event(f"{min(3, self.decode.stats.sessions_completed)} or more sessions landed")
+        event(f"{min(3, self.decode.stats.received.sessions)} or more sessions landed")
         event(f"failed: {', '.join(sorted(self.decode.stats.failures))}")
         for session in self.sessions:
             for end in (session.incoming, session.outgoing):
