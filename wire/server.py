@@ -37,31 +37,42 @@ class ControlServer:
         self, services: Sequence[str], add: Callable[[grpc.aio.Server], None], identity: Identity | None = None
     ) -> None:
         self._identity = identity
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._add = add
+        self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._names = [pb.DESCRIPTOR.services_by_name[name].full_name for name in services]
-        add(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
 
     async def start(self, host: str, port: int) -> int:
-        """Listens (port 0: any free one) and serves; returns the port."""
+        """Listens (port 0: any free one) and serves; returns the port. Raises ListenError."""
+        server = self._made()
         try:
-            bound = self._add_port(f"{host}:{port}")
+            bound = self._add_port(server, f"{host}:{port}")
         except RuntimeError as error:
+            # gRPC prints an empty error when a process ends that holds a server which never ran.
+            await server.start()
+            await server.stop(None)
             raise ListenError(f"cannot listen on {host}:{port}: is the port taken? {error}") from error
-        await self._server.start()
+        await server.start()
+        self._server = server
         for name in ("", *self._names):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         return bound
 
-    def _add_port(self, address: str) -> int:
+    def _made(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._add(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
         if self._identity is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._identity.server_credentials())
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, self._identity.server_credentials())
 
     async def stop(self, grace_s: float) -> None:
-        """Says NOT_SERVING, gives calls in flight `grace_s` seconds, then cancels them."""
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        """Says NOT_SERVING, gives calls in flight `grace_s` seconds, then cancels them; nothing before `start`."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace_s)
