@@ -30,15 +30,15 @@ class Tensors(Protocol):
 
 
 class Checkpoint:
-    """Tensors are taken once each, cast and moved; what nobody took is an error (`assert_all_taken`)."""
+    """Tensors are taken once each, read to the device and cast there; what nobody took is an error
+    (`assert_all_taken`)."""
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device):
         self.path = path
         self._dtype = dtype
-        self._device = device
         self._remaining: dict[str, Any] = {}  # name -> the open file that has it
         for file in weight_files(path):
-            handle = safe_open(file, framework="pt", device="cpu")
+            handle = safe_open(file, framework="pt", device=str(device))
             self._remaining.update(dict.fromkeys(handle.keys(), handle))
 
     @property
@@ -53,8 +53,7 @@ class Checkpoint:
         tensor = self._remaining.pop(name).get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{self.path}: {name} is {list(tensor.shape)}, the config says {list(shape)}")
-        # The file is mapped: it moves tensor by tensor, and is cast where it arrives.
-        return tensor.to(self._device).to(dtype or self._dtype)
+        return tensor.to(dtype or self._dtype)
 
     def skip(self, *prefixes: str) -> None:
         """Drop tensors of parts that the engine does not run."""

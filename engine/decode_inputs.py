@@ -116,7 +116,7 @@ class _HostTable:
     def rows(self, steps: Sequence[SequenceStep], width: int) -> np.ndarray:
         """[len(steps), width], a view that the next call overwrites."""
         for row, step in enumerate(steps):
-            ids, num_known = step.block_ids, min(len(step.block_ids), self._table.shape[1])
+            ids, num_known = step.block_ids, len(step.block_ids)
             known = self._filled[row] if self._lists[row] is ids else 0
             if known < num_known:
                 self._table[row, known:num_known] = ids[known:num_known]

@@ -91,7 +91,8 @@ class Engine:
     def sequence(self, job: Job) -> Sequence:
         """What `submit` takes: hashed, and known to fit. Touches nothing shared, so any thread may call it.
 
-        Raises BadRequest if the model does not know its tokens, RequestTooLarge if it could never be admitted.
+        Raises BadRequest if it has tokens behind the model's last, RequestTooLarge if it could never be admitted. No
+        message carries a token below zero: of one that was made here, hashing raises BadTokens.
         """
         request = job.request
         self._require_known_tokens(request)

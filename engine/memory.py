@@ -94,10 +94,6 @@ class CacheMemory:
         planes_BPR = blocks_BR[:, None, :] * num_planes + planes_P[None, :, None]
         return (planes_BPR * rows_a_plane + (at_BR % rows_a_plane)[:, None, :]).flatten()
 
-    def gather_blocks(self, block_ids: Sequence[int], out: Tensor) -> None:
-        """Copy blocks, in order, to out: uint8 [len(block_ids) * block_bytes]."""
-        gather_rows(self._block_bytes, self._blocks(block_ids), out)
-
     def scatter_blocks(self, block_ids: Sequence[int], src: Tensor, room: IdRoom | None = None) -> None:
         """Copy src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
         scatter_rows(self._block_bytes, self._blocks(block_ids, room), src)
@@ -133,7 +129,7 @@ class CacheMemory:
         mark.record(torch.cuda.current_stream(self.device))
         return mark
 
-    def _blocks(self, block_ids: Sequence[int], room: IdRoom | None = None) -> Tensor:
+    def _blocks(self, block_ids: Sequence[int], room: IdRoom | None) -> Tensor:
         return upload_ids(block_ids, self.num_blocks, "block", self.device, room)
 
     def _state(self, slot: int) -> tuple[Tensor, Tensor]:

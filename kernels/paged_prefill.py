@@ -35,7 +35,7 @@ class PagedChunks:
 
     first_row_N1: Tensor  # [N + 1], of the packed rows; the last is T
     start_N: Tensor  # tokens before the first row
-    table_NM: Tensor  # places past a sequence's last block hold 0
+    table_NM: Tensor  # behind a sequence's last block any ids, in captured passes old ones: not read as context
 
     @classmethod
     def build(

@@ -92,7 +92,7 @@ def move(source: BuiltEngine, here: Run, target: BuiltEngine, there: Run) -> Non
     first = claim.reused_tokens // layout.block_size
     last = -(-there.sequence.prompt_length // layout.block_size)
     blocks = torch.empty((last - first) * layout.block_bytes, dtype=torch.uint8)
-    source.memory.gather_blocks(here.sequence.held.block_ids[first:last], blocks)
+    source.memory.gather_prompt(here.sequence.held.block_ids, layout.block_size, first, last - first, blocks)
     target.memory.scatter_blocks(claim.block_ids[first:last], blocks)
     state = torch.empty(layout.state_bytes, dtype=torch.uint8)
     source.memory.gather_state(here.sequence.state_slot, state)

@@ -127,7 +127,7 @@ def test_state_and_blocks_moved_to_another_engine_go_on_with_the_same_tokens(tin
     there = submit(target, request(prompt), hit_policy=lambda hit: ReceiveState())
     target.engine.admit()
     blocks = torch.empty(5 * source.layout.block_bytes, dtype=torch.uint8)
-    source.memory.gather_blocks(here.sequence.held.block_ids, blocks)
+    source.memory.gather_prompt(here.sequence.held.block_ids, source.layout.block_size, 0, 5, blocks)
     target.memory.scatter_blocks(there.sequence.held.block_ids[:5], blocks)
     state = torch.empty(source.layout.state_bytes, dtype=torch.uint8)
     source.memory.gather_state(here.sequence.state_slot, state)

@@ -142,7 +142,7 @@ def test_a_state_moved_through_bytes_continues_in_other_memory(family, prompt):
     run(source, SequenceStep(tokens[:70], 0, BLOCKS_A, None, 3))
     layout = source.memory.layout
     blocks = torch.empty(5 * layout.block_bytes, dtype=torch.uint8)
-    source.memory.gather_blocks(BLOCKS_A[:5], blocks)
+    source.memory.gather_prompt(BLOCKS_A, layout.block_size, 0, 5, blocks)
     target.memory.scatter_blocks(BLOCKS_C[:5], blocks)
     target.memory.scatter_state(8, state_bytes(source, 3))
     logits = run(target, SequenceStep(tokens[70:], 70, BLOCKS_C, 8, 8, num_logits=10))

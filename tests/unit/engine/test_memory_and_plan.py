@@ -43,7 +43,7 @@ def test_blocks_and_states_travel_as_bytes_of_the_layout():
     source, target = filled_memory(), filled_memory()
     blocks = torch.empty(3 * LAYOUT.block_bytes, dtype=torch.uint8)
     state = torch.empty(LAYOUT.state_bytes, dtype=torch.uint8)
-    source.gather_blocks([4, 0, 5], blocks)
+    source.gather_prompt([4, 0, 5], LAYOUT.block_size, 0, 3, blocks)
     source.gather_state(3, state)
     kept_kv, kept_rec = target.kv.clone(), target.rec.clone()
 
@@ -116,9 +116,10 @@ def test_pools_weigh_what_the_layout_says():
 def test_blocks_outside_the_pool_are_refused(block: int):
     memory = filled_memory()
     staging = torch.empty(LAYOUT.block_bytes, dtype=torch.uint8)
-    for copy in (memory.gather_blocks, memory.scatter_blocks):
-        with pytest.raises(IndexError, match=f"block {block}"):
-            copy([block], staging)
+    with pytest.raises(IndexError, match=f"block {block}"):
+        memory.gather_prompt([block], LAYOUT.block_size, 0, 1, staging)
+    with pytest.raises(IndexError, match=f"block {block}"):
+        memory.scatter_blocks([block], staging)
     with pytest.raises(IndexError, match="slot 5"):
         memory.gather_state(5, torch.empty(LAYOUT.state_bytes, dtype=torch.uint8))
 

@@ -22,7 +22,7 @@ def copy_prefix(source: BuiltEngine, target: BuiltEngine, sequence: Sequence, nu
     first, end = hit // size, num_tokens // size
     blocks = torch.empty((end - first) * source.layout.block_bytes, dtype=torch.uint8)
     state = torch.empty(source.layout.state_bytes, dtype=torch.uint8)
-    source.memory.gather_blocks(hold.block_ids[first:end], blocks)
+    source.memory.gather_prompt(hold.block_ids, size, first, end - first, blocks)
     source.memory.gather_state(checkpoint.slot, state)
     target.memory.scatter_blocks(sequence.held.block_ids[first:end], blocks)
     target.memory.scatter_state(sequence.held.slot, state)
