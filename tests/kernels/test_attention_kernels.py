@@ -22,11 +22,6 @@ needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too l
 BOUND = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 1e-2}
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 class Paged:
     """Sequences in scattered blocks of one layer of a pool; everything else is NaN."""
 

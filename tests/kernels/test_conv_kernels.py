@@ -20,11 +20,6 @@ UPDATE = {"torch": causal_conv1d_update_torch, "triton": causal_conv1d_update_tr
 Prefill = Callable[..., Tensor]
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def slice_of_a_projection(rows: int, channels: int = C, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(rows, channels + 24, device=DEVICE).to(dtype)[:, 16 : 16 + channels]
 

@@ -11,11 +11,6 @@ CPU = torch.device("cpu")
 H, KV, D, BLOCK, NUM_BLOCKS, SCALE = 6, 2, 8, 16, 64, 0.3
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 class Paged:
     """Sequences of given lengths in scattered blocks; everything else in the pool is NaN."""
 

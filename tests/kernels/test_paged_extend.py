@@ -14,11 +14,6 @@ from tests.support.compiled import Launch, compile_for_h200
 needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter")
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("splits", [1, 4, 32])
 @pytest.mark.parametrize("spans", [[(0, 1)], [(61, 93)], [(0, 20), (33, 50), (0, 1), (120, 131)]], ids=str)

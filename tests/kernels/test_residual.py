@@ -12,11 +12,6 @@ ROWS = pytest.mark.parametrize("rows", [0, 1, 64, 65, 300])
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def inputs(rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, Product, torch.Tensor, torch.Tensor]:
     """The stream, a branch whose rows are those of a wider tensor, its matrix, the norm's weight."""
     x = torch.randn(rows, 48, device=DEVICE).to(dtype)

@@ -14,11 +14,6 @@ from kernels.rotary import inverse_frequencies, rotary_angles, rotate_
 ROWS = [0, 1, 63, 65]
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm(rows: int, dtype: torch.dtype):

@@ -27,11 +27,6 @@ if DEVICE.type == "cuda":
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def slice_of_projection(rows: int, width: int, dtype: torch.dtype) -> Tensor:
     """Columns of a wider tensor, which is NaN around them."""
     wide = torch.full((rows, width + 11), NAN, dtype=dtype, device=DEVICE)

@@ -85,11 +85,6 @@ CASES = [
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def poisoned_pool(case: Case, live_slots: list[int]) -> Tensor:
     """A layer's view of a pool of three layers: NaN but for the live slots."""
     pool = torch.full((NUM_SLOTS, 3, *case.state_shape), NAN)[:, 1]

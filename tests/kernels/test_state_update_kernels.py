@@ -28,11 +28,6 @@ NUM_SLOTS = 24
 BF16_ERROR = 2**-8 if DEVICE.type == "cuda" else 2**-7  # the interpreter cuts bits off, it does not round
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
