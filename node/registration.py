@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 2.0
 RETRY_S = 0.25
+REFUSED_RETRY_S = 5.0  # only another node's end, or another router, changes that answer
 
 
 class Registration:
@@ -53,16 +54,17 @@ class Registration:
     async def _beat(self) -> None:
         reported = ""
         while True:
-            delay_s = RETRY_S
             try:
                 answer = await self._client.register(self._info, await self._status(), timeout_s=CALL_TIMEOUT_S)
                 delay_s = answer.heartbeat_s
                 self._meet(answer.peers)
                 reported = ""
             except Exception as error:  # whatever it was: a node that stops saying that it lives is taken for dead
+                is_refused = isinstance(error, RequestRefused)
+                delay_s = REFUSED_RETRY_S if is_refused else RETRY_S
                 # Said once, not four times a second: a router that starts later is normal.
                 if str(error) != reported:
                     reported = str(error)
-                    level = logging.ERROR if isinstance(error, RequestRefused) else logging.WARNING
+                    level = logging.ERROR if is_refused else logging.WARNING
                     log.log(level, "%s is not registered with %s: %s", self._info.name, self._router, error)
             await asyncio.sleep(delay_s)
