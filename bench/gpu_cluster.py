@@ -201,11 +201,12 @@ def settings(options: argparse.Namespace) -> dict[str, NodeSettings]:
     def pair(**prefill: Any) -> NodeSettings:
         return {"p0": ("prefill", {**node(first), **prefill}), "d0": ("decode", node(second))}
 
+    by_default = {BY_DEFAULT: pair()} if options.only in "chat" else {}
     return {
         "one": {"s0": ("decode", node(second))},
         # So few tokens of an answer are computed sooner than fetched; what counts is that no node computes them.
         "pair": pair(learn_from_decode={"max_time_ratio": options.fetch_ratio}),
-        BY_DEFAULT: pair(),
+        **by_default,
     }
 
 
@@ -244,7 +245,7 @@ def measure(model: Path, folder: Path, clusters: Mapping[str, NodeSettings], opt
         bench = Bench(Client(one.url, deadline_s), Client(pair.url, deadline_s), options.scale)
         rows = asyncio.run(run_rows([row for row in bench.rows() if options.only in row[0]]))
         print("links:", pair.cluster().get("links"), flush=True)
-    if options.only in "chat":
+    if BY_DEFAULT in clusters:
         try:
             with ExitStack() as stack:
                 (cluster,) = start(stack, BY_DEFAULT)
