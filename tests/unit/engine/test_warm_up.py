@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("family", ["granite_moe", "qwen35"])
+@pytest.mark.parametrize("family", [pytest.param("granite_moe", marks=pytest.mark.slow), "qwen35"])
 def test_no_step_compiles_a_kernel_of_its_own(family: str, tiny_checkpoint, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
