@@ -1,12 +1,12 @@
-"""Dense products of decode steps on one GPU: alone, and a step's products in their order with the norms between.
+"""Dense products on one GPU: of decode steps, alone and in their order with the norms between, and of a prompt.
 
-    python -m bench.gpu_kernels_products [--variants] [--only alone chain]
+    python -m bench.gpu_kernels_products [--variants] [--only alone chain prompt]
     python -m bench.gpu_kernels_products --compile-only
 
 Times as in bench/gpu_timing.py: no weight is in the cache when it is read. Alone, a product still overlaps with the
 next one of its kind. A chain is timed as it runs, without overlap (same kernels, launched one after the other's end),
 and with the library's products: it decides, since a tile that leaves room lets the next product begin earlier.
-`--variants` adds other tiles.
+`--variants` adds other tiles; to the products of a prompt, which are cuBLAS's, weights that lie the other way round.
 """
 
 import functools
@@ -32,6 +32,7 @@ from tests.support.compiled import Launch
 
 BF16 = torch.bfloat16
 BATCHES = (1, 16, 64)
+PROMPT_ROWS = 8192
 FEW = [(64, 128, 3), (64, 256, 3), (32, 256, 3), (16, 512, 3), (128, 64, 4), (128, 128, 3)]  # columns, depth, stages
 MANY = [(64, 64, 4), (64, 64, 8), (64, 128, 3), (128, 64, 4), (128, 64, 6), (128, 128, 3)]
 
@@ -171,7 +172,22 @@ def chain_rows(_variants: bool) -> Iterator[Row]:
             yield Row("chain, nothing overlaps", shape, apart_us, num_bytes)
 
 
-KINDS = {"alone": alone_rows, "chain": chain_rows}
+def prompt_rows(variants: bool) -> Iterator[Row]:
+    """A chunk's products: the matrix rate that prefill is charged with, shape by shape."""
+    M = PROMPT_ROWS
+    for model, config in SHAPES.items():
+        for product in products(config)[:-1]:  # few rows have logits
+            O, I = product.O, product.I  # noqa: E741
+            num_bytes, flops = product.num_bytes + 2.0 * M * (I + O), 2.0 * M * I * O
+            weights = {"library": lambda: random(O, I)}  # noqa: B023
+            if variants:
+                weights["library, weight transposed"] = lambda: random(I, O).t()  # noqa: B023
+            for name, weight in weights.items():
+                yield measure(f"{product.name} {name}", f"{model}, {M:,} rows",
+                              lambda: partial(F.linear, random(M, I), weight()), num_bytes, flops)  # noqa: B023 # fmt: skip
+
+
+KINDS = {"alone": alone_rows, "chain": chain_rows, "prompt": prompt_rows}
 
 
 # ---------------------------------------------------------------- what the compiler makes of them, without a GPU
