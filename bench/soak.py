@@ -1,10 +1,10 @@
 """Ten thousand hand-overs in a row between two processes: nothing that a process holds may grow.
 
-    python -m bench soak [--sessions 10000]
+    python -m bench soak [--sessions 10000] [--devices cuda:0 cuda:1]
 
 One session in ten is cancelled, its messages all come late. The first sample is after the warm-up, a fifth of all
-sessions. Ends with status 1 when anything grew: files, threads, mappings, endpoints, operations, staging, nonces or
-tasks by one, or memory by more than `tests.support.soak.MAX_GROWTH_KIB`.
+sessions. Ends with status 1 when anything grew: files, threads, mappings, GPU memory, endpoints, operations, staging,
+nonces or tasks by one, or memory by more than `tests.support.soak.MAX_GROWTH_KIB`.
 """
 
 import argparse
@@ -18,9 +18,11 @@ from tests.support.soak import grown, rss_growth_kib, soak
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=10_000)
+    parser.add_argument("--devices", nargs=2, default=["cpu", "cpu"], help="of the sender and of the receiver")
     arguments = parser.parse_args()
     began_s = time.monotonic()
-    sides = soak(arguments.sessions)
+    sender, receiver = arguments.devices
+    sides = soak(arguments.sessions, devices=(sender, receiver))
     print(f"{arguments.sessions} sessions in {time.monotonic() - began_s:.0f} s")
     for side, samples in sides.items():
         print(f"\n{side} (memory grew by {rss_growth_kib(samples):.0f} KiB)")

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
-import numpy as np
+import torch
 
+from node.packing import staging_memory
 from tests.support.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
 from transfer.errors import HandoverFailed
@@ -38,6 +39,7 @@ class Sample:
     """What one process holds after `num_sessions`, while none is open.
 
     mappings       lines of /proc/self/maps: memory that is mapped or registered anew adds to them
+    device_kib     in use on the process's GPU, by whomever: what a peer's memory is mapped with, too; 0 on a host
     dropped_parts  ever
     """
 
@@ -46,6 +48,7 @@ class Sample:
     open_files: int
     threads: int
     mappings: int
+    device_kib: int
     endpoints: int
     operations: int
     staging_held: int
@@ -97,10 +100,16 @@ def is_cancelled(nonce: int) -> bool:
     return nonce % 10 == 0
 
 
+def as_tensor(buffer: Buffer) -> torch.Tensor:
+    return buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
+
+
 class Side:
-    def __init__(self, num_sessions: int, num_samples: int) -> None:
-        self.transport = open_transport(UcxConfig())
-        self.staging = Staging(STAGING)
+    def __init__(self, device: str, num_sessions: int, num_samples: int) -> None:
+        self._device = torch.device(device)
+        memory = staging_memory(device)
+        self.transport = open_transport(UcxConfig(cuda=self._device.type == "cuda"))
+        self.staging = Staging(STAGING, memory)
         self.samples: list[Sample] = []
         self._every = max(AT_ONCE, num_sessions // num_samples)
         self._warm_up = max(num_sessions // 5, 2 * AT_ONCE)
@@ -124,6 +133,7 @@ class Side:
                 open_files=len(os.listdir("/proc/self/fd")),
                 threads=len(os.listdir("/proc/self/task")),
                 mappings=mappings,
+                device_kib=self._device_kib(),
                 endpoints=len(transport._outgoing) + len(transport._incoming) + len(transport._greeting),
                 operations=transport.progress.num_operations,
                 staging_held=STAGING.num_buffers - self.staging.num_free,
@@ -134,15 +144,22 @@ class Side:
         )
 
 
-async def decode(num_sessions: int, num_samples: int, pipe: Connection) -> None:
-    side = Side(num_sessions, num_samples)
+    def _device_kib(self) -> int:
+        if self._device.type == "cpu":
+            return 0
+        free_bytes, all_bytes = torch.cuda.mem_get_info(self._device)
+        return int(all_bytes - free_bytes) // 1024
+
+
+async def decode(device: str, num_sessions: int, num_samples: int, pipe: Connection) -> None:
+    side = Side(device, num_sessions, num_samples)
     receiver = HandoverReceiver(side.transport, side.staging)
 
     def expect(nonce: int) -> IncomingHandover:
         plan = plan_of(nonce)
 
         async def land(message: PlannedMessage, buffer: Buffer) -> None:
-            if not np.array_equal(buffer, contents(message, nonce)):
+            if not torch.equal(as_tensor(buffer).cpu(), as_tensor(contents(message, nonce))):
                 raise AssertionError(f"session {nonce} landed other bytes than its own")
 
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
@@ -165,8 +182,8 @@ async def decode(num_sessions: int, num_samples: int, pipe: Connection) -> None:
     await side.transport.close()
 
 
-async def prefill(num_sessions: int, num_samples: int, pipe: Connection) -> list[Sample]:
-    side = Side(num_sessions, num_samples)
+async def prefill(device: str, num_sessions: int, num_samples: int, pipe: Connection) -> list[Sample]:
+    side = Side(device, num_sessions, num_samples)
     sender = HandoverSender(side.transport, side.staging)
     peer = await asyncio.to_thread(pipe.recv)
 
@@ -174,7 +191,7 @@ async def prefill(num_sessions: int, num_samples: int, pipe: Connection) -> list
         plan = plan_of(nonce)
 
         async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-            buffer[:] = contents(message, nonce)
+            as_tensor(buffer).copy_(as_tensor(contents(message, nonce)))  # done when it returns: it is pageable
 
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
         handover = sender.open(plan, peer, secret=secret_of(nonce), pack=pack, deadline_s=deadline_s)
@@ -190,25 +207,32 @@ async def prefill(num_sessions: int, num_samples: int, pipe: Connection) -> list
     return side.samples
 
 
-def run_decode(num_sessions: int, num_samples: int, pipe: Connection) -> None:
-    asyncio.run(decode(num_sessions, num_samples, pipe))
+def run_decode(device: str, num_sessions: int, num_samples: int, pipe: Connection) -> None:
+    asyncio.run(decode(device, num_sessions, num_samples, pipe))
 
 
-def run_prefill(num_sessions: int, num_samples: int, pipe: Connection, answer: Connection) -> None:
-    answer.send(asyncio.run(prefill(num_sessions, num_samples, pipe)))
+def run_prefill(device: str, num_sessions: int, num_samples: int, pipe: Connection, answer: Connection) -> None:
+    answer.send(asyncio.run(prefill(device, num_sessions, num_samples, pipe)))
 
 
-def soak(num_sessions: int, *, num_samples: int = 20, timeout_s: float = 600.0) -> dict[str, list[Sample]]:
-    """The samples of each side, by time, the first after the warm-up.
+def soak(
+    num_sessions: int,
+    *,
+    devices: tuple[str, str] = ("cpu", "cpu"),
+    num_samples: int = 20,
+    timeout_s: float = 600.0,
+) -> dict[str, list[Sample]]:
+    """The samples of each side, by time, the first after the warm-up. `devices`: of the sender and of the receiver.
 
     Raises AssertionError when a session did not end as it should, or not in time.
     """
     context = multiprocessing.get_context("spawn")
     decodes, prefills = context.Pipe()
     here, there = context.Pipe(duplex=False)
+    sends, receives = ((device, num_sessions, num_samples) for device in devices)
     processes = [
-        context.Process(target=run_decode, args=(num_sessions, num_samples, decodes), daemon=True),
-        context.Process(target=run_prefill, args=(num_sessions, num_samples, prefills, there), daemon=True),
+        context.Process(target=run_decode, args=(*receives, decodes), daemon=True),
+        context.Process(target=run_prefill, args=(*sends, prefills, there), daemon=True),
     ]
     for process in processes:
         process.start()
