@@ -7,11 +7,10 @@ what must never be otherwise; what must hold at the end of a run is `World.asser
 Each plan is one attention message and the state. A part is (index, is_payload, bytes), on its own session's connection.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -52,7 +51,7 @@ STAGING_BUFFERS = 2
 Part = tuple[int, bool, bytes]
 Memory = tuple[tuple[bytes | None, ...], ...]
 NOTHING: Memory = ((None, None), (None, None))
-Machine = SenderSession | ReceiverSession
+Thing = TypeVar("Thing")
 
 
 @cache
@@ -80,7 +79,14 @@ def digest_after(previous: bytes, fields: bytes, payload: bytes) -> bytes:
     return message_digest(previous, fields, summary(np.frombuffer(payload, np.uint8)))
 
 
-@dataclass(slots=True)
+def shallow(value: Thing) -> Thing:
+    """`copy.copy` of a plain object, several times as fast: a world is copied at each of a million steps."""
+    other = object.__new__(type(value))
+    vars(other).update(vars(value))
+    return other
+
+
+@dataclass
 class Attempt:
     """One session, both ends; an end is None before it begins and once its process has died.
 
@@ -114,7 +120,7 @@ class Attempt:
         return self.known_key
 
     def copied(self) -> "Attempt":
-        other = copy.copy(self)
+        other = shallow(self)
         other.known_key = None
         return other
 
@@ -135,9 +141,9 @@ def key_of(machine: object) -> tuple | None:
     return tuple(frozenset(v) if isinstance(v, set) else v for k, v in vars(machine).items() if k != "plan")
 
 
-def copy_of(machine: Any) -> Any:
-    other = copy.copy(machine)
-    vars(other).update({k: copy.copy(v) for k, v in vars(machine).items() if isinstance(v, set | dict)})
+def copy_of(machine: Thing) -> Thing:
+    other = shallow(machine)
+    vars(other).update({k: v.copy() for k, v in vars(machine).items() if isinstance(v, set | dict)})
     return other
 
 
@@ -268,7 +274,7 @@ class World:
 
     def after(self, action: tuple) -> Self:
         name, *arguments, session = action
-        world = copy.copy(self)
+        world = shallow(self)
         if name == "too_early":
             world.mishaps -= 1
             name, *arguments = arguments
@@ -338,7 +344,7 @@ class World:
     def _arrives(self, attempt: Attempt, session: int, part: Part) -> None:
         """As `IncomingHandover` takes a part: through the gate, and then to the session."""
         index, is_payload, data = part
-        attempt.gate = copy.copy(attempt.gate)
+        attempt.gate = copy_of(attempt.gate)
         try:
             if is_payload:
                 attempt.gate.admit_payload(index)
