@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.handover_peer import Peer
+from tests.support.handover_peer import Peer, two
 from tests.support.netns import Cut, Namespace, NamespacesUnavailable, routed_namespaces
 from transfer.plan import TransferPlan
 
@@ -57,10 +57,10 @@ def routed() -> Iterator[tuple[Namespace, Namespace, Cut]]:
 @pytest.fixture
 async def hosts(routed: tuple[Namespace, Namespace, Cut]) -> AsyncIterator[Hosts]:
     left, right, cut = routed
-    async with (
-        Peer.start(*left.enter, host=left.address, net_devices=left.device) as sender,
-        Peer.start(*right.enter, host=right.address, net_devices=right.device) as receiver,
-    ):
+    async with two(
+        Peer.start(*left.enter, host=left.address, net_devices=left.device),
+        Peer.start(*right.enter, host=right.address, net_devices=right.device),
+    ) as (sender, receiver):
         try:
             yield Hosts(sender, receiver, cut)
         finally:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.handover_child import STAGING
-from tests.support.handover_peer import Peer
+from tests.support.handover_peer import Peer, two
 from tests.support.netns import NamespacesUnavailable, two_namespaces
 from transfer.handover import GRACE_S
 from transfer.plan import TransferPlan
@@ -43,8 +43,8 @@ def tiny_plan(nonce: int) -> TransferPlan:
 
 @pytest.fixture
 async def pair():
-    async with Peer.start() as prefill, Peer.start() as decode:
-        yield prefill, decode
+    async with two(Peer.start(), Peer.start()) as both:
+        yield both
 
 
 @pytest.fixture
@@ -290,10 +290,10 @@ async def test_nobody_at_the_address_fails_the_sender_with_its_name(pair):
 
 async def test_two_hosts_hand_over_by_tcp(two_hosts):
     left, right = two_hosts
-    async with (
-        Peer.start(*left.enter, host=left.address, net_devices=left.device) as prefill,
-        Peer.start(*right.enter, host=right.address, net_devices=right.device) as decode,
-    ):
+    async with two(
+        Peer.start(*left.enter, host=left.address, net_devices=left.device),
+        Peer.start(*right.enter, host=right.address, net_devices=right.device),
+    ) as (prefill, decode):
         assert decode.address.startswith(right.address)
         landed = await decode.expect(plan(1))
         sent = prefill.send(plan(1), decode)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.support.handover_peer import Peer
+from tests.support.handover_peer import Peer, two
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
 from transfer.envelope import Tag
@@ -127,7 +127,7 @@ def plan(nonce: int, mib: int) -> TransferPlan:
 async def test_a_stranger_that_stalls_an_envelope_costs_nobody_else_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """It knows a nonce, has UCX announce the envelope instead of sending it along, and stops. The deadline of the
     session that was to have it passes while another session's messages come in."""
-    async with Peer.start() as receiver, Peer.start() as sender:
+    async with two(Peer.start(), Peer.start()) as (receiver, sender):
         monkeypatch.setenv("UCX_RNDV_THRESH", "0")
         async with Peer.start() as stranger:
             stalled = await receiver.expect(plan(1, 1), STALL_S)

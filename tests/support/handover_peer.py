@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -104,3 +104,14 @@ class Peer:
                 break
         for answer in self._answers.values():
             answer.cancel()
+
+
+@asynccontextmanager
+async def two(
+    one: AbstractAsyncContextManager[Peer], other: AbstractAsyncContextManager[Peer]
+) -> AsyncIterator[tuple[Peer, Peer]]:
+    """Both at once: most of a child's start is imports."""
+    async with AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as group:
+            first, second = (group.create_task(stack.enter_async_context(each)) for each in (one, other))
+        yield first.result(), second.result()
