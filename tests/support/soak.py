@@ -38,7 +38,8 @@ PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 class Sample:
     """What one process holds after `num_sessions`, while none is open.
 
-    mappings       lines of /proc/self/maps: memory that is mapped or registered anew adds to them
+    mappings       of files, devices and shared memory. Private memory is in rss_kib: its mappings come and go as the
+                   allocators like it (an arena of Python's is a mapping, or joins the one beside it)
     device_kib     in use on the process's GPU, by whomever: what a peer's memory is mapped with, too; 0 on a host
     dropped_parts  ever
     """
@@ -124,7 +125,7 @@ class Side:
                 await asyncio.sleep(0.01)
         gc.collect()
         with open("/proc/self/statm") as statm, open("/proc/self/maps") as maps:
-            rss_pages, mappings = int(statm.read().split()[1]), len(maps.readlines())
+            rss_pages, mappings = int(statm.read().split()[1]), sum("/" in line for line in maps)
         transport = self.transport
         self.samples.append(
             Sample(
@@ -142,7 +143,6 @@ class Side:
                 dropped_parts=transport.stats.dropped_parts,
             )
         )
-
 
     def _device_kib(self) -> int:
         if self._device.type == "cpu":
