@@ -1,6 +1,7 @@
 """Nodes register over gRPC, as they do in a cluster; and a node's gRPC errors become the router's."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import grpc
@@ -61,13 +62,22 @@ async def test_a_second_process_of_one_name_is_refused_over_the_wire(start_route
 
 
 async def test_a_silent_node_disappears(start_router: StartRouter):
-    running = await start_router(fake_cluster([1], prefill=0), heartbeat_s=0.1)
-    assert [node["name"] for node in (await running.http.get("/cluster")).json()["nodes"]] == ["d0"]
+    running = await start_router(fake_cluster([1], prefill=0), heartbeat_s=0.1, register=False)
+    running.register()
+    assert [node.info.name for node in running.server.nodes.live(Role.DECODE)] == ["d0"]
     async with asyncio.timeout(5):
         while (await running.http.get("/cluster")).json()["nodes"]:
             await asyncio.sleep(0.02)
         while not running.cluster.nodes["d0"].closed:
             await asyncio.sleep(0.02)
+
+
+async def test_who_connects_as_soon_as_it_has_started_is_not_turned_away(start_router: StartRouter):
+    """Before the event loop has a turn for its HTTP server: whoever reads the address that a process prints may."""
+    running = await start_router(fake_cluster([1]), register=False)
+    for address in (running.server.url, running.server.control_address):
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.removeprefix("http://"), int(port)), timeout=5).close()
 
 
 async def test_a_taken_port_is_a_clear_error(start_router: StartRouter):
