@@ -18,8 +18,9 @@ D1 = Peer("d1", 1, "d1:2", "cpu")
 
 @pytest.fixture(autouse=True)
 def small_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes of a size for which nothing waits; a lost link is due at the next heartbeat."""
+    """Probes of a size for which nothing waits, as many at any speed; a lost link is due at the next heartbeat."""
     monkeypatch.setattr(links, "PROBE_BYTES", 1 << 16)
+    monkeypatch.setattr("transfer.link.LONG_S", 60.0)
     monkeypatch.setattr(links, "RETRY_S", 0.0)
 
 

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.support.handover_pair import Pair, failure, soon, turns
+from tests.support.handover_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer, HostMemory
 from transfer.digest import summary
@@ -193,13 +193,14 @@ async def test_a_cancel_waits_for_the_landing_under_way():
 
 async def test_a_cancelled_sender_packs_nothing_more():
     pair, plan = Pair(), small_plan(NONCE)
-    incoming, outgoing = pair.expect(plan, deadline_s=soon(0.1)), pair.open(plan)
+    incoming, outgoing = pair.expect(plan), pair.open(plan)
     outgoing.tokens_computed(16)
     await turns()
     outgoing.cancel()
     outgoing.tokens_computed(18)  # prefill does not know yet
     outgoing.finish()
     assert (await failure(outgoing)).cause == "cancelled"
+    leap()
     assert (await failure(incoming)).cause == "deadline"
     assert [message.index for message, _ in pair.landed] == [0]
     await pair.assert_staging_returns()
@@ -231,9 +232,11 @@ async def test_a_receiver_that_takes_nothing_fails_the_sender_at_its_deadline():
     hold = Hold(Tag(NONCE, 0, True))
     pair, plan = Pair(hold), small_plan(NONCE)
     pair.expect(plan, deadline_s=soon(60))
-    outgoing = pair.open(plan, deadline_s=soon(0.1))
+    outgoing = pair.open(plan)
     outgoing.tokens_computed(18)
     outgoing.finish()
+    await turns()
+    leap()
     assert (await failure(outgoing)).cause == "deadline"
     await pair.assert_staging_returns()
     assert pair.prefill.stats.connections_lost == 1
@@ -250,9 +253,8 @@ async def test_a_cancelled_sender_has_its_staging_back_though_its_receiver_takes
     outgoing.cancel()
     assert (await failure(outgoing)).cause == "cancelled"
     assert pair.prefill.stats.connections_lost == 0
-    async with asyncio.timeout(GRACE_S + 1):
-        while pair.sender_staging.num_free < pair.sender_buffers:
-            await asyncio.sleep(0.01)
+    leap(GRACE_S)
+    await pair.assert_staging_returns()
     assert pair.prefill.stats.connections_lost == 1
 
 
