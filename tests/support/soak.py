@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
@@ -27,6 +28,9 @@ from transfer.ucx_config import UcxConfig
 
 STAGING = StagingConfig(num_buffers=4, buffer_bytes=32 << 10)
 AT_ONCE = 10
+CANCELLED_ONE_IN = 10
+PARTS = 6
+"""Of a session: an envelope and a payload for each of its three messages."""
 DEADLINE_S = 60.0
 MAX_GROWTH_KIB = 512
 """Of a run, however long: 50 bytes a session would be more in 10,000. Allocators settle within less."""
@@ -98,7 +102,7 @@ def batches(num_sessions: int) -> Iterator[range]:
 
 
 def is_cancelled(nonce: int) -> bool:
-    return nonce % 10 == 0
+    return nonce % CANCELLED_ONE_IN == 0
 
 
 def as_tensor(buffer: Buffer) -> torch.Tensor:
@@ -107,6 +111,8 @@ def as_tensor(buffer: Buffer) -> torch.Tensor:
 
 class Side:
     def __init__(self, device: str, num_sessions: int, num_samples: int) -> None:
+        # One thread that waits for the other process: a pool starts a second one when the first is slow to rest.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         self._device = torch.device(device)
         memory = staging_memory(device)
         self.transport = open_transport(UcxConfig(cuda=self._device.type == "cuda"))
@@ -116,12 +122,13 @@ class Side:
         self._warm_up = max(num_sessions // 5, 2 * AT_ONCE)
         self._next = self._warm_up
 
-    async def batch_ended(self, num_sessions: int) -> None:
+    async def batch_ended(self, num_sessions: int, dropped_parts: int) -> None:
+        """dropped_parts: so many will have been, once all that is late has come."""
         if num_sessions < self._next:
             return
         self._next += self._every
         async with asyncio.timeout(DEADLINE_S):  # what is cancelled and late may still be under way
-            while self.transport.progress.num_operations or self.staging.num_free < STAGING.num_buffers:
+            while self._is_at_work() or self.transport.stats.dropped_parts < dropped_parts:
                 await asyncio.sleep(0.01)
         gc.collect()
         with open("/proc/self/statm") as statm, open("/proc/self/maps") as maps:
@@ -143,6 +150,9 @@ class Side:
                 dropped_parts=transport.stats.dropped_parts,
             )
         )
+
+    def _is_at_work(self) -> bool:
+        return self.transport.progress.num_operations > 0 or self.staging.num_free < STAGING.num_buffers
 
     def _device_kib(self) -> int:
         if self._device.type == "cpu":
@@ -176,7 +186,7 @@ async def decode(device: str, num_sessions: int, num_samples: int, pipe: Connect
         for nonce, outcome in zip(nonces, outcomes, strict=True):
             if isinstance(outcome, HandoverFailed) != is_cancelled(nonce) or isinstance(outcome, AssertionError):
                 raise AssertionError(f"session {nonce}: {outcome}")
-        await side.batch_ended(nonces[-1])
+        await side.batch_ended(nonces[-1], dropped_parts=PARTS * (nonces[-1] // CANCELLED_ONE_IN))
     pipe.send(side.samples)
     await asyncio.to_thread(pipe.recv)  # until the sender is done, too
     await side.transport.close()
@@ -202,7 +212,7 @@ async def prefill(device: str, num_sessions: int, num_samples: int, pipe: Connec
     for nonces in batches(num_sessions):
         await asyncio.to_thread(pipe.recv)
         await asyncio.gather(*map(send, nonces))
-        await side.batch_ended(nonces[-1])
+        await side.batch_ended(nonces[-1], dropped_parts=0)
     await side.transport.close()
     return side.samples
 
