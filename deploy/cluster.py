@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from decode_node.actor import DecodeActor
 from deploy.config import ClusterConfig, DecodeRole, Placement, PrefillRole
 from deploy.errors import StartFailed
+from deploy.ports import free_ports
 from deploy.ray_session import ROUTER_CPUS
 from deploy.stop_request import StopRequest
 from prefill_node.actor import PrefillActor
@@ -105,11 +105,8 @@ def _start_router(config: ClusterConfig) -> Member:
     if config.ray.address is not None:
         router = replace(router, control_host=ray.util.get_node_ip_address())
     # A restarted router must come back where clients and nodes look for it, so its ports are chosen once.
-    router = replace(
-        router,
-        port=router.port or _free_port(router.host),
-        control_port=router.control_port or _free_port(router.control_host),
-    )
+    port, control_port = free_ports(router.host, router.control_host)
+    router = replace(router, port=router.port or port, control_port=router.control_port or control_port)
     actor = ray.remote(RouterActor).options(
         name="router",
         num_cpus=ROUTER_CPUS,
@@ -178,9 +175,3 @@ def _cause(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
