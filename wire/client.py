@@ -39,15 +39,22 @@ Event_co = TypeVar("Event_co", covariant=True)
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
 
-CHANNEL_OPTIONS = (
+LINE_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A node that is gone without a word (a pulled cable, SIGSTOP) is noticed within these two together. gRPC sends no
-    # ping sooner; its timeout is the kernel's TCP_USER_TIMEOUT, too: for a call that begins, it runs at once. Pings are
-    # answered by gRPC's own threads, whatever the node computes.
+    # A node that is gone without a word (a pulled cable, SIGSTOP) is noticed a second and a second later. gRPC sends no
+    # ping sooner. The second timeout is how long its answer is waited for, a minute by default (1.85); the first is the
+    # kernel's TCP_USER_TIMEOUT: for a call that begins, it runs at once. Pings are answered by gRPC's own threads,
+    # whatever the node computes.
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
+)
+"""Of both ends of a connection: a node that is gone costs its callers as little as a caller costs a node."""
+
+CHANNEL_OPTIONS = (
+    *LINE_OPTIONS,
     # A restarted node is to be found at once, not after the default backoff of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

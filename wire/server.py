@@ -8,14 +8,13 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from wire.client import MAX_MESSAGE_BYTES
+from wire.client import LINE_OPTIONS
 from wire.generated import headrace_pb2 as pb
 from wire.tls import Identity
 
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients ping idle connections every second (CHANNEL_OPTIONS): do not take that for abuse.
+    *LINE_OPTIONS,
+    # Clients ping idle connections every second, too: do not take that for abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two processes must not share a port by accident.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fault_campaign import DEADLINE_S, SCENARIOS, Row, run, table
+from tests.support.fault_campaign import CUT_S, DEADLINE_S, SCENARIOS, Row, run, table
 from tests.support.netns import NamespacesUnavailable
 
 MODEL = Path(__file__).parents[2] / "models" / "headrace-tiny-qwen3.5"
@@ -33,6 +33,6 @@ async def test_no_answer_is_wrong_and_everything_comes_back(name: str, tmp_path:
         case "prefill node stopped" | "decode node stopped":
             assert row.percentile(0.5) < DEADLINE_S + 1
         case "link cut and restored":
-            assert row.percentile(0.5) < 2
+            assert row.slowest_s < CUT_S[1] - 1  # nobody waits until the network is back
         case "message late":
             assert row.dropped >= ROUNDS

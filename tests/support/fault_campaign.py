@@ -46,7 +46,8 @@ SMALL_CLUSTER: dict[str, Any] = {
 class Row:
     """rounds       faults that met a session; missed: those that met none, and were repeated
     dropped      parts that came when nobody expected them any more
-    known_s      from the fault until a survivor's session had failed: a round's first, or each one of a killed node
+    known_s      from the fault until a survivor's session had failed: a round's first; each one of a killed node; each
+                 one of a cut network, from its own beginning if that was behind the cut
     sessions_failed   on all nodes, by cause: each of them was repaired, or its client got an error
     """
 
@@ -146,7 +147,7 @@ def killed(role: str) -> Round:
         at_s = time.monotonic()
         cluster.processes[name].kill()
         others = survivors(cluster, name)
-        await count(cluster, row, at_s, others)
+        await see_known(cluster, row, at_s, others)
         await asyncio.to_thread(cluster.processes[name].wait)
         await asyncio.to_thread(cluster.restart, name)
         # The later ones of the sessions that were open; one that was not told fails at its deadline, which shows here.
@@ -165,7 +166,7 @@ def stopped(role: str) -> Round:
             await asyncio.sleep(STOPPED_S)  # what is tested is a stop that outlasts the deadline
         finally:
             cluster.processes[name].kill(signal.SIGCONT)
-        await count(cluster, row, at_s, survivors(cluster, name))
+        await see_known(cluster, row, at_s, survivors(cluster, name))
 
     return round_
 
@@ -174,20 +175,27 @@ def survivors(cluster: FaultCluster, victim: str) -> list[str]:
     return [name for name in cluster.node_names if name != victim]
 
 
-async def count(
-    cluster: FaultCluster, row: Row, at_s: float, names: list[str], within_s: float = DEADLINE_S + 0.5
-) -> None:
-    """The round counts when some survivor's session failed of it; that is also when the survivor knew.
+async def see_known(cluster: FaultCluster, row: Row, at_s: float, names: list[str]) -> None:
+    """A survivor knew when its first session failed."""
+    first_s = await first_failed_s(cluster, row, at_s, names, DEADLINE_S + 0.5)
+    if first_s is not None:
+        row.known_s.append(first_s - at_s)
+
+
+async def first_failed_s(
+    cluster: FaultCluster, row: Row, at_s: float, names: list[str], within_s: float
+) -> float | None:
+    """The round counts when some survivor's session failed of it: when it did.
 
     Sessions that are open now fail `within_s`, whatever happens: when none has by then, there was none.
     """
     while not (failed := cluster.journal("failed", at_s, names)):
         if time.monotonic() > at_s + within_s:
             row.missed += 1
-            return
+            return None
         await asyncio.sleep(0.02)
     row.rounds += 1
-    row.known_s.append(failed[0]["at"] - at_s)
+    return float(failed[0]["at"])
 
 
 # ---------------------------------------------------------------- the network damages, delays, or is cut
@@ -251,8 +259,10 @@ async def severed(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
         await asyncio.sleep(dice.uniform(*CUT_S))
     finally:
         cluster.cut.mend()
-    await count(cluster, row, at_s, cluster.node_names, CUT_KNOWN_S)
+    await first_failed_s(cluster, row, at_s, cluster.node_names, CUT_KNOWN_S)
     await asyncio.to_thread(cluster.wait_for_nodes, len(cluster.node_names))
+    began_s = {entry["nonce"]: entry["at"] for entry in cluster.journal("expected")}
+    row.known_s += [it["at"] - max(at_s, began_s[it["nonce"]]) for it in cluster.journal("failed", at_s)]
 
 
 SCENARIOS = {

@@ -2,8 +2,8 @@
 
 `Process.start(name, FaultyNode(config, ...), folder)`, as with any other config. What is added is added here, from
 outside: no product code knows of it. The network's faults begin with SIGUSR2. The journal holds a JSON line for each
-session that failed here, for each fault that was committed here, and for each SIGUSR1 (what the node holds at that
-moment). `at` is the machine's monotonic clock, which all processes share.
+session that is expected here (its receiver's end) or failed here (either end), for each fault that was committed here,
+and for each SIGUSR1 (what the node holds at that moment). `at` is the clock that all processes share, monotonic.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from decode_node.service import decode_node
 from node import chassis as node_chassis
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
-from transfer.backend import Arrival, Connection, Transport
+from transfer.backend import Arrival, Connection, Inbox, Transport
 from transfer.buffers import Buffer
 from transfer.envelope import Tag
 from transfer.faulty import FaultyTransport, flip_chosen
@@ -61,14 +61,12 @@ class Journal:
 
 
 class NotedStats(TransportStats):
-    """Sessions that fail are noted when they do."""
+    """cause   of the session that failed last"""
 
-    def __init__(self, journal: Journal) -> None:
-        super().__init__()
-        self._journal = journal
+    cause = ""
 
     def session_failed(self, cause: str) -> None:
-        self._journal.note("failed", cause=str(cause))
+        self.cause = str(cause)
         super().session_failed(cause)
 
 
@@ -104,7 +102,7 @@ class LateConnection:
 
 
 class FaultyNodeTransport(FaultyTransport):
-    def __init__(self, inner: Transport, node: FaultyNode, journal: Journal) -> None:
+    def __init__(self, inner: Transport, stats: NotedStats, node: FaultyNode, journal: Journal) -> None:
         dice = random.Random(node.seed)
 
         def byte_of(part: Arrival) -> int | None:
@@ -114,13 +112,23 @@ class FaultyNodeTransport(FaultyTransport):
             return dice.randrange(part.num_bytes)
 
         super().__init__(inner, flip_chosen(byte_of))
-        self._node, self._dice, self._journal = node, dice, journal
+        self._stats, self._node, self._dice, self._journal = stats, node, dice, journal
         self._connections: dict[int, Connection] = {}
 
     async def connect(self, peer: str, deadline_s: float) -> Connection:
         connection = await super().connect(peer, deadline_s)
         late = LateConnection(connection, self._node, self._dice, self._journal)
         return self._connections.setdefault(connection.id, late)
+
+    def expect(self, nonce: int, inbox: Inbox) -> None:
+        if nonce != LINK_NONCE:
+            self._journal.note("expected", nonce=nonce)
+        super().expect(nonce, inbox)
+
+    def hasten(self, nonce: int, deadline_s: float) -> None:
+        """What a session does when it has failed."""
+        self._journal.note("failed", nonce=nonce, cause=self._stats.cause)
+        super().hasten(nonce, deadline_s)
 
 
 class FaultyServer:
@@ -135,8 +143,8 @@ class FaultyServer:
 
     def _open_faulty(self, config: UcxConfig) -> Transport:
         self._transport = open_transport(config)
-        self._transport.stats = NotedStats(self._journal)
-        return FaultyNodeTransport(self._transport, self._faulty, self._journal)
+        self._transport.stats = stats = NotedStats()
+        return FaultyNodeTransport(self._transport, stats, self._faulty, self._journal)
 
     @property
     def info(self) -> NodeInfo:
