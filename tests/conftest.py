@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from xdist.remote import Producer
 
 if not torch.cuda.is_available():
@@ -16,6 +17,8 @@ from tests.support.schedule import UNDISTURBED, FilesThenUndisturbed
 from tests.support.tiny_checkpoints import make_checkpoint
 
 torch.set_num_threads(1)  # several processes share the machine's two cores
+
+settings.load_profile("ci")  # the same examples in each run, none of them timed; --hypothesis-profile=default searches
 
 
 @pytest.fixture(scope="session")
