@@ -25,6 +25,7 @@ ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=20.0)
 TURN, NEW = random_prompt(40, seed=21), random_prompt(30, seed=22)
 ANSWER_TOKENS = 200
 KNOWN = 224  # of the 239 tokens that the decode node computes: its newest checkpoint
+NUM_BUSY = 8
 
 
 @dataclass
@@ -137,8 +138,11 @@ async def slow_fetch(
         await decode_alone(nodes.decode, request(list(prompt.tokens[:1985]), replace(GREEDY, max_tokens=1)))
         busy = [
             asyncio.create_task(decode_alone(nodes.decode, request([number + 5], replace(GREEDY, max_tokens=4000))))
-            for number in range(8)
+            for number in range(NUM_BUSY)
         ]
+        async with asyncio.timeout(20):
+            while (await status_of(nodes.d0.ready["address"])).running < NUM_BUSY:
+                await asyncio.sleep(0.01)
         asking = asyncio.create_task(first_token(nodes.prefill, prompt, nodes.donor(1984)))
 
         async def stop() -> None:

@@ -29,6 +29,11 @@ STOPS_SLOWLY = (
 IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + OBEYS
 
 
+OURS = f"test-{os.getpid()}"
+"""Begins the ids of these tests' runs: their folders lie in /tmp, where tests of other checkouts run, too."""
+RUN, OTHER_RUN, NO_RUN, ELSEWHERE = (f"{OURS}-{name}" for name in ("run", "other", "none", "elsewhere"))
+
+
 @pytest.fixture
 def runs(tmp_path):
     return RunDirectory(tmp_path / "runs")
@@ -61,7 +66,7 @@ def spawn():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def claim_by(runs, pid, name="x", run_id="abc", stop_timeout_s=15.0):
+def claim_by(runs, pid, name="x", run_id=RUN, stop_timeout_s=15.0):
     """The record that a supervisor process of this pid would have written."""
     with runs.claim(name, run_id, stop_timeout_s) as record:
         pass
@@ -95,7 +100,7 @@ def test_starting_a_running_name_in_the_background_leaves_its_log(runs):
 
 
 def test_the_name_of_a_killed_supervisor_is_free_again(runs, spawn):
-    dead = spawn(OBEYS, "abc")
+    dead = spawn(OBEYS, RUN)
     claim_by(runs, dead.pid)
     dead.kill()
     dead.wait()
@@ -111,7 +116,7 @@ def test_a_later_process_of_the_same_pid_is_not_the_supervisor(runs):
 
 
 def test_down_stops_the_supervisor_and_forgets_it(runs, spawn):
-    supervisor = spawn(OBEYS, "elsewhere")
+    supervisor = spawn(OBEYS, ELSEWHERE)
     claim_by(runs, supervisor.pid)
     stop_run("x", runs)
     assert supervisor.wait(1) == -15
@@ -121,32 +126,31 @@ def test_down_stops_the_supervisor_and_forgets_it(runs, spawn):
 
 
 def test_down_kills_a_supervisor_that_does_not_obey(runs, spawn):
-    supervisor = spawn(IGNORES_SIGTERM, "elsewhere")
+    supervisor = spawn(IGNORES_SIGTERM, ELSEWHERE)
     claim_by(runs, supervisor.pid, stop_timeout_s=0.1)
     stop_run("x", runs, margin_s=0.2)
     assert supervisor.wait(1) == -9
 
 
 def test_down_waits_for_a_supervisor_as_long_as_its_nodes_may_take_to_stop(runs, spawn):
-    supervisor = spawn(STOPS_SLOWLY, "elsewhere")
+    supervisor = spawn(STOPS_SLOWLY, ELSEWHERE)
     claim_by(runs, supervisor.pid, stop_timeout_s=30.0)
     stop_run("x", runs, margin_s=0.0)
     assert supervisor.wait(1) == 7
 
 
 def test_a_runs_folders_are_for_its_user_alone():
-    run_id = f"test-{os.getpid()}"
-    working = make_folders(run_id)
+    working = make_folders(OURS)
     try:
         assert [stat.S_IMODE(folder.stat().st_mode) for folder in (working, working.parent)] == [0o700, 0o700]
-        assert working == working_folder(run_id)
+        assert working == working_folder(OURS)
     finally:
         shutil.rmtree(working.parent)
 
 
 def test_down_clears_up_after_a_killed_supervisor(runs, spawn):
-    supervisor, orphan = spawn(OBEYS, "elsewhere"), spawn(OBEYS, "abc")
-    claim_by(runs, supervisor.pid, run_id="abc")
+    supervisor, orphan = spawn(OBEYS, ELSEWHERE), spawn(OBEYS, RUN)
+    claim_by(runs, supervisor.pid, run_id=RUN)
     supervisor.kill()
     supervisor.wait()
     stop_run("x", runs)
@@ -154,21 +158,21 @@ def test_down_clears_up_after_a_killed_supervisor(runs, spawn):
 
 
 def test_processes_are_found_by_their_run_alone(spawn):
-    one, other = spawn(OBEYS, "run-1"), spawn(OBEYS, "run-2")
-    assert processes_of_run("run-1") == [one.pid]
-    assert processes_of_run("run-2") == [other.pid]
-    assert processes_of_run("run-3") == []
+    one, other = spawn(OBEYS, RUN), spawn(OBEYS, OTHER_RUN)
+    assert processes_of_run(RUN) == [one.pid]
+    assert processes_of_run(OTHER_RUN) == [other.pid]
+    assert processes_of_run(NO_RUN) == []
 
 
 def test_what_is_left_at_the_deadline_is_killed(spawn):
-    stubborn = spawn(IGNORES_SIGTERM, "run-1")
-    assert end_processes_of_run("run-1", time.monotonic() + 0.1) == [stubborn.pid]
+    stubborn = spawn(IGNORES_SIGTERM, RUN)
+    assert end_processes_of_run(RUN, time.monotonic() + 0.1) == [stubborn.pid]
     assert stubborn.wait(1) == -9
-    assert end_processes_of_run("run-1", time.monotonic()) == []
+    assert end_processes_of_run(RUN, time.monotonic()) == []
 
 
 def test_waiting_for_a_process_has_a_deadline(spawn):
-    process = spawn(OBEYS, "run-1")
+    process = spawn(OBEYS, RUN)
     ticks = start_ticks(process.pid)
     assert not wait_gone(process.pid, ticks, time.monotonic() + 0.1)
     process.kill()

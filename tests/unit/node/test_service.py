@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0  # of what is expected to end by itself
 async def test_a_caller_without_a_deadline_holds_blocks_and_slot_for_a_while_only(
     tiny_checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.service, "DEFAULT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(node.service, "DEFAULT_TIMEOUT_S", 2.0)  # a busy machine may take a second to reserve
     model: Path = tiny_checkpoint("granite")
     async with linked(model) as nodes:
         service = DecodeService(nodes.decode, nodes.donor.exports)
@@ -38,7 +38,7 @@ async def test_a_caller_without_a_deadline_holds_blocks_and_slot_for_a_while_onl
                     while await call.read() is not grpc.aio.EOF:
                         pass
             assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "set no deadline and has not ended within 0.5 s" in str(ended.value.details())
+            assert "set no deadline and has not ended within 2 s" in str(ended.value.details())
             await nodes.settled()
         finally:
             await server.stop(0)
