@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -286,7 +287,7 @@ def test_a_node_that_cannot_start_ends_everything_and_says_why(shell, tmp_path):
 def test_nodes_that_find_no_room_end_the_start_at_its_deadline(shell):
     status, output = shell.run("up", "-c", shell.never_ready(start_timeout_s=15))
     assert status == 1
-    assert "not ready in time: d0" in output
+    assert re.search(r"not ready in time: (p0, )?d0", output)  # a busy machine may have made p0 late, too
     assert not shell.processes()
 
 
