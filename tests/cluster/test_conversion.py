@@ -9,7 +9,7 @@ from decode_node.config import LocalPrefillConfig
 from prefill_node.config import LearnFromDecodeConfig
 from tests.support.asking import ask_all
 from tests.support.cluster import Cluster, with_engine
-from tests.support.oracle import clear_prompt, greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 15, 17, 31, 33, 64, 500, 1500)
 ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
@@ -38,6 +38,9 @@ async def test_answers_are_those_of_one_model(
                 assert answer.report["decode"]["attention_hit_tokens"] == hit
                 assert answer.report["transfer"]["attention_tokens"] == len(prompt) - hit
             known = [len(prompt) + 63 for prompt in prompts]
-            prompts = [[*p, *a.tokens, *random_prompt(11, seed=len(p))] for p, a in zip(prompts, answers, strict=True)]
+            prompts = [
+                clear_prompt(model, 11, 64, seed=len(p), after=[*p, *a.tokens])
+                for p, a in zip(prompts, answers, strict=True)
+            ]
         # The router names decode nodes as donors whatever their block size, by the prompt's keys of that size.
         assert any(answer.report["prefill"]["fetched_tokens"] for answer in answers)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.asking import ASK_TIMEOUT_S, ask, ask_all
 from tests.support.cluster import Cluster, with_engine
-from tests.support.oracle import greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy, random_prompt
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ async def slow_ask(cluster: Cluster, prompt: list[int]):
 @pytest.mark.parametrize("family", ["granite", "qwen35"])
 async def test_a_prefill_node_killed_during_prefill_costs_no_request(family, tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint(family)
-    prompt = random_prompt(3000, seed=4)
+    prompt = clear_prompt(model, 3000, 64, seed=4)
     # Small steps make the prefill last seconds, so that the kill falls into it.
     slow = with_engine(max_step_tokens=4, max_running=4)
     with Cluster(model, tmp_path, num_prefill=2, prefill={"engine": slow}) as cluster:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.asking import ask_all
 from tests.support.cluster import Cluster
-from tests.support.oracle import clear_prompt, greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 500, 1500)
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
@@ -40,7 +40,7 @@ async def test_greedy_alone_and_eight_at_once(cluster: Cluster, model: Path) -> 
 
 
 async def test_three_turns_of_a_chat_reuse_both_sides_and_change_no_token(cluster: Cluster, model: Path) -> None:
-    prompt = random_prompt(200, seed=2)
+    prompt = clear_prompt(model, 200, 64, seed=2)
     previous = 0
     for turn in range(3):
         (answer,) = await ask_all(cluster.url, [prompt], at_once=1)
@@ -56,11 +56,11 @@ async def test_three_turns_of_a_chat_reuse_both_sides_and_change_no_token(cluste
         assert answer.report["transfer"]["state_bytes"] > 0
         assert answer.usage["prompt_tokens_details"]["cached_tokens"] == reused
         previous = len(prompt)
-        prompt = [*prompt, *answer.tokens, *random_prompt(23, seed=turn)]
+        prompt = clear_prompt(model, 23, 64, seed=turn, after=[*prompt, *answer.tokens])
 
 
 async def test_the_same_prompt_again_moves_the_state_alone(cluster: Cluster, model: Path) -> None:
-    prompt = random_prompt(96, seed=3)
+    prompt = clear_prompt(model, 96, 64, seed=3)
     first, again = await ask_all(cluster.url, [prompt, prompt], at_once=1)
     assert first.tokens == again.tokens == greedy(model, prompt, 64)
     assert again.report["decode"]["attention_hit_tokens"] == 96

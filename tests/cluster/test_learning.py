@@ -11,7 +11,7 @@ from prefill_node.config import LearnFromDecodeConfig
 from tests.support.asking import Answered, ask_all
 from tests.support.cluster import Cluster
 from tests.support.nodes import until_the_router_knows
-from tests.support.oracle import greedy, random_prompt
+from tests.support.oracle import clear_prompt, greedy
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +22,14 @@ OFF = replace(ON, enabled=False)
 
 async def chats(cluster: Cluster, model: Path, seeds: Sequence[int]) -> list[list[Answered]]:
     """The turns of several chats side by side; each answer is checked. Turn by turn."""
-    prompts = [random_prompt(100, seed=seed) for seed in seeds]
+    prompts = [clear_prompt(model, 100, ANSWER_TOKENS, seed) for seed in seeds]
     turns: list[list[Answered]] = []
     for turn in range(TURNS):
         answers = await ask_all(cluster.url, prompts, at_once=len(prompts), num_tokens=ANSWER_TOKENS)
         assert [a.tokens for a in answers] == [greedy(model, prompt, ANSWER_TOKENS) for prompt in prompts]
         turns.append(answers)
         prompts = [
-            [*prompt, *answer.tokens, *random_prompt(NEW_TOKENS, seed=turn)]
+            clear_prompt(model, NEW_TOKENS, ANSWER_TOKENS, seed=turn, after=[*prompt, *answer.tokens])
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         await until_the_router_knows(cluster)

@@ -43,7 +43,7 @@ async def test_block_sizes_may_differ(model: Path, sizes: tuple[int, int]) -> No
                 assert answer.moved.attention_tokens == len(prompt) - hit
                 known = (length - 1) // own * own if turn else 0
                 assert (answer.prefill.resumed_tokens, answer.prefill.computed_tokens) == (known, len(prompt) - known)
-                prompt = [*prompt, *answer.tokens, *random_prompt(9, seed=length)]
+                prompt = clear_prompt(model, 9, NUM_TOKENS, seed=length, after=[*prompt, *answer.tokens])
         await nodes.settled()
 
 
