@@ -8,8 +8,10 @@ ROOT = Path(__file__).parents[3]
 
 # In a process of its own: the setting is the whole process's.
 PROGRAM = """
-import resource, threading, torch
+import ctypes, resource, threading, torch
 from engine.host_memory import keep_freed_memory
+PR_SET_THP_DISABLE = 41
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a fault is a page of 4 KiB, whatever the machine's setting
 {setting}
 
 def temporary(mebibytes):
@@ -27,6 +29,7 @@ engine_thread.join()
 """
 KEEPING = "assert keep_freed_memory()"
 PAGES = 24 * 256
+FEW = PAGES / 100  # at either end of a temporary lie pages that its neighbours in the heap have touched
 
 
 def page_faults(setting: str) -> int:
@@ -38,5 +41,5 @@ def page_faults(setting: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's own settings")
 def test_a_temporary_takes_the_memory_that_an_earlier_one_freed() -> None:
-    assert page_faults("") >= PAGES, "this allocator keeps what is freed anyway: the test shows nothing"
-    assert page_faults(KEEPING) < PAGES / 100
+    assert page_faults("") > PAGES - FEW, "this allocator keeps what is freed anyway: the test shows nothing"
+    assert page_faults(KEEPING) < FEW
