@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from types import FrameType
 from typing import Any, Self
 
 import yaml
+
+from deploy.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[1]
 STOP_TIMEOUT_S = 20.0
@@ -69,7 +70,7 @@ class Processes:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        port, control_port = _free_ports(2)
+        port, control_port = free_ports("127.0.0.1", "127.0.0.1")
         self.url = f"http://127.0.0.1:{port}"
         router = {"model_path": self._model, "port": port, "control_port": control_port, **self._router}
         self.started_s = time.perf_counter()
@@ -148,15 +149,3 @@ def end_on_sigterm() -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, leave)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Held together while they are picked, so that they differ."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
