@@ -7,7 +7,8 @@ models take an equal part of the rounds each, in clusters of their own.
 `right` answers equal those of the undisturbed cluster, token for token; `moved` are those of them that went on at
 another decode node; an error is said to the client; a wrong answer, HTTP 200 with other tokens, ends this with
 status 1. `dropped` parts came when nobody expected them any more. The times are from the fault until a survivor's
-session had failed: until it knew. With killed nodes each session counts that was open, otherwise the first.
+session had failed: until it knew. With killed nodes each session counts that was open; of a cut network each that
+failed, from its own beginning if that was later than the cut; otherwise a round's first.
 """
 
 import argparse
