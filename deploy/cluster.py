@@ -105,8 +105,9 @@ def _start_router(config: ClusterConfig) -> Member:
     if config.ray.address is not None:
         router = replace(router, control_host=ray.util.get_node_ip_address())
     # A restarted router must come back where clients and nodes look for it, so its ports are chosen once.
-    port, control_port = free_ports(router.host, router.control_host)
-    router = replace(router, port=router.port or port, control_port=router.control_port or control_port)
+    wanted = ((router.host, router.port), (router.control_host, router.control_port))
+    chosen = iter(free_ports(*(host for host, port in wanted if not port)))
+    router = replace(router, port=router.port or next(chosen), control_port=router.control_port or next(chosen))
     actor = ray.remote(RouterActor).options(
         name="router",
         num_cpus=ROUTER_CPUS,
