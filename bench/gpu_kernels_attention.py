@@ -20,6 +20,7 @@ from bench.gpu_kinds import main
 from bench.gpu_timing import Row, measure
 from bench.shapes import SHAPES
 from engine.model_config import AttentionConfig
+from kernels.hopper import LAYOUT, SPAN, launch_registers, registers
 from kernels.paged_decode import DecodeTile, PagedContexts, decode_tile, num_splits, paged_decode_triton
 from kernels.paged_extend import extend_splits, paged_extend_triton
 from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton, prefill_tile
@@ -27,11 +28,8 @@ from kernels.paged_prefill_hopper import (
     HopperTile,
     fits_hopper,
     hopper_tile,
-    launch_registers,
     paged_prefill_hopper,
-    registers,
 )
-from kernels.paged_prefill_warps import LAYOUT, SPAN
 from kernels.prepare_qkv import prepare_qkv_triton
 from kernels.rotary import inverse_frequencies, rotary_angles
 from tests.support.compiled import Launch
@@ -254,9 +252,9 @@ def hopper_launch(H: int, KV: int, D: int, tile: HopperTile) -> Launch:
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
     constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers}
-    constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(tile), strict=True))
+    constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(tile.consumers), strict=True))
     kernel = "kernels.paged_prefill_hopper:_hopper_prefill_kernel"
-    return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile))
+    return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile.consumers))
 
 
 def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, dtype: str = "bf16") -> Launch:

@@ -6,7 +6,7 @@
 Times as in bench/gpu_timing.py: no weight is in the cache when it is read. Alone, a product still overlaps with the
 next one of its kind. A chain is timed as it runs, without overlap (same kernels, launched one after the other's end),
 and with the library's products: it decides, since a tile that leaves room lets the next product begin earlier.
-`--variants` adds other tiles; to the products of a prompt, which are cuBLAS's, weights that lie the other way round.
+`--variants` adds other tiles. A prompt's products are cuBLAS's, but for those that a SwiGLU takes.
 """
 
 import functools
@@ -23,11 +23,13 @@ from bench.gpu_kinds import main
 from bench.gpu_timing import Row, measure, time_us
 from bench.shapes import SHAPES
 from engine.model_config import Mamba2Config, ModelConfig
+from kernels.hopper import LAYOUT, SPAN, launch_registers, registers
 from kernels.linear import LinearWeight
 from kernels.pdl import OVERLAPPED
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.small_linear import Tile, sizes, small_linear_triton, tile_for
 from kernels.swiglu import swiglu_triton
+from kernels.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS, swiglu_linear_hopper
 from tests.support.compiled import Launch
 
 BF16 = torch.bfloat16
@@ -172,19 +174,20 @@ def chain_rows(_variants: bool) -> Iterator[Row]:
             yield Row("chain, nothing overlaps", shape, apart_us, num_bytes)
 
 
-def prompt_rows(variants: bool) -> Iterator[Row]:
+def prompt_rows(_variants: bool) -> Iterator[Row]:
     """A chunk's products: the matrix rate that prefill is charged with, shape by shape."""
     M = PROMPT_ROWS
     for model, config in SHAPES.items():
         for product in products(config)[:-1]:  # few rows have logits
             O, I = product.O, product.I  # noqa: E741
-            num_bytes, flops = product.num_bytes + 2.0 * M * (I + O), 2.0 * M * I * O
-            weights = {"library": lambda: random(O, I)}  # noqa: B023
-            if variants:
-                weights["library, weight transposed"] = lambda: random(I, O).t()  # noqa: B023
-            for name, weight in weights.items():
+            num_outputs = O // 2 if product.form == "gated" else O
+            num_bytes, flops = product.num_bytes + 2.0 * M * (I + num_outputs), 2.0 * M * I * O
+            runs: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"library": partial(library, form=product.form)}
+            if product.form == "gated":
+                runs["by hand"] = swiglu_linear_hopper
+            for name, run in runs.items():
                 yield measure(f"{product.name} {name}", f"{model}, {M:,} rows",
-                              lambda: partial(F.linear, random(M, I), weight()), num_bytes, flops)  # noqa: B023 # fmt: skip
+                              lambda: partial(run, random(M, I), random(O, I)), num_bytes, flops)  # noqa: B023 # fmt: skip
 
 
 KINDS = {"alone": alone_rows, "chain": chain_rows, "prompt": prompt_rows}
@@ -202,12 +205,26 @@ def product_launch(product: Product, M: int, tile: Tile | None = None) -> Launch
     return Launch("kernels.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages)
 
 
+def gated_launch(dtype: str = "bf16") -> Launch:
+    def described(rows: int, columns: int) -> str:
+        return f"tensordesc<{dtype}[{rows},{columns}],{LAYOUT.value!r}>"
+
+    types = {"x_desc": described(ROWS.value, SPAN.value), "weight_desc": described(COLUMNS.value, SPAN.value)}
+    types |= {"y_desc": described(ROWS.value, COLUMNS.value)}
+    types |= {"num_row_tiles": "i32", "num_columns": "i32", "num_pieces": "i32"}
+    consumers = CONSUMERS.value
+    constexprs = dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(consumers), strict=True))
+    kernel = "kernels.swiglu_linear_hopper:_swiglu_linear_kernel"
+    return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
+
+
 def compile_checks() -> Iterator[tuple[str, Launch]]:
     for model, config in SHAPES.items():
         for product in products(config):
             for M in BATCHES:
                 tile = tile_for(M, product.O, product.I, product.form == "parts")
                 yield f"{model} {product.name}, {M} rows, {tuple(tile)}", product_launch(product, M, tile)
+    yield "gate_up by hand", gated_launch()
 
 
 if __name__ == "__main__":

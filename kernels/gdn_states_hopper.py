@@ -10,7 +10,6 @@ Source    NVIDIA, PTX ISA, wgmma: accumulators lie as the left operand does
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
 """
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -21,12 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.chunks import ChunkTable
+from kernels.hopper import async_load, runs_by_hand
 
 COLUMNS, NUM_WARPS = 64, 4
 STAGES = gl.constexpr(4)  # chunks in shared memory: one in use, the others on their way
-
-# Triton 3.6 calls it by the longer name.
-async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -151,11 +148,9 @@ def launch_states_hopper(
 
 
 def fits_hopper(k: Tensor, V: int, chunk_size: int) -> bool:
-    """Whether the chip, the dtype and the sizes are such as the kernel takes."""
+    """Whether the sizes, too, are such as the kernel takes."""
     return (
-        k.is_cuda
-        and torch.cuda.get_device_capability(k.device)[0] == 9
-        and k.dtype in (torch.bfloat16, torch.float16)
+        runs_by_hand(k)
         and k.shape[2] == 128
         and V % COLUMNS == 0
         and chunk_size == 64

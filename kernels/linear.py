@@ -5,7 +5,8 @@ Contract  `LinearWeight(weight)` owns the only copy that is read; give the plain
 Numerics  as F.linear in the weight's dtype; float32 stays float32
 Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for frozen weights). Against
           F.linear on weights that are not in cache, two threads of an EPYC: 3.4x at 1 row, 4x at 8 rows,
-          1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, others to the library
+          1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, many that a SwiGLU takes to
+          swiglu_linear_hopper.py, others to the library
 """
 
 import torch
@@ -18,6 +19,7 @@ from kernels.dispatch import runs_triton
 from kernels.sizes import cdiv
 from kernels.small_linear import MOST_ROWS, small_linear_triton
 from kernels.swiglu import swiglu
+from kernels.swiglu_linear_hopper import is_faster_by_hand, swiglu_linear_hopper
 
 
 class LinearWeight:
@@ -49,7 +51,11 @@ class LinearWeight:
 
     def swiglu(self, x: Tensor) -> Tensor:
         """silu(gate) * up [M, O / 2], where the matrix holds the gate's rows above up's."""
-        return small_linear_triton(x, self._weight, "gated") if self._has_few(x) else swiglu(self(x))
+        if self._has_few(x):
+            return small_linear_triton(x, self._weight, "gated")
+        if is_faster_by_hand(x, self._weight):
+            return swiglu_linear_hopper(x, self._weight)
+        return swiglu(self(x))
 
     def logits(self, x: Tensor, divisor: float) -> Tensor:
         """y / divisor in float32, y rounded to x's dtype before."""

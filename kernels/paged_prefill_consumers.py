@@ -7,7 +7,8 @@ the new weights under it. While it waits for scores, the other consumers' produc
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-from triton.language.core import _aggregate as aggregate
+
+from kernels.hopper import aggregate
 
 
 @aggregate

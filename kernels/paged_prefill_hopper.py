@@ -19,13 +19,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.hopper import LAYOUT, MULTIPROCESSORS, SPAN, launch_registers, registers, runs_by_hand
 from kernels.paged_prefill import LOG2_E, PagedChunks, check_paged
 from kernels.paged_prefill_consumers import Queries, consume
-from kernels.paged_prefill_warps import LAYOUT, SPAN, Form, Items, Pool, make_ring, produce
+from kernels.paged_prefill_warps import Form, Items, Pool, make_ring, produce
 from kernels.sizes import next_power_of_2
-
-MULTIPROCESSORS = 132
-LEAST_REGISTERS = 32  # of a producer's thread
 
 
 class HopperTile(NamedTuple):
@@ -86,7 +84,7 @@ def paged_prefill_hopper(
     if T == 0:
         return out
     tile = tile or hopper_tile(D)
-    consumer_registers, producer_registers = registers(tile)
+    consumer_registers, producer_registers = registers(tile.consumers)
     padded_group = next_power_of_2(H // num_kv)
     num_items = (T // (64 * tile.consumers // padded_group) + num_sequences) * num_kv
     block_rows = k_pool.stride(0) // k_pool.stride(1)
@@ -98,21 +96,9 @@ def paged_prefill_hopper(
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D, BLOCK_SIZE=block_size,
         KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers,
         REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
-        num_warps=4, maxnreg=launch_registers(tile),
+        num_warps=4, maxnreg=launch_registers(tile.consumers),
     )  # fmt: skip
     return out
-
-
-def launch_registers(tile: HopperTile) -> int:
-    """Of each thread when the block starts: the multiprocessor's, evenly; the producer's warp group counts in full."""
-    return 65536 // (128 * (tile.consumers + 1)) // 8 * 8
-
-
-def registers(tile: HopperTile) -> tuple[int, int]:
-    """Of a consumer's thread, and of the producer's: what is left."""
-    total = launch_registers(tile) * (tile.consumers + 1)
-    each = min((total - LEAST_REGISTERS) // tile.consumers // 8 * 8, 240)
-    return each, total - tile.consumers * each
 
 
 def _rows_of(pool: Tensor) -> TensorDescriptor:
@@ -124,13 +110,11 @@ def _rows_of(pool: Tensor) -> TensorDescriptor:
 
 
 def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
-    """Whether the chip, the dtype, the heads and the blocks are such as the kernel takes."""
+    """Whether the heads and the blocks, too, are such as the kernel takes."""
     H, D = q.shape[1:]
     _, block_size, num_kv, _ = k_pool.shape
     return (
-        q.is_cuda
-        and torch.cuda.get_device_capability(q.device)[0] == 9
-        and q.dtype in (torch.bfloat16, torch.float16)
+        runs_by_hand(q)
         and D in (64, 256)  # those measured
         and H // num_kv <= 64
         and 64 % block_size == 0

@@ -10,15 +10,8 @@ first steps mask.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-from triton.language.core import _aggregate as aggregate  # Triton 3.9 also calls it gluon.aggregate
 
-# Triton 3.6 calls them by other names.
-tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-wait_for_warp = getattr(gl, "barrier", None) or gl.thread_barrier
-HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
-
-SPAN = gl.constexpr(64)  # elements of a row that the copy engine lays out together: 128 bytes
-LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+from kernels.hopper import LAYOUT, SPAN, aggregate, seen_as, tma_load, wait_for_warps
 
 
 @aggregate
@@ -108,10 +101,7 @@ class Ring:
 def make_ring(dtype: gl.constexpr, form, CONSUMERS: gl.constexpr):
     PIECES: gl.constexpr = form.STAGES * form.KEYS * form.D // (form.BLOCK_SIZE * SPAN)
     pieces = gl.allocate_shared_memory(dtype, [PIECES, form.BLOCK_SIZE, SPAN], LAYOUT)
-    if HAS_REINTERPRET:
-        tiles = pieces.reinterpret(dtype, [form.STAGES, form.KEYS, form.D], LAYOUT)
-    else:
-        tiles = pieces._reinterpret(dtype, [form.STAGES, form.KEYS, form.D], LAYOUT)
+    tiles = seen_as(pieces, [form.STAGES, form.KEYS, form.D])
     full = gl.allocate_shared_memory(gl.int64, [form.STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [form.STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(form.STAGES):
@@ -266,4 +256,4 @@ def _copy_part(pool, values, tile, table_ptr, column, block, first_block, end):
         part = gl.load(pool.v_ptr + place + span * SPAN, mask=is_held, other=0.0)
         values.piece(tile, span, block - first_block).store(part)
     fence_async_shared()
-    wait_for_warp()
+    wait_for_warps()

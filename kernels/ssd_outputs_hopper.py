@@ -9,18 +9,15 @@ Source    CUTLASS, sm90_mma_multistage_gmma_ss (copies and products without the 
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
 """
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, warpgroup_mma, warpgroup_mma_wait
 
 from kernels.chunks import ChunkTable
+from kernels.hopper import async_load, runs_by_hand
 
 ROWS, NUM_WARPS = 64, 4
-
-# Triton 3.6 calls it by the longer name.
-async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.jit
@@ -157,11 +154,9 @@ def launch_outputs_hopper(
 
 
 def fits_hopper(x: Tensor, B: Tensor, C: Tensor, chunk_size: int) -> bool:
-    """Whether the chip, the dtype and the sizes are such as the kernel takes."""
+    """Whether the sizes, too, are such as the kernel takes."""
     return (
-        x.is_cuda
-        and torch.cuda.get_device_capability(x.device)[0] == 9
-        and x.dtype in (torch.bfloat16, torch.float16)
+        runs_by_hand(x)
         and (x.shape[2], B.shape[2], chunk_size) == (64, 128, 2 * ROWS)
         and all(rows.stride(0) % 8 == rows.data_ptr() % 16 == 0 for rows in (x, B, C))
     )

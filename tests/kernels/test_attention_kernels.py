@@ -48,8 +48,8 @@ class Paged:
         return self.random(rows, (self.H + 2) * self.D)[:, : self.H * self.D].view(rows, self.H, self.D)
 
     def check(self, out: Tensor, q: Tensor, sequence: int, scale: float) -> None:
-        expected = naive_attention(q.cpu(), self.k[sequence].cpu(), self.v[sequence].cpu(), scale)
-        torch.testing.assert_close(out.cpu().double(), expected, atol=BOUND[self.dtype], rtol=BOUND[self.dtype])
+        expected = naive_attention(q, self.k[sequence], self.v[sequence], scale)
+        torch.testing.assert_close(out.double(), expected, atol=BOUND[self.dtype], rtol=BOUND[self.dtype])
 
 
 def check_prefill(

@@ -1,0 +1,53 @@
+"""What the kernels by hand for Hopper share: when they run, how memory is laid out, a block's registers, and the names
+of Gluon that Triton 3.6 spells otherwise."""
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
+from triton.language.core import _aggregate
+
+MULTIPROCESSORS = 132
+LEAST_REGISTERS = 32  # of a producer's thread
+
+SPAN = gl.constexpr(64)  # elements of a row that the copy engine lays out together: 128 bytes
+LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+
+aggregate = _aggregate  # Triton 3.9 also calls it gluon.aggregate
+async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+wait_for_warps = getattr(gl, "barrier", None) or gl.thread_barrier
+HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+
+@gluon.jit
+def seen_as(tiles, shape: gl.constexpr):
+    """The same shared memory, laid out alike, in another shape."""
+    if HAS_REINTERPRET:
+        return tiles.reinterpret(tiles.dtype, shape, LAYOUT)
+    else:
+        return tiles._reinterpret(tiles.dtype, shape, LAYOUT)
+
+
+def runs_by_hand(x: Tensor) -> bool:
+    """Whether the chip and the dtype are such as these kernels take."""
+    return (
+        x.is_cuda
+        and torch.cuda.get_device_capability(x.device)[0] == 9
+        and x.dtype in (torch.bfloat16, torch.float16)
+    )  # fmt: skip
+
+
+def launch_registers(consumers: int) -> int:
+    """Of each thread when a block of consumers and one producer starts: the multiprocessor's, evenly; the producer's
+    warp group counts in full."""
+    return 65536 // (128 * (consumers + 1)) // 8 * 8
+
+
+def registers(consumers: int) -> tuple[int, int]:
+    """Of a consumer's thread, and of the producer's: what is left."""
+    total = launch_registers(consumers) * (consumers + 1)
+    each = min((total - LEAST_REGISTERS) // consumers // 8 * 8, 240)
+    return each, total - consumers * each

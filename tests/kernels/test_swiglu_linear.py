@@ -1,0 +1,93 @@
+"""A feed-forward's first product and gate by hand: against float64 on a Hopper GPU, elsewhere that it compiles."""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.gpu_kernels_products import gated_launch
+from bench.shapes import SHAPES
+from kernels import linear
+from kernels.hopper import runs_by_hand
+from kernels.linear import LinearWeight
+from kernels.swiglu import swiglu_torch
+from kernels.swiglu_linear_hopper import fills_the_chip, is_faster_by_hand, swiglu_linear_hopper
+from tests.support.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NAN = float("nan")
+BOUND = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
+needs_hopper = pytest.mark.skipif(
+    not runs_by_hand(torch.empty(1, dtype=torch.bfloat16, device=DEVICE)), reason="needs a Hopper GPU"
+)
+
+
+def operands(M: int, O: int, I: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:  # noqa: E741
+    """x, columns of a wider tensor that is NaN around them; the weight."""
+    wide = torch.full((M, I + 24), NAN, dtype=dtype, device=DEVICE)
+    wide[:, 8 : 8 + I] = torch.randn(M, I, device=DEVICE)
+    weight = torch.randn(2 * O, I, device=DEVICE) * I**-0.5
+    return wide[:, 8 : 8 + I], weight.to(dtype)
+
+
+def check(y: Tensor, x: Tensor, weight: Tensor) -> None:
+    expected = swiglu_torch(x.double() @ weight.double().t())
+    assert y.dtype == x.dtype
+    torch.testing.assert_close(y.double(), expected, atol=BOUND[x.dtype], rtol=BOUND[x.dtype])
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("M", [1, 63, 64, 65, 128, 129, 2049])
+@pytest.mark.parametrize(("O", "I"), [(128, 64), (384, 192), (2048, 1024)])
+def test_any_number_of_rows(M: int, O: int, I: int, dtype: torch.dtype):  # noqa: E741
+    x, weight = operands(M, O, I, dtype)
+    check(swiglu_linear_hopper(x, weight), x, weight)
+
+
+@needs_hopper
+@pytest.mark.parametrize("model", SHAPES)
+def test_real_shapes_with_more_tiles_than_programs(model: str):
+    config = SHAPES[model]
+    x, weight = operands(4100, config.intermediate_size, config.hidden_size)
+    check(swiglu_linear_hopper(x, weight), x, weight)
+
+
+@needs_hopper
+def test_a_gate_far_from_zero_is_open_or_shut():
+    x, weight = torch.eye(128, 64, dtype=torch.bfloat16, device=DEVICE), torch.ones(256, 64, device=DEVICE).bfloat16()
+    weight[:64], weight[64:128] = 1e4, -1e4
+    y = swiglu_linear_hopper(x, weight)[:64]
+    assert torch.equal(y, torch.tensor([1e4] * 64 + [0.0] * 64, device=DEVICE).bfloat16().expand(64, 128))
+
+
+@needs_hopper
+def test_a_layer_of_many_rows_takes_it(monkeypatch):
+    """And of rows that would leave programs idle, the library's product."""
+    config = SHAPES["granite-h-micro"]
+    x, weight = operands(2048, config.intermediate_size, config.hidden_size)
+    layer = LinearWeight(weight)
+    by_hand = Mock(side_effect=swiglu_linear_hopper)
+    monkeypatch.setattr(linear, "swiglu_linear_hopper", by_hand)
+    check(layer.swiglu(x), x, weight)
+    assert by_hand.call_count == 1
+    check(layer.swiglu(x[:100]), x[:100], weight)
+    assert by_hand.call_count == 1
+
+
+def test_work_is_enough_when_the_last_round_is_nearly_full():
+    granite, qwen = (SHAPES[model].intermediate_size for model in ("granite-h-micro", "qwen35-4b"))
+    assert [fills_the_chip(M, granite) for M in (128, 256, 512, 1024, 8192)] == [False, True, True, True, True]
+    assert [fills_the_chip(M, qwen) for M in (128, 256, 512, 1024, 2048)] == [False, False, False, True, True]
+
+
+def test_other_devices_and_dtypes_do_not_fit():
+    assert not is_faster_by_hand(torch.empty(8192, 64), torch.empty(256, 64))
+    assert not is_faster_by_hand(torch.empty(8192, 64, device=DEVICE), torch.empty(256, 64, device=DEVICE))
+
+
+def test_it_compiles_for_an_h200_without_spills():
+    for report in compile_for_h200([gated_launch("bf16"), gated_launch("fp16")]):
+        assert report.stack_bytes == 0 and report.shared_bytes <= SHARED_BYTES_A_BLOCK, report
+        assert "wgmma.mma_async.sync.aligned.m64n256k16" in report.ptx
