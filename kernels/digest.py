@@ -1,8 +1,9 @@
 """Hash equal pages of bytes, each for itself: XXH3-128 as the library computes it, so that a host and a GPU agree.
 
-Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024; digests [P, 16] bytes
-Contract  digests[p] = XXH3-128(pages[p]), seed 0, in canonical (big-endian) order; P = 0 is a no-op. Nothing is
-          waited for. Not for hosts, where the library is faster: see transfer/digest.py
+Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024
+Contract  the summary holds XXH3-128(pages[p]), seed 0, 16 bytes in canonical (big-endian) order, for each page that is
+          whole, and behind them the bytes of one that is not: a payload's, in one piece of memory. Nothing is waited
+          for. Not for hosts, where the library is faster: see transfer/digest.py
 Numerics  bit-exact
 Source    https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm for large inputs"
 
@@ -92,18 +93,30 @@ def _merged(even, odd, secret_ptr, word, start):
     return _swapped_bytes(h ^ (h >> 32))
 
 
-@triton.jit(do_not_specialize=["num_pages"])
+@triton.jit
+def _copy_tail(source_ptr, target_ptr, num_words, WORDS: tl.constexpr):
+    for first in range(0, WORDS, 128):
+        word = first + tl.arange(0, 128)
+        tl.store(target_ptr + word, tl.load(source_ptr + word, mask=word < num_words), mask=word < num_words)
+
+
+@triton.jit(do_not_specialize=["num_pages", "tail_words"])
 def _digest_pages_kernel(
     pages_ptr,  # [P, WORDS] int64
     secret_ptr,  # the words of `_secret_words`
-    digests_ptr,  # [P, 2] int64
+    summary_ptr,  # [2 * num_pages + tail_words] int64
     num_pages,
+    tail_words,
     low_start,
     high_start,
     WORDS: tl.constexpr,
     PAGES: tl.constexpr,
 ):
-    """A program hashes PAGES pages."""
+    """A program hashes PAGES pages; one more copies the tail, if there is one."""
+    if tl.program_id(0) * PAGES >= num_pages:
+        tail_ptr = pages_ptr + num_pages.to(tl.int64) * WORDS
+        _copy_tail(tail_ptr, summary_ptr + 2 * num_pages, tail_words, WORDS)
+        return
     page = tl.program_id(0) * PAGES + tl.arange(0, PAGES)
     mask = (page < num_pages)[:, None]
     words = page.to(tl.int64)[:, None] * WORDS + tl.arange(0, 8)[None, :]
@@ -123,25 +136,28 @@ def _digest_pages_kernel(
         even, odd = even + more_even, odd + more_odd
     low = _merged(even, odd, secret_ptr, 32, low_start.to(tl.uint64))
     high = _merged(even, odd, secret_ptr, 40, high_start.to(tl.uint64))
-    tl.store(digests_ptr + 2 * page, high.to(tl.int64, bitcast=True), mask=page < num_pages)
-    tl.store(digests_ptr + 2 * page + 1, low.to(tl.int64, bitcast=True), mask=page < num_pages)
+    tl.store(summary_ptr + 2 * page, high.to(tl.int64, bitcast=True), mask=page < num_pages)
+    tl.store(summary_ptr + 2 * page + 1, low.to(tl.int64, bitcast=True), mask=page < num_pages)
 
 
-def digest_pages(words: Tensor, digests: Tensor, num_pages: int, pages_a_program: int = PAGES_A_PROGRAM) -> None:
-    """Of the first `num_pages` in `words`, int64 [P, E / 8], to the first ones in `digests`, int64 [P, 2]."""
-    if words.dtype != torch.int64 or digests.dtype != torch.int64 or not words.is_contiguous():
-        raise ValueError(f"pages {words.dtype}, strides {words.stride()}, digests {digests.dtype}: not rows of int64")
+def digest_pages(words: Tensor, summary: Tensor, num_bytes: int, pages_a_program: int = PAGES_A_PROGRAM) -> None:
+    """Of the first `num_bytes` in `words`, int64 [P, E / 8], to the beginning of `summary`, int64 [N], whose last word
+    may end behind them."""
+    if words.dtype != torch.int64 or summary.dtype != torch.int64 or not words.is_contiguous():
+        raise ValueError(f"pages {words.dtype}, strides {words.stride()}, summary {summary.dtype}: not rows of int64")
     words_a_page = words.shape[1]
     if words_a_page == 0 or words_a_page % (BLOCK_BYTES // 8):
         raise ValueError(f"pages of {8 * words_a_page} bytes: give them a multiple of {BLOCK_BYTES}")
-    if not 0 <= num_pages <= min(words.shape[0], digests.shape[0]) or digests.shape[1:] != (2,):
-        raise ValueError(f"{num_pages} pages of {tuple(words.shape)} words, to digests of {tuple(digests.shape)}")
-    if num_pages:
+    num_pages, tail_bytes = divmod(num_bytes, 8 * words_a_page)
+    tail_words = cdiv(tail_bytes, 8)
+    if not 0 <= num_bytes <= words.nbytes or 2 * num_pages + tail_words > len(summary):
+        raise ValueError(f"{num_bytes} bytes of {tuple(words.shape)} words, to a summary of {len(summary)} words")
+    if num_bytes:
         launch(
             _digest_pages_kernel,
-            cdiv(num_pages, pages_a_program),
-            (words, _secret_words(words.device), digests),
-            (num_pages, *_starts(8 * words_a_page)),
+            cdiv(num_pages, pages_a_program) + (tail_words > 0),
+            (words, _secret_words(words.device), summary),
+            (num_pages, tail_words, *_starts(8 * words_a_page)),
             (words_a_page, pages_a_program),
             num_warps=max(1, pages_a_program // 8),
         )

@@ -8,15 +8,16 @@ it finds what it has compiled: 10 to 20 us. Here those that can differ are a key
 
 Contract  parameters in this order: tensors, numbers, constants (`tl.constexpr`). What a kernel is specialised for is in
           the key, or always the same: a number is in its `do_not_specialize` and always of 32 bits, or always the same
-          for these constants. Tensors are of the current device; on its current stream, as ever
-Source    `JITFunction.run` and `CompiledKernel.__getitem__` of Triton 3.6 to 3.9; a compiled kernel is launched so in
-          Triton's own tutorial on the fused softmax, too
+          for these constants. Tensors are of the current device; on its current stream, as ever. Triton's launch hooks,
+          which are its profiler's, see each form's first launch alone
+Source    `JITFunction.run` and `CompiledKernel.__getitem__` of Triton 3.6 to 3.9
 """
 
 from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
+from triton.runtime import driver
 
 ALIGNMENT_BYTES = 16
 """Triton compiles another form for pointers that are no multiple of this."""
@@ -33,13 +34,16 @@ def launch(
     *,
     num_warps: int,
 ) -> None:
-    kinds = tuple((tensor.dtype, tensor.data_ptr() % ALIGNMENT_BYTES == 0) for tensor in tensors)
-    form = (kernel, tensors[0].get_device(), kinds, constants, num_warps)
-    compiled = _compiled.get(form)
-    if compiled is not None:
-        compiled[(programs, 1, 1)](*tensors, *numbers, *constants)
-    else:  # None again in the interpreter, which compiles nothing
+    device = tensors[0].get_device()
+    kinds = tuple([(tensor.dtype, tensor.data_ptr() % ALIGNMENT_BYTES == 0) for tensor in tensors])
+    form = (kernel.fn, device, kinds, constants, num_warps)  # a kernel's own hash is of its source
+    known = _compiled.get(form)
+    if known is None:  # again in the interpreter, which compiles nothing
         _compiled[form] = kernel[(programs,)](*tensors, *numbers, *constants, num_warps=num_warps)
+        return
+    stream = driver.active.get_current_stream(device)
+    no_hooks = None, None, None
+    known.run(programs, 1, 1, stream, known.function, known.packed_metadata, *no_hooks, *tensors, *numbers, *constants)
 
 
 def forget() -> None:

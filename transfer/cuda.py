@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,13 +42,11 @@ WIDEST_STREAM_PRIORITY = -1
 class _Summary:
     """Room for one buffer's.
 
-    words    int64 [P, PAGE_BYTES / 8]: the buffer's whole pages; digests: int64 [P, 2]: of each
-    found    uint8 [P * DIGEST_BYTES]: the same digests
-    pinned   uint8 [P * DIGEST_BYTES + PAGE_BYTES]: they and the tail, on the host; bytes: the same
+    words    int64 [P, PAGE_BYTES / 8]: the buffer in pages, the last one filled up
+    found    int64: P pages' digests and a tail, at most; pinned: the same on the host; bytes: the same as bytes
     """
 
     words: Tensor
-    digests: Tensor
     found: Tensor
     pinned: Tensor
     bytes: memoryview
@@ -88,18 +87,19 @@ class CudaMemory:
         stride_bytes = -(-buffer_bytes // PAGE_BYTES) * PAGE_BYTES
         whole = torch.zeros(num_buffers * stride_bytes, dtype=torch.uint8, device=self._device)
         _require_plain_memory(whole)
-        buffers = [whole[at : at + buffer_bytes] for at in range(0, whole.nbytes, stride_bytes)]
-        for buffer in buffers:
-            self._summaries[buffer.data_ptr()] = self._room(buffer)
+        padded = whole.split(stride_bytes)
+        buffers = [each[:buffer_bytes] for each in padded]
+        for each in padded:
+            self._summaries[each.data_ptr()] = self._room(each)
         torch.cuda.synchronize(self._device)  # zeroed, on the stream of whoever starts the node
         return [*buffers]
 
-    def _room(self, buffer: Tensor) -> _Summary:
-        num_pages = buffer.nbytes // PAGE_BYTES
-        words = buffer[: num_pages * PAGE_BYTES].view(torch.int64).view(num_pages, PAGE_BYTES // 8)
-        digests = torch.empty((num_pages, DIGEST_BYTES // 8), dtype=torch.int64, device=self._device)
-        pinned = torch.empty(num_pages * DIGEST_BYTES + PAGE_BYTES, dtype=torch.uint8, pin_memory=True)
-        return _Summary(words, digests, digests.view(-1).view(torch.uint8), pinned, pinned.numpy().data)
+    def _room(self, pages: Tensor) -> _Summary:
+        words = pages.view(torch.int64).view(-1, PAGE_BYTES // 8)
+        most_words = (len(words) * DIGEST_BYTES + PAGE_BYTES) // 8
+        found = torch.empty(most_words, dtype=torch.int64, device=self._device)
+        pinned = torch.empty(most_words, dtype=torch.int64, pin_memory=True)
+        return _Summary(words, found, pinned, pinned.numpy().view(np.uint8).data)
 
     def stream(self) -> AbstractContextManager[None]:
         """`with memory.stream():` enqueues on it. Not across an await, nor inside another."""
@@ -110,15 +110,12 @@ class CudaMemory:
         tensor = cast(Tensor, payload)
         room = self._summaries[tensor.data_ptr()]
         num_pages, tail_bytes = divmod(tensor.nbytes, PAGE_BYTES)
-        digest_bytes = num_pages * DIGEST_BYTES
+        num_bytes = num_pages * DIGEST_BYTES + tail_bytes
+        num_words = -(-num_bytes // 8)
         with self.stream():
-            if num_pages:
-                digest_pages(room.words, room.digests, num_pages)
-                room.pinned[:digest_bytes].copy_(room.found[:digest_bytes], non_blocking=True)
-            if tail_bytes:
-                tail = tensor[num_pages * PAGE_BYTES :]
-                room.pinned[digest_bytes : digest_bytes + tail_bytes].copy_(tail, non_blocking=True)
-        return self._waits.until_done(self._stream, room.bytes[: digest_bytes + tail_bytes])
+            digest_pages(room.words, room.found, tensor.nbytes)
+            room.pinned[:num_words].copy_(room.found[:num_words], non_blocking=True)
+        return self._waits.until_done(self._stream, room.bytes[:num_bytes])
 
     def finished(self) -> asyncio.Future[None]:
         return self._waits.until_done(self._stream, None)

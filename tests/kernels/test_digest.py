@@ -17,7 +17,7 @@ def random_pages(num_pages: int, page_bytes: int) -> torch.Tensor:
 
 def hashed(pages: torch.Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> torch.Tensor:
     digests = torch.full((len(pages) + 1, DIGEST_BYTES // 8), -1, dtype=torch.int64, device=pages.device)
-    digest_pages(pages.view(torch.int64), digests, len(pages), pages_a_program)
+    digest_pages(pages.view(torch.int64), digests.view(-1), pages.nbytes, pages_a_program)
     assert (digests[len(pages) :] == -1).all()
     return digests[: len(pages)].view(torch.uint8)
 
@@ -55,22 +55,35 @@ def test_a_part_of_a_larger_buffer_and_no_page_at_all():
 def test_only_so_many_pages_are_hashed_as_there_are_said_to_be():
     pages = random_pages(9, 2048).to(DEVICE)
     digests = torch.full((9, 2), -1, dtype=torch.int64, device=DEVICE)
-    digest_pages(pages.view(torch.int64), digests, 3)
+    digest_pages(pages.view(torch.int64), digests.view(-1), 3 * 2048)
     assert torch.equal(digests[:3].view(torch.uint8).cpu(), digest_pages_xxhash(pages[:3].cpu()))
     assert (digests[3:] == -1).all()
 
 
+@pytest.mark.parametrize("num_bytes", [1, 7, 8, 1000, 2047, 2048 + 1, 9 * 2048 + 1040, 10 * 2048])
+def test_what_is_no_whole_page_stands_behind_the_others_digests(num_bytes: int):
+    pages = random_pages(10, 2048)
+    found = torch.full((400,), -1, dtype=torch.int64, device=DEVICE)
+    digest_pages(pages.to(DEVICE).view(torch.int64), found, num_bytes)
+    whole, end = num_bytes // 2048, -(-(num_bytes // 2048 * DIGEST_BYTES + num_bytes % 2048) // 8)
+    summary = found.cpu().view(torch.uint8)
+    assert torch.equal(summary[: whole * DIGEST_BYTES].view(-1, DIGEST_BYTES), digest_pages_xxhash(pages[:whole]))
+    tail = pages.view(-1)[whole * 2048 : num_bytes]
+    assert torch.equal(summary[whole * DIGEST_BYTES :][: len(tail)], tail)
+    assert (found[end:] == -1).all()
+
+
 def test_pages_that_are_not_whole_blocks_or_have_no_room_are_refused():
-    digests = torch.zeros((2, 2), dtype=torch.int64)
+    summary = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="multiple of 1024"):
-        digest_pages(torch.zeros((2, 125), dtype=torch.int64), digests, 2)
+        digest_pages(torch.zeros((2, 125), dtype=torch.int64), summary, 2000)
     with pytest.raises(ValueError, match="not rows of int64"):
-        digest_pages(torch.zeros((2, 256), dtype=torch.int64)[:, ::2], digests, 2)
+        digest_pages(torch.zeros((2, 256), dtype=torch.int64)[:, ::2], summary, 2048)
     with pytest.raises(ValueError, match="not rows of int64"):
-        digest_pages(torch.zeros((2, 2048), dtype=torch.uint8), digests, 2)
-    for words, num_pages in ((3, 3), (1, 2)):
-        with pytest.raises(ValueError, match=f"{num_pages} pages of"):
-            digest_pages(torch.zeros((words, 128), dtype=torch.int64), digests, num_pages)
+        digest_pages(torch.zeros((2, 2048), dtype=torch.uint8), summary, 4096)
+    for pages, num_bytes in ((3, 3 * 1024), (1, 1025), (3, 2 * 1024 + 1)):
+        with pytest.raises(ValueError, match=f"{num_bytes} bytes of"):
+            digest_pages(torch.zeros((pages, 128), dtype=torch.int64), summary, num_bytes)
 
 
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: more than four gigabytes of pages")
@@ -84,8 +97,8 @@ def test_offsets_are_not_32_bits_wide():
 
 def test_a_thread_loads_16_bytes_at_once_and_keeps_everything_in_registers():
     types = {
-        "pages_ptr": "*i64:16", "secret_ptr": "*i64:16", "digests_ptr": "*i64:16",
-        "num_pages": "i32", "low_start": "i64", "high_start": "i64",
+        "pages_ptr": "*i64:16", "secret_ptr": "*i64:16", "summary_ptr": "*i64:16",
+        "num_pages": "i32", "tail_words": "i32", "low_start": "i64", "high_start": "i64",
     }  # fmt: skip
     [report] = compile_for_h200(
         [Launch("kernels.digest:_digest_pages_kernel", types, {"WORDS": 1024, "PAGES": 8}, num_warps=1)]

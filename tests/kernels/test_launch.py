@@ -1,10 +1,13 @@
 """A kernel's forms are told apart as Triton tells them apart; on a GPU, launched again without it."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from kernels import launch as launching
 from kernels.launch import launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -26,10 +29,20 @@ def test_a_launch_is_right_each_time_whatever_was_launched_before(dtype):
         assert (y[:begin] == -1).all() and (y[begin + count :] == -1).all()
 
 
-class Recorder:
-    """In the place of a kernel, or of what it was compiled to."""
+class Compiled:
+    """In the place of what a kernel was compiled to."""
+
+    function, packed_metadata = 7, (1, 2)
+
+    def __init__(self):
+        self.run = Mock()
+
+
+class Kernel:
+    """In the place of a kernel."""
 
     def __init__(self, compiled):
+        self.fn = self
         self.compiled = compiled
         self.calls = []
 
@@ -41,17 +54,22 @@ class Recorder:
         return run
 
 
-def test_a_form_is_compiled_once_and_then_launched_with_what_changes():
-    compiled = Recorder(None)
-    kernel = Recorder(compiled)
+@pytest.fixture
+def stream_11(monkeypatch):
+    monkeypatch.setattr(launching, "driver", Mock(**{"active.get_current_stream.return_value": 11}))
+
+
+def test_a_form_is_compiled_once_and_then_launched_with_what_changes(stream_11):
+    compiled = Compiled()
+    kernel = Kernel(compiled)
     x, y = torch.zeros(64), torch.zeros(64)
     for programs, count in ((3, 40), (5, 70)):
         launch(kernel, programs, (x, y), (count,), (1, 16), num_warps=1)
     [(grid, arguments, options)] = kernel.calls
     assert (grid, arguments[2:], options) == ((3,), (40, 1, 16), {"num_warps": 1})
-    [(grid, arguments, options)] = compiled.calls
-    assert (grid, arguments[2:], options) == ((5, 1, 1), (70, 1, 16), {})
-    assert arguments[0] is x and arguments[1] is y
+    [(arguments, options)] = compiled.run.call_args_list
+    assert (arguments[:6], arguments[6:9], options) == ((5, 1, 1, 11, 7, (1, 2)), (None, None, None), {})
+    assert arguments[9] is x and arguments[10] is y and arguments[11:] == (70, 1, 16)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +83,14 @@ def test_a_form_is_compiled_once_and_then_launched_with_what_changes():
     ],
 )
 def test_whatever_triton_compiles_anew_for_is_another_form(tensors, constants, num_warps):
-    kernel, x = Recorder(Recorder(None)), torch.zeros(64)
+    kernel, x = Kernel(Compiled()), torch.zeros(64)
     launch(kernel, 1, (x, x), (), (1, 16), num_warps=1)
     launch(kernel, 1, tensors(x), (), constants, num_warps=num_warps)
     assert len(kernel.calls) == 2
 
 
 def test_the_interpreter_has_nothing_to_keep():
-    kernel, x = Recorder(None), torch.zeros(64)
+    kernel, x = Kernel(None), torch.zeros(64)
     for _ in range(2):
         launch(kernel, 1, (x,), (), (1,), num_warps=1)
     assert len(kernel.calls) == 2
