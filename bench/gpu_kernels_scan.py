@@ -24,6 +24,7 @@ from engine.model_config import GatedDeltaConfig, Mamba2Config
 from kernels import gdn_scan, ssd_scan
 from kernels.gdn_heads import GdnHeads
 from kernels.gdn_scan import gdn_prefill_triton, gdn_tiles
+from kernels.gdn_systems import launch_systems
 from kernels.segments import PrefillSegments, StateWrite
 from kernels.ssd_heads import SsdHeads
 from kernels.ssd_scan import ssd_prefill_triton, ssd_tiles
@@ -155,7 +156,8 @@ class GdnLayer:
         return partial(scan, q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
 
     def systems(self) -> Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]]:
-        return partial(gdn_scan._launch_systems, self.k, self.v, self.a, self.b, self.heads, self.table, _GDN)
+        inputs = self.k, self.v, self.a, self.b, self.heads, self.table
+        return partial(launch_systems, *inputs, _GDN.chunk_size, _GDN.systems_warps, _GDN.systems_registers)
 
     def systems_states(self) -> Run:
         """V' replaces u: the states kernel cannot run twice on the same u, and the systems' time comes off by hand."""

@@ -177,7 +177,10 @@ def _swiglu_linear_kernel(
 
 
 def swiglu_linear_hopper(x: Tensor, weight: Tensor) -> Tensor:
-    """For what `is_faster_by_hand` is true of, or would be of more rows."""
+    """Of what `fits` takes, be it ever so little work."""
+    if not fits(x, weight):
+        given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+        raise ValueError(f"{given}: use the library's product and kernels.swiglu")
     M, I = x.shape  # noqa: E741
     num_columns = weight.shape[0] // 2
     y = torch.empty((M, num_columns), dtype=x.dtype, device=x.device)
@@ -205,16 +208,21 @@ def fills_the_chip(M: int, num_columns: int) -> bool:
     return tiles >= LEAST_FULL * cdiv(tiles, MULTIPROCESSORS) * MULTIPROCESSORS
 
 
-def is_faster_by_hand(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel takes these sizes, and has work enough to be worth it."""
-    M, I = x.shape  # noqa: E741
-    num_columns = weight.shape[0] // 2
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether the chip, the dtype and the sizes are such as the kernel takes."""
     return (
         runs_by_hand(x)
-        and I % SPAN.value == 0
-        and num_columns % COLUMNS.value == 0
+        and x.dtype == weight.dtype
+        and len(x) > 0
+        and x.shape[1] == weight.shape[1]
+        and x.shape[1] % SPAN.value == 0
+        and weight.shape[0] % (2 * COLUMNS.value) == 0
         and x.stride(1) == 1
-        and x.stride(0) % 8 == x.data_ptr() % 16 == 0
-        and M > 0
-        and fills_the_chip(M, num_columns)
+        and weight.is_contiguous()
+        and x.stride(0) % 8 == x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
     )
+
+
+def is_faster_by_hand(x: Tensor, weight: Tensor) -> bool:
+    """Whether it fits, and is work enough to be worth it."""
+    return fits(x, weight) and fills_the_chip(len(x), weight.shape[0] // 2)

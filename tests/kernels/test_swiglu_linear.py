@@ -12,7 +12,7 @@ from kernels import linear
 from kernels.hopper import runs_by_hand
 from kernels.linear import LinearWeight
 from kernels.swiglu import swiglu_torch
-from kernels.swiglu_linear_hopper import fills_the_chip, is_faster_by_hand, swiglu_linear_hopper
+from kernels.swiglu_linear_hopper import fills_the_chip, fits, is_faster_by_hand, swiglu_linear_hopper
 from tests.support.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -83,8 +83,22 @@ def test_work_is_enough_when_the_last_round_is_nearly_full():
 
 
 def test_other_devices_and_dtypes_do_not_fit():
-    assert not is_faster_by_hand(torch.empty(8192, 64), torch.empty(256, 64))
-    assert not is_faster_by_hand(torch.empty(8192, 64, device=DEVICE), torch.empty(256, 64, device=DEVICE))
+    x, weight = torch.empty(8192, 64, dtype=torch.bfloat16), torch.empty(256, 64, dtype=torch.bfloat16)
+    assert not is_faster_by_hand(x, weight)
+    assert not is_faster_by_hand(x.float().to(DEVICE), weight.float().to(DEVICE))
+    with pytest.raises(ValueError, match="use the library"):
+        swiglu_linear_hopper(x, weight)
+
+
+@needs_hopper
+def test_what_the_copy_engine_would_read_wrongly_does_not_fit():
+    x, weight = operands(200, 128, 64)
+    assert fits(x, weight)
+    assert not fits(x[:0], weight)
+    assert not fits(x, weight.half())
+    assert not fits(x, torch.cat((weight, weight), 1))  # twice as deep
+    assert not fits(x, weight[:128]) and not fits(x[:, :48], weight[:, :48])
+    assert not fits(x[:, 1:], weight[:, 1:]) and not fits(x.t().contiguous().t(), weight)
 
 
 def test_it_compiles_for_an_h200_without_spills():
