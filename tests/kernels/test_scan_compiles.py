@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels.gdn_scan import GdnTiles, gdn_tiles, systems_block
+from kernels.gdn_scan import GdnTiles, gdn_tiles
+from kernels.gdn_systems import systems_block
 from kernels.ssd_scan import SsdTiles, ssd_tiles
 from tests.support.compiled import Compiled, Launch, compile_for_h200
 
@@ -53,7 +54,7 @@ def gdn_launches(
     sizes = {"H": H, "R": R, "K": K, "V": V, "Q": Q, "BLOCK_K": K}
     return [
         Launch(
-            f"{module}:_gdn_systems_kernel",
+            "kernels.gdn_systems:_gdn_systems_kernel",
             types("k v a b u w", "A bias decay to_end", "chunks", "k v a b", dtype),
             sizes
             | {"BLOCK_K": systems_block(K, dtype), "BLOCK_V": systems_block(V, dtype)}
