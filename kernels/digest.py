@@ -1,9 +1,11 @@
 """Hash equal pages of bytes, each for itself: XXH3-128 as the library computes it, so that a host and a GPU agree.
 
-Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024
-Contract  the summary holds XXH3-128(pages[p]), seed 0, 16 bytes in canonical (big-endian) order, for each page that is
-          whole, and behind them the bytes of one that is not: a payload's, in one piece of memory. Nothing is waited
-          for. Not for hosts, where the library is faster: see transfer/digest.py
+Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024; summary int64 [S],
+          contiguous
+Contract  a payload's bytes fill the first pages, the last of them perhaps in part. Its summary is XXH3-128, seed 0, of
+          each whole page, 16 bytes in canonical (big-endian) order, and then the bytes of the part. Those are copied in
+          whole words: up to seven bytes that stand behind the payload come with them. Nothing is waited for. Not for
+          hosts, where the library is faster: see transfer/digest.py
 Numerics  bit-exact
 Source    https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm for large inputs"
 
@@ -140,11 +142,13 @@ def _digest_pages_kernel(
     tl.store(summary_ptr + 2 * page + 1, low.to(tl.int64, bitcast=True), mask=page < num_pages)
 
 
-def digest_pages(words: Tensor, summary: Tensor, num_bytes: int, pages_a_program: int = PAGES_A_PROGRAM) -> None:
-    """Of the first `num_bytes` in `words`, int64 [P, E / 8], to the beginning of `summary`, int64 [N], whose last word
-    may end behind them."""
-    if words.dtype != torch.int64 or summary.dtype != torch.int64 or not words.is_contiguous():
-        raise ValueError(f"pages {words.dtype}, strides {words.stride()}, summary {summary.dtype}: not rows of int64")
+def digest_pages(words: Tensor, summary: Tensor, num_bytes: int, pages_a_program: int = PAGES_A_PROGRAM) -> int:
+    """The summary of the first `num_bytes` in `words`, int64 [P, E / 8]; returns its length in bytes."""
+    if {words.dtype, summary.dtype} != {torch.int64} or not (words.is_contiguous() and summary.is_contiguous()):
+        raise ValueError(
+            f"pages {words.dtype}, strides {words.stride()}, summary {summary.dtype}, strides {summary.stride()}: "
+            "not rows of int64"
+        )
     words_a_page = words.shape[1]
     if words_a_page == 0 or words_a_page % (BLOCK_BYTES // 8):
         raise ValueError(f"pages of {8 * words_a_page} bytes: give them a multiple of {BLOCK_BYTES}")
@@ -161,6 +165,7 @@ def digest_pages(words: Tensor, summary: Tensor, num_bytes: int, pages_a_program
             (words_a_page, pages_a_program),
             num_warps=max(1, pages_a_program // 8),
         )
+    return num_pages * DIGEST_BYTES + tail_bytes
 
 
 @cache

@@ -148,7 +148,7 @@ def launch_states_hopper(
 
 
 def fits_hopper(k: Tensor, V: int, chunk_size: int) -> bool:
-    """Whether the sizes, too, are such as the kernel takes."""
+    """Whether it runs by hand, and the kernel takes such sizes."""
     return (
         runs_by_hand(k)
         and k.shape[2] == 128

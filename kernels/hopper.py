@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
 from triton.language.core import _aggregate
 
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # of an H200
 LEAST_REGISTERS = 32  # of a producer's thread
 
 SPAN = gl.constexpr(64)  # elements of a row that the copy engine lays out together: 128 bytes
@@ -32,7 +32,7 @@ def seen_as(tiles, shape: gl.constexpr):
 
 
 def runs_by_hand(x: Tensor) -> bool:
-    """Whether the chip and the dtype are such as these kernels take."""
+    """Whether these kernels are for this chip, and this dtype."""
     return (
         x.is_cuda
         and torch.cuda.get_device_capability(x.device)[0] == 9

@@ -1,4 +1,5 @@
-"""Launching the same few forms of a kernel over and over, at a third of what `kernel[grid](...)` costs the host.
+"""Launching the same few forms of a kernel over and over, at a third of what `kernel[grid](...)` costs the host
+beside the driver.
 
     launch(_kernel, programs, (x, y), (count,), (WIDTH, TILE), num_warps=4)
     _kernel[(programs,)](x, y, count, WIDTH, TILE, num_warps=4)                 # does the same
@@ -9,7 +10,7 @@ it finds what it has compiled: 10 to 20 us. Here those that can differ are a key
 Contract  parameters in this order: tensors, numbers, constants (`tl.constexpr`). What a kernel is specialised for is in
           the key, or always the same: a number is in its `do_not_specialize` and always of 32 bits, or always the same
           for these constants. Tensors are of the current device; on its current stream, as ever. Triton's launch hooks,
-          which are its profiler's, see each form's first launch alone
+          which are its profiler's, see only each form's first launch
 Source    `JITFunction.run` and `CompiledKernel.__getitem__` of Triton 3.6 to 3.9
 """
 

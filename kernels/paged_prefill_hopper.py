@@ -110,7 +110,7 @@ def _rows_of(pool: Tensor) -> TensorDescriptor:
 
 
 def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
-    """Whether the heads and the blocks, too, are such as the kernel takes."""
+    """Whether it runs by hand, and the kernel takes such heads and blocks."""
     H, D = q.shape[1:]
     _, block_size, num_kv, _ = k_pool.shape
     return (

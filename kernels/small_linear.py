@@ -23,11 +23,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dot import dot, dot_block
+from kernels.hopper import MULTIPROCESSORS
 from kernels.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
 from kernels.sizes import cdiv
 
 MOST_ROWS = 64
-MULTIPROCESSORS, ROOM = 132, 216 * 1024  # of an H200; bytes of shared memory that programs share on each
+ROOM = 216 * 1024  # bytes of shared memory that programs share on each multiprocessor
 
 
 class Tile(NamedTuple):

@@ -154,7 +154,7 @@ def launch_outputs_hopper(
 
 
 def fits_hopper(x: Tensor, B: Tensor, C: Tensor, chunk_size: int) -> bool:
-    """Whether the sizes, too, are such as the kernel takes."""
+    """Whether it runs by hand, and the kernel takes such sizes."""
     return (
         runs_by_hand(x)
         and (x.shape[2], B.shape[2], chunk_size) == (64, 128, 2 * ROWS)

@@ -1,12 +1,14 @@
 """A feed-forward's first product and its gate by hand for Hopper: y = silu(x Wg^T) * (x Wu^T), in 16 bits.
 
-The library writes gate and up, and another kernel reads them: 384 MiB of 8,192 rows. Here both sums of a tile end in
-the registers of one warp group, which writes y alone. One warp, the producer, asks the copy engine for the next pieces
-of x and W; the consumers, two warp groups of 64 rows each, multiply. One that gates what it has summed leaves the
-matrix units to the other, for they may be as many pieces apart as shared memory has places. A program goes from tile
-to tile.
+The library writes gate and up, and another kernel reads them: 512 MiB of granite-h-micro's 8,192 rows. Here both sums
+of a tile end in the registers of one warp group, which writes y alone. One warp, the producer, asks the copy engine for
+the next pieces of x and W; the consumers, two warp groups of 64 rows each, multiply. One that gates what it has summed
+leaves the matrix units to the other, for they may be as many pieces apart as shared memory has places. A program goes
+from tile to tile.
 
-Shapes    x [M, I]; weight [2 * O, I], the gate's rows above up's; returns [M, O]
+Shapes    x [M, I], any row stride; weight [2 * O, I], the gate's rows above up's; returns [M, O]
+Contract  I is a multiple of 64 and O of 128; x's rows and the weight begin at multiples of 16 bytes: the copy engine's
+          demands. The reference is kernels.swiglu of the library's product
 Numerics  sums, SiLU and product in float32, rounded once (kernels.swiglu gets gate and up rounded)
 Source    CUTLASS, sm90 warp-specialised persistent products; Shazeer 2020, "GLU Variants Improve Transformer"
 Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
@@ -209,16 +211,22 @@ def fills_the_chip(M: int, num_columns: int) -> bool:
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the chip, the dtype and the sizes are such as the kernel takes."""
+    """Whether it runs by hand, and the copy engine takes such memory."""
+    return runs_by_hand(x) and can_be_copied(x, weight)
+
+
+def can_be_copied(x: Tensor, weight: Tensor) -> bool:
+    """See Contract."""
     return (
-        runs_by_hand(x)
-        and x.dtype == weight.dtype
-        and len(x) > 0
+        x.dtype == weight.dtype
         and x.shape[1] == weight.shape[1]
+        and x.numel() > 0
+        and weight.numel() > 0
         and x.shape[1] % SPAN.value == 0
         and weight.shape[0] % (2 * COLUMNS.value) == 0
-        and x.stride(1) == 1
         and weight.is_contiguous()
+        and x.stride(1) == 1
+        and x.stride(0) >= x.shape[1]
         and x.stride(0) % 8 == x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
     )
 

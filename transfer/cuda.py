@@ -87,7 +87,7 @@ class CudaMemory:
         stride_bytes = -(-buffer_bytes // PAGE_BYTES) * PAGE_BYTES
         whole = torch.zeros(num_buffers * stride_bytes, dtype=torch.uint8, device=self._device)
         _require_plain_memory(whole)
-        padded = whole.split(stride_bytes)
+        padded = [whole[at : at + stride_bytes] for at in range(0, whole.nbytes, stride_bytes)]
         buffers = [each[:buffer_bytes] for each in padded]
         for each in padded:
             self._summaries[each.data_ptr()] = self._room(each)
@@ -109,11 +109,9 @@ class CudaMemory:
         """The payload begins where one of the buffers does. Lies there until that buffer's next summary."""
         tensor = cast(Tensor, payload)
         room = self._summaries[tensor.data_ptr()]
-        num_pages, tail_bytes = divmod(tensor.nbytes, PAGE_BYTES)
-        num_bytes = num_pages * DIGEST_BYTES + tail_bytes
-        num_words = -(-num_bytes // 8)
         with self.stream():
-            digest_pages(room.words, room.found, tensor.nbytes)
+            num_bytes = digest_pages(room.words, room.found, tensor.nbytes)
+            num_words = -(-num_bytes // 8)
             room.pinned[:num_words].copy_(room.found[:num_words], non_blocking=True)
         return self._waits.until_done(self._stream, room.bytes[:num_bytes])
 

@@ -64,8 +64,9 @@ def test_only_so_many_pages_are_hashed_as_there_are_said_to_be():
 def test_what_is_no_whole_page_stands_behind_the_others_digests(num_bytes: int):
     pages = random_pages(10, 2048)
     found = torch.full((400,), -1, dtype=torch.int64, device=DEVICE)
-    digest_pages(pages.to(DEVICE).view(torch.int64), found, num_bytes)
-    whole, end = num_bytes // 2048, -(-(num_bytes // 2048 * DIGEST_BYTES + num_bytes % 2048) // 8)
+    length = digest_pages(pages.to(DEVICE).view(torch.int64), found, num_bytes)
+    whole, end = num_bytes // 2048, -(-length // 8)
+    assert length == whole * DIGEST_BYTES + num_bytes % 2048
     summary = found.cpu().view(torch.uint8)
     assert torch.equal(summary[: whole * DIGEST_BYTES].view(-1, DIGEST_BYTES), digest_pages_xxhash(pages[:whole]))
     tail = pages.view(-1)[whole * 2048 : num_bytes]
@@ -81,18 +82,23 @@ def test_pages_that_are_not_whole_blocks_or_have_no_room_are_refused():
         digest_pages(torch.zeros((2, 256), dtype=torch.int64)[:, ::2], summary, 2048)
     with pytest.raises(ValueError, match="not rows of int64"):
         digest_pages(torch.zeros((2, 2048), dtype=torch.uint8), summary, 4096)
+    with pytest.raises(ValueError, match="not rows of int64"):
+        digest_pages(torch.zeros((1, 256), dtype=torch.int64), torch.zeros(8, dtype=torch.int64)[::2], 2048)
     for pages, num_bytes in ((3, 3 * 1024), (1, 1025), (3, 2 * 1024 + 1)):
         with pytest.raises(ValueError, match=f"{num_bytes} bytes of"):
             digest_pages(torch.zeros((pages, 128), dtype=torch.int64), summary, num_bytes)
 
 
-@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: more than four gigabytes of pages")
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: more than sixteen gigabytes of pages")
 def test_offsets_are_not_32_bits_wide():
-    pages = torch.zeros((5 << 17, 8192), dtype=torch.uint8, device=DEVICE)
-    pages[-1] = 7
-    digests = hashed(pages).cpu()
-    assert torch.equal(digests[-1:], digest_pages_xxhash(pages[-1:].cpu()))
-    assert torch.equal(digests[:1], digest_pages_xxhash(pages[:1].cpu()))
+    far = 1 << 21  # pages of 1,024 words
+    pages = torch.empty((far + 2, 8192), dtype=torch.uint8, device=DEVICE)
+    pages[far:] = random_pages(2, 8192).to(DEVICE)
+    found = torch.empty(2 * (far + 1) + 5, dtype=torch.int64, device=DEVICE)
+    assert digest_pages(pages.view(torch.int64), found, (far + 1) * 8192 + 40) == (far + 1) * DIGEST_BYTES + 40
+    summary = found[2 * far :].cpu().view(torch.uint8)
+    assert torch.equal(summary[None, :DIGEST_BYTES], digest_pages_xxhash(pages[far : far + 1].cpu()))
+    assert torch.equal(summary[DIGEST_BYTES:], pages[far + 1, :40].cpu())
 
 
 def test_a_thread_loads_16_bytes_at_once_and_keeps_everything_in_registers():

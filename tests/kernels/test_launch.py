@@ -55,11 +55,14 @@ class Kernel:
 
 
 @pytest.fixture
-def stream_11(monkeypatch):
-    monkeypatch.setattr(launching, "driver", Mock(**{"active.get_current_stream.return_value": 11}))
+def driver(monkeypatch) -> Mock:
+    """Whose current stream is 11: there is none without a GPU."""
+    driver = Mock(**{"active.get_current_stream.return_value": 11})
+    monkeypatch.setattr(launching, "driver", driver)
+    return driver
 
 
-def test_a_form_is_compiled_once_and_then_launched_with_what_changes(stream_11):
+def test_a_form_is_compiled_once_and_then_launched_with_what_changes(driver: Mock):
     compiled = Compiled()
     kernel = Kernel(compiled)
     x, y = torch.zeros(64), torch.zeros(64)
@@ -70,6 +73,20 @@ def test_a_form_is_compiled_once_and_then_launched_with_what_changes(stream_11):
     [(arguments, options)] = compiled.run.call_args_list
     assert (arguments[:6], arguments[6:9], options) == ((5, 1, 1, 11, 7, (1, 2)), (None, None, None), {})
     assert arguments[9] is x and arguments[10] is y and arguments[11:] == (70, 1, 16)
+    driver.active.get_current_stream.assert_called_once_with(x.get_device())
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: streams")
+def test_a_known_form_goes_to_the_current_stream():
+    x, y, stream = torch.zeros(16, device=DEVICE), torch.zeros(16, device=DEVICE), torch.cuda.Stream()
+    launch(_add_kernel, 1, (x, y), (16,), (1, 16), num_warps=1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(5)
+        launch(_add_kernel, 1, (x, y), (16,), (1, 16), num_warps=1)
+    torch.cuda.synchronize()
+    assert (y == 6).all()
 
 
 @pytest.mark.parametrize(

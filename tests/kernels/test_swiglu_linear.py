@@ -12,7 +12,13 @@ from kernels import linear
 from kernels.hopper import runs_by_hand
 from kernels.linear import LinearWeight
 from kernels.swiglu import swiglu_torch
-from kernels.swiglu_linear_hopper import fills_the_chip, fits, is_faster_by_hand, swiglu_linear_hopper
+from kernels.swiglu_linear_hopper import (
+    can_be_copied,
+    fills_the_chip,
+    fits,
+    is_faster_by_hand,
+    swiglu_linear_hopper,
+)
 from tests.support.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -43,6 +49,13 @@ def check(y: Tensor, x: Tensor, weight: Tensor) -> None:
 @pytest.mark.parametrize(("O", "I"), [(128, 64), (384, 192), (2048, 1024)])
 def test_any_number_of_rows(M: int, O: int, I: int, dtype: torch.dtype):  # noqa: E741
     x, weight = operands(M, O, I, dtype)
+    check(swiglu_linear_hopper(x, weight), x, weight)
+
+
+@needs_hopper
+@pytest.mark.parametrize("num_pieces", [1, 3, 5])
+def test_pieces_of_one_tile_end_at_any_place_and_the_next_ones_go_on_there(num_pieces: int):
+    x, weight = operands(2049, 2048, 64 * num_pieces)  # 272 tiles, two or three a program
     check(swiglu_linear_hopper(x, weight), x, weight)
 
 
@@ -83,22 +96,41 @@ def test_work_is_enough_when_the_last_round_is_nearly_full():
 
 
 def test_other_devices_and_dtypes_do_not_fit():
-    x, weight = torch.empty(8192, 64, dtype=torch.bfloat16), torch.empty(256, 64, dtype=torch.bfloat16)
-    assert not is_faster_by_hand(x, weight)
-    assert not is_faster_by_hand(x.float().to(DEVICE), weight.float().to(DEVICE))
+    x, weight = operands(200, 128, 64, torch.float32)
+    assert not fits(x, weight)
+    x, weight = x.bfloat16().cpu(), weight.bfloat16().cpu()
+    assert not fits(x, weight) and not is_faster_by_hand(x, weight)
     with pytest.raises(ValueError, match="use the library"):
         swiglu_linear_hopper(x, weight)
 
 
-@needs_hopper
-def test_what_the_copy_engine_would_read_wrongly_does_not_fit():
-    x, weight = operands(200, 128, 64)
-    assert fits(x, weight)
-    assert not fits(x[:0], weight)
-    assert not fits(x, weight.half())
-    assert not fits(x, torch.cat((weight, weight), 1))  # twice as deep
-    assert not fits(x, weight[:128]) and not fits(x[:, :48], weight[:, :48])
-    assert not fits(x[:, 1:], weight[:, 1:]) and not fits(x.t().contiguous().t(), weight)
+class TestWhatTheCopyEngineTakes:
+    """Each refusal is for one fault alone."""
+
+    x, weight = torch.zeros(200, 144).bfloat16(), torch.zeros(256, 128).bfloat16()
+
+    def test_columns_of_a_wider_tensor(self):
+        assert can_be_copied(self.x[:, :128], self.weight) and can_be_copied(self.x[:, 8:136], self.weight)
+
+    def test_no_other_sizes(self):
+        assert not can_be_copied(self.x[:, :64], self.weight)
+        assert not can_be_copied(self.x[:, :48], self.weight[:, :48].contiguous())
+        assert not can_be_copied(self.x[:, :128], self.weight[:128])
+        assert not can_be_copied(self.x[:0, :128], self.weight)
+        assert not can_be_copied(self.x[:, :128], self.weight[:0])
+
+    def test_no_two_dtypes(self):
+        assert not can_be_copied(self.x[:, :128], self.weight.half())
+
+    def test_no_odd_addresses(self):
+        assert not can_be_copied(self.x[:, 1:129], self.weight)
+        assert not can_be_copied(self.x[:, :128], torch.zeros(256 * 128 + 1).bfloat16()[1:].view(256, 128))
+
+    def test_no_odd_strides(self):
+        assert not can_be_copied(torch.zeros(200, 132).bfloat16()[:, :128], self.weight)
+        assert not can_be_copied(torch.zeros(200, 256).bfloat16()[:, ::2], self.weight)
+        assert not can_be_copied(self.x[0, :128].expand(200, 128), self.weight)
+        assert not can_be_copied(self.x[:, :64], self.weight[:, :64])
 
 
 def test_it_compiles_for_an_h200_without_spills():
