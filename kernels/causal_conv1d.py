@@ -18,10 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
+from kernels.exp import LOG2_E
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv, next_power_of_2
 
-LOG2_E = tl.constexpr(1.4426950408889634)
 AT_ONCE = tl.constexpr(4)  # rows whose loads are in flight together; divides the rows of a tile
 
 

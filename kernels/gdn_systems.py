@@ -25,11 +25,10 @@ from torch import Tensor
 
 from kernels.chunks import ChunkTable
 from kernels.dot import dot, dot_block
+from kernels.exp import LOG2_E
 from kernels.gdn_heads import GdnHeads, log_decay
 from kernels.pdl import fetch
 from kernels.rms_norm import L2_NORM_EPS
-
-LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
 
 
 @triton.jit

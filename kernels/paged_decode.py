@@ -26,7 +26,8 @@ from torch import Tensor
 
 from kernels.dispatch import UPCAST_DOT
 from kernels.dot import dot_block
-from kernels.paged_prefill import LOG2_E, check_paged, padded_table
+from kernels.exp import LOG2_E
+from kernels.paged_prefill import check_paged, padded_table
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.sizes import next_power_of_2
 from kernels.upload import upload_int32
@@ -210,7 +211,7 @@ def paged_decode_triton(
     log_sum = torch.empty((N, H, S), dtype=torch.float32, device=q.device)
     _decode_kernel[(N, num_kv, S)](
         q, k_pool, v_pool, part, log_sum, contexts.lens_N, contexts.table_NM,
-        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E,
+        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E.value,
         H=H, GROUP=H // num_kv, ROWS=dot_block(H // num_kv), D=D, BLOCK_SIZE=block_size,
         KEYS=tile.keys, SPLIT_KEYS=tile.split_keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import UPCAST_DOT
-from kernels.paged_prefill import LOG2_E, PagedChunks, _attend, check_paged
+from kernels.exp import LOG2_E
+from kernels.paged_prefill import PagedChunks, _attend, check_paged
 from kernels.sizes import cdiv, next_power_of_2
 
 PROGRAMS = 528  # four for each of an H200's multiprocessors
@@ -163,7 +164,7 @@ def paged_extend_triton(
     log_sum = torch.empty((T, H, S), dtype=torch.float32, device=q.device)
     _extend_kernel[(num_kv, T // tokens + num_sequences, S)](
         q, k_pool, v_pool, part, log_sum, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
-        num_sequences, q.stride(0), k_pool.stride(0), k_pool.stride(1), chunks.table_NM.stride(0), scale * LOG2_E,
+        num_sequences, q.stride(0), k_pool.stride(0), k_pool.stride(1), chunks.table_NM.stride(0), scale * LOG2_E.value,
         H=H, GROUP=H // num_kv, PADDED_GROUP=next_power_of_2(H // num_kv), D=D, BLOCK_SIZE=k_pool.shape[1],
         TOKENS=tokens, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -23,10 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import UPCAST_DOT
+from kernels.exp import LOG2_E
 from kernels.sizes import next_power_of_2
 from kernels.upload import upload_int32
-
-LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ def paged_prefill_triton(
     tokens = max(tile.rows // padded_group, 1)
     _prefill_kernel[((T // tokens + num_sequences) * num_kv,)](
         q, k_pool, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
-        num_sequences, q.stride(0), k_pool.stride(0), k_pool.stride(1), chunks.table_NM.stride(0), scale * LOG2_E,
+        num_sequences, q.stride(0), k_pool.stride(0), k_pool.stride(1), chunks.table_NM.stride(0), scale * LOG2_E.value,
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D,
         BLOCK_SIZE=k_pool.shape[1], TOKENS=tokens, KEYS=tile.keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages,

@@ -19,8 +19,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.exp import LOG2_E
 from kernels.hopper import LAYOUT, MULTIPROCESSORS, SPAN, launch_registers, registers, runs_by_hand
-from kernels.paged_prefill import LOG2_E, PagedChunks, check_paged
+from kernels.paged_prefill import PagedChunks, check_paged
 from kernels.paged_prefill_consumers import Queries, consume
 from kernels.paged_prefill_warps import Form, Items, Pool, make_ring, produce
 from kernels.sizes import next_power_of_2
@@ -92,7 +93,8 @@ def paged_prefill_hopper(
     grid = (min(num_items, MULTIPROCESSORS),)
     _hopper_prefill_kernel[grid](
         q, keys, values, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
-        num_items, num_sequences, q.stride(0), block_rows, keys.shape[0], chunks.table_NM.stride(0), scale * LOG2_E,
+        num_items, num_sequences, q.stride(0), block_rows, keys.shape[0], chunks.table_NM.stride(0),
+        scale * LOG2_E.value,
         H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D, BLOCK_SIZE=block_size,
         KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers,
         REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,

@@ -1,17 +1,15 @@
 """What the warps of `kernels.paged_prefill_hopper` share, and what its producer does: it copies keys and values.
 
-It and the consumers meet at barriers in shared memory alone. A ring has places for a few tiles, and for each place two
-barriers: `full`, where the copy engine counts the bytes that came, and `free`, where consumers say that they have read.
-Tile n of a program, over all of its items, takes place n % STAGES in round n // STAGES. An item is one KV head's rows,
-tokens times padded heads, of one sequence; its tiles of keys are taken from the last to the first, so that only the
-first steps mask.
+It and the consumers meet at barriers in shared memory alone: a ring has places for a few tiles, which take turns
+(`kernels.hopper.Turns`), counted over all items of a program. An item is one KV head's rows, tokens times padded heads,
+of one sequence; its tiles of keys are taken from the last to the first, so that only the first steps mask.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from kernels.hopper import LAYOUT, SPAN, aggregate, seen_as, tma_load, wait_for_warps
+from kernels.hopper import LAYOUT, SPAN, Turns, aggregate, make_turns, seen_as, tma_load, wait_for_warps
 
 
 @aggregate
@@ -51,34 +49,32 @@ class Ring:
 
     pieces: gl.shared_memory_descriptor  # [STAGES * D / SPAN * KEYS / BLOCK_SIZE, BLOCK_SIZE, SPAN]
     tiles: gl.shared_memory_descriptor  # the same memory as [STAGES, KEYS, D]
-    full: gl.shared_memory_descriptor  # barriers
-    free: gl.shared_memory_descriptor
+    turns: Turns
     form: Form
 
     @gluon.constexpr_function
-    def __init__(self, pieces, tiles, full, free, form):
+    def __init__(self, pieces, tiles, turns, form):
         self.pieces = pieces
         self.tiles = tiles
-        self.full = full
-        self.free = free
+        self.turns = turns
         self.form = form
 
     @gluon.jit
     def wait_full(self, tile, pred=True):
-        mbarrier.wait(self.full.index(tile % self.form.STAGES), tile // self.form.STAGES & 1, pred)
+        self.turns.wait_full(tile, pred)
 
     @gluon.jit
     def wait_free(self, tile):
-        mbarrier.wait(self.free.index(tile % self.form.STAGES), (tile // self.form.STAGES + 1) & 1)
+        self.turns.wait_free(tile)
 
     @gluon.jit
     def release(self, tile):
-        mbarrier.arrive(self.free.index(tile % self.form.STAGES), count=1)
+        self.turns.release(tile)
 
     @gluon.jit
     def expect(self, tile, NUM_BLOCKS: gl.constexpr, pred=True):
         bytes_a_block: gl.constexpr = self.form.BLOCK_SIZE * self.form.D * 2
-        mbarrier.expect(self.full.index(tile % self.form.STAGES), NUM_BLOCKS * bytes_a_block, pred)
+        mbarrier.expect(self.turns.filled(tile), NUM_BLOCKS * bytes_a_block, pred)
 
     @gluon.jit
     def piece(self, tile, span, block):
@@ -92,8 +88,7 @@ class Ring:
         """For one of the tile's blocks, which stands from a row of the pool on."""
         for span in gl.static_range(self.form.D // SPAN):
             tma_load(
-                desc, [row, column + span * SPAN], self.full.index(tile % self.form.STAGES),
-                self.piece(tile, span, block), pred=pred,
+                desc, [row, column + span * SPAN], self.turns.filled(tile), self.piece(tile, span, block), pred=pred,
             )  # fmt: skip
 
 
@@ -102,12 +97,7 @@ def make_ring(dtype: gl.constexpr, form, CONSUMERS: gl.constexpr):
     PIECES: gl.constexpr = form.STAGES * form.KEYS * form.D // (form.BLOCK_SIZE * SPAN)
     pieces = gl.allocate_shared_memory(dtype, [PIECES, form.BLOCK_SIZE, SPAN], LAYOUT)
     tiles = seen_as(pieces, [form.STAGES, form.KEYS, form.D])
-    full = gl.allocate_shared_memory(gl.int64, [form.STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [form.STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(form.STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=CONSUMERS)
-    return Ring(pieces, tiles, full, free, form)
+    return Ring(pieces, tiles, make_turns(form.STAGES, CONSUMERS), form)
 
 
 @aggregate

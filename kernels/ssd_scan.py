@@ -14,12 +14,11 @@ from torch import Tensor
 
 from kernels.chunks import ChunkTable
 from kernels.dot import dot, dot_block
+from kernels.exp import LOG2_E
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv, next_power_of_2
 from kernels.ssd_heads import SsdHeads, time_step
 from kernels.ssd_outputs_hopper import fits_hopper, launch_outputs_hopper
-
-LOG2_E = tl.constexpr(1.4426950408889634)  # decays are powers of two in the kernels: exp2 is one instruction
 
 
 @triton.jit

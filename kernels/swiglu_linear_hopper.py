@@ -27,12 +27,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.exp import LOG2_E
 from kernels.hopper import (
     LAYOUT,
     MULTIPROCESSORS,
     SPAN,
+    Turns,
     aggregate,
     launch_registers,
+    make_turns,
     registers,
     runs_by_hand,
     seen_as,
@@ -80,34 +83,26 @@ class Tiles:
 
 @aggregate
 class Pieces:
-    """Places for pieces, piece n of a program in place n % STAGES, and for each place two barriers: `full`, where the
-    copy engine counts the bytes that came, and `free`, where consumers say that they have read."""
+    """Places for pieces of x and W."""
 
     x: gl.shared_memory_descriptor  # [STAGES * CONSUMERS, ROWS, SPAN]
     halves: gl.shared_memory_descriptor  # [STAGES * 2, COLUMNS, SPAN]: of the gate, of up
     weights: gl.shared_memory_descriptor  # the same memory as [STAGES, 2 * COLUMNS, SPAN]
-    full: gl.shared_memory_descriptor
-    free: gl.shared_memory_descriptor
+    turns: Turns
 
     @gluon.constexpr_function
-    def __init__(self, x, halves, weights, full, free):
+    def __init__(self, x, halves, weights, turns):
         self.x = x
         self.halves = halves
         self.weights = weights
-        self.full = full
-        self.free = free
+        self.turns = turns
 
 
 @gluon.jit
 def _make_pieces(dtype: gl.constexpr):
     x = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, ROWS, SPAN], LAYOUT)
     halves = gl.allocate_shared_memory(dtype, [STAGES * 2, COLUMNS, SPAN], LAYOUT)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=CONSUMERS)
-    return Pieces(x, halves, seen_as(halves, [STAGES, 2 * COLUMNS, SPAN]), full, free)
+    return Pieces(x, halves, seen_as(halves, [STAGES, 2 * COLUMNS, SPAN]), make_turns(STAGES, CONSUMERS))
 
 
 @gluon.jit
@@ -117,9 +112,8 @@ def _produce(tiles, pieces, x_desc, weight_desc, num_columns):
     for tile in range(gl.program_id(0), tiles.number(), gl.num_programs(0)):
         first_row, first_column = tiles.locate(tile)
         for piece in range(tiles.num_pieces):
-            stage = done % STAGES
-            full = pieces.full.index(stage)
-            mbarrier.wait(pieces.free.index(stage), (done // STAGES + 1) & 1)
+            stage, full = pieces.turns.place(done), pieces.turns.filled(done)
+            pieces.turns.wait_free(done)
             mbarrier.expect(full, BYTES)
             for half in gl.static_range(2):
                 place = [first_column + half * num_columns, piece * SPAN]
@@ -140,18 +134,18 @@ def _consume(tiles, pieces, y_desc, y_tiles, ME: gl.constexpr):
     for tile in range(gl.program_id(0), tiles.number(), gl.num_programs(0)):
         acc = gl.zeros([ROWS, 2 * COLUMNS], gl.float32, sums)
         for piece in range(tiles.num_pieces):
-            stage = done % STAGES
-            mbarrier.wait(pieces.full.index(stage), done // STAGES & 1)
+            stage = pieces.turns.place(done)
+            pieces.turns.wait_full(done)
             x, weights = pieces.x.index(stage * CONSUMERS + ME), pieces.weights.index(stage)
             acc = warpgroup_mma(x, weights.permute((1, 0)), acc, use_acc=piece > 0, is_async=True)
             acc = warpgroup_mma_wait(1, [acc])  # the piece before has been read
-            mbarrier.arrive(pieces.free.index((done + STAGES - 1) % STAGES), count=1, pred=piece > 0)
+            pieces.turns.release(done + STAGES - 1, pred=piece > 0)
             done += 1
         acc = warpgroup_mma_wait(0, [acc])
-        mbarrier.arrive(pieces.free.index((done + STAGES - 1) % STAGES), count=1)
+        pieces.turns.release(done + STAGES - 1)
 
         gate, up = acc.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)).split()
-        y = gl.convert_layout(gate / (1.0 + gl.exp2(gate * -1.4426950408889634)) * up, out, assert_trivial=True)
+        y = gl.convert_layout(gate / (1.0 + gl.exp2(gate * -LOG2_E)) * up, out, assert_trivial=True)
         first_row, first_column = tiles.locate(tile)
         tma.store_wait(0)  # what the tile before left in shared memory has gone
         wait_for_warps()
