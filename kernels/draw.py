@@ -17,7 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-from kernels.exp import LOG2_E
 from kernels.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from kernels.sizes import next_power_of_2
 
@@ -106,7 +105,8 @@ def _draw_kernel(logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits
     top_p = tl.load(settings_ptr + row * 4 + 2)
     min_p = tl.load(settings_ptr + row * 4 + 3)
     row_ptr = logits_ptr + row * stride_logits
-    scale = (LOG2_E / temperature).to(tl.float32)
+    # exp2 for exp. No constexpr divided by a tensor: in the interpreter that is a constexpr again.
+    scale = (1.4426950408889634 / temperature).to(tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, V, BLOCK):
         at = start + tl.arange(0, BLOCK)
