@@ -5,8 +5,8 @@ when what it reads has been computed, a message is sent when its gather and dige
 the digest was right, and a session lands when the scatter is done (`reached`, `summary`, `finished`). So no stream ever
 waits for the other, and neither does the engine's thread.
 
-What a message needs besides its buffer (room for its summary on the device and in pinned memory) is made with the
-buffer: a launch costs the host about as much as the kernel runs, and each allocation, small copy or event adds to it.
+What a message needs besides its buffer (room for its summary, in pinned memory) is made with the buffer: a launch costs
+the host about as much as the kernel runs, and each allocation, small copy or event adds to it.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ class _Summary:
     """Room for one buffer's.
 
     words    int64 [P, PAGE_BYTES / 8]: the buffer in pages, the last one filled up
-    found    int64: P pages' digests and a tail, at most; pinned: the same on the host; bytes: the same as bytes
+    pinned   int64: P pages' digests and a tail, at most, in the host's memory, where the device writes them itself;
+             bytes: the same as bytes
     """
 
     words: Tensor
-    found: Tensor
     pinned: Tensor
     bytes: memoryview
 
@@ -97,9 +97,8 @@ class CudaMemory:
     def _room(self, pages: Tensor) -> _Summary:
         words = pages.view(torch.int64).view(-1, PAGE_BYTES // 8)
         most_words = (len(words) * DIGEST_BYTES + PAGE_BYTES) // 8
-        found = torch.empty(most_words, dtype=torch.int64, device=self._device)
         pinned = torch.empty(most_words, dtype=torch.int64, pin_memory=True)
-        return _Summary(words, found, pinned, pinned.numpy().view(np.uint8).data)
+        return _Summary(words, pinned, pinned.numpy().view(np.uint8).data)
 
     def stream(self) -> AbstractContextManager[None]:
         """`with memory.stream():` enqueues on it. Not across an await, nor inside another."""
@@ -110,9 +109,7 @@ class CudaMemory:
         tensor = cast(Tensor, payload)
         room = self._summaries[tensor.data_ptr()]
         with self.stream():
-            num_bytes = digest_pages(room.words, room.found, tensor.nbytes)
-            num_words = -(-num_bytes // 8)
-            room.pinned[:num_words].copy_(room.found[:num_words], non_blocking=True)
+            num_bytes = digest_pages(room.words, room.pinned, tensor.nbytes)
         return self._waits.until_done(self._stream, room.bytes[:num_bytes])
 
     def finished(self) -> asyncio.Future[None]:
