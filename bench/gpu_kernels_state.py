@@ -124,22 +124,20 @@ def conv_rows(variants: bool) -> Iterator[Row]:
 
 
 def copy_rows(variants: bool) -> Iterator[Row]:
-    def blocks(copy: Callable[..., None], count: int, row_bytes: int, pinned: bool) -> Callable[[], object]:
+    def blocks(copy: Callable[[Tensor, Tensor, Tensor], None], count: int, row_bytes: int) -> Callable[[], object]:
         pool = torch.randint(0, 256, (4 * count, row_bytes), dtype=torch.uint8, device="cuda")
         staging = torch.randint(0, 256, (count * row_bytes,), dtype=torch.uint8, device="cuda")
-        rows = torch.randperm(4 * count)[:count]
-        return partial(copy, pool, rows.pin_memory() if pinned else rows.cuda(), staging)
+        return partial(copy, pool, torch.randperm(4 * count, device="cuda")[:count], staging)
 
+    implementations = [gather_scatter.gather_rows_triton, gather_scatter.scatter_rows_triton]
+    if variants:
+        implementations += [gather_scatter.gather_rows_torch, gather_scatter.scatter_rows_torch]
     # Blocks of 64 KiB; then one recurrent state of granite-h-micro in bfloat16, and odd bytes.
     for count, row_bytes in [(1024, 65536), (64, 65536), (1, 36 << 20), (1024, 65536 - 4)]:
-        shape, num_bytes = f"{count} x {row_bytes:,} bytes", 2.0 * count * row_bytes
-        for copy in (gather_scatter.gather_rows_triton, gather_scatter.scatter_rows_triton):
-            tiles = COPY_VARIANTS if variants else None
-            on_device, pinned = (partial(blocks, copy, count, row_bytes, pinned) for pinned in (False, True))
-            yield from tiled(copy.__name__, gather_scatter, tiles, shape, on_device, num_bytes)
-            yield measure(copy.__name__, f"{shape}, ids on the host, as in a hand-over", pinned, num_bytes)
-        for copy in (gather_scatter.gather_rows_torch, gather_scatter.scatter_rows_torch) if variants else ():
-            yield measure(copy.__name__, shape, partial(blocks, copy, count, row_bytes, False), num_bytes)
+        for copy in implementations:
+            tiles = COPY_VARIANTS if variants and copy.__name__.endswith("triton") else None
+            shape, prepare = f"{count} x {row_bytes:,} bytes", partial(blocks, copy, count, row_bytes)
+            yield from tiled(copy.__name__, gather_scatter, tiles, shape, prepare, 2.0 * count * row_bytes)
 
 
 KINDS: dict[str, Callable[[bool], Iterator[Row]]] = {

@@ -76,7 +76,6 @@ class CacheMemory:
             gather_rows(self._block_bytes, ids, out)
             return
         row_tokens = gcd(own_size, block_size)
-        ids = ids.to(self.device, non_blocking=True)
         rows = self._regrouped(ids, start - within.start * own_size, num_blocks, block_size, row_tokens)
         gather_rows(self._block_bytes.view(-1, self.layout.block_bytes // self._rows_a_block(row_tokens)), rows, out)
 

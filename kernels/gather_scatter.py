@@ -2,8 +2,7 @@
 
     gather    staging[i * E : (i + 1) * E] = pool[rows[i]]          scatter    the other way
 
-Shapes    pool [P, E] uint8, contiguous: P rows of E bytes; staging [N * E] uint8, contiguous; rows [N] int64, beside
-          them or, for Triton, in the host's pinned memory
+Shapes    pool [P, E] uint8, contiguous: P rows of E bytes; rows [N] int64; staging [N * E] uint8, contiguous
 Contract  rows in range; for scatter also unique; staging and pool do not alias; N = 0 is a no-op
 Numerics  bit-exact
 """

@@ -112,7 +112,7 @@ class DevicePacking:
             scatter(self._memory, message, buffer, held(), self._room(buffer))
 
     def _room(self, buffer: torch.Tensor) -> IdRoom:
-        """What a buffer's last message used is free when the buffer is given to another: nothing enqueued reads it."""
+        """What a buffer's last message used is free when the buffer is given to another."""
         room = self._rooms.get(buffer.data_ptr())
         if room is None:
             room = self._rooms[buffer.data_ptr()] = IdRoom(buffer.device)
@@ -154,7 +154,6 @@ class DevicePacking:
         await self.gather(message, payload, lambda: Place([0], 0, wire))
         if message.state_bytes or wire == self._memory.layout:
             await self.scatter(message, payload, lambda: Place([0], 0, wire))
-        await self._staging.finished()
 
 
 def gather(

@@ -51,16 +51,6 @@ def test_rows_arrive_bit_by_bit_and_nothing_else_changes(gather: Copy, scatter: 
     assert torch.equal(other, expected)
 
 
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="no CUDA device here")
-def test_rows_are_read_where_they_lie_in_pinned_memory():
-    pool, other, staging = random_bytes(2000, 48), random_bytes(2000, 48), random_bytes(1500 * 48)
-    rows = torch.randperm(2000)[:1500].pin_memory()
-    gather_rows(pool, rows, staging)
-    assert torch.equal(staging.view(1500, 48), pool[rows.to(DEVICE)])
-    scatter_rows(other, rows, staging)
-    assert torch.equal(other[rows.to(DEVICE)], pool[rows.to(DEVICE)])
-
-
 @implementations
 def test_no_rows_copy_nothing(gather: Copy, scatter: Copy):
     pool = random_bytes(3, 64)
