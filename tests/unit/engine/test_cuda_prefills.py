@@ -12,7 +12,7 @@ from engine.batch import SequenceStep
 from engine.graphs import Captured, CudaCapture
 from engine.memory import CacheMemory
 from engine.model import HybridModel
-from engine.prefill_inputs import MOST_WRITES
+from engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
 from engine.runner import Launched, ModelRunner
 from engine.sampler import Draw
 from engine.weights import dummy_model, load_config
@@ -33,7 +33,7 @@ from wire.messages import Sampling
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
-BLOCK_SIZE, BLOCKS_EACH, NUM_SEQUENCES, NUM_SLOTS = 16, 64, 5, 40
+BLOCK_SIZE, BLOCKS_EACH, NUM_SEQUENCES, NUM_SLOTS = 16, 64, MOST_SEQUENCES + 1, 48
 MAX_TOKENS = BLOCK_SIZE * BLOCKS_EACH
 GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
 
@@ -86,8 +86,8 @@ class Prompts:
         self._at: list[tuple[int, int | None]] = [(0, None)] * NUM_SEQUENCES
 
     def next_pass(self, num_rows: int) -> list[SequenceStep]:
-        """One to three sequences, fresh ones and resumed ones, some in place, some leaving states on the way."""
-        chosen = self._random.sample(range(NUM_SEQUENCES), self._random.choice((1, 1, 2, 3)))
+        """A few sequences, fresh ones and resumed ones, some in place, some leaving states on the way."""
+        chosen = self._random.sample(range(NUM_SEQUENCES), self._random.choice((1, 1, 2, 3, MOST_SEQUENCES)))
         used = {slot for _, slot in self._at if slot is not None}
         free = [slot for slot in range(NUM_SLOTS) if slot not in used]
         return [self._step(sequence, num_rows // len(chosen), free) for sequence in chosen]
@@ -261,7 +261,7 @@ def test_a_pass_that_writes_too_many_states_is_launched_kernel_by_kernel(tiny_ch
     runner, capture = runner_of(tiny_checkpoint("granite"), "float32", "float32"), Counted()
     runner.capture_prefills(256, MAX_TOKENS, capture)
     prompt = random_prompt(200)
-    emit = tuple((BLOCK_SIZE * (i + 1), i + 1) for i in range(MOST_WRITES))
+    emit = tuple((BLOCK_SIZE // 2 * (i + 1), i + 1) for i in range(MOST_WRITES))
     launch(runner, [SequenceStep(prompt, 0, blocks_of(0), None, 0, emit)])
     assert capture.replays == 0
     assert runner.memory.rec[: MOST_WRITES + 1].isfinite().all()
