@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.chunks import ChunkTable
-from kernels.dot import dot, dot_block
+from kernels.dot import dot, swizzle_block
 from kernels.exp import LOG2_E
 from kernels.gdn_heads import GdnHeads, log_decay
 from kernels.pdl import fetch
@@ -156,20 +156,11 @@ def launch_systems(
         V=V,
         EPS=L2_NORM_EPS,
         Q=Q,
-        BLOCK_K=systems_block(K, v.dtype),
-        BLOCK_V=systems_block(V, v.dtype),
+        BLOCK_K=swizzle_block(K, v.dtype),
+        BLOCK_V=swizzle_block(V, v.dtype),
         EXACT=v.dtype == torch.float32,
         FETCH=v.itemsize == 2 and V % 8 == v.stride(0) % 8 == v.data_ptr() % 16 == 0,
         num_warps=num_warps,
         maxnreg=registers,
     )
     return u, w, decay, to_end
-
-
-def systems_block(size: int, dtype: torch.dtype) -> int:
-    """Columns of a tile of keys or values in the systems kernel.
-
-    64 columns of two bytes fill a whole shared-memory swizzle, the one of the [Q, Q] tiles. With another one, ptxas
-    of CUDA 12.8 takes the address of V's descriptors from a register that nobody wrote: wrong from row 16 on.
-    """
-    return max(dot_block(size), 16 if dtype == torch.float32 else 64)

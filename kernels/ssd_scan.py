@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.chunks import ChunkTable
-from kernels.dot import dot, dot_block
+from kernels.dot import dot, dot_block, swizzle_block
 from kernels.exp import LOG2_E
 from kernels.segments import PrefillSegments
 from kernels.sizes import cdiv, next_power_of_2
@@ -311,8 +311,8 @@ def _launch_outputs(
         HEADS=tiles.output_heads,
         Q=tiles.chunk_size,
         BLOCK_M=tiles.output_rows,
-        BLOCK_P=dot_block(P),
-        BLOCK_N=dot_block(N),
+        BLOCK_P=swizzle_block(P, x.dtype),
+        BLOCK_N=swizzle_block(N, x.dtype),
         num_warps=tiles.output_warps,
         num_stages=tiles.output_stages,
     )

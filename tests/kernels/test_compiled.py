@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.compiled import Launch, compile_for_h200
-from tests.support.sass import reads_of_nothing
+from tests.support.sass import reads_of_nothing, sums_of_one_half
 
 COPY = "tests.support.compiled_example:copy_kernel"
 
@@ -55,3 +55,11 @@ def test_descriptors_are_pairs_of_registers():
 def test_a_register_made_uniform_is_written_beside_a_predicate():
     agreed = ["@P0 R2UR P1, UR6, R28", "@P0 R2UR.OR P1, UR7, R29", "UBLKPF.L2 [UR6], UR7"]
     assert reads_of_nothing(listing(*agreed)) == []
+
+
+def test_both_halves_of_an_address_come_from_one_register():
+    """As ptxas of CUDA 12.8 made another second descriptor: UR18 holds what global memory is read by."""
+    low, high = "UIADD3 UR4, UP0, UR18, 0x20, URZ", "UIADD3.X UR7, UR18, -0x3ffffff0, URZ, UP0, !UPT"
+    assert sums_of_one_half(listing(low, "UIADD3 UR5, UR18, 0x1, URZ", high)) == [high]
+    assert sums_of_one_half(listing(low, high.replace("UR18", "UR5"))) == []
+    assert sums_of_one_half(listing(low, "UIADD3 UR8, UP0, UR9, 0x2, URZ", high)) == []

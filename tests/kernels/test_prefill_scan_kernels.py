@@ -49,10 +49,10 @@ class Ssd:
         self.heads = SsdHeads(A, D, bias - 2, dt_max=0.9)
 
     def inputs(self, T: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """As the engine passes them: parts of wider rows."""
+        """As the engine passes them: parts of wider rows, which begin at multiples of 16 numbers if their parts do."""
         shared, inner = self.G * self.N, self.H * self.P
-        u = torch.randn(T, inner + 2 * shared + 8, device=DEVICE).to(dtype)
-        x, B, C, _ = u.split((inner, shared, shared, 8), dim=-1)
+        u = torch.randn(T, inner + 2 * shared + 16, device=DEVICE).to(dtype)
+        x, B, C, _ = u.split((inner, shared, shared, 16), dim=-1)
         dt = torch.randn(T, self.H + 4, device=DEVICE).to(dtype)[:, : self.H]
         return (
             x.unflatten(1, (self.H, self.P)),
@@ -111,10 +111,11 @@ class Gdn:
 
 
 Scan = Ssd | Gdn
-# Sizes that are no powers of two, below the least that a matrix product takes.
+# Sizes below the least that a matrix product takes, or no powers of two; and one whose rows begin at 32 bytes.
 SMALL = {
     "ssd": lambda: Ssd(H=3, P=8, N=6, G=1),
     "ssd_groups": lambda: Ssd(H=4, P=20, N=6, G=2),
+    "ssd_aligned": lambda: Ssd(H=8, P=16, N=24, G=1),
     "gdn": lambda: Gdn(Hk=2, Hv=2, K=8, V=6),
     "gdn_repeat": lambda: Gdn(Hk=2, Hv=4, K=6, V=20),
 }

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from kernels.dot import dot_block, swizzle_block
 from kernels.gdn_scan import GdnTiles, gdn_tiles
-from kernels.gdn_systems import systems_block
 from kernels.ssd_scan import SsdTiles, ssd_tiles
 from tests.support.compiled import Compiled, Launch, compile_for_h200
 
@@ -23,7 +23,7 @@ def ssd_launches(
     tiles: SsdTiles, dtype: torch.dtype, H: int = 64, P: int = 64, N: int = 128, G: int = 1
 ) -> list[Launch]:
     module, Q = "kernels.ssd_scan", tiles.chunk_size
-    sizes = {"H": H, "P": P, "N": N, "HEADS_A_GROUP": H // G, "Q": Q, "BLOCK_P": P}
+    sizes = {"H": H, "P": P, "N": N, "HEADS_A_GROUP": H // G, "Q": Q, "BLOCK_P": dot_block(P)}
     return [
         Launch(
             f"{module}:_ssd_decay_kernel",
@@ -33,14 +33,16 @@ def ssd_launches(
         Launch(
             f"{module}:_ssd_states_kernel",
             types("x B start", "decay chunk_dt pool", "chunks sequences", "x B slot", dtype),
-            sizes | {"BLOCK_N": tiles.state_columns},
+            sizes | {"BLOCK_N": min(tiles.state_columns, dot_block(N))},
             tiles.states_warps,
             tiles.states_stages,
         ),
         Launch(
             f"{module}:_ssd_output_kernel",
             types("x B C start y", "D decay chunk_dt", "chunks", "x B C", dtype),
-            sizes | {"HEADS": tiles.output_heads, "BLOCK_M": tiles.output_rows, "BLOCK_N": N},
+            sizes
+            | {"HEADS": tiles.output_heads, "BLOCK_M": tiles.output_rows}
+            | {"BLOCK_P": swizzle_block(P, dtype), "BLOCK_N": swizzle_block(N, dtype)},
             tiles.output_warps,
             tiles.output_stages,
         ),
@@ -57,7 +59,7 @@ def gdn_launches(
             "kernels.gdn_systems:_gdn_systems_kernel",
             types("k v a b u w", "A bias decay to_end", "chunks", "k v a b", dtype),
             sizes
-            | {"BLOCK_K": systems_block(K, dtype), "BLOCK_V": systems_block(V, dtype)}
+            | {"BLOCK_K": swizzle_block(K, dtype), "BLOCK_V": swizzle_block(V, dtype)}
             | {"EPS": 1e-6, "EXACT": dtype == torch.float32, "FETCH": dtype != torch.float32},
             tiles.systems_warps,
             registers=tiles.systems_registers,
@@ -99,6 +101,13 @@ def test_ssd_outputs_of_few_rows():
     *_, outputs = ssd_launches(ssd_tiles(torch.bfloat16, 64, 128, 16), torch.bfloat16)
     [report] = compile_for_h200([outputs])
     assert report.stack_bytes == 0 and "wgmma.mma_async" in report.ptx
+
+
+@pytest.mark.parametrize("num_rows", [16, 8192])
+@pytest.mark.parametrize(("P", "N"), [(16, 24), (32, 64), (64, 32)], ids=str)
+def test_ssd_outputs_of_small_heads_read_what_was_written(P: int, N: int, num_rows: int):
+    *_, outputs = ssd_launches(ssd_tiles(torch.bfloat16, 8, N, num_rows), torch.bfloat16, H=8, P=P, N=N)
+    compile_for_h200([outputs])  # it checks
 
 
 def test_gdn_scan():

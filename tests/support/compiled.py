@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.sass import reads_of_nothing
+from tests.support.sass import reads_of_nothing, sums_of_one_half
 
 COMPILE_TIMEOUT_S = 360  # dozens of kernels, nothing cached, a machine that others use, too
 SHARED_BYTES_A_BLOCK = 227 * 1024
@@ -109,8 +109,9 @@ def _compile(launch: Launch) -> Compiled:
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "maxnreg": launch.registers}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     usage = _resource_usage(binary.asm["cubin"])
-    wrong = reads_of_nothing(_disassembled(binary.asm["cubin"]))
-    assert not wrong, f"{launch}: ptxas made code that reads what nothing wrote: {wrong}"
+    listing = _disassembled(binary.asm["cubin"])
+    wrong = [*reads_of_nothing(listing), *sums_of_one_half(listing)]
+    assert not wrong, f"{launch}: ptxas has lost the address of a descriptor: {wrong}"
     return Compiled(
         registers=usage["REG"],
         stack_bytes=usage["STACK"],

@@ -1,13 +1,15 @@
-"""What a listing of machine code shows that PTX does not: uniform registers read before anything wrote them.
+"""What a listing of machine code shows that PTX does not: descriptors whose address has been lost.
 
 ptxas of CUDA 12.8 (Triton 3.6 brings it) loses the low half of an address when two descriptors of one base differ in
-their upper halves: the matrix units then read from anywhere. Such code has no other sign, and right PTX.
+their upper halves: it makes both halves of the next one of one register, which nothing wrote or which holds something
+else, and the matrix units read from there. Such code has no other sign, and right PTX.
 """
 
 import re
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 UNIFORM = re.compile(r"(gdesc|desc)?\[?\bUR(\d+)\b(\.64)?")
+CARRY = re.compile(r"UP\d")
 WRITES_UNIFORM = ("U", "R2UR", "S2UR", "REDUX", "CREDUX", "VOTEU")
 
 
@@ -26,6 +28,26 @@ def reads_of_nothing(listing: str) -> list[str]:
         if reads - written:
             found.append(f"{operation} {', '.join(operands)}")
         written |= writes | reads
+    return found
+
+
+def sums_of_one_half(listing: str) -> list[str]:
+    """Instructions that add to the upper half of a 64-bit number what its lower half was made of, too."""
+    lower: dict[str, set[str]] = {}  # of each carry: the registers of the sum that left it
+    found = []
+    for line in listing.splitlines():
+        match = INSTRUCTION.search(line)
+        if match is None:
+            continue
+        operation, operands = match.group(1), [text.strip() for text in match.group(2).split(",")]
+        registers = {text for text in operands[1:] if re.fullmatch(r"UR\d+", text)}
+        carries = [text for text in operands if CARRY.fullmatch(text)]
+        if operation == "UIADD3":
+            lower |= {carry: registers for carry in carries}
+        elif operation == "UIADD3.X" and any(registers & lower.get(carry, set()) for carry in carries):
+            found.append(f"{operation} {', '.join(operands)}")
+        _, written = _uniform_registers(operation, operands)
+        lower = {carry: sources - {f"UR{number}" for number in written} for carry, sources in lower.items()}
     return found
 
 
