@@ -5,9 +5,11 @@ A step of few rows is hundreds of launches of microseconds each; replayed as one
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -134,9 +136,21 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with _nothing_collected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = work()
         self._num_captured += 1
         elapsed_s = time.monotonic() - self._started_s
         log.info("%s graph %d of %d after %.1f s", self._what, self._num_captured, self._num_graphs, elapsed_s)
         return Captured(graph.replay, logits)
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """What Python's collector may find just then, a graph that nobody has any more, ends a capture as it goes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

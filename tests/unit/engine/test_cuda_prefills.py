@@ -177,8 +177,8 @@ def test_passes_at_real_widths_differ_by_rounding_only(shape: str) -> None:
         for ours, theirs in zip(pools(replayed), pools(plain), strict=True):
             ours.copy_(theirs)
         logits, expected = launch(replayed, steps).logits.clone(), launch(plain, steps).logits
-        if len(expected):
-            torch.testing.assert_close(logits, expected, atol=0.1 * float(expected.std()), rtol=0)
+        differences = (logits - expected).norm(dim=1) / expected.norm(dim=1)
+        assert all(difference <= 0.05 for difference in differences.tolist()), differences
         assert_same_memory_by_norm(replayed, plain, 0.05)
     assert capture.replays == 18
 
