@@ -13,7 +13,7 @@ from engine.batch import SequenceStep
 from engine.decode_inputs import DecodeInputs
 from engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, sizes_up_to
 from engine.memory import CacheMemory
-from engine.prefill_inputs import PrefillInputs
+from engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from engine.runner import ModelRunner
 from engine.sampler import Draw
 from engine.step_plan import StepPlan
@@ -140,15 +140,17 @@ def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(s
     assert plan.positions_T.tolist() == [3, 4, 5, 4, 5, 0, 1, 2]
     assert plan.block_T.tolist() == [0, 5, 5, 1, 1, *[scratch] * 3]
     assert plan.offset_T.tolist() == [3, 0, 1, 0, 1, 0, 1, 2]
-    chunks = plan.prefill.attention.chunks
-    assert chunks.first_row_N1.tolist() == [0, 3, 5, 5, 5, 8] and chunks.start_N.tolist() == [3, 4, 0, 0, 0]
+    chunks, nobody = plan.prefill.attention.chunks, MOST_SEQUENCES - 2
+    assert chunks.first_row_N1.tolist() == [0, 3, 5, *[5] * nobody, 8]
+    assert chunks.start_N.tolist() == [3, 4, *[0] * nobody, 0]
     assert chunks.table_NM[:2, :2].tolist() == [[0, 5], [3, 1]] and set(chunks.table_NM[-1].tolist()) == {scratch}
     table = plan.prefill.segments.chunk_table(4)
     assert [row[:3] for row in table.chunks_C4.tolist()][:4] == [[0, 1, 7], [1, 2, 1], [3, 2, 2], [5, 3, -1]]
     assert all(row[1:3] == [-1, -1] for row in table.chunks_C4.tolist()[4:])
     of_nobody = [3, 3, -1]
-    assert [row[:3] for row in table.sequences_N4.tolist()] == [[0, 2, 4], [2, 3, 2], of_nobody, of_nobody, [3, 4, -1]]
-    assert plan.tails.contexts.lens_N.tolist() == [6, 6, 0, 0]
+    sequences = [row[:3] for row in table.sequences_N4.tolist()]
+    assert sequences == [[0, 2, 4], [2, 3, 2], *[of_nobody] * nobody, [3, 4, -1]]
+    assert plan.tails.contexts.lens_N.tolist() == [6, 6, *[0] * nobody]
     assert logits.argmax(-1).tolist() == [8]
 
 
@@ -172,6 +174,7 @@ def test_captured_sizes_cover_the_largest_step() -> None:
     assert sizes_up_to(8192, BATCH_SIZES) == list(BATCH_SIZES)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda.py that does this")
 @pytest.mark.parametrize("draw", [GREEDY, HOT], ids=["greedy", "drawn"])
 def test_replayed_decodes_give_the_tokens_of_plain_ones(draw: Draw, load_family) -> None:
     """A whole model, full batches only: the CPU's reference kernels do not know padding."""
