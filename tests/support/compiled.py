@@ -109,8 +109,7 @@ def _compile(launch: Launch) -> Compiled:
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "maxnreg": launch.registers}
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     usage = _resource_usage(binary.asm["cubin"])
-    listing = _disassembled(binary.asm["cubin"])
-    wrong = [*reads_of_nothing(listing), *sums_of_one_half(listing)]
+    wrong = lost_addresses(binary.asm["cubin"])
     assert not wrong, f"{launch}: ptxas has lost the address of a descriptor: {wrong}"
     return Compiled(
         registers=usage["REG"],
@@ -128,8 +127,10 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
 
 
-def _disassembled(cubin: bytes) -> str:
-    return _binary_tool(cubin, "nvdisasm", "-c")
+def lost_addresses(cubin: bytes) -> list[str]:
+    """Instructions that show what sass.py looks for."""
+    listing = _binary_tool(cubin, "nvdisasm", "-c")
+    return [*reads_of_nothing(listing), *sums_of_one_half(listing)]
 
 
 def _binary_tool(cubin: bytes, name: str, option: str) -> str:

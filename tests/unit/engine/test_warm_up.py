@@ -1,4 +1,4 @@
-"""What a warm-up compiles serves every step: nothing is compiled while requests wait."""
+"""What a warm-up compiles serves every step: nothing is compiled while requests wait; and it is sound."""
 
 import json
 import os
@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.compiled import lost_addresses
+
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("family", [pytest.param("granite_moe", marks=pytest.mark.slow), "qwen35"])
 def test_no_step_compiles_a_kernel_of_its_own(family: str, tiny_checkpoint, tmp_path: Path) -> None:
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.warm_up_child", str(tiny_checkpoint(family))]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=240, cwd=ROOT, env=environment, check=True)
     found = json.loads(done.stdout)
     assert {"_decode_kernel", "_extend_kernel", "_prefill_kernel"} <= set(found["warm_up"])
     assert found["steps"] == []
+    with_matrix_units = [ptx.with_suffix(".cubin") for ptx in tmp_path.rglob("*.ptx") if "wgmma" in ptx.read_text()]
+    assert with_matrix_units
+    assert {cubin.stem: wrong for cubin in with_matrix_units if (wrong := lost_addresses(cubin.read_bytes()))} == {}
