@@ -116,7 +116,7 @@ def kernel_rows() -> Iterator[Row]:
 
             def hashing(page_bytes=page_bytes, pages=pages):
                 buffer = staging().view(torch.int64).view(-1, page_bytes // 8)
-                digests = torch.empty(len(buffer) * DIGEST_BYTES // 8, dtype=torch.int64, device="cuda")
+                digests = torch.empty(len(buffer) * DIGEST_BYTES // 8, dtype=torch.int64, pin_memory=True)
                 return lambda: digest_pages(buffer, digests, buffer.nbytes, pages)
 
             name = f"digest, pages of {page_bytes}, {pages} a program"

@@ -136,7 +136,7 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(aside)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with _nothing_collected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with nothing_collected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = work()
         self._num_captured += 1
         elapsed_s = time.monotonic() - self._started_s
@@ -145,7 +145,7 @@ class CudaCapture:
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def nothing_collected() -> Iterator[None]:
     """What Python's collector may find just then, a graph that nobody has any more, ends a capture as it goes."""
     was_enabled = gc.isenabled()
     gc.disable()

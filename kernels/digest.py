@@ -1,7 +1,7 @@
 """Hash equal pages of bytes, each for itself: XXH3-128 as the library computes it, so that a host and a GPU agree.
 
 Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024; summary int64 [S],
-          contiguous
+          contiguous, beside them or in the host's pinned memory
 Contract  a payload's bytes fill the first pages, the last of them perhaps in part. Its summary is XXH3-128, seed 0, of
           each whole page, 16 bytes in canonical (big-endian) order, and then the bytes of the part. Those are copied in
           whole words: up to seven bytes that stand behind the payload come with them. Nothing is waited for. Not for

@@ -69,7 +69,8 @@ class _OnStream:
 
 class CudaMemory:
     """See `transfer.buffers.StagingMemory`. Belongs to one event loop, whose thread it gives the device's context: UCX
-    is driven by that thread and finds the context there."""
+    is driven by that thread and finds the context there. Who lets go of it has waited for `finished`: the device writes
+    summaries into memory that torch may hand out again."""
 
     def __init__(self, device: torch.device, spin_s: float = SPIN_S) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index

@@ -58,7 +58,7 @@ class Compiled:
 
 def compile_for_h200(launches: Sequence[Launch]) -> list[Compiled]:
     """One report a launch. Raises AssertionError with the compiler's words when a kernel does not compile, or when
-    its machine code reads what nothing wrote (see sass.py)."""
+    its machine code has lost the address of a descriptor (see sass.py)."""
     asked = {repr(launch): launch for launch in launches}
     made = dict(zip(asked, _compiler().map(_report, asked.values(), timeout=COMPILE_TIMEOUT_S), strict=True))
     return [_compiled(made[repr(launch)]) for launch in launches]

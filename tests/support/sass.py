@@ -32,7 +32,10 @@ def reads_of_nothing(listing: str) -> list[str]:
 
 
 def sums_of_one_half(listing: str) -> list[str]:
-    """Instructions that add to the upper half of a 64-bit number what its lower half was made of, too."""
+    """Instructions that add to the upper half of a 64-bit number what its lower half was made of, too.
+
+    Unless the lower half replaced what it was made of: then a name alone does not tell.
+    """
     lower: dict[str, set[str]] = {}  # of each carry: the registers of the sum that left it
     found = []
     for line in listing.splitlines():

@@ -179,6 +179,8 @@ def test_passes_at_real_widths_differ_by_rounding_only(shape: str) -> None:
         logits, expected = launch(replayed, steps).logits.clone(), launch(plain, steps).logits
         differences = (logits - expected).norm(dim=1) / expected.norm(dim=1)
         assert all(difference <= 0.05 for difference in differences.tolist()), differences
+        if len(expected):  # one of 400,000 may be twice as far off by rounding as those of tiny models
+            torch.testing.assert_close(logits, expected, atol=0.2 * float(expected.std()), rtol=0)
         assert_same_memory_by_norm(replayed, plain, 0.05)
     assert capture.replays == 18
 

@@ -1,5 +1,6 @@
 """Decode steps through static inputs: padding, feeding, block tables. Captures are faked: CUDA has its own test."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ from torch import Tensor
 from cache.layout import CacheLayout
 from engine.batch import SequenceStep
 from engine.decode_inputs import DecodeInputs
-from engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, sizes_up_to
+from engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
 from engine.memory import CacheMemory
 from engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from engine.runner import ModelRunner
@@ -172,6 +173,20 @@ def test_captured_sizes_cover_the_largest_step() -> None:
     assert sizes_up_to(64, BATCH_SIZES) == [1, 2, 4, 8, 16, 32, 64]
     assert sizes_up_to(65, BATCH_SIZES) == [1, 2, 4, 8, 16, 32, 64, 128]
     assert sizes_up_to(8192, BATCH_SIZES) == list(BATCH_SIZES)
+
+
+def test_the_collector_rests_during_a_capture_and_is_as_it_was_behind_it() -> None:
+    with pytest.raises(RuntimeError, match="capture"), nothing_collected():
+        assert not gc.isenabled()
+        raise RuntimeError("a capture failed")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with nothing_collected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda.py that does this")
