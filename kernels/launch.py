@@ -9,9 +9,8 @@ it finds what it has compiled: 10 to 20 us. Here those that can differ are a key
 
 Contract  parameters in this order: tensors, numbers, constants (`tl.constexpr`). What a kernel is specialised for is in
           the key, or always the same: a number is in its `do_not_specialize` and always of 32 bits, or always the same
-          for these constants. Tensors are of the current device, but for the first in pinned memory, too; on
-          its current stream, as ever. Triton's launch hooks,
-          which are its profiler's, see only each form's first launch
+          for these constants. Tensors are of the current device, but for the first in pinned memory, too; on its
+          current stream, as ever. Triton's launch hooks, which are its profiler's, see only each form's first launch
 Source    `JITFunction.run` and `CompiledKernel.__getitem__` of Triton 3.6 to 3.9
 """
 

@@ -6,6 +6,7 @@ else, and the matrix units read from there. Such code has no other sign, and rig
 """
 
 import re
+from collections.abc import Iterator
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 UNIFORM = re.compile(r"(gdesc|desc)?\[?\bUR(\d+)\b(\.64)?")
@@ -17,13 +18,7 @@ def reads_of_nothing(listing: str) -> list[str]:
     """Instructions, in the order of the listing, that read a uniform register which none before them wrote."""
     written: set[int] = set()
     found = []
-    for line in listing.splitlines():
-        match = INSTRUCTION.search(line)
-        if match is None:
-            continue
-        operation, operands = match.group(1), [text.strip() for text in match.group(2).split(",")]
-        if operation.startswith("R2UR") and re.fullmatch(r"P\w+", operands[0]):  # whether all threads agree
-            operands = operands[1:]
+    for operation, operands in _instructions(listing):
         reads, writes = _uniform_registers(operation, operands)
         if reads - written:
             found.append(f"{operation} {', '.join(operands)}")
@@ -38,11 +33,7 @@ def sums_of_one_half(listing: str) -> list[str]:
     """
     lower: dict[str, set[str]] = {}  # of each carry: the registers of the sum that left it
     found = []
-    for line in listing.splitlines():
-        match = INSTRUCTION.search(line)
-        if match is None:
-            continue
-        operation, operands = match.group(1), [text.strip() for text in match.group(2).split(",")]
+    for operation, operands in _instructions(listing):
         registers = {text for text in operands[1:] if re.fullmatch(r"UR\d+", text)}
         carries = [text for text in operands if CARRY.fullmatch(text)]
         if operation == "UIADD3":
@@ -52,6 +43,17 @@ def sums_of_one_half(listing: str) -> list[str]:
         _, written = _uniform_registers(operation, operands)
         lower = {carry: sources - {f"UR{number}" for number in written} for carry, sources in lower.items()}
     return found
+
+
+def _instructions(listing: str) -> Iterator[tuple[str, list[str]]]:
+    for line in listing.splitlines():
+        match = INSTRUCTION.search(line)
+        if match is None:
+            continue
+        operation, operands = match.group(1), [text.strip() for text in match.group(2).split(",")]
+        if operation.startswith("R2UR") and re.fullmatch(r"P\w+", operands[0]):  # whether all threads agree
+            operands = operands[1:]
+        yield operation, operands
 
 
 def _uniform_registers(operation: str, operands: list[str]) -> tuple[set[int], set[int]]:
