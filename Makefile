@@ -23,7 +23,7 @@ help:
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
 	@echo 'make bench-faults  every kind of fault fifty times under load (20 min), and ten thousand hand-overs in a row'
 	@echo 'make bench-transfer  the hand-over alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
-	@echo 'make proto      generate wire/ from proto/ again'
+	@echo 'make proto      generate headrace/wire/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
 
 venv: $(STAMP)
@@ -61,19 +61,19 @@ check: venv
 # The virtual path makes the stubs import each other by their real name, wire.generated.
 proto: venv
 	$(BIN)/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
-	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc -I wire/generated=proto \
-	  --python_out=. --mypy_out=. --grpc_python_out=. --mypy_grpc_out=. wire/generated/headrace.proto
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc -I headrace/wire/generated=proto \
+	  --python_out=. --mypy_out=. --grpc_python_out=. --mypy_grpc_out=. headrace/wire/generated/headrace.proto
 
 bench-cpu: venv
-	OMP_NUM_THREADS=2 $(BIN)/python -m bench cpu-engine
-	OMP_NUM_THREADS=2 $(BIN)/python -m bench cpu-cluster
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks cpu-engine
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks cpu-cluster
 
 TRACES ?= ../shared/traces/conversation_trace.jsonl ../shared/traces/synthetic_trace.jsonl
 
 bench-cache: venv
-	$(BIN)/python -m bench cache-table $(addprefix --trace ,$(TRACES)) --plot docs/cache-hit-rates.png
-	$(BIN)/python -m bench cache-costs
-	$(BIN)/python -m bench emission
+	$(BIN)/python -m benchmarks cache-table $(addprefix --trace ,$(TRACES)) --plot docs/cache-hit-rates.png
+	$(BIN)/python -m benchmarks cache-costs
+	$(BIN)/python -m benchmarks emission
 
 # No virtual environment: a GPU machine's own Python has the torch that fits its driver. One that fails does not keep
 # the others from their turn.
@@ -88,20 +88,20 @@ bench-gpu:
 	for name in $(GPU_BENCHES); do \
 	  arguments=; [ $$name != kernels_scan ] || arguments=$$published; \
 	  printf '\n## bench.gpu_%s %s\n\n' $$name "$$arguments"; \
-	  $(GPU_PYTHON) -u -m bench.gpu_$$name $$arguments 2>&1 | tee $(GPU_RESULTS)/$$name.txt || failed="$$failed $$name"; \
+	  $(GPU_PYTHON) -u -m benchmarks.gpu_$$name $$arguments 2>&1 | tee $(GPU_RESULTS)/$$name.txt || failed="$$failed $$name"; \
 	done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 bench-gpu-cluster:
-	$(GPU_PYTHON) -u -m bench.gpu_cluster --out $(GPU_RESULTS)/cluster
+	$(GPU_PYTHON) -u -m benchmarks.gpu_cluster --out $(GPU_RESULTS)/cluster
 
 bench-faults: venv
-	$(BIN)/python -m bench faults
-	$(BIN)/python -m bench soak
+	$(BIN)/python -m benchmarks faults
+	$(BIN)/python -m benchmarks soak
 
 bench-transfer: $(if $(PYTHON),,venv)
-	$(or $(PYTHON),$(BIN)/python) -m bench transfer-cpu
-	$(or $(PYTHON),$(BIN)/python) -m bench transfer-gpu
+	$(or $(PYTHON),$(BIN)/python) -m benchmarks transfer-cpu
+	$(or $(PYTHON),$(BIN)/python) -m benchmarks transfer-gpu
 
 clean:
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .run

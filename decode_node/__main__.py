@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from decode_node.config import DecodeNodeConfig
 from decode_node.service import decode_node
-from node import process
+from node_runtime import process
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,15 +3,15 @@
 A request whose prompt is prefilled remotely reuses the attention hit, and its state groups are skipped: the
 transfer overwrites the state, so what they would have matched is no hit and no miss. A request that is
 prefilled here uses the hit that all groups have in common. The hits themselves are counted by the cache
-(`cache/stats.py`).
+(`headrace/cache/stats.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.layout import CacheLayout
-from engine.sequence import Admitted
+from headrace.cache.layout import CacheLayout
+from headrace.engine.sequence import Admitted
 
 
 @dataclass

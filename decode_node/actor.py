@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decode_node.config import DecodeNodeConfig
 from decode_node.service import decode_node
-from node.actor import NodeActor
+from node_runtime.actor import NodeActor
 
 
 class DecodeActor(NodeActor):

@@ -11,23 +11,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from cache.claims import Hold
-from cache.layout import CacheLayout
-from cache.leases import LeaseId
-from cache.types import PrefixKey
-from engine.loop import EngineLost
-from engine.memory import Mark
-from node.chassis import Chassis
-from node.errors import CheckpointGone
-from node.packing import Held, Place
-from node.plans import plan_of
-from node.sessions import LEASE_MARGIN_S
+from headrace.cache.claims import Hold
+from headrace.cache.layout import CacheLayout
+from headrace.cache.leases import LeaseId
+from headrace.cache.types import PrefixKey
+from headrace.engine.loop import EngineLost
+from headrace.forward.memory import Mark
+from headrace.wire.messages import ExportReply, ExportRequest
+from node_runtime.errors import CheckpointGone
+from node_runtime.packing import Held, Place
+from node_runtime.plans import plan_of
+from node_runtime.runtime import Chassis
+from node_runtime.sessions import LEASE_MARGIN_S
 from transfer.buffers import Buffer
-from transfer.errors import HandoverFailed
-from transfer.handover import PIPELINE_DEPTH
-from transfer.plan import PlannedMessage
+from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.plan import PlannedMessage
 from transfer.sender import HandoverSender, OutgoingHandover
-from wire.messages import ExportReply, ExportRequest
+from transfer.transfer import PIPELINE_DEPTH
 
 
 @dataclass(frozen=True)

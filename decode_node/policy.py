@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocally
 from decode_node.config import LocalPrefillConfig
+from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocally
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from contextlib import aclosing
 import grpc.aio
 
 from decode_node.config import DecodeNodeConfig
-from decode_node.decode import Decode
 from decode_node.exports import Exports
-from engine.engine import BadRequest
-from node.chassis import Chassis, Node
-from node.service import NodeService, errors_as_status, read, timeout_s
-from wire import codecs
-from wire.generated import headrace_pb2 as pb
-from wire.generated import headrace_pb2_grpc as rpc
-from wire.messages import DecodeCommand, Role, Start
+from decode_node.role import Decode
+from headrace.engine.engine import BadRequest
+from headrace.wire import codecs
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import DecodeCommand, Role, Start
+from node_runtime.runtime import Chassis, Node
+from node_runtime.service import NodeService, errors_as_status, read, timeout_s
 
 
 class DecodeService(rpc.DecodeServicer):

@@ -138,7 +138,7 @@ def _pass_on(command: str, module: str, help_text: str) -> None:
 _pass_on("prefill", "prefill_node.__main__", "Run one prefill node, without Ray.")
 _pass_on("decode", "decode_node.__main__", "Run one decode node, without Ray.")
 _pass_on("router", "router.__main__", "Run the router, without Ray.")
-_pass_on("bench", "bench.__main__", "Measure; `headrace bench --help` lists the benchmarks.")
+_pass_on("bench", "benchmarks.__main__", "Measure; `headrace bench --help` lists the benchmarks.")
 
 
 def _runs() -> RunDirectory:

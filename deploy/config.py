@@ -11,13 +11,13 @@ import yaml
 
 from decode_node.config import DecodeNodeConfig
 from deploy.errors import ConfigError
-from engine.config import ConfigError as NodeConfigError
-from node.loading import load_dataclass
+from headrace.engine.config import ConfigError as NodeConfigError
+from headrace.wire.tls import TlsConfig
+from node_runtime.loading import load_dataclass
 from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
 from router.errors import RouterError
-from transfer.errors import TransferError
-from wire.tls import TlsConfig
+from transfer.protocol.errors import TransferError
 
 
 @dataclass(frozen=True)

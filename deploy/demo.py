@@ -9,16 +9,16 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-import models
+import tiny_models
 from deploy.api import Message, RouterApi
 from deploy.config import ClusterConfig, Overrides, cluster_from_options
 from deploy.runs import RunDirectory
 from deploy.show import report_table
 from deploy.stop_request import StopRequest
 from deploy.supervisor import running_cluster
-from models.recall import RecallQuestion, held_out_questions
+from tiny_models.recall import RecallQuestion, held_out_questions
 
-MODEL = Path(models.__file__).parent / "headrace-tiny-qwen3.5"
+MODEL = Path(tiny_models.__file__).parent / "headrace-tiny-qwen3.5"
 MAX_TOKENS = 48
 MIN_WORDS = 300  # between a fact and the question for it
 SHOWN_CHARACTERS = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from node import process
+from node_runtime import process
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
 

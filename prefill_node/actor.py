@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.actor import NodeActor
+from node_runtime.actor import NodeActor
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
 

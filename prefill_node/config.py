@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.config import ConfigError
-from node.config import NodeConfig
+from headrace.engine.config import ConfigError
+from node_runtime.config import NodeConfig
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from wire.client import DonorClient
-from wire.messages import Donor
+from headrace.wire.client import DonorClient
+from headrace.wire.messages import Donor
 
 IDLE_S = 600.0
 """A line that nobody has used for so long is closed: its donor may have left for good (one that comes back has another

@@ -12,23 +12,31 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 
-from cache.hashing import prefix_keys
-from cache.types import PrefixKey
-from engine.sequence import Admitted, Sequence
-from node.chassis import Chassis
-from node.sessions import reserve
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.types import PrefixKey
+from headrace.engine.sequence import Admitted, Sequence
+from headrace.wire.client import DonorClient
+from headrace.wire.errors import (
+    CheckpointGone,
+    DeadlineExceeded,
+    HandoverBroken,
+    NodeBusy,
+    NodeError,
+    NodeLost,
+    RequestRefused,
+)
+from headrace.wire.messages import Donor, ExportRequest, PrefillRequest
+from node_runtime.runtime import Chassis
+from node_runtime.sessions import reserve
 from prefill_node.config import LearnFromDecodeConfig
 from prefill_node.donor_lines import DonorLines
 from prefill_node.fetch_costs import MeasuredCosts
 from prefill_node.fetch_policy import FetchPolicy
-from transfer.errors import HandoverFailed, LayoutMismatch
-from transfer.events import Cause
-from transfer.handover import PIPELINE_DEPTH
+from transfer.protocol.errors import HandoverFailed, LayoutMismatch
+from transfer.protocol.events import Cause
+from transfer.protocol.stats import HandoverStats
 from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.stats import HandoverStats
-from wire.client import DonorClient
-from wire.errors import CheckpointGone, DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
-from wire.messages import Donor, ExportRequest, PrefillRequest
+from transfer.transfer import PIPELINE_DEPTH
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
-from cache.layout import CacheLayout
+from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
+from headrace.cache.layout import CacheLayout
 from prefill_node.config import LearnFromDecodeConfig
 
 _RESUME = ResumeLocally()

@@ -7,15 +7,15 @@ from contextlib import aclosing
 
 import grpc.aio
 
-from node.chassis import Chassis, Node
-from node.service import NodeService, errors_as_status, read, timeout_s
+from headrace.wire import codecs
+from headrace.wire.client import GrpcDonorClient
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import Role
+from node_runtime.runtime import Chassis, Node
+from node_runtime.service import NodeService, errors_as_status, read, timeout_s
 from prefill_node.config import PrefillNodeConfig
-from prefill_node.prefill import Prefill
-from wire import codecs
-from wire.client import GrpcDonorClient
-from wire.generated import headrace_pb2 as pb
-from wire.generated import headrace_pb2_grpc as rpc
-from wire.messages import Role
+from prefill_node.role import Prefill
 
 
 class PrefillService(rpc.PrefillServicer):

@@ -15,12 +15,12 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from headrace.wire.server import ListenError
+from headrace.wire.tls import TlsConfig, TlsError
+from headrace.wire.tls_flags import add_tls_flags, tls_from_flags
 from router.config import RouterConfig
 from router.errors import ConfigError, RouterError
 from router.server import RouterServer
-from wire.server import ListenError
-from wire.tls import TlsConfig, TlsError
-from wire.tls_flags import add_tls_flags, tls_from_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.wire.tls import TlsConfig
+from router.cluster.policy import POLICIES
 from router.errors import ConfigError
-from router.policy import POLICIES
-from wire.tls import TlsConfig
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from wire.errors import DeadlineExceeded, NodeBusy, NodeError, RequestRefused
+from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, RequestRefused
 
 
 class RouterError(Exception):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from router.events import Phase
-from router.nodes import Node
-from router.prefix_index import PrefixIndex
-from wire.messages import PoolStatus
+from headrace.wire.messages import PoolStatus
+from router.cluster.nodes import Node
+from router.cluster.prefix_index import PrefixIndex
+from router.requests.events import Phase
 
 PLACE = ("node", "role")
 

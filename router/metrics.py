@@ -7,11 +7,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from router.events import Phase
-from router.lifecycle import RequestLife
+from router.cluster.nodes import Node
+from router.cluster.prefix_index import PrefixIndex
 from router.live_metrics import LiveMetrics
-from router.nodes import Node
-from router.prefix_index import PrefixIndex
+from router.requests.events import Phase
+from router.requests.lifecycle import RequestLife
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 

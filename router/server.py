@@ -11,25 +11,25 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from router.admission import Admission
-from router.app import build_app
+from headrace.wire.client import GrpcNodeClient, NodeClient
+from headrace.wire.messages import NodeInfo, Role
+from headrace.wire.server import ListenError
+from headrace.wire.tls import load_identity
+from router.api.app import build_app
+from router.api.completions import Front
+from router.api.generation import OrderDesk
+from router.cluster.nodes import NodeTable
+from router.cluster.policy import POLICIES
+from router.cluster.prefix_index import PrefixIndex
+from router.cluster.registry import registry_server
+from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
-from router.dispatch import Dispatcher
-from router.front import Front
 from router.metrics import RouterMetrics
-from router.nodes import NodeTable
-from router.orders import OrderDesk
-from router.policy import POLICIES
-from router.prefix_index import PrefixIndex
-from router.service import registry_server
+from router.requests.admission import Admission
+from router.requests.dispatch import Dispatcher
+from router.requests.table import RequestTable
 from router.status import ClusterStatus
-from router.subscriptions import Subscriptions
-from router.table import RequestTable
-from router.tokens import ModelTokens
-from wire.client import GrpcNodeClient, NodeClient
-from wire.messages import NodeInfo, Role
-from wire.server import ListenError
-from wire.tls import load_identity
+from router.text.tokens import ModelTokens
 
 log = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
-from router.admission import Admission
+from headrace.wire.cache_updates import CACHE_CHANGES
+from headrace.wire.messages import LinkStatus, Role
+from router.cluster.nodes import Node, NodeTable
+from router.cluster.prefix_index import PrefixIndex
 from router.errors import ApiError, overloaded
 from router.metrics import RouterMetrics
-from router.nodes import Node, NodeTable
-from router.prefix_index import PrefixIndex
-from router.table import RequestTable
-from wire.cache_updates import CACHE_CHANGES
-from wire.messages import LinkStatus, Role
+from router.requests.admission import Admission
+from router.requests.table import RequestTable
 
 
 class ClusterStatus:

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from tests.support.schedule import UNDISTURBED, FilesThenUndisturbed
-from tests.support.tiny_checkpoints import make_checkpoint
+from tests.support.engine.tiny_checkpoints import make_checkpoint
 
 torch.set_num_threads(1)  # several processes share the machine's two cores
 

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from transfer.buffers import Buffer
-from transfer.envelope import Tag
-from transfer.stats import TransportStats
+from transfer.protocol.envelope import Tag
+from transfer.protocol.stats import TransportStats
 
 
 class Arrival(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.digest import Summary, summary
+from transfer.protocol.digest import Summary, summary
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class StagingMemory(Protocol):
         ...
 
     def summary(self, payload: Buffer) -> Awaitable[Summary]:
-        """`transfer.digest.summary` of the payload, once all that was enqueued so far is done.
+        """`transfer.protocol.digest.summary` of the payload, once all that was enqueued so far is done.
 
         payload   a buffer's beginning, or all of it; what was found is there until that buffer's next summary
         """

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.digest import digest_pages
+from headrace.kernels.transfer.digest import digest_pages
 from transfer.buffers import Buffer
 from transfer.cuda_waits import StreamWaits
-from transfer.digest import DIGEST_BYTES, PAGE_BYTES
-from transfer.errors import TransportUnavailable
+from transfer.protocol.digest import DIGEST_BYTES, PAGE_BYTES
+from transfer.protocol.errors import TransportUnavailable
 
 SPIN_S = 0.001
 """How long the event loop itself asks, turn by turn, whether work on a buffer is done: it takes a tenth of that as a

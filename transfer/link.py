@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
-from transfer.envelope import Tag
-from transfer.plan import NONCE_BITS
+from transfer.protocol.envelope import Tag
+from transfer.protocol.plan import NONCE_BITS
 
 LINK_NONCE = (1 << NONCE_BITS) - 1
 """The one nonce that is no session's. A session may draw it once in 2^48, and is then refused."""

@@ -16,13 +16,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from transfer.admission import Gate
 from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
-from transfer.digest import Summary, message_digest, plan_digest
-from transfer.envelope import ENVELOPE_BYTES, Envelope
-from transfer.errors import MalformedEnvelope, Refused
-from transfer.events import (
+from transfer.protocol.authentication import Gate
+from transfer.protocol.digest import Summary, message_digest, plan_digest
+from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
+from transfer.protocol.errors import MalformedEnvelope, Refused
+from transfer.protocol.events import (
     Broken,
     Cause,
     EnvelopeArrived,
@@ -36,11 +36,11 @@ from transfer.events import (
     ReceiverEvent,
     ReceiverInstruction,
 )
-from transfer.handover import Handover
-from transfer.plan import PlannedMessage, TransferPlan
-from transfer.session import ReceiverSession
+from transfer.protocol.plan import PlannedMessage, TransferPlan
+from transfer.protocol.session import ReceiverSession
+from transfer.protocol.stats import HandoverStats
 from transfer.staging import Staging
-from transfer.stats import HandoverStats
+from transfer.transfer import Handover
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,7 @@ class HandoverReceiver:
         self._staging = staging
         self._clock = clock
 
-    def expect(
-        self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float
-    ) -> "IncomingHandover":
+    def expect(self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float) -> "IncomingHandover":
         """Take the messages of this plan's nonce from now on; call before the sender learns of it.
 
         secret       that the sender must prove: a `new_secret()` for each session

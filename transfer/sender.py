@@ -15,13 +15,13 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from transfer.admission import proven, require_secret
 from transfer.backend import Connection, Transport
 from transfer.buffers import Buffer
-from transfer.digest import Summary, message_digest, plan_digest
-from transfer.envelope import MAX_NOTE_BYTES, Envelope, Tag
-from transfer.errors import LayoutMismatch
-from transfer.events import (
+from transfer.protocol.authentication import proven, require_secret
+from transfer.protocol.digest import Summary, message_digest, plan_digest
+from transfer.protocol.envelope import MAX_NOTE_BYTES, Envelope, Tag
+from transfer.protocol.errors import LayoutMismatch
+from transfer.protocol.events import (
     Finished,
     MessageSent,
     PeerLost,
@@ -30,11 +30,11 @@ from transfer.events import (
     SendMessage,
     TokensComputed,
 )
-from transfer.handover import Handover
-from transfer.plan import PlannedMessage, TransferPlan
-from transfer.session import SenderSession
+from transfer.protocol.plan import PlannedMessage, TransferPlan
+from transfer.protocol.session import SenderSession
+from transfer.protocol.stats import HandoverStats
 from transfer.staging import Staging
-from transfer.stats import HandoverStats
+from transfer.transfer import Handover
 
 Pack: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
 """Fill the buffer, of exactly `message.num_bytes`, with the message's blocks or the state: before it returns, or by
@@ -54,7 +54,7 @@ class HandoverSender:
     ) -> "OutgoingHandover":
         """Start a session with the receiver at `peer`; connects at once.
 
-        secret       what the receiver issued for this session, see `transfer.admission`
+        secret       what the receiver issued for this session, see `transfer.protocol.authentication`
         deadline_s   absolute, on the event loop's clock: the whole session, prefill included, must fit
         Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from transfer.buffers import Buffer, HostMemory, StagingMemory
-from transfer.errors import DeadlinePassed, LayoutMismatch
-from transfer.stats import WaitStats
+from transfer.protocol.errors import DeadlinePassed, LayoutMismatch
+from transfer.protocol.stats import WaitStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from transfer.errors import TransportUnavailable
+from transfer.protocol.errors import TransportUnavailable
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.asking import ask_all
-from tests.support.cluster import Cluster, with_engine
-from tests.support.oracle import random_prompt
-from wire.cache_updates import CacheSnapshotPart
-from wire.client import GrpcNodeClient
+from headrace.wire.cache_updates import CacheSnapshotPart
+from headrace.wire.client import GrpcNodeClient
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.cluster import Cluster, with_engine
+from tests.support.engine.oracle import random_prompt
 
 pytestmark = pytest.mark.slow
 

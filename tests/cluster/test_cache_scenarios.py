@@ -12,11 +12,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from decode_node.config import LocalPrefillConfig
-from tests.support.asking import ASK_TIMEOUT_S, Answered, ask
-from tests.support.cluster import ALWAYS_REMOTE, Cluster, with_engine
-from tests.support.oracle import random_prompt
+from tests.support.cluster.asking import ASK_TIMEOUT_S, Answered, ask
+from tests.support.cluster.cluster import ALWAYS_REMOTE, Cluster, with_engine
+from tests.support.engine.oracle import random_prompt
 
-MODEL = Path(__file__).parents[2] / "models" / "headrace-tiny-qwen3.5"
+MODEL = Path(__file__).parents[2] / "tiny_models" / "headrace-tiny-qwen3.5"
 BLOCK = 16
 VOCABULARY = 4096
 

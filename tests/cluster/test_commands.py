@@ -8,14 +8,14 @@ import grpc.aio
 import pytest
 
 from decode_node.config import DecodeNodeConfig
-from tests.support.cluster import SMALL, Process
-from tests.support.driving import GREEDY, request
-from tests.support.nodes import status_of
-from tests.support.oracle import random_prompt
-from wire import codecs
-from wire.generated import headrace_pb2 as pb
-from wire.generated import headrace_pb2_grpc as rpc
-from wire.messages import Start
+from headrace.wire import codecs
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import Start
+from tests.support.cluster.cluster import SMALL, Process
+from tests.support.engine.driving import GREEDY, request
+from tests.support.cluster.nodes import status_of
+from tests.support.engine.oracle import random_prompt
 
 
 async def test_a_command_of_another_version_ends_the_request_at_once(tiny_checkpoint, tmp_path: Path) -> None:

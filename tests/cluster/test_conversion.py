@@ -7,9 +7,9 @@ import pytest
 
 from decode_node.config import LocalPrefillConfig
 from prefill_node.config import LearnFromDecodeConfig
-from tests.support.asking import ask_all
-from tests.support.cluster import Cluster, with_engine
-from tests.support.oracle import clear_prompt, greedy
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.cluster import Cluster, with_engine
+from tests.support.engine.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 15, 17, 31, 33, 64, 500, 1500)
 ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)

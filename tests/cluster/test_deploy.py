@@ -18,14 +18,14 @@ import pytest
 from deploy.demo import demo_question
 from deploy.ports import free_ports
 from deploy.processes import is_alive, working_folder
-from tests.support.certificates import Authority
-from wire.generated.headrace_pb2 import DescribeRequest
-from wire.generated.headrace_pb2_grpc import NodeStub
+from headrace.wire.generated.headrace_pb2 import DescribeRequest
+from headrace.wire.generated.headrace_pb2_grpc import NodeStub
+from tests.support.cluster.certificates import Authority
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "models" / "headrace-tiny-qwen3.5"
+MODEL = ROOT / "tiny_models" / "headrace-tiny-qwen3.5"
 START_S, END_S = 90.0, 30.0
 
 

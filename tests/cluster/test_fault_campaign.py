@@ -1,13 +1,13 @@
-"""Every kind of fault a few times under load; `python -m bench faults` does each fifty times."""
+"""Every kind of fault a few times under load; `python -m benchmarks faults` does each fifty times."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.support.fault_campaign import CUT_S, DEADLINE_S, SCENARIOS, Row, run, table
-from tests.support.netns import NamespacesUnavailable
+from tests.support.cluster.fault_campaign import CUT_S, DEADLINE_S, SCENARIOS, Row, run, table
+from tests.support.cluster.netns import NamespacesUnavailable
 
-MODEL = Path(__file__).parents[2] / "models" / "headrace-tiny-qwen3.5"
+MODEL = Path(__file__).parents[2] / "tiny_models" / "headrace-tiny-qwen3.5"
 ROUNDS = 3
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.asking import ASK_TIMEOUT_S, ask, ask_all
-from tests.support.cluster import Cluster, with_engine
-from tests.support.oracle import clear_prompt, greedy, random_prompt
+from tests.support.cluster.asking import ASK_TIMEOUT_S, ask, ask_all
+from tests.support.cluster.cluster import Cluster, with_engine
+from tests.support.engine.oracle import clear_prompt, greedy, random_prompt
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +26,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0
 
 def in_use(cluster: Cluster) -> list[tuple[str, int, int]]:
     """(node, blocks, slots) that requests hold."""
-    return [
-        (name, node["blocks"]["in_use"], node["slots"]["in_use"])
-        for name, node in sorted(cluster.nodes().items())
-    ]
+    return [(name, node["blocks"]["in_use"], node["slots"]["in_use"]) for name, node in sorted(cluster.nodes().items())]
 
 
 async def slow_ask(cluster: Cluster, prompt: list[int]):

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from decode_node.config import DecodeNodeConfig
+from headrace.wire.client import GrpcNodeClient
+from headrace.wire.messages import Donor, NodeStatus, Request
 from prefill_node.config import LearnFromDecodeConfig, PrefillNodeConfig
-from tests.support.cluster import SMALL, Process, with_engine
-from tests.support.driving import GREEDY, request
-from tests.support.nodes import decode_alone, first_token, node_client, status_of, total
-from tests.support.oracle import greedy, random_prompt
-from wire.client import GrpcNodeClient
-from wire.messages import Donor, NodeStatus, Request
+from tests.support.cluster.cluster import SMALL, Process, with_engine
+from tests.support.engine.driving import GREEDY, request
+from tests.support.cluster.nodes import decode_alone, first_token, node_client, status_of, total
+from tests.support.engine.oracle import greedy, random_prompt
 
 pytestmark = pytest.mark.slow
 

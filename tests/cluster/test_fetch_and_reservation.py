@@ -15,14 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.weights import load_config
+from headrace.models.weights import load_config
+from headrace.wire.messages import NodeStatus
 from prefill_node.config import LearnFromDecodeConfig
-from tests.support.asking import ASK_TIMEOUT_S, Answered, ask
-from tests.support.cluster import SMALL, Cluster, Process
-from tests.support.driving import GREEDY, request
-from tests.support.nodes import decode_alone, node_client, status_of, total, until_the_router_knows
-from tests.support.oracle import greedy, random_prompt
-from wire.messages import NodeStatus
+from tests.support.cluster.asking import ASK_TIMEOUT_S, Answered, ask
+from tests.support.cluster.cluster import SMALL, Cluster, Process
+from tests.support.engine.driving import GREEDY, request
+from tests.support.cluster.nodes import decode_alone, node_client, status_of, total, until_the_router_knows
+from tests.support.engine.oracle import greedy, random_prompt
 
 pytestmark = pytest.mark.slow
 

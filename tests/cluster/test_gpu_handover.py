@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.cluster.test_ucx_handover import MIB, plan, staging_is_whole, tiny_plan
-from tests.support.handover_peer import ROOT, START_TIMEOUT_S, Peer
+from tests.support.transfer.transfer_peer import ROOT, START_TIMEOUT_S, Peer
 
 on_gpus = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.asking import ask_all
-from tests.support.cluster import Cluster
-from tests.support.oracle import clear_prompt, greedy
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.cluster import Cluster
+from tests.support.engine.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 500, 1500)
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from prefill_node.config import LearnFromDecodeConfig
-from tests.support.asking import Answered, ask_all
-from tests.support.cluster import Cluster
-from tests.support.nodes import until_the_router_knows
-from tests.support.oracle import clear_prompt, greedy
+from tests.support.cluster.asking import Answered, ask_all
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.nodes import until_the_router_knows
+from tests.support.engine.oracle import clear_prompt, greedy
 
 pytestmark = pytest.mark.slow
 

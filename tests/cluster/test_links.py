@@ -9,9 +9,9 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from prefill_node.config import LearnFromDecodeConfig
-from tests.support.asking import ask_all
-from tests.support.cluster import Cluster
-from tests.support.oracle import greedy, random_prompt
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.cluster import Cluster
+from tests.support.engine.oracle import greedy, random_prompt
 
 Links = dict[tuple[str, str], dict[str, Any]]
 Told = dict[tuple[str, str, str], float]

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.openai_contract import OpenAIContract
+from tests.support.cluster.cluster import Cluster
+from tests.support.router.openai_contract import OpenAIContract
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.asking import ask_all
-from tests.support.cluster import Cluster
-from tests.support.device_cluster import DeviceCluster
-from tests.support.oracle import greedy, random_prompt
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.device_cluster import DeviceCluster
+from tests.support.engine.oracle import greedy, random_prompt
 
 PROMPTS = [random_prompt(length, seed=length) for length in (5, 40, 300, 301)]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.asking import ask_all
-from tests.support.cluster import Cluster
-from tests.support.driving import sized
-from tests.support.nodes import status_of
-from tests.support.oracle import clear_prompt, greedy
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.cluster import Cluster
+from tests.support.engine.driving import sized
+from tests.support.cluster.nodes import status_of
+from tests.support.engine.oracle import clear_prompt, greedy
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from models.recall import RecallQuestion, held_out_questions, is_right
-from tests.support.asking import ask_all
-from tests.support.cluster import Cluster
-from tests.support.driving import GREEDY, request, run_all, small_engine, submit
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.cluster import Cluster
+from tests.support.engine.driving import GREEDY, request, run_all, small_engine, submit
+from tiny_models.recall import RecallQuestion, held_out_questions, is_right
 
-MODELS = Path(__file__).parents[2] / "models"
+MODELS = Path(__file__).parents[2] / "tiny_models"
 NUM_QUESTIONS = 200
 ANSWER_TOKENS = 24
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.handover_peer import Peer, two
-from tests.support.netns import Cut, Namespace, NamespacesUnavailable, routed_namespaces
-from transfer.plan import TransferPlan
+from tests.support.transfer.transfer_peer import Peer, two
+from tests.support.cluster.netns import Cut, Namespace, NamespacesUnavailable, routed_namespaces
+from transfer.protocol.plan import TransferPlan
 
 FAR_S = 50.0
 """The sessions' deadline."""

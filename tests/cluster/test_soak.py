@@ -1,8 +1,8 @@
-"""A thousand hand-overs in a row leave nothing behind; `python -m bench soak` makes it ten thousand."""
+"""A thousand hand-overs in a row leave nothing behind; `python -m benchmarks soak` makes it ten thousand."""
 
 import pytest
 
-from tests.support.soak import grown, soak
+from tests.support.cluster.soak import grown, soak
 
 
 @pytest.mark.slow

@@ -10,22 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from node.plans import plan_of
-from tests.support.cluster import Cluster
-from tests.support.driving import GREEDY, request
-from tests.support.nodes import CALL_TIMEOUT_S, node_client, status_of
-from tests.support.oracle import greedy, random_prompt
-from transfer.admission import new_secret
-from transfer.buffers import Buffer
-from transfer.errors import HandoverFailed as TransferFailed
-from transfer.plan import PlannedMessage
-from transfer.sender import HandoverSender, OutgoingHandover
-from transfer.staging import Staging, StagingConfig
-from transfer.ucx import open_transport
-from transfer.ucx_config import UcxConfig
-from wire.client import DecodeCall
-from wire.errors import HandoverBroken
-from wire.messages import (
+from headrace.wire.client import DecodeCall
+from headrace.wire.errors import HandoverBroken
+from headrace.wire.messages import (
     DecodeDone,
     DecodeEvent,
     HandoverFailed,
@@ -37,6 +24,19 @@ from wire.messages import (
     Tokens,
     TransferReport,
 )
+from node_runtime.plans import plan_of
+from tests.support.cluster.cluster import Cluster
+from tests.support.engine.driving import GREEDY, request
+from tests.support.cluster.nodes import CALL_TIMEOUT_S, node_client, status_of
+from tests.support.engine.oracle import greedy, random_prompt
+from transfer.buffers import Buffer
+from transfer.protocol.authentication import new_secret
+from transfer.protocol.errors import HandoverFailed as TransferFailed
+from transfer.protocol.plan import PlannedMessage
+from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+from transfer.ucx_config import UcxConfig
 
 PROMPT = random_prompt(300, seed=31)
 SAMPLING = replace(GREEDY, max_tokens=24)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from decode_node.config import DecodeNodeConfig
+from headrace.wire.errors import NodeLost
+from headrace.wire.tls import Identity, TlsConfig, load_identity
 from prefill_node.config import LearnFromDecodeConfig
-from tests.support.asking import ask_all
-from tests.support.certificates import Authority
-from tests.support.cluster import SMALL, Cluster, Process
-from tests.support.driving import request
-from tests.support.nodes import decode_alone, node_client, until_the_router_knows
-from tests.support.oracle import greedy, random_prompt
-from wire.errors import NodeLost
-from wire.tls import Identity, TlsConfig, load_identity
+from tests.support.cluster.asking import ask_all
+from tests.support.cluster.certificates import Authority
+from tests.support.cluster.cluster import SMALL, Cluster, Process
+from tests.support.engine.driving import request
+from tests.support.cluster.nodes import decode_alone, node_client, until_the_router_knows
+from tests.support.engine.oracle import greedy, random_prompt
 
 HOST = "127.0.0.1"
 LEARN = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)

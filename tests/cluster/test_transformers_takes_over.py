@@ -10,21 +10,21 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from cache.layout import CacheLayout
-from engine.build import build_engine
-from node.notes import decode_note
-from node.plans import plan_of
+from headrace.cache.layout import CacheLayout
+from headrace.engine.build import build_engine
+from headrace.wire.client import GrpcNodeClient
+from headrace.wire.messages import PrefillRequest, Request, Reservation, Sampling
+from node_runtime.notes import decode_note
+from node_runtime.plans import plan_of
 from prefill_node.config import PrefillNodeConfig
-from tests.support.cluster import SMALL, Process
-from tests.support.oracle import greedy, oracle, random_prompt
-from transfer.admission import new_secret
-from transfer.envelope import new_nonce
+from tests.support.cluster.cluster import SMALL, Process
+from tests.support.engine.oracle import greedy, oracle, random_prompt
+from transfer.protocol.authentication import new_secret
+from transfer.protocol.envelope import new_nonce
 from transfer.receiver import HandoverReceiver
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
-from wire.client import GrpcNodeClient
-from wire.messages import PrefillRequest, Request, Reservation, Sampling
 
 NUM_TOKENS = 64
 

@@ -12,15 +12,15 @@ import pytest
 from decode_node.config import DecodeNodeConfig
 from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
-from tests.support.cluster import ALWAYS_REMOTE, SMALL, Process
-from tests.support.netns import Namespace, NamespacesUnavailable, two_namespaces
-from tests.support.oracle import greedy, random_prompt
+from tests.support.cluster.cluster import ALWAYS_REMOTE, SMALL, Process
+from tests.support.cluster.netns import Namespace, NamespacesUnavailable, two_namespaces
+from tests.support.engine.oracle import greedy, random_prompt
 from transfer.ucx_config import UcxConfig
 
 
 def ask_inside(host: Namespace, url: str, prompts: list[list[int]]) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [*host.enter, sys.executable, "-m", "tests.support.asking", url, "2"],
+        [*host.enter, sys.executable, "-m", "tests.support.cluster.asking", url, "2"],
         input=json.dumps(prompts),
         capture_output=True,
         text=True,

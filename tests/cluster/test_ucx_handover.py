@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from tests.support.handover_child import STAGING
-from tests.support.handover_peer import Peer, two
-from tests.support.netns import NamespacesUnavailable, two_namespaces
-from transfer.handover import GRACE_S
-from transfer.plan import TransferPlan
+from tests.support.transfer.transfer_child import STAGING
+from tests.support.transfer.transfer_peer import Peer, two
+from tests.support.cluster.netns import NamespacesUnavailable, two_namespaces
+from transfer.protocol.plan import TransferPlan
+from transfer.transfer import GRACE_S
 
 MIB = 1 << 20
 

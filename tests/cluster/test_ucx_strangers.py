@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.support.handover_peer import Peer, two
+from tests.support.transfer.transfer_peer import Peer, two
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
-from transfer.envelope import Tag
-from transfer.errors import PeerLost, PeerUnreachable
-from transfer.plan import TransferPlan
+from transfer.protocol.envelope import Tag
+from transfer.protocol.errors import PeerLost, PeerUnreachable
+from transfer.protocol.plan import TransferPlan
 from transfer.ucx import open_transport
 from transfer.ucx.lifeline import ID_BYTES, reach
 from transfer.ucx_config import UcxConfig

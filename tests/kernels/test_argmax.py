@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.argmax import argmax, argmax_triton
-from tests.support.compiled import Launch, compile_for_h200
+from headrace.kernels.sampling.argmax import argmax, argmax_triton
+from tests.support.kernels.compiled import Launch, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INF = float("inf")
@@ -47,5 +47,5 @@ def test_shapes_must_agree():
 def test_an_h200_reads_sixteen_bytes_at_a_time():
     types = {"logits_ptr": "*fp32:16", "best_ptr": "*fp32:16", "place_ptr": "*i32:16"}
     types |= {"V": "i32:16", "stride_logits": "i32:16"}
-    [report] = compile_for_h200([Launch("kernels.argmax:_chunk_kernel", types, {"CHUNK": 4096})])
+    [report] = compile_for_h200([Launch("headrace.kernels.sampling.argmax:_chunk_kernel", types, {"CHUNK": 4096})])
     assert report.accesses("ld.global") == ["v4.b32"] and report.stack_bytes == 0

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import paged_attention
-from kernels.paged_attention import PagedPrefill, paged_prefill
-from kernels.paged_decode import DecodeTile, PagedContexts, num_splits, paged_decode_triton
-from kernels.paged_prefill import PagedChunks, PrefillTile, paged_prefill_triton
-from kernels.paged_prefill_hopper import fits_hopper
-from kernels.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
-from kernels.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
+from headrace.kernels.attention import paged_attention
+from headrace.kernels.attention.decode import DecodeTile, PagedContexts, num_splits, paged_decode_triton
+from headrace.kernels.attention.paged_attention import PagedPrefill, paged_prefill
+from headrace.kernels.attention.prefill import PagedChunks, PrefillTile, paged_prefill_triton
+from headrace.kernels.attention.prefill_hopper import fits_hopper
+from headrace.kernels.attention.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
+from headrace.kernels.attention.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
 from tests.kernels.naive import NAN, naive_attention
-from tests.support.compiled import compile_for_h200
+from tests.support.kernels.compiled import compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK = 16
@@ -278,7 +278,7 @@ def test_no_rows_prepare_nothing():
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
-    from bench.gpu_kernels_attention import compile_checks
+    from benchmarks.gpu_kernels_attention import compile_checks
 
     names, launches = zip(*compile_checks(), strict=True)
     # Tiles for heads of 256 and capped registers keep a little on the stack: still faster than tiles that keep none.

@@ -2,8 +2,8 @@
 
 import torch
 
-from kernels.captured_segments import CapturedSegments
-from kernels.static_ints import StaticInts
+from headrace.kernels.lib.captured_segments import CapturedSegments
+from headrace.kernels.lib.static_ints import StaticInts
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ EACH_COUNT = [[count, amount, 16] for count in (40, 50) for amount in (1, 2, 3, 
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.compiling_child"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.kernels.compiling_child"]
     done = subprocess.run(command, capture_output=True, timeout=120, cwd=ROOT, env=environment, check=True)
     return json.loads(done.stdout)
 

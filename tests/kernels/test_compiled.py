@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.support.compiled import Launch, compile_for_h200
-from tests.support.sass import reads_of_nothing, sums_of_one_half
+from tests.support.kernels.compiled import Launch, compile_for_h200
+from tests.support.kernels.sass import reads_of_nothing, sums_of_one_half
 
-COPY = "tests.support.compiled_example:copy_kernel"
+COPY = "tests.support.kernels.compiled_example:copy_kernel"
 
 
 def test_reports_follow_the_kernel():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.causal_conv1d import causal_conv1d_torch, causal_conv1d_triton
-from kernels.causal_conv1d_update import causal_conv1d_update, causal_conv1d_update_torch, causal_conv1d_update_triton
-from kernels.segments import PrefillSegments, StateSource, StateWrite
+from headrace.kernels.conv.prefill import causal_conv1d_torch, causal_conv1d_triton
+from headrace.kernels.conv.update import causal_conv1d_update, causal_conv1d_update_torch, causal_conv1d_update_triton
+from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
 from tests.kernels.naive import NAN, naive_conv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

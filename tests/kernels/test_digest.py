@@ -4,8 +4,14 @@ import pytest
 import torch
 import xxhash
 
-from kernels.digest import BLOCK_BYTES, DIGEST_BYTES, PAGES_A_PROGRAM, digest_pages, digest_pages_xxhash
-from tests.support.compiled import Launch, compile_for_h200
+from headrace.kernels.transfer.digest import (
+    BLOCK_BYTES,
+    DIGEST_BYTES,
+    PAGES_A_PROGRAM,
+    digest_pages,
+    digest_pages_xxhash,
+)
+from tests.support.kernels.compiled import Launch, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -107,7 +113,11 @@ def test_a_thread_loads_16_bytes_at_once_and_keeps_everything_in_registers():
         "num_pages": "i32", "tail_words": "i32", "low_start": "i64", "high_start": "i64",
     }  # fmt: skip
     [report] = compile_for_h200(
-        [Launch("kernels.digest:_digest_pages_kernel", types, {"WORDS": 1024, "PAGES": 8}, num_warps=1)]
+        [
+            Launch(
+                "headrace.kernels.transfer.digest:_digest_pages_kernel", types, {"WORDS": 1024, "PAGES": 8}, num_warps=1
+            )
+        ]
     )
     assert "v2.b64" in report.accesses("ld.global")
     assert report.stack_bytes == 0 and report.shared_bytes == 0

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.draw import draw_torch, draw_triton
-from tests.support.compiled import Launch, compile_for_h200
+from headrace.kernels.sampling.draw import draw_torch, draw_triton
+from tests.support.kernels.compiled import Launch, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SETTINGS = [
@@ -65,5 +65,7 @@ def test_a_slice_of_the_logits_and_no_rows():
 def test_the_kernel_compiles_for_an_h200_without_spilling():
     types = {"logits_ptr": "*fp32:16", "settings_ptr": "*fp64:16", "uniform_ptr": "*fp64:16", "id_ptr": "*i64:16"}
     types |= {"V": "i32:16", "stride_logits": "i32:16"}
-    [report] = compile_for_h200([Launch("kernels.draw:_draw_kernel", types, {"BLOCK": 8192}, num_warps=16)])
+    [report] = compile_for_h200(
+        [Launch("headrace.kernels.sampling.draw:_draw_kernel", types, {"BLOCK": 8192}, num_warps=16)]
+    )
     assert report.stack_bytes == 0

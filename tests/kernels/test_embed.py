@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.embed import embed_torch, embed_triton
-from kernels.fed_tokens import fed_tokens_torch, fed_tokens_triton
+from headrace.kernels.dense.embed import embed_torch, embed_triton
+from headrace.kernels.sampling.fed_tokens import fed_tokens_torch, fed_tokens_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

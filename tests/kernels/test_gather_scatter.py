@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gather_scatter import (
+from headrace.kernels.transfer.gather_scatter import (
     gather_rows,
     gather_rows_torch,
     gather_rows_triton,

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import launch as launching
-from kernels.launch import launch
+from headrace.kernels.lib import launch as launching
+from headrace.kernels.lib.launch import launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

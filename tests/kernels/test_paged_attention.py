@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import PagedDecode, PagedPrefill, paged_decode, paged_prefill, store_kv
+from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill, paged_decode, paged_prefill, store_kv
 from tests.kernels.naive import NAN, naive_attention
 
 CPU = torch.device("cpu")

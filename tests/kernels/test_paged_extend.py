@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from bench.shapes import SHAPES
-from kernels.paged_extend import ExtendTile, extend_splits, extend_tile, paged_extend_triton
-from kernels.paged_prefill import PagedChunks
+from benchmarks.shapes import SHAPES
+from headrace.kernels.attention.extend import ExtendTile, extend_splits, extend_tile, paged_extend_triton
+from headrace.kernels.attention.prefill import PagedChunks
 from tests.kernels.test_attention_kernels import BLOCK, DEVICE, Paged, check_prefill
-from tests.support.compiled import Launch, compile_for_h200
+from tests.support.kernels.compiled import Launch, compile_for_h200
 
 needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter")
 
@@ -69,9 +69,9 @@ def test_kernels_compile_for_an_h200_and_spill_nothing():
             types |= {"stride_table": "i32", "scale_log2": "fp32"}
             constexprs = {"H": c.num_heads, "GROUP": group, "PADDED_GROUP": group, "D": c.head_dim, "BLOCK_SIZE": BLOCK,
                           "TOKENS": tile.rows // group, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}  # fmt: skip
-            kernel = "kernels.paged_extend:_extend_kernel"
+            kernel = "headrace.kernels.attention.extend:_extend_kernel"
             launches.append(Launch(kernel, types, constexprs, tile.num_warps, tile.num_stages))
             types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": name, "splits": "i32"}
-            launches.append(Launch("kernels.paged_extend:_merge_kernel", types, {"D": c.head_dim}))
+            launches.append(Launch("headrace.kernels.attention.extend:_merge_kernel", types, {"D": c.head_dim}))
     for report in compile_for_h200(launches):
         assert report.stack_bytes == 0 and report.shared_bytes <= 227 * 1024

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from kernels.chunks import Chunk, ChunkTable, cut
-from kernels.gdn_heads import GdnHeads
-from kernels.gdn_prefill import gdn_prefill_torch
-from kernels.gdn_scan import GdnTiles, gdn_prefill_triton
-from kernels.segments import PrefillSegments, StateWrite
-from kernels.ssd_heads import SsdHeads
-from kernels.ssd_prefill import ssd_prefill_torch
-from kernels.ssd_scan import SsdTiles, ssd_prefill_triton
+from headrace.kernels.gdn.heads import GdnHeads
+from headrace.kernels.gdn.prefill import gdn_prefill_torch
+from headrace.kernels.gdn.scan import GdnTiles, gdn_prefill_triton
+from headrace.kernels.lib.chunks import Chunk, ChunkTable, cut
+from headrace.kernels.lib.segments import PrefillSegments, StateWrite
+from headrace.kernels.ssd.heads import SsdHeads
+from headrace.kernels.ssd.prefill import ssd_prefill_torch
+from headrace.kernels.ssd.scan import SsdTiles, ssd_prefill_triton
 from tests.kernels.naive import NAN, naive_gdn, naive_ssd
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.linear import LinearWeight
-from kernels.residual import Product, add_branch
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.residual import Product, add_branch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

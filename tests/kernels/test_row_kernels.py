@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.gated_rms_norm import gate_then_norm, norm_then_gate
-from kernels.gather_scatter import gather_rows, scatter_rows
-from kernels.linear import LinearWeight
-from kernels.moe import moe_experts
-from kernels.rms_norm import l2_normalize, rms_norm
-from kernels.rotary import inverse_frequencies, rotary_angles, rotate_
+from headrace.kernels.attention.rotary import inverse_frequencies, rotary_angles, rotate_
+from headrace.kernels.dense.gated_rms_norm import gate_then_norm, norm_then_gate
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.rms_norm import l2_normalize, rms_norm
+from headrace.kernels.moe.experts import moe_experts
+from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
 
 ROWS = [0, 1, 63, 65]
 

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gated_rms_norm import (
+from headrace.kernels.dense.gated_rms_norm import (
     gate_then_norm_torch,
     gate_then_norm_triton,
     norm_then_gate_torch,
     norm_then_gate_triton,
 )
-from kernels.moe import MoeTile, moe_experts_torch, moe_experts_triton, moe_tile
-from kernels.moe_route import moe_route_torch, moe_route_triton
-from kernels.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
-from kernels.swiglu import swiglu_torch, swiglu_triton
-from tests.support.compiled import compile_for_h200
+from headrace.kernels.dense.rms_norm import add_rms_norm_torch, add_rms_norm_triton, rms_norm_torch, rms_norm_triton
+from headrace.kernels.dense.swiglu import swiglu_torch, swiglu_triton
+from headrace.kernels.moe.experts import MoeTile, moe_experts_torch, moe_experts_triton, moe_tile
+from headrace.kernels.moe.routing import moe_route_torch, moe_route_triton
+from tests.support.kernels.compiled import compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
@@ -149,7 +149,7 @@ def test_all_tokens_may_choose_the_same_experts():
 
 @pytest.mark.slow
 def test_kernels_compile_for_an_h200_without_spilling():
-    from bench.gpu_kernels_rows import compile_checks
+    from benchmarks.gpu_kernels_rows import compile_checks
 
     for report in compile_for_h200([launch for _, launch in compile_checks()]):
         assert report.stack_bytes == 0 and report.shared_bytes <= 227 * 1024

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels.dot import dot_block, swizzle_block
-from kernels.gdn_scan import GdnTiles, gdn_tiles
-from kernels.ssd_scan import SsdTiles, ssd_tiles
-from tests.support.compiled import Compiled, Launch, compile_for_h200
+from headrace.kernels.gdn.scan import GdnTiles, gdn_tiles
+from headrace.kernels.lib.dot import dot_block, swizzle_block
+from headrace.kernels.ssd.scan import SsdTiles, ssd_tiles
+from tests.support.kernels.compiled import Compiled, Launch, compile_for_h200
 
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -22,7 +22,7 @@ def types(inputs: str, floats: str, tables: str, strides: str, dtype: torch.dtyp
 def ssd_launches(
     tiles: SsdTiles, dtype: torch.dtype, H: int = 64, P: int = 64, N: int = 128, G: int = 1
 ) -> list[Launch]:
-    module, Q = "kernels.ssd_scan", tiles.chunk_size
+    module, Q = "headrace.kernels.ssd.scan", tiles.chunk_size
     sizes = {"H": H, "P": P, "N": N, "HEADS_A_GROUP": H // G, "Q": Q, "BLOCK_P": dot_block(P)}
     return [
         Launch(
@@ -52,11 +52,11 @@ def ssd_launches(
 def gdn_launches(
     tiles: GdnTiles, dtype: torch.dtype, H: int = 32, R: int = 2, K: int = 128, V: int = 128
 ) -> list[Launch]:
-    module, Q = "kernels.gdn_scan", tiles.chunk_size
+    module, Q = "headrace.kernels.gdn.scan", tiles.chunk_size
     sizes = {"H": H, "R": R, "K": K, "V": V, "Q": Q, "BLOCK_K": K}
     return [
         Launch(
-            "kernels.gdn_systems:_gdn_systems_kernel",
+            "headrace.kernels.gdn.systems:_gdn_systems_kernel",
             types("k v a b u w", "A bias decay to_end", "chunks", "k v a b", dtype),
             sizes
             | {"BLOCK_K": swizzle_block(K, dtype), "BLOCK_V": swizzle_block(V, dtype)}

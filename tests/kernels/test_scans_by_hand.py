@@ -3,7 +3,7 @@
 import torch
 
 from tests.kernels.test_scan_compiles import types
-from tests.support.compiled import Launch, compile_for_h200
+from tests.support.kernels.compiled import Launch, compile_for_h200
 
 BF16 = torch.bfloat16
 
@@ -13,12 +13,12 @@ def test_parts_by_hand_compile_for_an_h200():
     gdn = types("k u w start", "decay to_end pool", "chunks sequences", "slot", BF16) | {"k_eighths": "i32"}
     launches = [
         Launch(
-            "kernels.ssd_outputs_hopper:_ssd_hopper_outputs_kernel",
+            "headrace.kernels.ssd.scan_hopper:_ssd_hopper_outputs_kernel",
             types("x B C start y", "D decay chunk_dt", "chunks", "", BF16) | dict.fromkeys(eighths, "i32"),
             {"H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "HEADS": 8, "ROWS": 64},
         ),
         Launch(
-            "kernels.gdn_states_hopper:_gdn_hopper_states_kernel",
+            "headrace.kernels.gdn.scan_hopper:_gdn_hopper_states_kernel",
             gdn,
             {"H": 32, "R": 2, "K": 128, "V": 128, "Q": 64, "COLUMNS": 64},
         ),

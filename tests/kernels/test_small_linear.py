@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_kernels_products import product_launch, products
-from bench.shapes import SHAPES
-from kernels.linear import LinearWeight, widened_triton
-from kernels.rms_norm import rms_norm
-from kernels.small_linear import Tile, small_linear_triton, tile_for
-from kernels.swiglu import swiglu_torch
-from tests.support.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
+from benchmarks.gpu_kernels_products import product_launch, products
+from benchmarks.shapes import SHAPES
+from headrace.kernels.dense.linear import LinearWeight, widened_triton
+from headrace.kernels.dense.rms_norm import rms_norm
+from headrace.kernels.dense.small_linear import Tile, small_linear_triton, tile_for
+from headrace.kernels.dense.swiglu import swiglu_torch
+from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")

@@ -2,8 +2,12 @@
 
 import pytest
 
-from kernels import causal_conv1d, causal_conv1d_update, gather_scatter, gdn_update, ssd_update
-from tests.support.compiled import Launch, compile_for_h200
+from headrace.kernels.conv import prefill as causal_conv1d
+from headrace.kernels.conv import update as causal_conv1d_update
+from headrace.kernels.gdn import update as gdn_update
+from headrace.kernels.ssd import update as ssd_update
+from headrace.kernels.transfer import gather_scatter
+from tests.support.kernels.compiled import Launch, compile_for_h200
 
 KILOBYTES_IN_FLIGHT = 32  # of loads a multiprocessor: 4.8 TB/s over 132 of them, 0.7 us until the bytes arrive
 POOLS = {"fp32": 4, "bf16": 2}
@@ -18,7 +22,7 @@ def ssd_launch(pool: str, batch: int, T: int) -> Launch:
     types |= {f"{name}_stride": "i32:16" for name in ("x", "dt", "B", "C", "slot")}
     sizes = {"T": T, "H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "TILE_P": tile_p, "PADDED_N": 128}
     sizes |= {"DT_MIN": 0.0, "DT_MAX": float("inf")}
-    return Launch("kernels.ssd_update:_ssd_update_kernel", types, sizes, num_warps=num_warps)
+    return Launch("headrace.kernels.ssd.update:_ssd_update_kernel", types, sizes, num_warps=num_warps)
 
 
 def gdn_launch(pool: str, batch: int, T: int) -> Launch:
@@ -30,7 +34,9 @@ def gdn_launch(pool: str, batch: int, T: int) -> Launch:
     sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128}
     sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6}
     registers = tile.registers if T == 1 else None
-    return Launch("kernels.gdn_update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps, registers=registers)
+    return Launch(
+        "headrace.kernels.gdn.update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps, registers=registers
+    )
 
 
 @pytest.mark.parametrize("launch_of", [ssd_launch, gdn_launch])
@@ -54,7 +60,7 @@ def test_rows_are_copied_in_words_of_sixteen_bytes(to_pool: bool):
     tile, num_warps = gather_scatter.launch_shape(65536 // 8)
     types = {"pool_ptr": "*i64:16", "rows_ptr": "*i64", "staging_ptr": "*i64:16"}
     sizes = {"WORDS_A_ROW": 65536 // 8, "TILE": tile, "TO_POOL": to_pool}
-    kernel = "kernels.gather_scatter:_copy_rows_kernel"
+    kernel = "headrace.kernels.transfer.gather_scatter:_copy_rows_kernel"
     [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps=num_warps)])
     assert report.accesses("st.global") == ["v2.b64"]
     assert report.accesses("ld.global") == ["v2.b64", "b64"]  # the words, and the row's number
@@ -73,7 +79,9 @@ def test_packed_convolution_reads_and_writes_sixteen_bytes():
     tile_t, tile_c, num_warps = causal_conv1d.launch_shape(4352)
     types = CONV_TYPES | {f"{name}_ptr": "*i32" for name in ("sequences", "tiles", "writes")} | {"num_sequences": "i32"}
     sizes = CONV_SIZES | {"TAPS": 4, "W": 3, "TILE_T": tile_t, "TILE_C": tile_c}
-    [report] = compile_for_h200([Launch("kernels.causal_conv1d:_causal_conv1d_kernel", types, sizes, num_warps)])
+    [report] = compile_for_h200(
+        [Launch("headrace.kernels.conv.prefill:_causal_conv1d_kernel", types, sizes, num_warps)]
+    )
     assert report.stack_bytes == 0
     assert "v4.b32" in report.accesses("ld.global") and "v4.b32" in report.accesses("st.global")
     assert report.resident_warps >= 16
@@ -85,7 +93,7 @@ def test_convolution_steps_stay_in_registers(drafts: int):
     types = CONV_TYPES | {"src_ptr": "*i64", "dst_ptr": "*i64"} | ({"offset_ptr": "*i64"} if drafts else {})
     sizes = {"C": 4352, "K": 4, "W": 3 + drafts, "T": 1 + drafts, "TILE_C": tile_c}
     sizes |= {} if drafts else {"offset_ptr": None}
-    kernel = "kernels.causal_conv1d_update:_causal_conv1d_update_kernel"
+    kernel = "headrace.kernels.conv.update:_causal_conv1d_update_kernel"
     [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps)])
     assert report.stack_bytes == 0
     # Inputs and windows that a thread reads from memory. They are half of the traffic: the other half is written.

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from kernels.causal_conv1d import causal_conv1d
-from kernels.causal_conv1d_update import causal_conv1d_update
-from kernels.gdn_heads import GdnHeads
-from kernels.gdn_prefill import gdn_prefill
-from kernels.gdn_update import gdn_update
-from kernels.segments import PrefillSegments, StateSource, StateWrite
-from kernels.ssd_heads import SsdHeads
-from kernels.ssd_prefill import ssd_prefill
-from kernels.ssd_update import ssd_update
+from headrace.kernels.conv.prefill import causal_conv1d
+from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.gdn.heads import GdnHeads
+from headrace.kernels.gdn.prefill import gdn_prefill
+from headrace.kernels.gdn.update import gdn_update
+from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
+from headrace.kernels.ssd.heads import SsdHeads
+from headrace.kernels.ssd.prefill import ssd_prefill
+from headrace.kernels.ssd.update import ssd_update
 from tests.kernels.naive import NAN, naive_conv, naive_gdn, naive_ssd
 
 CPU = torch.device("cpu")

@@ -13,13 +13,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from kernels import gdn_update
-from kernels.gdn_heads import GdnHeads
-from kernels.gdn_update import GdnTile, gdn_update_torch, gdn_update_triton
-from kernels.segments import StateSource
-from kernels.softplus import softplus as softplus_triton
-from kernels.ssd_heads import SsdHeads
-from kernels.ssd_update import ssd_update_torch, ssd_update_triton
+from headrace.kernels.gdn import update as gdn_update
+from headrace.kernels.gdn.heads import GdnHeads
+from headrace.kernels.gdn.update import GdnTile, gdn_update_torch, gdn_update_triton
+from headrace.kernels.lib.segments import StateSource
+from headrace.kernels.lib.softplus import softplus as softplus_triton
+from headrace.kernels.ssd.heads import SsdHeads
+from headrace.kernels.ssd.update import ssd_update_torch, ssd_update_triton
 from tests.kernels.naive import NAN, naive_gdn, naive_ssd
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_kernels_products import gated_launch
-from bench.shapes import SHAPES
-from kernels import linear
-from kernels.hopper import runs_by_hand
-from kernels.linear import LinearWeight
-from kernels.swiglu import swiglu_torch
-from kernels.swiglu_linear_hopper import (
+from benchmarks.gpu_kernels_products import gated_launch
+from benchmarks.shapes import SHAPES
+from headrace.kernels.dense import linear
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.swiglu import swiglu_torch
+from headrace.kernels.dense.swiglu_linear_hopper import (
     can_be_copied,
     fills_the_chip,
     fits,
     is_faster_by_hand,
     swiglu_linear_hopper,
 )
-from tests.support.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
+from headrace.kernels.lib.hopper import runs_by_hand
+from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")

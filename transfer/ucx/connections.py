@@ -7,9 +7,9 @@ from typing import Any
 import ucxx._lib.libucxx as ucx
 
 from transfer.buffers import Buffer
-from transfer.envelope import Tag
-from transfer.errors import PeerLost
-from transfer.stats import TransportStats
+from transfer.protocol.envelope import Tag
+from transfer.protocol.errors import PeerLost
+from transfer.protocol.stats import TransportStats
 from transfer.ucx.lanes import endpoint_lanes
 from transfer.ucx.lifeline import Lifeline
 from transfer.ucx.progress import ProgressLoop

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from transfer.errors import TransportUnavailable
+from transfer.protocol.errors import TransportUnavailable
 from transfer.ucx_config import UcxConfig
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import ucxx._lib.libucxx as ucx
 from ucxx._lib.arr import Array
 
 from transfer.buffers import Buffer
-from transfer.errors import DeadlinePassed, PeerLost, Truncated
+from transfer.protocol.errors import DeadlinePassed, PeerLost, Truncated
 
 DRAIN_STEPS = 64
 TICK_S = 1.0

@@ -24,10 +24,10 @@ import ucxx._lib.libucxx as ucx
 
 from transfer.backend import Inbox
 from transfer.buffers import Buffer
-from transfer.envelope import Tag
-from transfer.errors import DeadlinePassed, PeerLost, PeerUnreachable, TransportUnavailable
-from transfer.routing import Routes
-from transfer.stats import TransportStats
+from transfer.protocol.envelope import Tag
+from transfer.protocol.errors import DeadlinePassed, PeerLost, PeerUnreachable, TransportUnavailable
+from transfer.protocol.routing import Routes
+from transfer.protocol.stats import TransportStats
 from transfer.ucx.connections import Link, UcxConnection, Watcher
 from transfer.ucx.lifeline import ID_BYTES, Door, reach
 from transfer.ucx.progress import ProgressLoop

@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.checkpoints import CHECKPOINT_POLICIES, Boundary, ChunkSpan, PromptFacts, checkpoint_policy
-from cache.errors import UnknownCheckpointPolicy
-from cache.types import FIRM
+from headrace.cache.checkpoints import CHECKPOINT_POLICIES, Boundary, ChunkSpan, PromptFacts, checkpoint_policy
+from headrace.cache.errors import UnknownCheckpointPolicy
+from headrace.cache.types import FIRM
 
 
 def boundaries(policy: str, span: tuple[int, int], num_tokens: int, **facts) -> tuple[int, ...]:
@@ -53,9 +53,7 @@ def test_branch_keeps_the_last_boundary_that_the_same_prompt_can_resume_from(num
     st.none() | st.integers(0, 18).map(lambda block: block * 16),
     st.integers(1, 70),
 )
-def test_chunks_name_ascending_boundaries_within_themselves(
-    policy, num_tokens, hints, junction, chunk
-) -> None:
+def test_chunks_name_ascending_boundaries_within_themselves(policy, num_tokens, hints, junction, chunk) -> None:
     for start in range(0, num_tokens, chunk):
         span = (start, min(start + chunk, num_tokens))
         named = boundaries(policy, span, num_tokens, hints=tuple(hints), junction=junction)
@@ -90,9 +88,7 @@ def test_the_default_is_branch_and_an_unknown_name_lists_the_known_ones() -> Non
         "every",
         "branch",
     }
-    with pytest.raises(
-        UnknownCheckpointPolicy, match=r"'brunch' is unknown: use one of none, align, every, branch"
-    ):
+    with pytest.raises(UnknownCheckpointPolicy, match=r"'brunch' is unknown: use one of none, align, every, branch"):
         checkpoint_policy("brunch")
 
 

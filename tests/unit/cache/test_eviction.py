@@ -2,12 +2,12 @@
 
 import pytest
 
-from cache.eviction import EVICTION_POLICIES
-from cache.hashing import prefix_keys
-from cache.hits import PrefixHit, ReceiveState, ResumeLocally
-from cache.prefix_cache import PrefixCache
-from cache.types import BlockId, PrefixKey
-from tests.support.cache_node import FakeNode
+from headrace.cache.eviction import EVICTION_POLICIES
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.types import BlockId, PrefixKey
+from tests.support.cache.cache_node import FakeNode
 
 SIZE = 16
 
@@ -121,9 +121,7 @@ class Siblings:
         return self.cache.match(self.keys, max_tokens=6 * SIZE).attention_tokens // SIZE
 
     def blocks(self) -> list[BlockId]:
-        received = self.cache.claim(
-            self.keys, num_tokens=SIZE, hit_policy=ReceiveState(), max_reuse_tokens=6 * SIZE
-        )
+        received = self.cache.claim(self.keys, num_tokens=SIZE, hit_policy=ReceiveState(), max_reuse_tokens=6 * SIZE)
         assert received is not None
         self.cache.release(received)
         return received.block_ids

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.errors import UnknownEvictionPolicy
-from cache.eviction import FlopAware, Rank, Ranked, eviction_policy
-from cache.types import FIRM, SlotId, Tier
+from headrace.cache.errors import UnknownEvictionPolicy
+from headrace.cache.eviction import FlopAware, Rank, Ranked, eviction_policy
+from headrace.cache.types import FIRM, SlotId, Tier
 
 
 def order_of(**ranks: tuple[int, float]) -> tuple[Ranked[SlotId], dict[str, SlotId]]:

@@ -6,8 +6,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.errors import BadTokens, CacheError
-from cache.hashing import PrefixHasher, prefix_keys
+from headrace.cache.errors import BadTokens, CacheError
+from headrace.cache.hashing import PrefixHasher, prefix_keys
 
 tokens_lists = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 
@@ -19,9 +19,7 @@ def test_the_documented_bytes_are_hashed() -> None:
     assert prefix_keys([1, 2**32 - 1, 256, 7, 9], 2, b"abc") == [first, second]
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "num_keys"), [(0, 0), (1, 0), (15, 0), (16, 1), (17, 1), (32, 2), (33, 2)]
-)
+@pytest.mark.parametrize(("num_tokens", "num_keys"), [(0, 0), (1, 0), (15, 0), (16, 1), (17, 1), (32, 2), (33, 2)])
 def test_only_full_blocks_have_a_key(num_tokens: int, num_keys: int) -> None:
     assert len(prefix_keys(range(num_tokens), 16)) == num_keys
 

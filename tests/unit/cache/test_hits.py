@@ -1,6 +1,6 @@
 import pytest
 
-from cache.hits import FetchState, PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.hits import FetchState, PrefixHit, ReceiveState, ResumeLocally
 
 BOTH = PrefixHit(attention_tokens=64, state_tokens=32, resumable_tokens=32)
 NO_STATE = PrefixHit(attention_tokens=64, state_tokens=0, resumable_tokens=0)

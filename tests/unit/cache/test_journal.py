@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from cache.events import BlockEvicted, BlockStored, CacheContents, CheckpointEvicted, CheckpointStored
-from cache.hashing import prefix_keys
-from cache.journal import Batch, Journal, Reader, Snapshot
-from cache.types import PrefixKey
-from tests.support.cache_node import FakeNode
+from headrace.cache.events import BlockEvicted, BlockStored, CacheContents, CheckpointEvicted, CheckpointStored
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.journal import Batch, Journal, Reader, Snapshot
+from headrace.cache.types import PrefixKey
+from tests.support.cache.cache_node import FakeNode
 
 
 def block(number: int) -> BlockStored:

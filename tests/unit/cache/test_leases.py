@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cache.leases import Leases
+from headrace.cache.leases import Leases
 
 
 @dataclass

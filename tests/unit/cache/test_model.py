@@ -21,15 +21,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cache.checkpoints import CHECKPOINT_POLICIES
-from cache.claims import Hold
-from cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
-from cache.eviction import EVICTION_POLICIES
-from cache.hashing import prefix_keys
-from cache.hits import ReceiveState, ResumeLocally
-from cache.leases import LeaseId, Leases
-from cache.types import BlockId, PrefixKey, SlotId
-from tests.support.cache_node import FakeNode, Request, Tokens
+from headrace.cache.checkpoints import CHECKPOINT_POLICIES
+from headrace.cache.claims import Hold
+from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
+from headrace.cache.eviction import EVICTION_POLICIES
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import ReceiveState, ResumeLocally
+from headrace.cache.leases import LeaseId, Leases
+from headrace.cache.types import BlockId, PrefixKey, SlotId
+from tests.support.cache.cache_node import FakeNode, Request, Tokens
 
 SIZE = 4
 # Few different blocks, so that prompts share starts and part at every boundary.
@@ -105,9 +105,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert claim.slot not in self.held_slots() | source
         self.phases[request] = Phase.WAITING if remote else Phase.PREFILLING
 
-    def reused(
-        self, tokens: list[int], reused: int, resumed: int | None
-    ) -> tuple[list[BlockId], set[SlotId]]:
+    def reused(self, tokens: list[int], reused: int, resumed: int | None) -> tuple[list[BlockId], set[SlotId]]:
         """The blocks and the checkpoint slot that a prompt would share, by looking into the index."""
         entries = [self.index.get(key) for key in prefix_keys(tokens[:reused], SIZE)]
         shared = [entry.block for entry in entries if entry is not None]
@@ -119,9 +117,7 @@ class CacheMachine(RuleBasedStateMachine):
         return shared, {entry.checkpoint.slot}
 
     @precondition(lambda self: self.phases)
-    @rule(
-        pick=picks, num_tokens=st.integers(1, 16), answer=st.lists(st.integers(0, 1), min_size=1, max_size=6)
-    )
+    @rule(pick=picks, num_tokens=st.integers(1, 16), answer=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def advance(self, pick: int, num_tokens: int, answer: list[int]) -> None:
         request = self.choose(pick)
         match self.phases[request]:

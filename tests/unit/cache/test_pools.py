@@ -1,9 +1,9 @@
 import pytest
 
-from cache.errors import CorruptCache, NotHeld
-from cache.eviction import Recency
-from cache.pools import BlockPool, PoolCounts, StatePool
-from cache.types import BlockId
+from headrace.cache.errors import CorruptCache, NotHeld
+from headrace.cache.eviction import Recency
+from headrace.cache.pools import BlockPool, PoolCounts, StatePool
+from headrace.cache.types import BlockId
 
 
 def pool_with_cached(num_cached: int, total: int = 4) -> tuple[BlockPool, list[BlockId]]:

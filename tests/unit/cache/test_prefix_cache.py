@@ -2,12 +2,12 @@
 
 import pytest
 
-from cache.errors import BadTokens, NotHeld
-from cache.hashing import prefix_keys
-from cache.hits import PrefixHit, ReceiveState, ResumeAgain, ResumeLocally
-from cache.pools import PoolCounts
-from cache.prefix_cache import PrefixCache
-from tests.support.prefix_caches import KEYS, SIZE, claimed, new_cache, published
+from headrace.cache.errors import BadTokens, NotHeld
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit, ReceiveState, ResumeAgain, ResumeLocally
+from headrace.cache.pools import PoolCounts
+from headrace.cache.prefix_cache import PrefixCache
+from tests.support.cache.prefix_caches import KEYS, SIZE, claimed, new_cache, published
 
 
 @pytest.mark.parametrize("field", ["num_blocks", "num_slots", "block_size"])
@@ -68,9 +68,7 @@ def test_a_claim_without_room_is_none_and_changes_nothing(lacking: str) -> None:
     else:
         num_tokens, reader = 12, claimed(cache, 12)  # holds the checkpoint and the other slot
     before, order = cache.stats(), cache._storage.blocks.unused()
-    claim = cache.claim(
-        KEYS, num_tokens=num_tokens, hit_policy=ResumeLocally(), max_reuse_tokens=num_tokens - 1
-    )
+    claim = cache.claim(KEYS, num_tokens=num_tokens, hit_policy=ResumeLocally(), max_reuse_tokens=num_tokens - 1)
     assert claim is None
     assert cache.stats() == before
     assert cache._storage.blocks.unused() == order

@@ -2,15 +2,15 @@
 
 import pytest
 
-from cache.claims import Claim
-from cache.errors import MisplacedState, NotHeld
-from cache.hashing import prefix_keys
-from cache.hits import PrefixHit, ReceiveState, ResumeLocally
-from cache.index import Checkpoint
-from cache.pools import PoolCounts
-from cache.prefix_cache import PrefixCache
-from cache.types import FIRM, Tier
-from tests.support.prefix_caches import KEYS, SIZE, claimed, new_cache, published
+from headrace.cache.claims import Claim
+from headrace.cache.errors import MisplacedState, NotHeld
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.index import Checkpoint
+from headrace.cache.pools import PoolCounts
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.types import FIRM, Tier
+from tests.support.cache.prefix_caches import KEYS, SIZE, claimed, new_cache, published
 
 
 def test_a_checkpoint_needs_blocks_below_it() -> None:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from cache.errors import NotHeld
-from cache.hits import PrefixHit, ReceiveState, ResumeLocally
-from cache.layout import CacheLayout
-from cache.leases import Leases
-from tests.support.cache_node import FakeNode, Request
+from headrace.cache.errors import NotHeld
+from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.layout import CacheLayout
+from headrace.cache.leases import Leases
+from tests.support.cache.cache_node import FakeNode, Request
 
 
 def text(num_tokens: int, kind: int) -> list[int]:

@@ -1,9 +1,9 @@
 """What a decode node counts: hits of remote requests are bytes that no prefill node had to send."""
 
-from cache.hits import PrefixHit
 from decode_node.accounting import HitAccounting
-from engine.sequence import Admitted
-from tests.support.fake_nodes import LAYOUT
+from headrace.cache.hits import PrefixHit
+from headrace.engine.sequence import Admitted
+from tests.support.router.fake_nodes import LAYOUT
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 8 * 4  # layers, keys and values, tokens, heads, width, float32
 

@@ -1,6 +1,6 @@
-from cache.hits import PrefixHit, ReceiveState, ResumeLocally
 from decode_node.config import LocalPrefillConfig
 from decode_node.policy import PrefillPlace
+from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
 
 
 def chosen(num_tokens: int, resumable: int, *, remote: bool = True, max_tokens: int = 64, max_share: float = 0.5):

@@ -6,10 +6,10 @@ import yaml
 
 from deploy.config import Overrides, RayConfig, cluster_config, cluster_from_options
 from deploy.errors import ConfigError
-from wire.tls import TlsConfig
+from headrace.wire.tls import TlsConfig
 
 ROOT = Path(__file__).parents[3]
-MODEL = str(ROOT / "models" / "headrace-tiny-qwen3.5")
+MODEL = str(ROOT / "tiny_models" / "headrace-tiny-qwen3.5")
 
 
 def load(**data):

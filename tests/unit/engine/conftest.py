@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.memory import CacheMemory
-from engine.model import HybridModel
-from engine.runner import ModelRunner
-from engine.weights import load_model
-from tests.support.tiny_checkpoints import FAMILIES, VOCAB_SIZE, load_oracle, make_checkpoint
+from headrace.engine.runner import ModelRunner
+from headrace.forward.memory import CacheMemory
+from headrace.models.model import HybridModel
+from headrace.models.weights import load_model
+from tests.support.engine.tiny_checkpoints import FAMILIES, VOCAB_SIZE, load_oracle, make_checkpoint
 
 BLOCK_SIZE = 16
 NUM_BLOCKS, NUM_SLOTS = 96, 24

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.batch import SequenceStep
-from engine.graphs import Captured, CapturedPasses, StepGraphs
-from engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES, PrefillInputs
-from engine.runner import ModelRunner
-from tests.support.oracle import random_prompt
+from headrace.engine.graphs import Captured, CapturedPasses, StepGraphs
+from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES, PrefillInputs
+from headrace.engine.runner import ModelRunner
+from headrace.forward.batch import SequenceStep
+from tests.support.engine.oracle import random_prompt
 
 BLOCKS_EACH = 4
 SIZE = 2 * MOST_SEQUENCES  # rows; which of several sizes a pass takes is test_graphs.py's business

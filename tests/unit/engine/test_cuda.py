@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import SequenceStep
-from engine.memory import CacheMemory
-from engine.runner import ModelRunner
-from engine.sampler import Draw
-from engine.weights import dummy_model, load_config
-from tests.support.driving import (
+from headrace.engine.runner import ModelRunner
+from headrace.engine.sampler import Draw
+from headrace.forward.batch import SequenceStep
+from headrace.forward.memory import CacheMemory
+from headrace.models.weights import dummy_model, load_config
+from headrace.wire.messages import Sampling
+from tests.support.engine.driving import (
     GREEDY,
     assert_nothing_in_use,
     engine_of,
@@ -21,8 +22,7 @@ from tests.support.driving import (
     small_engine,
     submit,
 )
-from tests.support.oracle import random_prompt
-from wire.messages import Sampling
+from tests.support.engine.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

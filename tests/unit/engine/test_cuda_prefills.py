@@ -7,16 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.shapes import SHAPES
-from engine.batch import SequenceStep
-from engine.graphs import Captured, CudaCapture
-from engine.memory import CacheMemory
-from engine.model import HybridModel
-from engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
-from engine.runner import Launched, ModelRunner
-from engine.sampler import Draw
-from engine.weights import dummy_model, load_config
-from tests.support.driving import (
+from benchmarks.shapes import SHAPES
+from headrace.engine.graphs import Captured, CudaCapture
+from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
+from headrace.engine.runner import Launched, ModelRunner
+from headrace.engine.sampler import Draw
+from headrace.forward.batch import SequenceStep
+from headrace.forward.memory import CacheMemory
+from headrace.models.model import HybridModel
+from headrace.models.weights import dummy_model, load_config
+from headrace.wire.messages import Sampling
+from tests.support.engine.driving import (
     GREEDY,
     Run,
     assert_nothing_in_use,
@@ -27,8 +28,7 @@ from tests.support.driving import (
     small_engine,
     submit,
 )
-from tests.support.oracle import random_prompt
-from wire.messages import Sampling
+from tests.support.engine.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -16,7 +16,7 @@ NAME_WHO_COMPILES = """
 import json, sys, threading
 from pathlib import Path
 from triton import knobs
-from tests.support.driving import small_engine
+from tests.support.engine.driving import small_engine
 
 threads = []
 knobs.compilation.listener = lambda **compilation: threads.append(threading.current_thread().name.split("_")[0])

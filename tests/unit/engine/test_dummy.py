@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.batch import SequenceStep
-from engine.config import ConfigError, EngineConfig
-from engine.memory import CacheMemory
-from engine.runner import ModelRunner
-from engine.weights import dummy_model, load_config, load_model
-from tests.support.driving import generate, request, small_engine
-from tests.support.oracle import random_prompt
+from headrace.engine.config import ConfigError, EngineConfig
+from headrace.engine.runner import ModelRunner
+from headrace.forward.batch import SequenceStep
+from headrace.forward.memory import CacheMemory
+from headrace.models.weights import dummy_model, load_config, load_model
+from tests.support.engine.driving import generate, request, small_engine
+from tests.support.engine.oracle import random_prompt
 
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 

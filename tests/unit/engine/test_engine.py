@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cache.hits import ReceiveState
-from engine.config import ConfigError, EngineConfig, PoolSizes
-from engine.engine import BadRequest, RequestTooLarge
-from engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
-from tests.support.driving import GREEDY, generate, request, run_all, small_engine, submit
-from tests.support.oracle import clear_prompt, greedy, oracle, random_prompt
-from wire.messages import FinishReason
+from headrace.cache.hits import ReceiveState
+from headrace.engine.config import ConfigError, EngineConfig, PoolSizes
+from headrace.engine.engine import BadRequest, RequestTooLarge
+from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.wire.messages import FinishReason
+from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit
+from tests.support.engine.oracle import clear_prompt, greedy, oracle, random_prompt
 
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 

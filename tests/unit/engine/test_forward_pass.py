@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.batch import SequenceStep
-from engine.memory import CacheMemory
-from engine.runner import ModelRunner
-from engine.weights import dummy_model, load_model
+from headrace.engine.runner import ModelRunner
+from headrace.forward.batch import SequenceStep
+from headrace.forward.memory import CacheMemory
+from headrace.models.weights import dummy_model, load_model
 
 TOLERANCE = 1e-4
 BLOCKS_A = [40, 3, 17, 88, 9, 61, 5, 30, 12, 77, 23, 50, 2]  # 13 * 16 = 208 tokens, out of order

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from cache.layout import CacheLayout
-from engine.batch import SequenceStep
-from engine.decode_inputs import DecodeInputs
-from engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
-from engine.memory import CacheMemory
-from engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
-from engine.runner import ModelRunner
-from engine.sampler import Draw
-from engine.step_plan import StepPlan
-from engine.warm_up import warm_up
-from kernels.dot import dot_block
-from tests.support.oracle import random_prompt
-from wire.messages import Sampling
+from headrace.cache.layout import CacheLayout
+from headrace.engine.decode_inputs import DecodeInputs
+from headrace.engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
+from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
+from headrace.engine.runner import ModelRunner
+from headrace.engine.sampler import Draw
+from headrace.engine.warm_up import warm_up
+from headrace.forward.batch import SequenceStep
+from headrace.forward.forward_batch import StepPlan
+from headrace.forward.memory import CacheMemory
+from headrace.kernels.lib.dot import dot_block
+from headrace.wire.messages import Sampling
+from tests.support.engine.oracle import random_prompt
 
 BLOCK_SIZE, VOCAB = 4, 50
 LAYOUT = CacheLayout("f", "float32", "float32", BLOCK_SIZE, 1, 1, 8, (1, 5, 3), (1, 2, 4, 4))
@@ -217,9 +217,7 @@ def rerun_loaded(runner: ModelRunner, work: Callable[[], Tensor]) -> Captured:
 
 @pytest.mark.parametrize(("max_step_tokens", "family"), [(64, "granite"), (3, "qwen35_moe"), (4096, "qwen35")])
 def test_warm_up_runs_within_the_pools_there_are(max_step_tokens: int, family: str, load_family) -> None:
-    warm_up(
-        load_family(family).runner(), max_step_tokens=max_step_tokens, max_running=2, max_tokens=64, graphs=False
-    )
+    warm_up(load_family(family).runner(), max_step_tokens=max_step_tokens, max_running=2, max_tokens=64, graphs=False)
 
 
 @pytest.mark.parametrize("num_blocks", [3, 6, 40])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cache.errors import CorruptCache
-from engine.loop import EngineLoop, EngineLost
+from headrace.cache.errors import CorruptCache
+from headrace.engine.loop import EngineLoop, EngineLost
 
 TIMEOUT_S = 10.0
 
@@ -75,7 +75,7 @@ class IdleEngine:
 
 
 async def test_pools_are_checked_whenever_the_engine_falls_idle_and_corrupt_ones_end_the_node(monkeypatch) -> None:
-    monkeypatch.setattr("engine.loop.IDLE_CHECK_S", 0.01)
+    monkeypatch.setattr("headrace.engine.loop.IDLE_CHECK_S", 0.01)
     engine: Any = IdleEngine()
     crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
     loop = EngineLoop(engine, asyncio.get_running_loop().time, crashed.set_result)

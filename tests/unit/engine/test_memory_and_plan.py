@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cache.layout import CacheLayout
-from engine.batch import SequenceStep
-from engine.memory import CacheMemory
-from engine.runner import ModelRunner
-from engine.step_plan import StepPlan
+from headrace.cache.layout import CacheLayout
+from headrace.engine.runner import ModelRunner
+from headrace.forward.batch import SequenceStep
+from headrace.forward.forward_batch import StepPlan
+from headrace.forward.memory import CacheMemory
 
 LAYOUT = CacheLayout(
     fingerprint="f",

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from engine.build import BuiltEngine
-from engine.sequence import Finished, Sampled
-from tests.support.driving import (
+from headrace.engine.build import BuiltEngine
+from headrace.engine.sequence import Finished, Sampled
+from headrace.wire.messages import FinishReason, Sampling
+from tests.support.engine.driving import (
     GREEDY,
     Run,
     assert_nothing_in_use,
@@ -19,8 +20,7 @@ from tests.support.driving import (
     small_engine,
     submit,
 )
-from tests.support.oracle import random_prompt
-from wire.messages import FinishReason, Sampling
+from tests.support.engine.oracle import random_prompt
 
 LENGTHS = (1, 15, 16, 17, 64, 65, 300)
 RANDOM = Sampling(max_tokens=20, seed=7, temperature=0.9, top_p=0.95, ignore_eos=True)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.shapes import SHAPES
-from engine.batch import SequenceStep
-from engine.decode_inputs import DecodeInputs
-from engine.graphs import CudaCapture
-from engine.memory import CacheMemory
-from engine.model import HybridModel
-from engine.prefill_inputs import PrefillInputs
-from engine.weights import dummy_model
+from benchmarks.shapes import SHAPES
+from headrace.engine.decode_inputs import DecodeInputs
+from headrace.engine.graphs import CudaCapture
+from headrace.engine.prefill_inputs import PrefillInputs
+from headrace.forward.batch import SequenceStep
+from headrace.forward.memory import CacheMemory
+from headrace.models.model import HybridModel
+from headrace.models.weights import dummy_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from engine.batch import SequenceStep
-from engine.memory import CacheMemory
-from engine.runner import ModelRunner
-from engine.sampler import Draw
-from engine.weights import load_model
-from models.recall import RecallQuestion, held_out_questions, is_right
-from wire.messages import Sampling
+from headrace.engine.runner import ModelRunner
+from headrace.engine.sampler import Draw
+from headrace.forward.batch import SequenceStep
+from headrace.forward.memory import CacheMemory
+from headrace.models.weights import load_model
+from headrace.wire.messages import Sampling
+from tiny_models.recall import RecallQuestion, held_out_questions, is_right
 
-MODELS = Path(__file__).parents[3] / "models"
+MODELS = Path(__file__).parents[3] / "tiny_models"
 NAMES = ("headrace-tiny-granite-h", "headrace-tiny-qwen3.5")
 HAS_CUDA = torch.cuda.is_available()
 NUM_QUESTIONS = 200 if HAS_CUDA else 24

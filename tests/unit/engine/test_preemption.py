@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from cache.hits import ReceiveState
-from engine.build import BuiltEngine
-from engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
-from tests.support.driving import (
+from headrace.cache.hits import ReceiveState
+from headrace.engine.build import BuiltEngine
+from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.wire.messages import FinishReason, Sampling
+from tests.support.engine.driving import (
     GREEDY,
     Run,
     assert_nothing_in_use,
@@ -20,9 +21,8 @@ from tests.support.driving import (
     small_engine,
     submit,
 )
-from tests.support.oracle import random_prompt
-from tests.support.pair import move
-from wire.messages import FinishReason, Sampling
+from tests.support.engine.oracle import random_prompt
+from tests.support.node.engine_pair import move
 
 POLICIES = ("none", "align", "every", "branch")
 ANSWER = replace(GREEDY, max_tokens=40)  # with a prompt of 20 tokens: 4 blocks, 2 at first and 1 of headroom

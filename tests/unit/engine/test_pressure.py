@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.conversations import Turn, conversations
-from tests.support.driving import assert_nothing_in_use, engine_of
-from tests.support.pair import Exchange, Pair
+from tests.support.cluster.conversations import Turn, conversations
+from tests.support.engine.driving import assert_nothing_in_use, engine_of
+from tests.support.node.engine_pair import Exchange, Pair
 
 NUM_REQUESTS = 300
 BLOCK_SIZE = 4  # small, so that answers outgrow what they claim at first

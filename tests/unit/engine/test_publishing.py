@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.driving import GREEDY, generate, request, run_all, small_engine, submit
-from tests.support.oracle import greedy, random_prompt
+from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit
+from tests.support.engine.oracle import greedy, random_prompt
 
 BOUNDARIES = tuple(range(16, 300, 16))
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cache.hits import FetchState, ReceiveState
-from engine.build import BuiltEngine
-from engine.sequence import Admitted, Computed, Sequence
-from tests.support.driving import GREEDY, generate, request, run_all, small_engine, submit
-from tests.support.oracle import greedy, random_prompt
+from headrace.cache.hits import FetchState, ReceiveState
+from headrace.engine.build import BuiltEngine
+from headrace.engine.sequence import Admitted, Computed, Sequence
+from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit
+from tests.support.engine.oracle import greedy, random_prompt
 
 
 def copy_prefix(source: BuiltEngine, target: BuiltEngine, sequence: Sequence, num_tokens: int, hit: int) -> None:

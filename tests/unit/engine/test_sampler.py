@@ -11,9 +11,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from engine.randomness import uniform
-from engine.sampler import Draw, sample, score
-from wire.messages import Sampling
+from headrace.engine.randomness import uniform
+from headrace.engine.sampler import Draw, sample, score
+from headrace.wire.messages import Sampling
 
 RANDOM = Sampling(max_tokens=1, seed=0)
 VOCAB = 50
@@ -97,9 +97,12 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     best = int(line.argmax())
     draw = Draw(replace(RANDOM, temperature=0.0, repetition_penalty=1.7), seen, 2)
     assert sample(line, [draw])[0].id == int(expected)
-    assert sample(line, [replace(draw, tokens=[*seen, best], sampling=replace(draw.sampling, repetition_penalty=9.0))])[
-        0
-    ].id != best
+    assert (
+        sample(line, [replace(draw, tokens=[*seen, best], sampling=replace(draw.sampling, repetition_penalty=9.0))])[
+            0
+        ].id
+        != best
+    )
 
 
 def test_presence_and_frequency_penalties_count_the_answer_only() -> None:

@@ -1,8 +1,8 @@
-from cache.checkpoints import ChunkSpan
-from cache.hashing import PrefixHasher
-from engine.scheduler import Scheduler, after_turn
-from engine.sequence import Job, Sequence
-from tests.support.driving import request, resume_locally
+from headrace.cache.checkpoints import ChunkSpan
+from headrace.cache.hashing import PrefixHasher
+from headrace.engine.scheduler import Scheduler, after_turn
+from headrace.engine.sequence import Job, Sequence
+from tests.support.engine.driving import request, resume_locally
 
 SCHEDULER = Scheduler(max_step_tokens=64, max_running=4, block_size=16)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.upload import IdRoom, upload_ids
+from headrace.forward.upload import IdRoom, upload_ids
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -1,8 +1,8 @@
-from cache.hashing import PrefixHasher
-from engine.preemption import LatestArrival
-from engine.sequence import Job, Sequence
-from engine.waiting import WaitingLine
-from tests.support.driving import request, resume_locally
+from headrace.cache.hashing import PrefixHasher
+from headrace.engine.preemption import LatestArrival
+from headrace.engine.sequence import Job, Sequence
+from headrace.engine.waiting import WaitingLine
+from tests.support.engine.driving import request, resume_locally
 
 
 def sequence(arrival: int, admit_by_s: float = 100.0) -> Sequence:

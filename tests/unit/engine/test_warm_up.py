@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compiled import lost_addresses
+from tests.support.kernels.compiled import lost_addresses
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,7 +18,7 @@ def test_no_step_compiles_a_kernel_and_none_is_miscompiled(family: str, tiny_che
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.warm_up_child", str(tiny_checkpoint(family))]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.engine.warm_up_child", str(tiny_checkpoint(family))]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=240, cwd=ROOT, env=environment, check=True)
     found = json.loads(done.stdout)
     assert {"_decode_kernel", "_extend_kernel", "_prefill_kernel"} <= set(found["warm_up"])

@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BambaConfig
 
-from engine.batch import SequenceStep
-from engine.memory import CacheMemory
-from engine.model import HybridModel
-from engine.model_config import ModelError, UnsupportedModel
-from engine.runner import ModelRunner
-from engine.weights import load_config, load_model
-from tests.support.tiny_checkpoints import build_model, common_fields, load_oracle, make_checkpoint
+from headrace.engine.runner import ModelRunner
+from headrace.forward.batch import SequenceStep
+from headrace.forward.memory import CacheMemory
+from headrace.models.config import ModelError, UnsupportedModel
+from headrace.models.model import HybridModel
+from headrace.models.weights import load_config, load_model
+from tests.support.engine.tiny_checkpoints import build_model, common_fields, load_oracle, make_checkpoint
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from collections.abc import Coroutine
 
 import pytest
 
+from headrace.wire.messages import Donor, ExportReply, ExportRequest
 from prefill_node.donor_lines import IDLE_S, DonorLines
-from wire.messages import Donor, ExportReply, ExportRequest
 
 GRACE_S = 5.0
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from headrace.wire.errors import DeadlineExceeded, NodeLost
+from headrace.wire.messages import ExportReply, ExportRequest, PrefillRequest, Request, Reservation
 from prefill_node.config import LearnFromDecodeConfig
-from tests.support.driving import GREEDY, request
-from tests.support.linked_roles import ALWAYS, TIMEOUT_S, linked
-from tests.support.nodes import total
-from tests.support.oracle import greedy, random_prompt
-from transfer.admission import new_secret
+from tests.support.engine.driving import GREEDY, request
+from tests.support.node.linked_roles import ALWAYS, TIMEOUT_S, linked
+from tests.support.cluster.nodes import total
+from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
 from transfer.backend import Arrival
-from transfer.errors import HandoverFailed, LayoutMismatch
-from transfer.events import Cause
-from transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
-from wire.errors import DeadlineExceeded, NodeLost
-from wire.messages import ExportReply, ExportRequest, PrefillRequest, Request, Reservation
+from transfer.protocol.authentication import new_secret
+from transfer.protocol.errors import HandoverFailed, LayoutMismatch
+from transfer.protocol.events import Cause
 
 TURN = random_prompt(40, seed=7)
 ANSWER_TOKENS = 100

@@ -1,8 +1,8 @@
 import pytest
 
-from cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
-from cache.layout import CacheLayout
-from engine.config import ConfigError
+from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
+from headrace.cache.layout import CacheLayout
+from headrace.engine.config import ConfigError
 from prefill_node.config import LearnFromDecodeConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 

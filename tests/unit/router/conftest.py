@@ -10,9 +10,9 @@ import pytest
 
 from router.config import RouterConfig
 from router.server import RouterServer
-from router.tokens import ModelTokens
-from tests.support.fake_nodes import FakeCluster, node_status
-from tests.support.model_folder import write_model_folder
+from router.text.tokens import ModelTokens
+from tests.support.router.fake_nodes import FakeCluster, node_status
+from tests.support.router.model_folder import write_model_folder
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from router.admission import Admission
 from router.errors import ApiError
+from router.requests.admission import Admission
 
 
 def test_first_come_first_served_and_the_rest_refused():

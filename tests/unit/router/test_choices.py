@@ -2,11 +2,11 @@
 
 import json
 
-from router.choices import Choice
-from router.orders import OrderDesk
-from router.schemas import CompletionBody, parse_body
-from router.tokens import ModelTokens
-from wire.messages import PromptLogprobs, Token
+from headrace.wire.messages import PromptLogprobs, Token
+from router.api.choices import Choice
+from router.api.generation import OrderDesk
+from router.api.schemas import CompletionBody, parse_body
+from router.text.tokens import ModelTokens
 
 PROMPT = "a 😀 b"
 

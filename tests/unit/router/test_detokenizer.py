@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from router.detokenizer import Detokenizer, bytes_of_token
-from router.tokens import ModelTokens
-from tests.support.model_folder import VOCAB_SIZE
+from router.text.detokenizer import Detokenizer, bytes_of_token
+from router.text.tokens import ModelTokens
+from tests.support.router.model_folder import VOCAB_SIZE
 
 ANY_IDS = st.lists(st.integers(0, VOCAB_SIZE + 1), max_size=40)
 

@@ -1,10 +1,10 @@
 """Which decode node a prefill node is told to learn from."""
 
-from cache.hashing import prefix_keys
-from cache.hits import PrefixHit
-from router.donors import LONG_PROMPT_TOKENS, PromptKeys, choose_donor
-from tests.support.fake_nodes import donor, node_info
-from wire.messages import Request, Role, Sampling
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit
+from headrace.wire.messages import Request, Role, Sampling
+from router.cluster.donors import LONG_PROMPT_TOKENS, PromptKeys, choose_donor
+from tests.support.router.fake_nodes import donor, node_info
 
 D0, D1 = node_info("d0", Role.DECODE), node_info("d1", Role.DECODE)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.tokens import ModelTokens
-from tests.support.fake_nodes import fake_cluster
+from router.text.tokens import ModelTokens
+from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -2,8 +2,10 @@
 
 import pytest
 
+from headrace.wire import messages as m
+from headrace.wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
 from router.errors import ApiError, IllegalTransition, deadline_passed
-from router.events import (
+from router.requests.events import (
     DecodeLost,
     DecodeStarted,
     Fail,
@@ -20,10 +22,8 @@ from router.events import (
     StartPrefill,
     StopFound,
 )
-from router.lifecycle import RequestLife
-from tests.support.fake_nodes import LAYOUT
-from wire import messages as m
-from wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
+from router.requests.lifecycle import RequestLife
+from tests.support.router.fake_nodes import LAYOUT
 
 A, B, C = m.Token(7), m.Token(8), m.Token(9)
 LANDED = m.TransferReport(8, 100, 200, 0.5)

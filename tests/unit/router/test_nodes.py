@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
+from headrace.wire.messages import LinkStatus, Peer, Role
+from router.cluster.nodes import NodeTable
 from router.errors import LayoutRefused, NameTaken
-from router.nodes import NodeTable
-from tests.support.fake_nodes import LAYOUT, FakeCluster, fake_cluster, node_info, node_status
-from wire.messages import LinkStatus, Peer, Role
+from tests.support.router.fake_nodes import LAYOUT, FakeCluster, fake_cluster, node_info, node_status
 
 
 class Clock:
@@ -131,9 +131,7 @@ def test_an_old_incarnation_cannot_say_good_bye_for_the_new_one(nodes: NodeTable
         ("version", 9, "version 9 != 1 of p0"),
     ],
 )
-def test_what_cannot_be_converted_is_refused_with_both_values(
-    nodes: NodeTable, field: str, value: Any, named: str
-):
+def test_what_cannot_be_converted_is_refused_with_both_values(nodes: NodeTable, field: str, value: Any, named: str):
     nodes.register(node_info("p0", Role.PREFILL), node_status())
     other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, **{field: value}))
     with pytest.raises(LayoutRefused, match=f"node d0: {named}"):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from router.tokens import ModelTokens
-from tests.support.fake_nodes import fake_cluster
-from tests.support.openai_contract import OpenAIContract
+from router.text.tokens import ModelTokens
+from tests.support.router.fake_nodes import fake_cluster
+from tests.support.router.openai_contract import OpenAIContract
 from tests.unit.router.conftest import StartRouter
 
 TEXT = "The code of June is 471. A channel carries the stream over stones."

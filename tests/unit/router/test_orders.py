@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from router.api.generation import Order, OrderDesk
+from router.api.schemas import ChatBody, CompletionBody, parse_body
 from router.errors import ApiError
-from router.orders import Order, OrderDesk
-from router.schemas import ChatBody, CompletionBody, parse_body
-from router.tokens import ModelTokens
-from tests.support.counting import count_renderings
+from router.text.tokens import ModelTokens
+from tests.support.router.template_counter import count_renderings
 
 CHAT = {"messages": [{"role": "user", "content": "What is the code of June?"}]}
 

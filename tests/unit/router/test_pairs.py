@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from tests.support.fake_nodes import FakeCluster, Fault, fake_cluster, node_status
+from headrace.wire import messages as m
+from headrace.wire.errors import NodeLost
+from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_status
 from tests.unit.router.conftest import Running, StartRouter
-from wire import messages as m
-from wire.errors import NodeLost
 
 ANSWER = [5, 6, 7, 8]
 ASKS = 6

@@ -1,6 +1,6 @@
-from router.policy import RoundRobin
-from tests.support.fake_nodes import node_info
-from wire.messages import Request, Role, Sampling
+from headrace.wire.messages import Request, Role, Sampling
+from router.cluster.policy import RoundRobin
+from tests.support.router.fake_nodes import node_info
 
 REQUEST = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
 P0, P1, P2 = (node_info(f"p{i}", Role.PREFILL) for i in range(3))

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from cache.hashing import prefix_keys
-from cache.hits import PrefixHit
-from cache.journal import Journal, Reader
-from cache.types import PrefixKey
-from node.cache_feed import CacheFeed
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit
+from headrace.cache.journal import Journal, Reader
+from headrace.cache.types import PrefixKey
+from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
+from node_runtime.cache_feed import CacheFeed
+from router.cluster.prefix_index import NodeIndex, PrefixIndex
 from router.errors import MissedUpdates
-from router.prefix_index import NodeIndex, PrefixIndex
-from tests.support.cache_node import FakeNode
-from wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
+from tests.support.cache.cache_node import FakeNode
 
 KEYS = prefix_keys(range(64), 16)  # four blocks
 EMPTY = CacheSnapshotPart(7, 0, (), (), True)

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from router.policy import POLICIES
-from router.tokens import ModelTokens
-from tests.support.fake_nodes import (
+from headrace.wire import messages as m
+from headrace.wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
+from router.cluster.policy import POLICIES
+from router.text.tokens import ModelTokens
+from tests.support.router.fake_nodes import (
     FakeCluster,
     FakeDecodeNode,
     FakePrefillNode,
@@ -19,8 +21,6 @@ from tests.support.fake_nodes import (
     node_status,
 )
 from tests.unit.router.conftest import Running, StartRouter
-from wire import messages as m
-from wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
 
 TEXT = "The code of June is 471. A channel carries the stream over stones."
 

@@ -8,13 +8,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from tests.support.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
+from headrace.wire.client import GrpcNodeClient, RegistryClient
+from headrace.wire.errors import DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import Peer, PrefillRequest, Registered, Request, Role, Sampling, Start, Stop
+from headrace.wire.server import ControlServer, ListenError
+from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter
-from wire.client import GrpcNodeClient, RegistryClient
-from wire.errors import DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
-from wire.generated import headrace_pb2_grpc as rpc
-from wire.messages import Peer, PrefillRequest, Registered, Request, Role, Sampling, Start, Stop
-from wire.server import ControlServer, ListenError
 
 
 async def test_nodes_register_and_leave(start_router: StartRouter):

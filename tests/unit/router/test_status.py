@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.fake_nodes import fake_cluster, node_info, node_status
+from headrace.wire.messages import LinkStatus, NodeStatus, Role
+from tests.support.router.fake_nodes import fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
-from wire.messages import LinkStatus, NodeStatus, Role
 
 GOOD = LinkStatus("d0", ("cuda_ipc/cuda", "tcp/eth0"), 110e-6, 230e9)
 SLOW = LinkStatus("d1", ("tcp/eth0",), 300e-6, 1.5e9, warning="a pair of GPUs hands over by tcp/eth0")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.stop_strings import StopStrings
+from router.text.stop_strings import StopStrings
 
 
 def feed(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:

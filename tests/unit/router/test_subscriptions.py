@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from cache.hashing import prefix_keys
-from tests.support.fake_nodes import FakeCluster, donor, fake_cluster, node_info, node_status
+from headrace.cache.hashing import prefix_keys
+from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
+from headrace.wire.errors import NodeLost
+from headrace.wire.messages import Role
+from tests.support.router.fake_nodes import FakeCluster, donor, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
-from wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
-from wire.errors import NodeLost
-from wire.messages import Role
 
 PROMPT = list(range(5, 5 + 70))
 KEYS = tuple(prefix_keys(PROMPT, 16))

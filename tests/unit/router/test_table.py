@@ -1,9 +1,18 @@
 import pytest
 
+from headrace.wire.messages import (
+    DecodeDone,
+    DecodeReport,
+    FinishReason,
+    LocalPrefill,
+    Request,
+    Sampling,
+    Token,
+    Tokens,
+)
 from router.errors import IllegalTransition, deadline_passed
-from router.events import DecodeStarted, GaveUp, Phase
-from router.table import RECENT, RequestTable
-from wire.messages import DecodeDone, DecodeReport, FinishReason, LocalPrefill, Request, Sampling, Token, Tokens
+from router.requests.events import DecodeStarted, GaveUp, Phase
+from router.requests.table import RECENT, RequestTable
 
 
 def request(name: str) -> Request:

@@ -8,16 +8,16 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headrace.wire.client import GrpcDonorClient, GrpcNodeClient, RegistryClient
+from headrace.wire.errors import HandoverBroken, NodeLost
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import Donor, ExportRequest, Request, Reservation, Role, Sampling, Start
+from headrace.wire.server import ControlServer
+from headrace.wire.tls import Identity, TlsConfig, load_identity
 from router.__main__ import _config, main
-from tests.support.certificates import Authority
-from tests.support.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
+from tests.support.cluster.certificates import Authority
+from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter
-from wire.client import GrpcDonorClient, GrpcNodeClient, RegistryClient
-from wire.errors import HandoverBroken, NodeLost
-from wire.generated import headrace_pb2_grpc as rpc
-from wire.messages import Donor, ExportRequest, Request, Reservation, Role, Sampling, Start
-from wire.server import ControlServer
-from wire.tls import Identity, TlsConfig, load_identity
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 10

@@ -4,10 +4,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from tests.support.transfer_plans import secret_of, small_plan
-from transfer.admission import SECRET_BYTES, Gate, new_secret, proven, require_secret
-from transfer.envelope import ENVELOPE_BYTES, PROOF_BYTES, Envelope
-from transfer.errors import MalformedEnvelope, NoSecret, Refused
+from tests.support.transfer.transfer_plans import secret_of, small_plan
+from transfer.protocol.authentication import SECRET_BYTES, Gate, new_secret, proven, require_secret
+from transfer.protocol.envelope import ENVELOPE_BYTES, PROOF_BYTES, Envelope
+from transfer.protocol.errors import MalformedEnvelope, NoSecret, Refused
 
 PLAN = small_plan()
 SECRET = secret_of(PLAN.nonce)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transfer.cuda import CudaMemory
-from transfer.digest import PAGE_BYTES, summary
+from transfer.protocol.digest import PAGE_BYTES, summary
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.support.transfer_plans import small_plan
-from transfer.digest import DIGEST_BYTES, PAGE_BYTES, message_digest, plan_digest, summary
+from tests.support.transfer.transfer_plans import small_plan
+from transfer.protocol.digest import DIGEST_BYTES, PAGE_BYTES, message_digest, plan_digest, summary
 
 PLAN = small_plan()
 FIRST = plan_digest(PLAN)

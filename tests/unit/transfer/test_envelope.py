@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.transfer_plans import secret_of, small_plan
-from transfer.admission import proven
-from transfer.envelope import CLAIM_BYTES, ENVELOPE_BYTES, MAX_NOTE_BYTES, Envelope, Tag, new_nonce
-from transfer.errors import LayoutMismatch, MalformedEnvelope
-from transfer.plan import MAX_MESSAGES, NONCE_BITS
+from tests.support.transfer.transfer_plans import secret_of, small_plan
+from transfer.protocol.authentication import proven
+from transfer.protocol.envelope import CLAIM_BYTES, ENVELOPE_BYTES, MAX_NOTE_BYTES, Envelope, Tag, new_nonce
+from transfer.protocol.errors import LayoutMismatch, MalformedEnvelope
+from transfer.protocol.plan import MAX_MESSAGES, NONCE_BITS
 
 PLAN = small_plan()
 ENVELOPE = Envelope.of(PLAN.nonce, 0xFEED, PLAN.messages[2], b"first token 42")

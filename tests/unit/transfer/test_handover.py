@@ -5,15 +5,15 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.support.handover_pair import Pair, failure, leap, soon, turns
-from tests.support.transfer_plans import contents, secret_of, small_plan
+from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
+from tests.support.transfer.faulty import Hold, flip_bit
+from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer, HostMemory
-from transfer.digest import summary
-from transfer.envelope import MAX_NOTE_BYTES, Tag
-from transfer.errors import IllegalTransition, LayoutMismatch
-from transfer.faulty import Hold, flip_bit
-from transfer.handover import GRACE_S
-from transfer.plan import PlannedMessage
+from transfer.protocol.digest import summary
+from transfer.protocol.envelope import MAX_NOTE_BYTES, Tag
+from transfer.protocol.errors import IllegalTransition, LayoutMismatch
+from transfer.protocol.plan import PlannedMessage
+from transfer.transfer import GRACE_S
 
 NONCE = 7
 

@@ -1,12 +1,11 @@
 """What a network can do to a hand-over, and that a receiver survives it."""
 
-
 import pytest
 
-from tests.support.handover_pair import Pair, failure, leap, turns
-from tests.support.transfer_plans import small_plan
-from transfer.envelope import ENVELOPE_BYTES, Tag
-from transfer.faulty import duplicate, flip_bit, lose, swap_with_next, truncate
+from tests.support.transfer.transfer_pair import Pair, failure, leap, turns
+from tests.support.transfer.faulty import duplicate, flip_bit, lose, swap_with_next, truncate
+from tests.support.transfer.transfer_plans import small_plan
+from transfer.protocol.envelope import ENVELOPE_BYTES, Tag
 
 NONCE = 7
 

@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
+from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.buffers import allocate_host
-from transfer.errors import DeadlinePassed, PeerUnreachable
-from transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.link import LONG_MESSAGES, ROUND_TRIPS, LinkSink, link_warning, measure_link
+from transfer.protocol.errors import DeadlinePassed, PeerUnreachable
 
 BYTES = 1 << 20
 

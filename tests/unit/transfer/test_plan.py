@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.transfer_plans import small_plan
-from transfer.errors import LayoutMismatch
-from transfer.plan import PlannedMessage, TransferPlan
+from tests.support.transfer.transfer_plans import small_plan
+from transfer.protocol.errors import LayoutMismatch
+from transfer.protocol.plan import PlannedMessage, TransferPlan
 
 
 def test_blocks_beyond_the_hit_are_packed_and_the_state_comes_last():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from transfer.envelope import Tag
-from transfer.errors import IllegalTransition
-from transfer.routing import Routes
+from transfer.protocol.envelope import Tag
+from transfer.protocol.errors import IllegalTransition
+from transfer.protocol.routing import Routes
 
 
 def test_a_part_goes_by_its_nonce_whatever_its_index() -> None:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.transfer_plans import small_plan
-from transfer.envelope import Envelope
-from transfer.errors import IllegalTransition
-from transfer.events import (
+from tests.support.transfer.transfer_plans import small_plan
+from transfer.protocol.envelope import Envelope
+from transfer.protocol.errors import IllegalTransition
+from transfer.protocol.events import (
     Broken,
     Cancelled,
     Cause,
@@ -27,7 +27,7 @@ from transfer.events import (
     SendMessage,
     TokensComputed,
 )
-from transfer.session import Phase, ReceiverSession, SenderSession
+from transfer.protocol.session import Phase, ReceiverSession, SenderSession
 
 PLAN = small_plan()
 FIRST, SECOND, STATE = PLAN.messages
@@ -313,7 +313,7 @@ def test_a_retry_by_another_prefill_node_lands_whole_under_its_fresh_nonce():
 
 @pytest.mark.parametrize("index", range(3))
 def test_a_late_message_of_the_failed_attempt_fails_a_retry_that_it_were_routed_to(index):
-    """Routes never do (see `transfer.routing`); if they did, the plan's nonce would still keep its bytes out."""
+    """Routes never do (see `transfer.protocol.routing`); if they did, the nonce would keep its bytes out."""
     retry = ReceiverSession(RETRY)
     for earlier in range(index):
         message = RETRY.messages[earlier]

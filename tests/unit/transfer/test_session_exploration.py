@@ -1,6 +1,6 @@
 """Two sessions on one receiver, in every order of events: nothing lands where it does not belong, all comes back.
 
-See `tests.support.session_world` for what is real (both machines, the routes, the gate, envelopes and digests) and for
+See `tests.support.transfer.session_world` for what is real (both machines, the routes, the gate, envelopes and digests) and for
 what is asserted at each step. The mutants at the end show that each assertion can fail.
 """
 
@@ -8,12 +8,12 @@ from collections import Counter
 
 import pytest
 
-from tests.support.exploration import Explored, Violation, explore
-from tests.support.session_world import World
-from transfer.admission import Gate
-from transfer.envelope import CLAIM_BYTES, Envelope, Tag
-from transfer.routing import Routes
-from transfer.session import Phase, ReceiverSession
+from tests.support.transfer.exploration import Explored, Violation, explore
+from tests.support.transfer.session_world import World
+from transfer.protocol.authentication import Gate
+from transfer.protocol.envelope import CLAIM_BYTES, Envelope, Tag
+from transfer.protocol.routing import Routes
+from transfer.protocol.session import Phase, ReceiverSession
 
 WHOLE = ("COMPLETE", "COMPLETE")
 NEVER_BEGUN = ("gone", "gone")

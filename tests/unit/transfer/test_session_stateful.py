@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.handover_pair import soon, turns
-from tests.support.transfer_plans import contents, secret_of, small_plan
+from tests.support.transfer.transfer_pair import soon, turns
+from tests.support.transfer.inprocess import InProcessArrival, InProcessNetwork, InProcessTransport
+from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer
-from transfer.envelope import Tag
-from transfer.errors import HandoverFailed
-from transfer.inprocess import InProcessArrival, InProcessNetwork, InProcessTransport
-from transfer.plan import PlannedMessage, TransferPlan
+from transfer.protocol.envelope import Tag
+from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import HandoverReceiver, IncomingHandover
 from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.staging import Staging, StagingConfig

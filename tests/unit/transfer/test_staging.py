@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from transfer.errors import DeadlinePassed, LayoutMismatch
+from transfer.protocol.errors import DeadlinePassed, LayoutMismatch
 from transfer.staging import Staging, StagingConfig
 
 

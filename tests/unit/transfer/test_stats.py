@@ -2,13 +2,13 @@
 
 import asyncio
 
-from tests.support.handover_pair import Pair, soon, turns
-from tests.support.transfer_plans import contents, secret_of, small_plan
+from tests.support.transfer.transfer_pair import Pair, soon, turns
+from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer
-from transfer.plan import PlannedMessage
+from transfer.protocol.plan import PlannedMessage
+from transfer.protocol.stats import MovingTime
 from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.staging import Staging, StagingConfig
-from transfer.stats import MovingTime
 
 
 class Clock:

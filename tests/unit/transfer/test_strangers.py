@@ -7,15 +7,15 @@ import logging
 import numpy as np
 import pytest
 
-from tests.support.handover_pair import Pair, failure, leap, soon, turns
-from tests.support.transfer_plans import contents, small_plan
+from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
+from tests.support.transfer.faulty import Deliver
+from tests.support.transfer.inprocess import InProcessTransport
+from tests.support.transfer.transfer_plans import contents, small_plan
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
-from transfer.envelope import CLAIM_BYTES, ENVELOPE_BYTES, Tag
-from transfer.errors import NoSecret
-from transfer.faulty import Deliver
-from transfer.inprocess import InProcessTransport
-from transfer.plan import PlannedMessage, TransferPlan
+from transfer.protocol.envelope import CLAIM_BYTES, ENVELOPE_BYTES, Tag
+from transfer.protocol.errors import NoSecret
+from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.sender import HandoverSender, OutgoingHandover
 from transfer.staging import Staging, StagingConfig
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transfer.errors import TransportUnavailable
+from transfer.protocol.errors import TransportUnavailable
 from transfer.ucx_config import UcxConfig
 
 

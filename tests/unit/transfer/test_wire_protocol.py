@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transfer.admission import Gate, proven
-from transfer.digest import message_digest, plan_digest, summary
-from transfer.envelope import ENVELOPE_BYTES, Envelope
-from transfer.plan import TransferPlan
+from transfer.protocol.authentication import Gate, proven
+from transfer.protocol.digest import message_digest, plan_digest, summary
+from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
+from transfer.protocol.plan import TransferPlan
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "wire-protocol.md"
 CONNECTION, SECRET = 0x0123456789ABCDEF, bytes(range(32))

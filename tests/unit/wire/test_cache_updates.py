@@ -4,9 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.types import PREFIX_KEY_BYTES, PrefixKey
-from wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, decode_cache_update, encode_cache_update
-from wire.generated import headrace_pb2 as pb
+from headrace.cache.types import PREFIX_KEY_BYTES, PrefixKey
+from headrace.wire.cache_updates import (
+    CacheChange,
+    CacheChanges,
+    CacheSnapshotPart,
+    decode_cache_update,
+    encode_cache_update,
+)
+from headrace.wire.generated import headrace_pb2 as pb
 
 numbers = st.integers(0, 2**64 - 1)
 keys = st.binary(min_size=PREFIX_KEY_BYTES, max_size=PREFIX_KEY_BYTES).map(PrefixKey)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.layout import CacheLayout
-from wire import codecs
-from wire import messages as m
-from wire.generated import headrace_pb2 as pb
+from headrace.cache.layout import CacheLayout
+from headrace.wire import codecs
+from headrace.wire import messages as m
+from headrace.wire.generated import headrace_pb2 as pb
 
 LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, 2, 2, 32, (6, 8, 3), (6, 4, 8, 8))
 
@@ -99,9 +99,7 @@ def test_the_events_of_the_unions_are_all_tested():
     assert set(get_args(m.DecodeEvent)) == set(DECODE_EVENTS)
 
 
-@pytest.mark.parametrize(
-    "message", [name for name in pb.DESCRIPTOR.message_types_by_name if hasattr(m, name)]
-)
+@pytest.mark.parametrize("message", [name for name in pb.DESCRIPTOR.message_types_by_name if hasattr(m, name)])
 def test_no_protobuf_field_is_forgotten(message: str):
     cls = getattr(m, message)
     if dataclasses.is_dataclass(cls):

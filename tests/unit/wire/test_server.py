@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from wire.generated import headrace_pb2 as pb
-from wire.generated import headrace_pb2_grpc as rpc
-from wire.server import ControlServer
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.server import ControlServer
 
 TWO_ON_ONE_PORT = """
 import asyncio

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.certificates import Authority
-from wire.tls import TlsConfig, TlsError, load_identity
-from wire.tls_flags import add_tls_flags, tls_from_flags
+from headrace.wire.tls import TlsConfig, TlsError, load_identity
+from headrace.wire.tls_flags import add_tls_flags, tls_from_flags
+from tests.support.cluster.certificates import Authority
 
 HOST = "127.0.0.1"
 NAMED = "DNS:node.headrace"
@@ -106,7 +106,7 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_passphrase(good: 
 
 
 def test_no_key_is_in_a_repr(good: TlsConfig):
-    assert repr(load_identity(good, HOST)).startswith("<wire.tls.Identity object")
+    assert repr(load_identity(good, HOST)).startswith("<headrace.wire.tls.Identity object")
 
 
 def test_flags_need_all_three_files():

@@ -1,0 +1,59 @@
+"""What it costs to prove a hand-over's messages: microseconds a message, whatever its size, and the alternative.
+
+    python -m benchmarks.admission [--rounds 20000]
+
+The proof covers an envelope and the digest in it, not the payload again. The last rows say what a keyed hash of the
+payload itself would cost the host beside the digest that it makes anyway.
+"""
+
+import argparse
+
+import numpy as np
+from blake3 import blake3
+
+from benchmarks.best import best_s
+from transfer.protocol.authentication import Gate, new_secret, proven
+from transfer.protocol.digest import summary
+from transfer.protocol.envelope import Envelope, new_nonce
+from transfer.protocol.errors import Refused
+from transfer.protocol.plan import TransferPlan
+
+PAYLOAD_BYTES = 64 << 20
+REPEATS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20_000)
+    rounds = parser.parse_args().rounds
+    plan = TransferPlan(new_nonce(), 8192, 0, 16, 65536, PAYLOAD_BYTES, PAYLOAD_BYTES)
+    secret = new_secret()
+    claim = Envelope.of(plan.nonce, 5, plan.messages[0], b"").fields() + bytes(16)
+    data, forged = proven(claim, secret), proven(claim, new_secret())
+    gate = Gate(secret)
+
+    def refuse() -> None:
+        try:
+            gate.admit_envelope(forged)
+        except Refused:
+            return
+        raise AssertionError("a forged envelope was admitted")
+
+    unproven_s = best_s(lambda: Envelope.decode(claim), REPEATS, rounds)
+    print(f"{'microseconds a message':<40}")
+    print(f"{'prove (sender)':<40}{best_s(lambda: proven(claim, secret), REPEATS, rounds) * 1e6:>10.2f}")
+    admit_s = best_s(lambda: gate.admit_envelope(data), REPEATS, rounds)
+    print(f"{'verify and decode (receiver)':<40}{admit_s * 1e6:>10.2f}")
+    print(f"{'  of these, decode':<40}{unproven_s * 1e6:>10.2f}")
+    print(f"{'refuse a forged one':<40}{best_s(refuse, REPEATS, rounds) * 1e6:>10.2f}")
+    payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, np.uint8)
+    print(f"{PAYLOAD_BYTES >> 20} MiB on one core, ms")
+    for name, work in (
+        ("digest of the payload", lambda: summary(payload)),
+        ("keyed hash of the payload", lambda: blake3(payload.data, key=secret).digest()),
+    ):
+        print(f"{name:<40}{best_s(work, REPEATS) * 1e3:>10.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Decode steps through the whole engine: what plans, claims, hashes and events add to the runner's own time.
+
+    python -m benchmarks gpu-steps [--shape granite-h-micro] [--batch 1 16 64 256] [--context 256] [--no-overlap]
+
+Random weights and prompts, greedy. Each request has been prefilled and decodes; a step's time is wall clock over
+many steps, and ends when the tokens of the step before are on the host. `gpu-engine` has the forward passes alone.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.gpu_engine import shrunk
+from benchmarks.shapes import SHAPES
+from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
+from headrace.engine.build import BuiltEngine, engine_around
+from headrace.engine.config import EngineConfig
+from headrace.engine.sequence import Event, Job, Sampled
+from headrace.models.weights import dummy_model
+from headrace.wire.messages import Request, Sampling
+
+TIMED_STEPS = 128
+
+
+class Batch:
+    """Requests that decode together, and how many tokens they have had."""
+
+    def __init__(self, built: BuiltEngine, size: int, context: int):
+        self.built = built
+        self.num_tokens = 0
+        generator = torch.Generator().manual_seed(size)
+        prompts = torch.randint(3, 1000, (size, context), generator=generator).tolist()
+        sampling = Sampling(max_tokens=4 * TIMED_STEPS, seed=0, temperature=0.0, ignore_eos=True)
+        self.sequences = []
+        for i, prompt in enumerate(prompts):
+            request = Request(f"r{i}", tuple(prompt), len(prompt), sampling)
+            job = Job(request, _resume_locally, sampling.max_tokens, time.monotonic() + 600, self._hear)
+            self.sequences.append(built.engine.sequence(job))
+            built.engine.submit(self.sequences[-1])
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.built.engine.admit()
+            self.built.engine.step()
+
+    def prefill(self) -> None:
+        """Until every request has had its first token."""
+        while self.num_tokens < len(self.sequences) or any(s.is_prefilling for s in self.sequences):
+            self.run(1)
+
+    def release(self) -> None:
+        for sequence in self.sequences:
+            self.built.engine.release(sequence)
+
+    def _hear(self, event: Event) -> None:
+        self.num_tokens += isinstance(event, Sampled)
+
+
+def _resume_locally(hit: PrefixHit) -> HitPolicy:
+    return ResumeLocally()
+
+
+def step_ms(built: BuiltEngine, size: int, context: int) -> tuple[float, float]:
+    """Milliseconds a step, and tokens a second."""
+    batch = Batch(built, size, context)
+    batch.prefill()
+    batch.run(16)
+    before, started_s = batch.num_tokens, time.perf_counter()
+    batch.run(TIMED_STEPS)
+    seconds = time.perf_counter() - started_s
+    num_tokens = batch.num_tokens - before
+    batch.release()
+    return 1e3 * seconds / TIMED_STEPS, num_tokens / seconds
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="granite-h-micro")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cache-gib", type=float, default=40.0)
+    parser.add_argument("--state-dtype", default="bfloat16")
+    parser.add_argument("--no-overlap", dest="overlap", action="store_false")
+    parser.add_argument("--shrink", action="store_true", help="a tiny shape: a trial of this file")
+    options = parser.parse_args(argv)
+    config = EngineConfig(
+        device=options.device,
+        state_dtype=options.state_dtype,
+        overlap=options.overlap,
+        cache_bytes=int(options.cache_gib * 2**30),
+        state_share=0.7,
+        max_step_tokens=8192,
+        max_running=max(options.batch),
+        max_model_tokens=options.context + 4 * TIMED_STEPS,
+    )
+    shape = shrunk(SHAPES[options.shape]) if options.shrink else SHAPES[options.shape]
+    started_s = time.perf_counter()
+    model = dummy_model(shape, getattr(torch, config.model_dtype), config.device)
+    built = engine_around(model, config, time.monotonic)
+    print(f"{options.shape}: ready after {time.perf_counter() - started_s:.1f} s", flush=True)
+    print("\n| batch | ms a step | tokens/s |\n|---|---|---|")
+    for size in options.batch:
+        ms, rate = step_ms(built, size, options.context)
+        print(f"| {size} | {ms:.2f} | {rate:,.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Checkpoint policies: at which block boundaries of a prompt and of its answer a state is kept.
+
+Positions count tokens: a checkpoint at `n` is the state after the first `n` tokens. The chunked kernels have
+the states at every boundary in hand, so a policy costs slots, not forward passes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from headrace.cache.errors import UnknownCheckpointPolicy
+from headrace.cache.types import FIRM, Tier
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """One prefill chunk: it computes the tokens `start` .. `end - 1`."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A position whose state is to be kept, and how firmly."""
+
+    num_tokens: int
+    tier: Tier = FIRM
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What a policy may know of a prompt.
+
+    num_tokens   its length
+    block_size   tokens a block
+    hints        the router's boundaries (end of the system prompt, of each message), in tokens, unaligned
+    junction     where the prompt left a known prefix that had no checkpoint (`Claim.junction`)
+    """
+
+    num_tokens: int
+    block_size: int
+    hints: tuple[int, ...] = ()
+    junction: int | None = None
+
+    @property
+    def last_boundary(self) -> int:
+        """The last position from which the same prompt can resume: at least one token is always computed."""
+        return (self.num_tokens - 1) // self.block_size * self.block_size
+
+
+def by_need(boundaries: Sequence[Boundary]) -> list[Boundary]:
+    """The order in which ascending boundaries of one chunk should get slots, should these not suffice.
+
+    The firmest first; of these the last one, where the next turn resumes, and then the shallow ones, which others
+    are likelier to share.
+    """
+    return sorted((*boundaries[-1:], *boundaries[:-1]), key=lambda boundary: -boundary.tier)
+
+
+class CheckpointPolicy(Protocol):
+    """Which states are worth a slot."""
+
+    @property
+    def name(self) -> str: ...
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
+        """What to keep of a prefill chunk: ascending multiples of the block size in (start, end]."""
+        ...
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        """Whether a running decode whose state stands at `num_tokens` keeps it as a checkpoint."""
+        ...
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        """Of the checkpoints that a request's decode left so far, those that one more makes superfluous."""
+        ...
+
+
+class KeepNone:
+    """No checkpoints: nothing can be resumed, attention blocks still serve hand-overs."""
+
+    name = "none"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
+        return ()
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        return False
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        return ()
+
+
+class _KeepNewestDecoded:
+    """Of the answer only the newest boundary is kept: that is where the next turn resumes."""
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        return num_tokens % block_size == 0
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        return decoded
+
+
+class Align(_KeepNewestDecoded):
+    """The last block boundary that each prefill chunk reached, and the junction.
+
+    Without the junction, prompts that share less than a whole chunk would never resume, however often they
+    came.
+    """
+
+    name = "align"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
+        positions = {span.end // prompt.block_size * prompt.block_size}
+        if prompt.junction is not None:
+            positions.add(prompt.junction)
+        return _firm(span, positions)
+
+
+class Every:
+    """Every block boundary, of the prompt and of the answer."""
+
+    name = "every"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
+        size = prompt.block_size
+        return tuple(Boundary(position) for position in range((span.start // size + 1) * size, span.end + 1, size))
+
+    def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
+        return num_tokens % block_size == 0
+
+    def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
+        return ()
+
+
+SPARE_GRID_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Branch(_KeepNewestDecoded):
+    """Where prompts are likely to part: the prompt's last boundary, the router's hints, and the junction.
+
+    Between them a grid of spare checkpoints, for those who part where nobody foresaw it. Every grid position
+    has the tier of the largest power of two that divides its number: when room gets short, every second one
+    goes, then every second one of those left. So while there is room the grid is as fine as `every` would
+    be, and when there is none it costs the firm ones nothing.
+    """
+
+    spare_grid_tokens: int = SPARE_GRID_TOKENS
+    name = "branch"
+
+    def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
+        size = prompt.block_size
+        positions = {prompt.last_boundary}
+        positions.update(hint // size * size for hint in prompt.hints)
+        if prompt.junction is not None:
+            positions.add(prompt.junction)
+        firm = _firm(span, positions)
+        step = max(self.spare_grid_tokens // size, 1) * size
+        last = min(span.end, prompt.last_boundary)
+        spare = (
+            Boundary(number * step, _spare_tier(number))
+            for number in range(span.start // step + 1, last // step + 1)
+            if number * step not in positions
+        )
+        return tuple(sorted((*firm, *spare), key=lambda boundary: boundary.num_tokens))
+
+
+def _spare_tier(number: int) -> Tier:
+    """0 for odd numbers, 1 for twice an odd number and so on, below FIRM."""
+    return Tier(min((number & -number).bit_length(), FIRM) - 1)
+
+
+def _firm(span: ChunkSpan, positions: Iterable[int]) -> tuple[Boundary, ...]:
+    return tuple(Boundary(position) for position in sorted(positions) if span.start < position <= span.end)
+
+
+CHECKPOINT_POLICIES = (KeepNone.name, Align.name, Every.name, Branch.name)
+"""The names that `checkpoint_policy` knows."""
+
+DEFAULT_CHECKPOINT_POLICY = Branch.name
+
+
+def checkpoint_policy(
+    name: str = DEFAULT_CHECKPOINT_POLICY, spare_grid_tokens: int = SPARE_GRID_TOKENS
+) -> CheckpointPolicy:
+    """The policy called `name`. Raises UnknownCheckpointPolicy, listing the known ones."""
+    policies: tuple[CheckpointPolicy, ...] = (KeepNone(), Align(), Every(), Branch(spare_grid_tokens))
+    for policy in policies:
+        if policy.name == name:
+            return policy
+    raise UnknownCheckpointPolicy(f"checkpoint policy {name!r} is unknown: use one of {', '.join(CHECKPOINT_POLICIES)}")

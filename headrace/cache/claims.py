@@ -1,0 +1,70 @@
+"""What requests and leases hold in the cache: values that own references."""
+
+from dataclasses import dataclass, field
+
+from headrace.cache.errors import NotHeld
+from headrace.cache.hits import PrefixHit
+from headrace.cache.index import Checkpoint, Entry
+from headrace.cache.types import BlockId, SlotId
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """What one running request holds, from `PrefixCache.claim` to `PrefixCache.release`.
+
+    block_ids       its blocks in order; the first `reused_tokens` worth are shared and must not be written
+    slot            its own slot; each step writes the state there
+    source          checkpoint that the next step reads instead of `slot`, None once `slot` has been written
+    hit             what the prompt matched, limited to what it was allowed to reuse
+    reused_tokens   tokens that need neither computing nor receiving
+    junction        where the prompt left a known prefix that has no checkpoint: its prefill should leave one
+    tail            deepest index entry known for its tokens (the cache's own book-keeping)
+    firm_tokens     where the deepest firm checkpoint of its prefix stands, as far as it knows
+    checkpoints     those on its prefix, found or published, by position; some may be gone again
+    num_reserved    slots it has been given for further ones
+    """
+
+    block_ids: list[BlockId]
+    slot: SlotId
+    source: Checkpoint | None
+    hit: PrefixHit
+    reused_tokens: int
+    junction: int | None
+    tail: Entry | None
+    firm_tokens: int
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    num_reserved: int = 0
+    released: bool = False
+
+    @property
+    def source_slot(self) -> SlotId | None:
+        """The slot of `source`: read it in the next step, write `slot`, then call `state_written`."""
+        return self.source.slot if self.source is not None else None
+
+    @property
+    def num_checkpoints(self) -> int:
+        """How many slots the checkpoints on its prefix fill, those under way among them; not fewer than really."""
+        return len(self.checkpoints) + self.num_reserved
+
+    def require_held(self) -> None:
+        """Raise NotHeld once the claim has been released."""
+        if self.released:
+            raise NotHeld(f"this claim was released already; its slot {self.slot} may be another request's")
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """References to a checkpoint and the blocks below it that no request holds: what a lease keeps from eviction.
+
+    `tail` is the index entry of the last block (the cache's own book-keeping).
+    """
+
+    block_ids: list[BlockId]
+    tail: Entry
+    checkpoint: Checkpoint
+    released: bool = False
+
+    def require_held(self) -> None:
+        """Raise NotHeld once the hold has been dropped."""
+        if self.released:
+            raise NotHeld("this hold was dropped already")

@@ -1,0 +1,70 @@
+"""Prefix keys: one chained hash for each full block of a prompt.
+
+    root   = blake3(b"headrace prefix 1" | block_size u32 | len(salt) u32 | salt)
+    key[0] = blake3(root   | tokens of block 0)
+    key[i] = blake3(key[i-1] | tokens of block i)
+
+Tokens are little-endian u32. Every hashed field has a fixed or a prefixed length, so two different inputs
+never hash the same bytes. A key names a whole prefix: equal keys mean equal tokens from the first on, the
+same block size and the same salt (tenant). Keys are equal across nodes and machines.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+
+from blake3 import blake3
+
+from headrace.cache.errors import BadTokens
+from headrace.cache.types import PrefixKey
+
+_DOMAIN = b"headrace prefix 1"
+_TOKEN_BYTES = 4
+
+
+def prefix_keys(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[PrefixKey]:
+    """The key of each full block of `tokens`; a partial last block has none.
+
+    Raises BadTokens if a token does not fit an unsigned 32-bit integer.
+    """
+    hasher = PrefixHasher(block_size, salt)
+    hasher.extend(tokens)
+    return hasher.keys
+
+
+class PrefixHasher:
+    """Keys of a growing token sequence; each token is hashed once however it arrives.
+
+    `keys` grows in place as blocks fill up: callers may hold on to the list, and must not change it.
+    """
+
+    def __init__(self, block_size: int, salt: bytes = b"") -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, not {block_size}")
+        self.block_size = block_size
+        self.keys: list[PrefixKey] = []
+        self._block_bytes = block_size * _TOKEN_BYTES
+        self._parent = blake3(_DOMAIN + struct.pack("<II", block_size, len(salt)) + salt).digest()
+        self._pending = b""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens. Raises BadTokens, and appends none, if one is not an unsigned 32-bit integer."""
+        data = self._pending + _token_bytes(tokens)
+        block_bytes, parent, keys = self._block_bytes, self._parent, self.keys
+        num_full_bytes = len(data) - len(data) % block_bytes
+        for start in range(0, num_full_bytes, block_bytes):
+            parent = blake3(parent + data[start : start + block_bytes]).digest()
+            keys.append(PrefixKey(parent))
+        self._parent = parent
+        self._pending = data[num_full_bytes:]
+
+
+def _token_bytes(tokens: Sequence[int]) -> bytes:
+    try:
+        packed = array("I", tokens)
+    except (OverflowError, TypeError) as error:
+        raise BadTokens(f"token ids must be unsigned 32-bit integers: {error}") from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -1,0 +1,202 @@
+"""The prefix index: which prefix is in which block, and which of them have a checkpoint.
+
+A tree of entries, one for each cached full block, also reachable by key, by block and by checkpoint slot. It
+is prefix-closed: the parent of an indexed entry is indexed. Two things follow. The longest match of a chain
+of keys is found by bisection, because if key `i` is known so is every key before it. And an entry is removed
+with everything below it in the tree, because nothing could find that any more; each entry is removed once, so
+this is O(1) amortised.
+
+The index knows nothing of references; `headrace.cache.prefix_cache` keeps it in step with the pools.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from headrace.cache.errors import CorruptCache
+from headrace.cache.types import BlockId, PrefixKey, SlotId, Tier
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """An immutable state at exactly `num_tokens` of the prefix `key`, kept in `slot`.
+
+    tier           how firmly it is kept: `FIRM` or less
+    above_tokens   where the firm checkpoint above it stood when it was published; from there to here is what
+                   it saves whoever resumes from it
+    """
+
+    key: PrefixKey
+    num_tokens: int
+    slot: SlotId
+    tier: Tier
+    above_tokens: int
+    num_resumes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One cached block: the last `block_size` of the `num_tokens` tokens that `key` names.
+
+    Its children are a list linked through themselves: a set in each of a million entries would keep the garbage
+    collector as busy as the entries do.
+    """
+
+    key: PrefixKey
+    parent: "Entry | None"
+    num_tokens: int
+    block: BlockId
+    first_child: "Entry | None" = None
+    previous_sibling: "Entry | None" = None
+    next_sibling: "Entry | None" = None
+    checkpoint: Checkpoint | None = None
+    indexed: bool = True
+
+    def children(self) -> Iterator["Entry"]:
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.next_sibling
+
+    def adopt(self, child: "Entry") -> None:
+        """`child`, whose parent this is, is one of its children from now on."""
+        child.next_sibling = self.first_child
+        if self.first_child is not None:
+            self.first_child.previous_sibling = child
+        self.first_child = child
+
+    def leave_parent(self) -> None:
+        """It is no longer among its parent's children; it still knows its parent."""
+        before, after = self.previous_sibling, self.next_sibling
+        if before is not None:
+            before.next_sibling = after
+        elif self.parent is not None:
+            self.parent.first_child = after
+        if after is not None:
+            after.previous_sibling = before
+        self.previous_sibling = self.next_sibling = None
+
+    def upward(self) -> Iterator["Entry"]:
+        """This entry, its parent and so on to the first block of the prompt."""
+        entry: Entry | None = self
+        while entry is not None:
+            yield entry
+            entry = entry.parent
+
+    def deepest_checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint at or above this entry."""
+        return next((entry.checkpoint for entry in self.upward() if entry.checkpoint is not None), None)
+
+
+class PrefixIndex:
+    """Entries by key, block and checkpoint slot."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._entries: dict[PrefixKey, Entry] = {}
+        self._by_block: dict[BlockId, Entry] = {}
+        self._by_slot: dict[SlotId, Entry] = {}
+
+    def get(self, key: PrefixKey) -> Entry | None:
+        return self._entries.get(key)
+
+    def deepest(self, keys: Sequence[PrefixKey], limit: int) -> Entry | None:
+        """The entry of the longest indexed prefix within the first `limit` keys, which must be one chain."""
+        found = bisect_left(keys, True, hi=max(0, min(limit, len(keys))), key=lambda key: key not in self._entries)
+        return self._entries[keys[found - 1]] if found else None
+
+    def by_block(self, block: BlockId) -> Entry:
+        return self._by_block[block]
+
+    def by_slot(self, slot: SlotId) -> Entry:
+        return self._by_slot[slot]
+
+    def find(self, checkpoint: Checkpoint) -> Entry | None:
+        """The entry of this very checkpoint; None once it is forgotten, whatever its slot holds now."""
+        entry = self._by_slot.get(checkpoint.slot)
+        return entry if entry is not None and entry.checkpoint is checkpoint else None
+
+    def add(self, key: PrefixKey, parent: Entry | None, block: BlockId) -> Entry:
+        """Index `block` under a new key, below `parent`, which must be indexed."""
+        if key in self._entries or (parent is not None and not parent.indexed):
+            raise CorruptCache(f"block {block} cannot be indexed: its key is known or its parent is not")
+        num_tokens = (parent.num_tokens if parent else 0) + self._block_size
+        entry = Entry(key, parent, num_tokens, block)
+        if parent is not None:
+            parent.adopt(entry)
+        self._entries[key] = self._by_block[block] = entry
+        return entry
+
+    def attach(self, entry: Entry, checkpoint: Checkpoint) -> None:
+        """Make `checkpoint` findable at `entry`, which must be indexed and have none."""
+        if not entry.indexed or entry.checkpoint is not None:
+            raise CorruptCache(f"a checkpoint at {entry.num_tokens} tokens cannot be attached to this entry")
+        entry.checkpoint = checkpoint
+        self._by_slot[checkpoint.slot] = entry
+
+    def detach(self, entry: Entry) -> Checkpoint:
+        """Take the checkpoint of `entry`, which must have one, out of the index and return it."""
+        checkpoint, entry.checkpoint = entry.checkpoint, None
+        if checkpoint is None:
+            raise CorruptCache(f"there is no checkpoint at {entry.num_tokens} tokens to detach")
+        del self._by_slot[checkpoint.slot]
+        return checkpoint
+
+    def remove(self, entry: Entry) -> list[Entry]:
+        """Remove `entry` and all below it; return them, each with its checkpoint, which is removed too."""
+        entry.leave_parent()
+        removed, pending = [], [entry]
+        while pending:
+            current = pending.pop()
+            pending.extend(current.children())
+            # Nothing points down or sideways any more: what is let go is freed at once, without the collector.
+            current.first_child = current.previous_sibling = current.next_sibling = None
+            current.indexed = False
+            del self._entries[current.key], self._by_block[current.block]
+            if current.checkpoint is not None:
+                del self._by_slot[current.checkpoint.slot]
+            removed.append(current)
+        return removed
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries, a parent always before its children."""
+        return iter(self._entries.values())
+
+    def keys(self) -> list[PrefixKey]:
+        """The keys of all entries, a parent's always before its children's; a copy."""
+        return list(self._entries)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._entries)
+
+    @property
+    def num_checkpoints(self) -> int:
+        return len(self._by_slot)
+
+    def checkpoints(self) -> Iterator[Checkpoint]:
+        return (entry.checkpoint for entry in self._by_slot.values() if entry.checkpoint is not None)
+
+    def check(self) -> None:
+        """Raise CorruptCache unless the tree is prefix-closed and the three ways to an entry agree."""
+        num_children = 0
+        for key, entry in self._entries.items():
+            if not entry.indexed or entry.key != key or self._by_block.get(entry.block) is not entry:
+                raise CorruptCache(f"entry of block {entry.block} is not found by its key and block")
+            parent = entry.parent
+            if parent is not None and not parent.indexed:
+                raise CorruptCache(f"entry of block {entry.block} has no indexed parent")
+            if any(child.parent is not entry or not child.indexed for child in entry.children()):
+                raise CorruptCache(f"entry of block {entry.block} has a child that is not its own")
+            num_children += sum(1 for _ in entry.children())
+            checkpoint = entry.checkpoint
+            if checkpoint is None:
+                continue
+            if self._by_slot.get(checkpoint.slot) is not entry or checkpoint.num_tokens != entry.num_tokens:
+                raise CorruptCache(f"checkpoint in slot {checkpoint.slot} is not where its entry says")
+        if num_children != sum(entry.parent is not None for entry in self._entries.values()):
+            raise CorruptCache("an entry is not among its parent's children")
+        if len(self._by_block) != len(self._entries):
+            raise CorruptCache("the index holds a block whose key is gone")
+        if any(entry.checkpoint is None or not entry.indexed for entry in self._by_slot.values()):
+            raise CorruptCache("the index holds a slot whose checkpoint is gone")

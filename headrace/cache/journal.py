@@ -1,0 +1,89 @@
+"""The event stream of one cache: numbered, bounded, and consistent with a snapshot for those who join late.
+
+One journal, any number of readers. A reader gets a snapshot that holds everything up to some sequence number,
+then every later event exactly once and in order. One that falls behind by more than the journal keeps gets a
+new snapshot instead of what it missed, so no reader, however slow, makes the node grow.
+
+Belongs to the thread that calls the cache, like the cache itself.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from headrace.cache.events import CacheContents, CacheEvent
+
+DEFAULT_MAX_EVENTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is findable after the event number `sequence`; forget what you knew."""
+
+    sequence: int
+    contents: CacheContents
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive events, the first of them number `first_sequence`."""
+
+    first_sequence: int
+    events: tuple[CacheEvent, ...]
+
+
+class Reader:
+    """One subscriber's place in a journal.
+
+    `on_news` is called when there is something to read, once after each read.
+    """
+
+    def __init__(self, on_news: Callable[[], None]) -> None:
+        self.on_news = on_news
+        self.sequence: int | None = None
+
+
+class Journal:
+    """Numbers the events of a cache from 1 on, and keeps the last `max_events` while somebody reads.
+
+    `record` is the cache's `on_event`; without readers it only counts.
+    """
+
+    def __init__(self, max_events: int = DEFAULT_MAX_EVENTS) -> None:
+        if max_events < 1:
+            raise ValueError(f"max_events {max_events}: must be at least 1")
+        self.sequence = 0
+        self._recent: deque[CacheEvent] = deque(maxlen=max_events)
+        self._readers: set[Reader] = set()
+        self._up_to_date: set[Reader] = set()
+
+    def record(self, event: CacheEvent) -> None:
+        self.sequence += 1
+        if not self._readers:
+            return
+        self._recent.append(event)
+        while self._up_to_date:
+            self._up_to_date.pop().on_news()
+
+    def read(self, reader: Reader, contents: Callable[[], CacheContents]) -> Snapshot | Batch | None:
+        """All that `reader` has not seen yet; None if that is nothing. A new reader joins by its first read.
+
+        `contents` is the cache's; it is called only for a snapshot.
+        """
+        seen, reader.sequence = reader.sequence, self.sequence
+        self._readers.add(reader)
+        self._up_to_date.add(reader)
+        if seen is None or self.sequence - seen > len(self._recent):
+            return Snapshot(self.sequence, contents())
+        if seen == self.sequence:
+            return None
+        first = len(self._recent) - (self.sequence - seen)
+        return Batch(seen + 1, tuple(islice(self._recent, first, None)))
+
+    def leave(self, reader: Reader) -> None:
+        """Forgets a reader; the same whether it has joined or not."""
+        self._readers.discard(reader)
+        self._up_to_date.discard(reader)
+        if not self._readers:
+            self._recent.clear()

@@ -1,0 +1,147 @@
+"""Refcounted pools of blocks and of state slots.
+
+An id is in exactly one of three places:
+
+    free      nobody refers to it, its contents mean nothing
+    cached    the prefix index refers to it and nobody else does; kept in the order in which they will go
+    in use    somebody holds a reference; the index may refer to it as well
+
+A pool does not evict: the index must hear of it first. `first()` names the candidate, `uncache()` frees it.
+Every operation is O(1) for each id.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from headrace.cache.errors import CorruptCache, NotHeld
+from headrace.cache.eviction import EvictionOrder
+from headrace.cache.types import FIRM, BlockId, SlotId, Tier
+
+Id = TypeVar("Id", bound=int)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Where the ids of a pool are; free + cached + in_use = total."""
+
+    free: int
+    cached: int
+    in_use: int
+
+
+class _Pool(Generic[Id]):
+    def __init__(self, ids: list[Id], order: EvictionOrder[Id]) -> None:
+        self._ids = ids
+        self._total = len(ids)
+        self._free = ids[::-1]
+        self._references = [0] * self._total
+        self._indexed = bytearray(self._total)
+        self._unused = order
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def counts(self) -> PoolCounts:
+        free, cached = len(self._free), len(self._unused)
+        return PoolCounts(free=free, cached=cached, in_use=self._total - free - cached)
+
+    def room(self, keeping: Iterable[Id] = ()) -> int:
+        """How many ids could be reserved, evicting if need be, while those in `keeping` stay."""
+        return len(self._free) + len(self._unused) - sum(id_ in self._unused for id_ in keeping)
+
+    def reserve(self, num: int) -> list[Id] | None:
+        """Take `num` free ids, each with one reference; None and no change if fewer are free."""
+        if num > len(self._free):
+            return None
+        ids = [self._free.pop() for _ in range(num)]
+        for id_ in ids:
+            self._references[id_] = 1
+        return ids
+
+    def acquire(self, id_: Id) -> None:
+        """Add a reference to an id that is cached or in use. Raises NotHeld if it is free."""
+        if not self._references[id_]:
+            if id_ not in self._unused:
+                raise NotHeld(f"{type(self).__name__}: {id_} is free and cannot be shared: reserve it")
+            self._unused.remove(id_)
+        self._references[id_] += 1
+
+    def drop(self, id_: Id) -> None:
+        """Give a reference back; with the last one the id becomes cached, used just now, or free. Raises NotHeld."""
+        if not self._references[id_]:
+            raise NotHeld(f"{type(self).__name__}: {id_} was given back without being held: released twice?")
+        self._references[id_] -= 1
+        if self._references[id_]:
+            return
+        if self._indexed[id_]:
+            self._unused.add(id_)
+        else:
+            self._free.append(id_)
+
+    def cache(self, id_: Id) -> None:
+        """The index refers to `id_` from now on. Raises NotHeld unless it is in use and not yet indexed."""
+        if not self._references[id_] or self._indexed[id_]:
+            raise NotHeld(f"{type(self).__name__}: {id_} cannot be cached: it is free or already cached")
+        self._indexed[id_] = True
+
+    def uncache(self, id_: Id) -> None:
+        """The index has forgotten `id_`: free it now, or with its last reference. Raises NotHeld."""
+        if not self._indexed[id_]:
+            raise NotHeld(f"{type(self).__name__}: {id_} cannot be evicted: it is not cached")
+        self._indexed[id_] = False
+        if not self._references[id_]:
+            self._unused.remove(id_)
+            self._free.append(id_)
+
+    def touch(self, id_: Id) -> None:
+        """Let `id_` count as used just now if it is cached; an id in use is left as it is."""
+        if id_ in self._unused:
+            self._unused.touch(id_)
+
+    def first(self, up_to: Tier = FIRM) -> Id | None:
+        """The next id to evict, of the tiers up to this one; evict it, or ask again later."""
+        return self._unused.first(up_to)
+
+    def unused(self) -> list[Id]:
+        """The cached ids in the order in which they go."""
+        return list(self._unused)
+
+    def indexed(self) -> set[Id]:
+        """The ids that the index refers to, cached or in use."""
+        return {id_ for id_ in self._ids if self._indexed[id_]}
+
+    def is_referenced(self, id_: Id) -> bool:
+        return self._references[id_] > 0
+
+    def is_indexed(self, id_: Id) -> bool:
+        return bool(self._indexed[id_])
+
+    def check(self) -> None:
+        """Raise CorruptCache unless free + cached + in use = total and each id is where its state says."""
+        free, unused = set(self._free), set(self._unused)
+        held = {id_ for id_, count in enumerate(self._references) if count > 0}
+        name = type(self).__name__
+        if len(free) != len(self._free):
+            raise CorruptCache(f"{name}: an id is free twice")
+        if len(free) + len(unused) + len(held) != self._total or len(free | unused | held) != self._total:
+            raise CorruptCache(
+                f"{name}: free {len(free)} + cached {len(unused)} + in use {len(held)} != total {self._total}"
+            )
+        if any(self._indexed[id_] for id_ in free) or not all(self._indexed[id_] for id_ in unused):
+            raise CorruptCache(f"{name}: an indexed id is free, or a cached one is not indexed")
+
+
+class BlockPool(_Pool[BlockId]):
+    """Attention blocks 0 .. num_blocks - 1."""
+
+    def __init__(self, num_blocks: int, order: EvictionOrder[BlockId]) -> None:
+        super().__init__([BlockId(block) for block in range(num_blocks)], order)
+
+
+class StatePool(_Pool[SlotId]):
+    """State slots 0 .. num_slots - 1."""
+
+    def __init__(self, num_slots: int, order: EvictionOrder[SlotId]) -> None:
+        super().__init__([SlotId(slot) for slot in range(num_slots)], order)

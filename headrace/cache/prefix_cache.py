@@ -1,0 +1,369 @@
+"""The prefix cache of one node: what requests claim, publish, donate and give back.
+
+Calls are atomic: each does all that it says or, when there is no room, nothing. Nothing here touches a tensor
+or waits. All calls come from one thread, between steps.
+
+A step of a running request, in order: read `claim.source_slot`, or `claim.slot` if that is None; write
+`claim.slot`; then `state_written(claim)`, `publish_blocks(...)`, and perhaps `publish_checkpoint` for the
+states that the kernels emitted, or `donate_running` for the running one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from headrace.cache.claims import Claim, Hold
+from headrace.cache.errors import BadTokens, CorruptCache, MisplacedState
+from headrace.cache.events import CacheContents, CacheEvent
+from headrace.cache.eviction import EvictionPolicy, eviction_policy
+from headrace.cache.hits import HitPolicy, PrefixHit
+from headrace.cache.index import Checkpoint, Entry
+from headrace.cache.stats import CacheStats
+from headrace.cache.storage import Storage
+from headrace.cache.types import FIRM, BlockId, PrefixKey, SlotId, Tier
+
+PREFIX_SHARE = 2
+"""Once no slot is free, the checkpoints along one prefix fill at most 1/PREFIX_SHARE of them: neither a long prompt
+nor a chat of many turns can drive out all others'."""
+
+
+class PrefixCache:
+    """Two pools that share nothing, under one index of prefixes.
+
+    eviction   what is evicted first; None: the default policy
+    on_event   hears of everything that becomes findable or stops being so, as it happens
+    """
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        block_size: int,
+        eviction: EvictionPolicy | None = None,
+        on_event: Callable[[CacheEvent], None] = lambda event: None,
+    ) -> None:
+        for name, value in (("num_blocks", num_blocks), ("num_slots", num_slots), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        self.block_size = block_size
+        self._storage = Storage(
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            block_size=block_size,
+            eviction=eviction or eviction_policy(),
+            on_event=on_event,
+        )
+        self._max_checkpoints = max(1, num_slots // PREFIX_SHARE)
+
+    # Matching and claiming
+
+    def match(self, keys: Sequence[PrefixKey], *, max_tokens: int) -> PrefixHit:
+        """What the first `max_tokens` tokens of a prompt find. Read-only: the eviction order stays, too."""
+        deepest = self._storage.index.deepest(keys, max_tokens // self.block_size)
+        if deepest is None:
+            return PrefixHit(attention_tokens=0, state_tokens=0, resumable_tokens=0)
+        checkpoint = deepest.deepest_checkpoint()
+        state_tokens = checkpoint.num_tokens if checkpoint is not None else 0
+        # A checkpoint is forgotten with the blocks below it, so one that is found can be resumed from.
+        return PrefixHit(deepest.num_tokens, state_tokens, resumable_tokens=state_tokens)
+
+    def claim(
+        self,
+        keys: Sequence[PrefixKey],
+        *,
+        num_tokens: int,
+        hit_policy: HitPolicy,
+        max_reuse_tokens: int,
+        spare_blocks: int = 0,
+    ) -> Claim | None:
+        """Start a request: share what it reuses, reserve blocks up to `num_tokens` and a slot of its own.
+
+        keys               of the prompt's full blocks
+        hit_policy         how much of the hit is reused, and whether a checkpoint is read first
+        max_reuse_tokens   usually `hit_policy.reuse_limit(prompt length)`
+        spare_blocks       how many more blocks must stay to be had, so that running requests can grow
+
+        None, and no change, if there is not enough room even when everything evictable were evicted.
+        """
+        storage = self._storage
+        hit = self.match(keys, max_tokens=max_reuse_tokens)
+        reused_tokens = hit_policy.reusable_tokens(hit)
+        tail = self._entry_at(keys, reused_tokens)
+        source = self._checkpoint_at(keys, hit_policy.resume_tokens(hit))
+        shared = _blocks_through(tail)
+        num_new = max(0, self._num_blocks(num_tokens) - len(shared))
+        kept_slots = () if source is None else (source.slot,)
+        num_wanted = num_new + spare_blocks
+        if storage.blocks.room(keeping=shared) < num_wanted or storage.slots.room(keeping=kept_slots) < 1:
+            return None
+
+        storage.acquire_blocks(shared)
+        if source is not None:
+            self._resume_from(source)
+        self._count_lookup(hit, hit_policy, max_reuse_tokens)
+        slot = storage.reserve_slot()
+        if slot is None:
+            raise CorruptCache("a slot was promised but is not there")
+        return Claim(
+            block_ids=shared + storage.reserve_blocks(num_new),
+            slot=slot,
+            source=source,
+            hit=hit,
+            reused_tokens=reused_tokens,
+            junction=hit_policy.junction(hit),
+            tail=tail,
+            firm_tokens=hit.state_tokens,
+            checkpoints=_checkpoints_through(tail),
+        )
+
+    def extend(self, claim: Claim, num_tokens: int) -> bool:
+        """Append blocks until `claim` covers `num_tokens`. False, and no change, if there is no room."""
+        claim.require_held()
+        num_new = max(0, self._num_blocks(num_tokens) - len(claim.block_ids))
+        if self._storage.blocks.room() < num_new:
+            return False
+        claim.block_ids.extend(self._storage.reserve_blocks(num_new))
+        return True
+
+    def release(self, claim: Claim) -> None:
+        """End a request, at any time: give back all that `claim` holds. Raises NotHeld the second time."""
+        claim.require_held()
+        claim.released = True
+        self._storage.drop_blocks(claim.block_ids, claim.tail)
+        self._storage.slots.drop(claim.slot)
+        if claim.source is not None:
+            self._storage.slots.drop(claim.source.slot)
+
+    # Publishing
+
+    def publish_blocks(self, claim: Claim, keys: Sequence[PrefixKey], num_computed_tokens: int) -> None:
+        """Make the full blocks of the first `num_computed_tokens` tokens findable; O(1) for each new block.
+
+        `keys` are those of the request's tokens, at least one for each full block; else raises BadTokens. A
+        key that is known keeps its first block; the claim's copy stays private and is free again after
+        release.
+        """
+        claim.require_held()
+        num_full = num_computed_tokens // self.block_size
+        if num_full > len(claim.block_ids) or num_full > len(keys):
+            raise BadTokens(
+                f"{num_computed_tokens} computed tokens fill {num_full} blocks, "
+                f"but the claim has {len(claim.block_ids)} blocks and {len(keys)} keys"
+            )
+        storage, tail = self._storage, claim.tail
+        # Another request's block above ours was evicted, and ours forgotten with it: publish them again.
+        while tail is not None and not tail.indexed:
+            tail = tail.parent
+        for position in range(storage.depth(tail), num_full):
+            key, block = keys[position], claim.block_ids[position]
+            tail = storage.index.get(key) or storage.index_block(key, tail, block)
+        claim.tail = tail
+
+    def reserve_slot(self, claim: Claim, tier: Tier = FIRM) -> SlotId | None:
+        """A slot for a checkpoint that a kernel will emit; owned by the caller until published or given back.
+
+        Evicts, if need be, a checkpoint that nobody reads: of this tier or below, and one on the claim's prefix
+        when these have their share of the slots. None if there is none to evict.
+        """
+        claim.require_held()
+        while not self._storage.slots.num_free and claim.num_checkpoints >= self._max_checkpoints:
+            if tier < FIRM or not self._give_up_deepest(claim):
+                return None
+        slot = self._storage.reserve_slot(tier)
+        claim.num_reserved += slot is not None
+        return slot
+
+    def release_slot(self, claim: Claim, slot: SlotId) -> None:
+        """Give back a reserved slot that will not be published (its request was aborted). Raises NotHeld."""
+        self._storage.drop_slot(slot)
+        claim.num_reserved -= 1
+
+    def publish_checkpoint(
+        self, claim: Claim, key: PrefixKey, num_tokens: int, slot: SlotId, tier: Tier = FIRM
+    ) -> Checkpoint | None:
+        """Donate a reserved slot, whose state is that of the `num_tokens` tokens that `key` names.
+
+        None, and the slot is given back, if there is a checkpoint already or the blocks are not (or no
+        longer) findable: publish the blocks first. Raises MisplacedState if `key` names another number of
+        tokens.
+        """
+        claim.require_held()
+        entry = self._vacant_entry(key, num_tokens)
+        if entry is None:
+            self.release_slot(claim, slot)
+            return None
+        checkpoint = self._publish(claim, entry, slot, tier)
+        self._storage.slots.drop(slot)
+        return checkpoint
+
+    def donate_running(self, claim: Claim, key: PrefixKey, num_tokens: int, tier: Tier = FIRM) -> bool:
+        """Turn the running state of `claim` into a checkpoint; nothing is copied.
+
+        The next step reads that checkpoint (`claim.source`, referenced) and writes a newly reserved slot.
+        False, and no change, if no slot is to be had, if there is a checkpoint already, or if the blocks are
+        not findable. Raises MisplacedState if `key` names another number of tokens, or if the claim's slot
+        has not been written yet.
+        """
+        claim.require_held()
+        if claim.source is not None:
+            raise MisplacedState(f"slot {claim.slot} cannot be donated before state_written(): it is empty")
+        entry = self._vacant_entry(key, num_tokens)
+        slot = self.reserve_slot(claim, tier) if entry is not None else None
+        if entry is None or slot is None:
+            return False
+        claim.source, claim.slot = self._publish(claim, entry, claim.slot, tier), slot
+        return True
+
+    def state_written(self, claim: Claim) -> None:
+        """A step has written `claim.slot`: it is read from now on, and the source, if any, is let go."""
+        claim.require_held()
+        if claim.source is not None:
+            self._storage.slots.drop(claim.source.slot)
+            claim.source = None
+
+    def unpublish(self, checkpoint: Checkpoint) -> bool:
+        """Forget a superseded checkpoint and free its slot. False, no change, if it is referenced or gone.
+
+        Called before `donate_running`, it makes the room that the donation needs.
+        """
+        return self._storage.forget_checkpoint(checkpoint)
+
+    # Holding beyond a request
+
+    def find_checkpoint(self, key: PrefixKey) -> Checkpoint | None:
+        """The checkpoint of the prefix that `key` names. Read-only: the eviction order stays, too."""
+        entry = self._storage.index.get(key)
+        return None if entry is None else entry.checkpoint
+
+    def hold_checkpoint(self, checkpoint: Checkpoint) -> Hold | None:
+        """References to a checkpoint and the blocks below it, for a node that resumes from it; None if it is gone."""
+        tail = self._storage.index.find(checkpoint)
+        if tail is None:
+            return None
+        block_ids = _blocks_through(tail)
+        self._storage.acquire_blocks(block_ids)
+        self._resume_from(checkpoint)
+        return Hold(block_ids, tail, checkpoint)
+
+    def drop(self, hold: Hold) -> None:
+        """Give back what `hold` refers to. Raises NotHeld the second time."""
+        hold.require_held()
+        hold.released = True
+        self._storage.drop_blocks(hold.block_ids, hold.tail)
+        self._storage.slots.drop(hold.checkpoint.slot)
+
+    # Looking inside
+
+    def contents(self) -> CacheContents:
+        """What is findable now: a late joiner's snapshot."""
+        index = self._storage.index
+        return CacheContents(index.keys(), [checkpoint.key for checkpoint in index.checkpoints()])
+
+    def stats(self) -> CacheStats:
+        storage = self._storage
+        return CacheStats(
+            blocks=storage.blocks.counts(),
+            slots=storage.slots.counts(),
+            num_indexed_blocks=storage.index.num_blocks,
+            num_checkpoints=storage.index.num_checkpoints,
+            totals=replace(storage.totals),
+        )
+
+    def check_pools(self) -> None:
+        """Raise CorruptCache unless free + cached + in use = total, for blocks and slots; a tenth of `check`'s cost."""
+        self._storage.blocks.check()
+        self._storage.slots.check()
+
+    def check(self) -> None:
+        """Raise CorruptCache unless every invariant holds, the index's too; O(number of blocks)."""
+        self._storage.check()
+
+    # Pieces
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _entry_at(self, keys: Sequence[PrefixKey], num_tokens: int) -> Entry | None:
+        return self._storage.index.get(keys[num_tokens // self.block_size - 1]) if num_tokens else None
+
+    def _checkpoint_at(self, keys: Sequence[PrefixKey], num_tokens: int | None) -> Checkpoint | None:
+        if num_tokens is None:
+            return None
+        entry = self._entry_at(keys, num_tokens)
+        if entry is None or entry.checkpoint is None:
+            raise MisplacedState(f"the hit policy resumes at {num_tokens} tokens: there is no checkpoint")
+        return entry.checkpoint
+
+    def _vacant_entry(self, key: PrefixKey, num_tokens: int) -> Entry | None:
+        """Where a checkpoint under `key` would go; None if its blocks are unknown or it has one already."""
+        entry = self._storage.index.get(key)
+        if entry is None:
+            return None
+        if entry.num_tokens != num_tokens:
+            raise MisplacedState(f"a state of {num_tokens} tokens came with a key of {entry.num_tokens}")
+        return entry if entry.checkpoint is None else None
+
+    def _give_up_deepest(self, claim: Claim) -> bool:
+        """The deepest spare checkpoint of a prefix, or else its deepest: others are likelier to share the shallow ones.
+
+        One that is gone already is taken off its list instead. False if there is none, somebody reads them all, or
+        the deepest are those under way.
+        """
+        storage, own = self._storage, claim.checkpoints
+        for i in _spare_first(own, with_firm=not claim.num_reserved):
+            if storage.forget_checkpoint(own[i]) or storage.index.find(own[i]) is None:
+                del own[i]
+                return True
+        return False
+
+    def _publish(self, claim: Claim, entry: Entry, slot: SlotId, tier: Tier) -> Checkpoint:
+        checkpoint = self._storage.index_state(entry, slot, tier, min(claim.firm_tokens, entry.num_tokens - 1))
+        claim.num_reserved -= 1
+        claim.checkpoints.append(checkpoint)
+        if tier == FIRM:
+            claim.firm_tokens = entry.num_tokens
+        return checkpoint
+
+    def _resume_from(self, source: Checkpoint) -> None:
+        self._storage.slots.acquire(source.slot)
+        source.tier = FIRM  # where one prompt has left it, others will
+        self._storage.totals.checkpoints_used += source.num_resumes == 0
+        source.num_resumes += 1
+
+    def _count_lookup(self, hit: PrefixHit, hit_policy: HitPolicy, max_reuse_tokens: int) -> None:
+        if not hit_policy.is_lookup:
+            return
+        totals = self._storage.totals
+        totals.lookups += 1
+        totals.looked_up_tokens += max_reuse_tokens
+        totals.attention_hit_tokens += hit.attention_tokens
+        totals.reused_tokens += hit_policy.reusable_tokens(hit)
+        if hit_policy.state_arrives:
+            return
+        totals.state_lookups += 1
+        totals.state_looked_up_tokens += max_reuse_tokens
+        totals.state_hit_tokens += hit.state_tokens
+        totals.resumable_tokens += hit.resumable_tokens
+        totals.placeholder_tokens += hit.attention_tokens - hit.state_tokens
+        totals.junctions += hit_policy.junction(hit) is not None
+
+
+def _checkpoints_through(tail: Entry | None) -> list[Checkpoint]:
+    """Those of a prefix in order."""
+    found = [] if tail is None else [entry.checkpoint for entry in tail.upward() if entry.checkpoint is not None]
+    found.reverse()
+    return found
+
+
+def _spare_first(own: Sequence[Checkpoint], *, with_firm: bool) -> Iterator[int]:
+    """Positions in `own`, the last first: of what is still spare (whoever resumes makes it firm), then of firm."""
+    yield from (i for i in reversed(range(len(own))) if own[i].tier < FIRM)
+    if with_firm:
+        yield from (i for i in reversed(range(len(own))) if own[i].tier == FIRM)
+
+
+def _blocks_through(tail: Entry | None) -> list[BlockId]:
+    """The indexed blocks of a prefix in order, `tail`'s the last."""
+    block_ids = [] if tail is None else [entry.block for entry in tail.upward()]
+    block_ids.reverse()
+    return block_ids

@@ -1,0 +1,57 @@
+"""Counts of what the cache did and holds, kept apart for the two groups."""
+
+from dataclasses import dataclass
+
+from headrace.cache.pools import PoolCounts
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Totals since the start. Lookups are granted claims: a claim that found no room counts nothing.
+
+    The state group is looked up only by claims that compute their prompt here: where the state arrives by
+    transfer there is nothing to hit or to miss.
+
+    lookups                      claims granted; each looks the attention group up
+    looked_up_tokens             tokens that those claims might have reused
+    attention_hit_tokens         of these, matched by attention blocks
+    state_lookups                claims that looked the state group up, too
+    state_looked_up_tokens       tokens that those claims might have reused
+    state_hit_tokens             of these, up to the deepest checkpoint
+    resumable_tokens             of these, where both groups match
+    placeholder_tokens           of these, matched by attention blocks beyond the deepest checkpoint: not cached
+    junctions                    of those claims, the ones that left a known prefix where it has no checkpoint
+    reused_tokens                of all claims, tokens really reused
+    block_evictions              blocks that the index had to forget
+    checkpoints_published        emitted or donated states that became findable
+    checkpoints_used             of these, those resumed from at least once, here or on a node they were sent to
+    checkpoints_evicted          of these, those forgotten to make room, or with the blocks below them
+    checkpoints_evicted_unused   of the evicted, those that nobody ever resumed from
+    """
+
+    lookups: int = 0
+    looked_up_tokens: int = 0
+    attention_hit_tokens: int = 0
+    state_lookups: int = 0
+    state_looked_up_tokens: int = 0
+    state_hit_tokens: int = 0
+    resumable_tokens: int = 0
+    placeholder_tokens: int = 0
+    junctions: int = 0
+    reused_tokens: int = 0
+    block_evictions: int = 0
+    checkpoints_published: int = 0
+    checkpoints_used: int = 0
+    checkpoints_evicted: int = 0
+    checkpoints_evicted_unused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A snapshot: where the blocks and the slots are, how many of each can be found, and the totals."""
+
+    blocks: PoolCounts
+    slots: PoolCounts
+    num_indexed_blocks: int
+    num_checkpoints: int
+    totals: CacheCounters

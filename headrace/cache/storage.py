@@ -1,0 +1,164 @@
+"""The pools and the index, kept in step: what is indexed is marked so in its pool, and the reverse.
+
+Eviction. The order is `headrace.cache.eviction`'s; for blocks it is that of last use. Whenever one of them is given
+back, so are those above it in its prefix, after it; hence within a prefix the suffix is always the first to
+go (`check()` asserts it). A block that two requests computed at the same time is indexed once; the second
+request keeps its own copy to itself, and what it publishes further on hangs below the first one's block.
+Should that block be evicted, all below it is forgotten as well, and the second request publishes its own
+copies with its next full block.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.cache.errors import CorruptCache, NotHeld
+from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
+from headrace.cache.eviction import EvictionPolicy, Rank, Ranked, Recency
+from headrace.cache.index import Checkpoint, Entry, PrefixIndex
+from headrace.cache.pools import BlockPool, StatePool
+from headrace.cache.stats import CacheCounters
+from headrace.cache.types import FIRM, BlockId, PrefixKey, SlotId, Tier
+
+
+class Storage:
+    """Blocks, slots and the index over them; callers read the parts and change them through these methods."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        num_slots: int,
+        block_size: int,
+        eviction: EvictionPolicy,
+        on_event: Callable[[CacheEvent], None],
+    ) -> None:
+        self.block_size = block_size
+        self._on_event = on_event
+        self._eviction = eviction
+        self.blocks = BlockPool(num_blocks, Recency())
+        self.slots = StatePool(num_slots, Ranked(self._rank))
+        self.index = PrefixIndex(block_size)
+        self.totals = CacheCounters()
+
+    def depth(self, entry: Entry | None) -> int:
+        """How many blocks lead from the start of the prompt through `entry`."""
+        return 0 if entry is None else entry.num_tokens // self.block_size
+
+    # Taking room
+
+    def reserve_blocks(self, num: int) -> list[BlockId]:
+        """`num` blocks, evicting as needed. The caller has seen that there is room for them."""
+        while (blocks := self.blocks.reserve(num)) is None:
+            first = self.blocks.first()
+            if first is None:
+                raise CorruptCache(f"{num} blocks were promised but are not there")
+            # Those below an entry come after it, and go before it.
+            for entry in reversed(self.index.remove(self.index.by_block(first))):
+                if entry.checkpoint is not None:
+                    self._evicted(entry.checkpoint)
+                self.blocks.uncache(entry.block)
+                self.totals.block_evictions += 1
+                self._on_event(BlockEvicted(entry.key))
+        return blocks
+
+    def reserve_slot(self, tier: Tier = FIRM) -> SlotId | None:
+        """One slot, evicting if need be what is of this tier or below; None if there is none."""
+        if not self.slots.num_free:
+            first = self.slots.first(tier)
+            if first is None:
+                return None
+            self._evicted(self.index.detach(self.index.by_slot(first)))
+        slots = self.slots.reserve(1)
+        assert slots is not None, "one is free now"
+        return slots[0]
+
+    def _rank(self, slot: SlotId) -> Rank:
+        checkpoint = self.index.by_slot(slot).checkpoint
+        assert checkpoint is not None, "the index finds slots by their checkpoints"
+        if checkpoint.tier < FIRM:
+            return Rank(checkpoint.tier, worth=1.0)
+        return Rank(FIRM, self._eviction.worth(checkpoint.above_tokens, checkpoint.num_tokens))
+
+    def _evicted(self, checkpoint: Checkpoint) -> None:
+        self._removed(checkpoint)
+        self.totals.checkpoints_evicted += 1
+        self.totals.checkpoints_evicted_unused += checkpoint.num_resumes == 0
+
+    def _removed(self, checkpoint: Checkpoint) -> None:
+        self.slots.uncache(checkpoint.slot)
+        self._on_event(CheckpointEvicted(checkpoint.key))
+
+    # Indexing
+
+    def index_block(self, key: PrefixKey, parent: Entry | None, block: BlockId) -> Entry:
+        """Make a held block findable under a key that is not known yet."""
+        self.blocks.cache(block)
+        entry = self.index.add(key, parent, block)
+        self._on_event(BlockStored(key, None if parent is None else parent.key))
+        return entry
+
+    def index_state(self, entry: Entry, slot: SlotId, tier: Tier, above_tokens: int) -> Checkpoint:
+        """Make the state in a held slot findable at `entry`, which has none."""
+        checkpoint = Checkpoint(entry.key, entry.num_tokens, slot, tier, above_tokens)
+        self.slots.cache(slot)
+        self.index.attach(entry, checkpoint)
+        self.totals.checkpoints_published += 1
+        self._on_event(CheckpointStored(checkpoint.key, checkpoint.num_tokens))
+        return checkpoint
+
+    def forget_checkpoint(self, checkpoint: Checkpoint) -> bool:
+        """Free a checkpoint's slot; not an eviction. False, and no change, if it is referenced or gone."""
+        entry = self.index.find(checkpoint)
+        if entry is None or self.slots.is_referenced(checkpoint.slot):
+            return False
+        self._removed(self.index.detach(entry))
+        return True
+
+    # References
+
+    def acquire_blocks(self, block_ids: Iterable[BlockId]) -> None:
+        for block in block_ids:
+            self.blocks.acquire(block)
+
+    def drop_blocks(self, block_ids: Sequence[BlockId], tail: Entry | None) -> None:
+        """Give back the blocks of one request, the last one first; `tail` is the deepest entry of its prefix.
+
+        What is indexed for the same prefix is touched in the same order, whosever block it is.
+        """
+        num_known = self.depth(tail)
+        for block in reversed(block_ids[num_known:]):
+            self.blocks.drop(block)
+        if tail is None:
+            return
+        for block, entry in zip(reversed(block_ids[:num_known]), tail.upward(), strict=True):
+            self.blocks.drop(block)
+            if entry.indexed:
+                self.blocks.touch(entry.block)
+
+    def drop_slot(self, slot: SlotId) -> None:
+        """Give back a reserved slot that was never indexed. Raises NotHeld."""
+        if self.slots.is_indexed(slot):
+            raise NotHeld(f"slot {slot} holds a published checkpoint: unpublish it instead")
+        self.slots.drop(slot)
+
+    # Invariants
+
+    def check(self) -> None:
+        """Raise CorruptCache unless pools and index are sound and agree; O(number of blocks)."""
+        self.blocks.check()
+        self.slots.check()
+        self.index.check()
+        if {entry.block for entry in self.index.entries()} != self.blocks.indexed():
+            raise CorruptCache("the index and the block pool disagree on what is cached")
+        if {checkpoint.slot for checkpoint in self.index.checkpoints()} != self.slots.indexed():
+            raise CorruptCache("the index and the state pool disagree on what is cached")
+        self._check_suffix_first()
+
+    def _check_suffix_first(self) -> None:
+        turn = {block: position for position, block in enumerate(self.blocks.unused())}
+        first_above: dict[Entry, int] = {}
+        for entry in self.index.entries():
+            limit = len(turn) if entry.parent is None else first_above[entry.parent]
+            own = turn.get(entry.block, limit)
+            if own > limit:
+                raise CorruptCache(f"block {entry.block} would be evicted after one above it in its prefix")
+            first_above[entry] = own

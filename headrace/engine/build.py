@@ -1,0 +1,91 @@
+"""From a model folder and a config to an engine ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from headrace.cache.checkpoints import checkpoint_policy
+from headrace.cache.eviction import eviction_policy
+from headrace.cache.journal import Journal
+from headrace.cache.layout import CacheLayout
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.engine.config import EngineConfig, PoolSizes, measure_free_bytes
+from headrace.engine.engine import Engine
+from headrace.engine.preemption import LatestArrival
+from headrace.engine.runner import ModelRunner
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.warm_up import warm_up
+from headrace.forward.memory import CacheMemory, use_device
+from headrace.models.flops import attention_tokens
+from headrace.models.model import HybridModel
+from headrace.models.weights import dummy_model, load_config, load_model
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine with what a node has to know about it."""
+
+    engine: Engine
+    journal: Journal
+    memory: CacheMemory
+    layout: CacheLayout
+    sizes: PoolSizes
+    max_model_tokens: int
+
+
+def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
+    """Loads the weights and builds an engine around them. Raises ModelError, ConfigError."""
+    use_device(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    return engine_around(_model(model_path, config), config, clock)
+
+
+def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
+    """Measures what memory the model left, sizes the pools, warms a GPU up. Raises ConfigError."""
+    layout = model.cache_layout(config.block_size, config.state_dtype)
+    longest = config.max_model_tokens or model.config.max_position
+    free_bytes = measure_free_bytes(torch.device(config.device))
+    sizes = PoolSizes.fit(layout, config, free_bytes=free_bytes, max_model_tokens=longest)
+    memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots, config.device)
+    max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
+    journal = Journal()
+    runner = ModelRunner(model, memory)
+    if not config.is_on_cpu:
+        warm_up(
+            runner,
+            max_step_tokens=config.max_step_tokens,
+            max_running=config.max_running,
+            max_tokens=max_model_tokens,
+            graphs=config.cuda_graphs,
+        )
+    engine = Engine(
+        runner,
+        PrefixCache(
+            num_blocks=sizes.num_blocks,
+            num_slots=sizes.num_slots,
+            block_size=config.block_size,
+            eviction=eviction_policy(config.eviction_policy, attention_tokens(model.config)),
+            on_event=journal.record,
+        ),
+        checkpoint_policy(config.checkpoint_policy, config.spare_grid_tokens),
+        Scheduler(config.max_step_tokens, config.max_running, config.block_size),
+        LatestArrival(),
+        eos_token_ids=model.config.eos_token_ids,
+        vocab_size=model.config.vocab_size,
+        max_model_tokens=max_model_tokens,
+        num_blocks=sizes.num_blocks,
+        overlap=config.overlaps,
+        clock=clock,
+    )
+    return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)
+
+
+def _model(path: str, config: EngineConfig) -> HybridModel:
+    dtype = getattr(torch, config.model_dtype)
+    if config.load_format == "dummy":
+        return dummy_model(load_config(path), dtype, config.device)
+    return load_model(path, dtype, config.device)

@@ -1,0 +1,128 @@
+"""What a captured decode reads: tensors that stay where they are, filled anew for each step by one copy.
+
+Legend    B rows, n of them sequences and the others padding; M blocks a row at most; m of the longest sequence
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.forward.batch import SequenceStep
+from headrace.forward.forward_batch import DecodeRows, StepPlan
+from headrace.forward.memory import CacheMemory
+from headrace.kernels.attention.decode import PagedContexts
+from headrace.kernels.attention.paged_attention import PagedDecode
+from headrace.kernels.lib.segments import StateSource
+from headrace.kernels.sampling.fed_tokens import fed_tokens
+
+NOBODY = -1  # as a slot: read as zeros, written nowhere
+
+
+class Field(IntEnum):
+    """One number of a row each."""
+
+    TOKEN = 0
+    FEED = 1  # the token's place among the draws of the launch before, or -1: TOKEN says it
+    POSITION = 2
+    CONTEXT = 3  # tokens that the row sees, itself among them
+    BLOCK = 4  # where its keys and values go
+    OFFSET = 5
+    SRC = 6
+    DST = 7
+
+
+class DecodeInputs:
+    """Rows are padded to a captured size: a padding row sees nothing and writes to the scratch block alone."""
+
+    def __init__(self, memory: CacheMemory, drawn: Tensor, max_rows: int, max_tokens: int):
+        """`drawn` int64 [max_rows or more]: what the launch before drew. No sequence is longer than `max_tokens`."""
+        self._block_size = memory.layout.block_size
+        self._drawn = drawn
+        # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are none.
+        self._max_rows = _round_up(max_rows, 16)
+        self.max_blocks = _round_up(-(-max_tokens // self._block_size), 16)
+        self._padding = np.zeros(len(Field), dtype=np.int32)
+        self._padding[[Field.FEED, Field.SRC, Field.DST]] = NOBODY
+        self._padding[Field.BLOCK] = memory.scratch_block
+        self._fields = torch.from_numpy(self._padding)[:, None].repeat(1, self._max_rows).to(memory.device)
+        self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
+        self._host_table = _HostTable(self._max_rows, self.max_blocks)
+
+    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+        """Whether `load` takes them: one token and one row of logits each, none too long."""
+        return all(
+            len(step.tokens) == step.num_logits == 1 and len(step.block_ids) <= self.max_blocks for step in steps
+        )
+
+    def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
+        """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
+        n, width = len(steps), max(-(-step.end // self._block_size) for step in steps)
+        num_fields = len(Field) * num_rows
+        packed = torch.empty(num_fields + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)
+        fields, table = packed.numpy()[:num_fields].reshape(-1, num_rows), packed.numpy()[num_fields:]
+        fields[:, :n] = np.array([self._row(step) for step in steps], dtype=np.int32).T
+        fields[:, n:] = self._padding[:, None]
+        table[:] = self._host_table.rows(steps, width).reshape(-1)
+        arrived = packed.to(self._table.device, non_blocking=True)
+        self._fields[:, :num_rows].copy_(arrived[:num_fields].view(-1, num_rows))
+        self._table[:n, :width].copy_(arrived[num_fields:].view(n, width))
+
+    def plan(self, num_rows: int) -> StepPlan:
+        """The loaded step as the model takes it. Captured with the model's forward pass, so made once a size."""
+        fields = self._fields.long()
+        row = [fields[field, :num_rows] for field in Field]
+        contexts = PagedContexts(self._fields[Field.CONTEXT, :num_rows], self._table[:num_rows])
+        return StepPlan(
+            num_decodes=num_rows,
+            decode=DecodeRows(
+                source=StateSource(row[Field.SRC], any_fresh=True),
+                dst_slots=row[Field.DST],
+                attention=PagedDecode(num_rows, contexts),
+            ),
+            prefill=None,
+            tokens_T=fed_tokens(row[Field.TOKEN], row[Field.FEED], self._drawn),
+            positions_T=row[Field.POSITION],
+            block_T=row[Field.BLOCK],
+            offset_T=row[Field.OFFSET],
+            logit_rows=None,
+            tails=None,
+        )
+
+    def _row(self, step: SequenceStep) -> tuple[int, ...]:
+        """In the order of `Field`."""
+        return (
+            step.tokens[0],
+            NOBODY if step.feed is None else step.feed,
+            step.start,
+            step.end,
+            step.block_ids[step.start // self._block_size],
+            step.start % self._block_size,
+            NOBODY if step.src_slot is None else step.src_slot,
+            step.dst_slot,
+        )
+
+
+class _HostTable:
+    """Block ids by row. A sequence's list only ever grows, so a row that it had before gets the new ids alone."""
+
+    def __init__(self, max_rows: int, max_blocks: int):
+        self._table = np.zeros((max_rows, max_blocks), dtype=np.int32)
+        self._lists: list[Sequence[int]] = [()] * max_rows  # kept alive: another list cannot take one's identity
+        self._filled = [0] * max_rows
+
+    def rows(self, steps: Sequence[SequenceStep], width: int) -> np.ndarray:
+        """[len(steps), width], a view that the next call overwrites."""
+        for row, step in enumerate(steps):
+            ids, num_known = step.block_ids, len(step.block_ids)
+            known = self._filled[row] if self._lists[row] is ids else 0
+            if known < num_known:
+                self._table[row, known:num_known] = ids[known:num_known]
+            self._lists[row], self._filled[row] = ids, num_known
+        return self._table[: len(steps), :width]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,154 @@
+"""CUDA graphs of steps: a few numbers of rows, captured once; a step is padded to the next of them.
+
+A step of few rows is hundreds of launches of microseconds each; replayed as one graph it costs the host one.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.forward.batch import SequenceStep
+from headrace.forward.forward_batch import StepPlan, check_steps
+
+log = logging.getLogger(__name__)
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Launching a prefill takes the host of an H200 18 to 38 ms, which its device needs for two thousand rows; a row more,
+# or one of padding, is 10 us of the device, and capturing a size 50 ms.
+PREFILL_ROWS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Work that runs again on what its input tensors hold by then; its logits stand in the same place each time."""
+
+    replay: Callable[[], object]
+    logits: Tensor
+
+
+Capture = Callable[[Callable[[], Tensor]], Captured]
+
+
+class Inputs(Protocol):
+    """What captured passes read: tensors that stay where they are."""
+
+    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+        """Whether `load` takes them, as far as it is not a matter of rows."""
+        ...
+
+    def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
+        """The rows of these steps, padded to `num_rows`."""
+        ...
+
+    def plan(self, num_rows: int) -> StepPlan:
+        """What is loaded, as the model takes it."""
+        ...
+
+
+class CapturedPasses:
+    """One captured forward pass for each of a few numbers of rows."""
+
+    def __init__(self, forward: Callable[[StepPlan], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture):
+        """`forward` gives logits [num_rows or fewer, V], first those of the steps that were loaded."""
+        self._inputs = inputs
+        self._sizes = sorted(sizes)
+        self._graphs: dict[int, Captured] = {}
+        for size in reversed(self._sizes):  # the largest first: smaller ones find room in its memory
+            self._graphs[size] = capture(partial(self._forward, forward, size))
+
+    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+        return 0 < _num_rows(steps) <= self._sizes[-1] and self._inputs.fits(steps)
+
+    def run(self, steps: Sequence[SequenceStep]) -> Tensor:
+        """Logits [sum of num_logits, V], which the next `run` overwrites. Caches advance; nothing is waited for."""
+        size = next(size for size in self._sizes if size >= _num_rows(steps))
+        self._inputs.load(steps, size)
+        self._graphs[size].replay()
+        return self._graphs[size].logits[: sum(step.num_logits for step in steps)]
+
+    def _forward(self, forward: Callable[[StepPlan], Tensor], size: int) -> Tensor:
+        return forward(self._inputs.plan(size))
+
+
+@dataclass
+class StepGraphs:
+    """What was captured. A step's decodes are one replay, and the short prefills behind them another: the weights are
+    read twice then, which takes less time than launching the two together."""
+
+    block_size: int
+    decodes: CapturedPasses | None = None
+    prefills: CapturedPasses | None = None
+
+    def run(self, steps: Sequence[SequenceStep]) -> Tensor | None:
+        """Logits [sum of num_logits, V], which the next `run` may overwrite; None: these steps were not captured."""
+        num_decodes = next((i for i, step in enumerate(steps) if len(step.tokens) > 1), len(steps))
+        replays: list[Callable[[], Tensor]] = []
+        for passes, some in ((self.decodes, steps[:num_decodes]), (self.prefills, steps[num_decodes:])):
+            if some and (passes is None or not passes.fits(some)):
+                return None
+            if some and passes is not None:
+                replays.append(partial(passes.run, some))
+        if not replays:
+            return None
+        check_steps(steps, self.block_size)
+        logits = [replay() for replay in replays]
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
+
+
+def sizes_up_to(max_rows: int, sizes: Sequence[int]) -> list[int]:
+    """The sizes to capture for steps of at most so many rows, or as many as the last of `sizes`."""
+    within = [size for size in sizes if size < max_rows]
+    return within + [size for size in sizes if size >= max_rows][:1]
+
+
+def _num_rows(steps: Sequence[SequenceStep]) -> int:
+    return sum(len(step.tokens) for step in steps)
+
+
+class CudaCapture:
+    """Captures on the current device. Its graphs share one memory pool: only one of them runs at a time."""
+
+    def __init__(self, what: str, num_graphs: int) -> None:
+        """Both are logged: how far it has come."""
+        self._what, self._num_graphs = what, num_graphs
+        self._num_captured = 0
+        self._started_s = time.monotonic()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Tensor]) -> Captured:
+        # Once before, so that kernels are compiled and libraries have their workspaces.
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            work()
+        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with nothing_collected(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            logits = work()
+        self._num_captured += 1
+        elapsed_s = time.monotonic() - self._started_s
+        log.info("%s graph %d of %d after %.1f s", self._what, self._num_captured, self._num_graphs, elapsed_s)
+        return Captured(graph.replay, logits)
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """What Python's collector may find just then, a graph that nobody has any more, ends a capture as it goes."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,156 @@
+"""The engine's thread: commands between steps, steps while there is work, asleep otherwise.
+
+Everything that touches pools or cache memory happens in this thread, so nothing in headrace/engine/ or headrace/cache/
+needs a lock. The event loop's side posts commands and receives events, one wake-up a step however many events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from headrace.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+IDLE_CHECK_S = 1.0  # how often an idle engine looks whether there is anything to see to
+
+
+class EngineLost(RuntimeError):
+    """The engine's thread has ended; the node must be restarted."""
+
+
+class EngineLoop:
+    """Runs one engine in a thread of its own, beside one asyncio event loop.
+
+    `clock` is the engine's. `on_crash` is called in the event loop when a step raises, or when a check of the pools
+    finds them corrupt, once whenever the engine falls idle: the node must end, because what is in the cache is unknown.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float], on_crash: Callable[[BaseException], None]):
+        self.engine = engine
+        self._clock = clock
+        self._on_crash = on_crash
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._events: list[Callable[[], None]] = []
+        self._awaited: set[asyncio.Future[Any]] = set()  # results that callers wait for; the event loop's own
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._stopping = False
+        self._is_checked = False
+        """Nothing has been done since the pools were found sound."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the thread after the step in progress. Raises TimeoutError if that takes too long."""
+
+        def end() -> None:
+            self._stopping = True
+
+        self._commands.put(end)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine's step did not end within {timeout_s} s")
+        self._lose(EngineLost("the engine has stopped: the node takes no more requests"))
+
+    def deliver(self, callback: Callable[..., None], *args: Any) -> None:
+        """From the engine's thread: have `callback(*args)` called in the event loop, in order, after this step."""
+        self._events.append(lambda: callback(*args))
+
+    def post(self, command: Callable[[], object]) -> None:
+        """Has `command()` called in the engine's thread between two steps."""
+        self._commands.put(command)
+
+    async def call(self, command: Callable[[], T]) -> T:
+        """The result of `command()`, called in the engine's thread between two steps; its error is raised here."""
+        if not self._thread.is_alive():
+            raise EngineLost("the engine has stopped: the node takes no more requests")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._awaited.add(future)
+        future.add_done_callback(self._awaited.discard)
+
+        def run() -> None:
+            try:
+                result = command()
+            except Exception as error:
+                self.deliver(_set_exception, future, error)
+            else:
+                self.deliver(_set_result, future, result)
+
+        self._commands.put(run)
+        return await future
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._drain(wait=self.engine.num_running == 0)
+                self.engine.admit()
+                self._flush()  # an admission, a packed message: nobody waits for them until the step is over
+                self.engine.step()
+                self._flush()
+        except BaseException as error:
+            log.exception("the engine's step failed; the node ends")
+            self._loop.call_soon_threadsafe(self._crashed, error)
+
+    def _crashed(self, error: BaseException) -> None:
+        self._lose(EngineLost(f"the engine has crashed: {error}"))
+        self._on_crash(error)
+
+    def _lose(self, error: EngineLost) -> None:
+        """Nobody runs any more what callers still wait for."""
+        for future in list(self._awaited):
+            _set_exception(future, error)
+
+    def _drain(self, *, wait: bool) -> None:
+        """Runs the commands that are there; with `wait`, sleeps until there is one or a deadline to see to."""
+        if wait:
+            self._flush()
+            deadline_s = self.engine.next_deadline_s()
+            timeout_s = IDLE_CHECK_S if deadline_s is None else max(0.0, deadline_s - self._clock())
+            try:
+                command = self._commands.get(timeout=min(timeout_s, IDLE_CHECK_S))
+            except queue.Empty:
+                self._check_once()
+                return
+            self._is_checked = False
+            command()
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except queue.Empty:
+                return
+
+    def _check_once(self) -> None:
+        if not self._is_checked:
+            self.engine.cache.check_pools()
+            self._is_checked = True
+
+    def _flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            try:
+                self._loop.call_soon_threadsafe(_call_all, events)
+            except RuntimeError:
+                log.info("%d events after the event loop had closed", len(events))
+
+
+def _call_all(events: list[Callable[[], None]]) -> None:
+    for event in events:
+        event()
+
+
+def _set_result(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _set_exception(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,146 @@
+"""From logits to tokens: penalties, temperature, top-k, top-p, min-p, and the logprobs that were asked for.
+
+Logprobs are those of the model itself, before penalties and temperature. A draw is an inverse CDF over
+tokens ordered by probability, at the request's own uniform number: it depends on the logits, the seed and
+the position, and on nothing else in the batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.engine.randomness import uniform
+from headrace.forward.upload import upload_values
+from headrace.kernels.sampling.draw import draw as draw_tokens
+from headrace.wire.messages import Alternative, Logprobs, Sampling, Token
+
+COLDEST = 1e-5  # at and below this temperature the best token is taken: dividing by less overflows
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token to sample: `tokens` so far, of which the first `num_prompt_tokens` are the prompt.
+
+    `banned` are the ids that may not come now: the stop tokens while `min_tokens` is not reached. `num_pending`
+    tokens behind `tokens` have been drawn, and the host does not know them yet.
+    """
+
+    sampling: Sampling
+    tokens: Sequence[int]
+    num_prompt_tokens: int
+    banned: Sequence[int] = ()
+    num_pending: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the token to be drawn, counted from the prompt's first."""
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def is_greedy(self) -> bool:
+        """The best token of the logits as they are."""
+        return not self.banned and not self.has_penalty and self.sampling.temperature <= COLDEST
+
+    @property
+    def has_penalty(self) -> bool:
+        """What was drawn before matters."""
+        sampling = self.sampling
+        return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Token]:
+    """One token for each row. logits [N, V] float32, N = len(draws); not changed."""
+    return Drawn(logits, choose(logits, draws), draws).tokens()
+
+
+def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """The ids that are drawn, int64 [N], where the logits are; on a GPU nothing is waited for."""
+    adjusted = _penalised(logits, draws)
+    chosen = adjusted.argmax(dim=-1)
+    random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
+    if random_rows:
+        index = upload_values(random_rows, logits.device)
+        settings, numbers = _settings([draws[row] for row in random_rows], logits.device)
+        chosen[index] = draw_tokens(adjusted[index], settings, numbers)
+    return chosen
+
+
+class Drawn:
+    """Tokens that a step draws, on their way to the host: made when the step is launched, read when it is over."""
+
+    def __init__(self, logits: Tensor, ids: Tensor, draws: Sequence[Draw]):
+        """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
+        self._draws = draws
+        self._logits: dict[int, Tensor] = {}
+        reported = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+        if reported:
+            self._logits = dict(zip(reported, logits[upload_values(reported, logits.device)], strict=True))
+        host_ids = torch.empty(len(ids), dtype=ids.dtype, pin_memory=ids.is_cuda)
+        self._ids = host_ids.copy_(ids, non_blocking=True)
+        self._arrived = torch.cuda.Event() if ids.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def tokens(self) -> list[Token]:
+        """In the order of the draws, with the logprobs that were asked for. Waits for the step."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        drawn = enumerate(zip(self._ids.tolist(), self._draws, strict=True))
+        return [
+            Token(token_id, _logprobs(self._logits.get(row), token_id, draw.sampling.logprobs))
+            for row, (token_id, draw) in drawn
+        ]
+
+
+def score(logits: Tensor, targets: Sequence[int], num_top: int) -> list[Token]:
+    """Logprobs of given tokens: row i of logits [N, V] predicts targets[i]."""
+    return [Token(target, _logprobs(row, target, num_top)) for row, target in zip(logits, targets, strict=True)]
+
+
+def _logprobs(logits: Tensor | None, token_id: int, num_top: int | None) -> Logprobs | None:
+    if logits is None or num_top is None:
+        return None
+    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    top = logprobs.topk(min(num_top, logprobs.numel()))
+    alternatives = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return Logprobs(float(logprobs[token_id]), tuple(Alternative(i, p) for i, p in alternatives))
+
+
+def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Repetition over prompt and answer (Keskar et al. 2019), presence and frequency over the answer (OpenAI)."""
+    rows = [row for row, draw in enumerate(draws) if draw.banned or draw.has_penalty]
+    if not rows:
+        return logits
+    logits = logits.clone()
+    for row in rows:
+        draw, sampling, line = draws[row], draws[row].sampling, logits[row]
+        if sampling.repetition_penalty != 1.0:
+            seen = upload_values(list(set(draw.tokens)), logits.device)
+            values = line[seen]
+            line[seen] = torch.where(
+                values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
+            )
+        answer = draw.tokens[draw.num_prompt_tokens :]
+        if answer and (sampling.presence_penalty or sampling.frequency_penalty):
+            counts = Counter(answer)
+            penalties = [sampling.presence_penalty + sampling.frequency_penalty * count for count in counts.values()]
+            line[upload_values(list(counts), logits.device)] -= upload_values(penalties, logits.device, line.dtype)
+        if draw.banned:
+            line[upload_values(draw.banned, logits.device)] = -torch.inf
+    return logits
+
+
+def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `draw_tokens` wants to know: [N, 4] temperature, top_k, top_p, min_p, and a uniform number [N] each."""
+    rows = []
+    for draw in draws:
+        sampling = draw.sampling
+        number = uniform(sampling.seed, draw.position)
+        rows.append((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, number))
+    settings_N5 = upload_values(rows, device, torch.float64)
+    return settings_N5[:, :4], settings_N5[:, 4]

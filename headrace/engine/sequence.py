@@ -1,0 +1,189 @@
+"""A request inside one engine: what it asks, what it holds, how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from headrace.cache.claims import Claim
+from headrace.cache.hashing import PrefixHasher
+from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain
+from headrace.cache.index import Checkpoint
+from headrace.cache.leases import LeaseId
+from headrace.forward.memory import Mark
+from headrace.wire.messages import FinishReason, Request, Token
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The cache has made room; `reused_tokens` need neither computing nor receiving. A preempted request is
+    admitted again without a word; one that computes instead of receiving is told again.
+
+    `state_arrives`: the engine computes nothing before `run_decode` (the whole prompt has landed) or `resume`
+    (a part of it has).
+    `mark`: what the device still does with these blocks for others, reused or new, ends there.
+    """
+
+    hit: PrefixHit
+    reused_tokens: int
+    state_arrives: bool
+    mark: Mark | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The prompt's first `num_tokens` tokens are in the blocks (and the state stands there) once the device has reached
+    the mark. It only grows: what is computed again after a preemption is not told again."""
+
+    num_tokens: int
+    mark: Mark | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A new token; with `finish` it is the last one."""
+
+    token: Token
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The prompt's own tokens with logprobs; comes before the first `Sampled`."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """No more tokens: `Sampled.finish` said so, `Engine.finish` was called, or none was asked for."""
+
+    reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No room came free before the deadline; the request holds nothing."""
+
+    message: str
+
+
+Event = Admitted | Computed | Sampled | Scored | Finished | Refused
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a node asks of its engine for one request.
+
+    hit_policy   chooses what it reuses, by what it could resume from locally: `ResumeLocally` and this engine
+                 prefills, `ReceiveState` and it waits for the state
+    max_new      how many tokens may follow the prompt in this engine: 1 at the most on a prefill node
+    admit_by_s   deadline for admission, on the engine's clock
+    on_event     called in the engine's thread
+    prompt_logprobs   alternatives to report for each token of the prompt, None: the prompt is not scored
+    """
+
+    request: Request
+    hit_policy: Callable[[PrefixHit], HitPolicy]
+    max_new: int
+    admit_by_s: float
+    on_event: Callable[[Event], None]
+    prompt_logprobs: int | None = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read `claim` in it.
+
+    tokens           prompt and answer so far
+    arrival          its place among all that were ever submitted
+    hit_policy       what it reuses when it is admitted next
+    num_computed     leading tokens whose blocks and state are written
+    prefill_length   leading tokens to compute in chunks before it decodes token by token: what is there when
+                     it is submitted, and after a preemption the answer so far as well
+    computed_before  leading tokens that had been computed when it was preempted
+    num_preemptions  how often that was
+    num_prefilled    tokens of the prompt that were computed here, each counted once
+    num_sampled      tokens that followed the prompt here; on a decode node the first was sampled elsewhere
+    scoring          alternatives still to be reported for each token of the prompt; None: none (any more)
+    checkpoints      positions published for it, in the prompt; `decoded` are those in its answer, still kept
+    """
+
+    job: Job
+    hasher: PrefixHasher
+    tokens: list[int]
+    arrival: int = 0
+    claim: Claim | None = None
+    lease: LeaseId | None = None
+    hit_policy: Callable[[PrefixHit], HitPolicy] = field(init=False)
+    num_computed: int = 0
+    prefill_length: int = field(init=False)
+    computed_before: int = 0
+    num_preemptions: int = 0
+    num_prefilled: int = 0
+    num_sampled: int = 0
+    scoring: int | None = field(init=False)
+    checkpoints: list[int] = field(default_factory=list)
+    decoded: list[Checkpoint] = field(default_factory=list)
+    scored: list[Token] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.hit_policy = self.job.hit_policy
+        self.scoring = self.job.prompt_logprobs
+        self.prefill_length = len(self.tokens)
+
+    def start_over(self) -> None:
+        """It was preempted: it prefills all its tokens, from what is still cached here, and then goes on.
+
+        The first token sampled after that is the next one: those of `tokens` are not sampled again.
+        """
+        self.hit_policy = _resume_again
+        self.computed_before = max(self.computed_before, self.num_computed)
+        self.num_computed = 0
+        self.prefill_length = len(self.tokens)
+        self.num_preemptions += 1
+        self.scored.clear()
+
+    def compute_instead(self) -> None:
+        """No state arrives after all: it prefills from what is cached here."""
+        self.hit_policy = _resume_again
+
+    @property
+    def request(self) -> Request:
+        return self.job.request
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens it came with: the prompt and what was generated elsewhere before."""
+        return len(self.job.request.tokens)
+
+    @property
+    def num_output(self) -> int:
+        """Generated tokens since the prompt, by any node."""
+        return len(self.tokens) - self.job.request.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.prefill_length
+
+    @property
+    def held(self) -> Claim:
+        if self.claim is None:
+            raise RuntimeError(f"request {self.request.request_id} holds nothing: not admitted, or released")
+        return self.claim
+
+    @property
+    def state_slot(self) -> int:
+        """Where its state stands now."""
+        claim = self.held
+        return claim.slot if claim.source_slot is None else claim.source_slot
+
+    @property
+    def all_checkpoints(self) -> tuple[int, ...]:
+        # One that was evicted may have been published again after a preemption.
+        return tuple(dict.fromkeys((*self.checkpoints, *(c.num_tokens for c in self.decoded))))
+
+
+def _resume_again(hit: PrefixHit) -> HitPolicy:
+    """What this engine has computed it computes again itself, wherever the state came from at first."""
+    return ResumeAgain()

@@ -1,0 +1,55 @@
+"""Who waits for room in the cache: jobs that hold nothing yet, and preempted ones that hold nothing any more."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+
+from headrace.engine.sequence import Sequence
+
+
+class WaitingLine:
+    """The preempted first, in order of arrival; then the new ones, which leave at their deadline."""
+
+    def __init__(self) -> None:
+        self._preempted: list[Sequence] = []
+        self._new: deque[Sequence] = deque()
+
+    def __len__(self) -> int:
+        return len(self._preempted) + len(self._new)
+
+    @property
+    def preempted(self) -> tuple[Sequence, ...]:
+        return tuple(self._preempted)
+
+    def join(self, sequence: Sequence) -> None:
+        """At the end of the line."""
+        self._new.append(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A preempted one: before every new one. It was admitted once, so its deadline counts no more."""
+        insort(self._preempted, sequence, key=lambda s: s.arrival)
+
+    def first(self) -> Sequence | None:
+        """Whose turn it is; it stays in the line."""
+        if self._preempted:
+            return self._preempted[0]
+        return self._new[0] if self._new else None
+
+    def leave(self, sequence: Sequence) -> None:
+        """Takes it out of the line, wherever it stands; nothing if it is not there."""
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
+        elif sequence in self._new:
+            self._new.remove(sequence)
+
+    def expire(self, now_s: float) -> list[Sequence]:
+        """Takes out those that may not be admitted any more, and returns them."""
+        late = [sequence for sequence in self._new if sequence.job.admit_by_s <= now_s]
+        for sequence in late:
+            self._new.remove(sequence)
+        return late
+
+    def next_deadline_s(self) -> float | None:
+        """When `expire` has something to take out; None if it never will."""
+        return min((sequence.job.admit_by_s for sequence in self._new), default=None)

@@ -1,0 +1,79 @@
+"""What a GPU needs once before the first request: kernels compiled, graphs captured, memory touched."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from headrace.engine.graphs import Capture, Captured
+from headrace.engine.runner import ModelRunner
+from headrace.engine.sampler import Draw
+from headrace.forward.batch import SequenceStep
+from headrace.kernels.dense.small_linear import MOST_ROWS
+from headrace.kernels.lib.compile_ahead import compiling_ahead
+from headrace.kernels.lib.sizes import cdiv
+from headrace.wire.messages import Sampling
+
+log = logging.getLogger(__name__)
+
+_GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+_RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), (), 0)
+
+
+def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_tokens: int, graphs: bool) -> None:
+    """Runs what requests will run, on blocks and slots that nobody has taken yet: only before the first request.
+
+    max_tokens   of the longest sequence. With `graphs`, decodes of up to `max_running` sequences are captured, and
+                 short prefills
+    """
+    started_s = time.monotonic()
+    on_gpu = runner.memory.device.type == "cuda"
+
+    def run(runner: ModelRunner, capture: Capture | None) -> None:
+        steps = _steps(runner, max_step_tokens)
+        for i, step in enumerate(steps):
+            launched = runner.launch(step, [(row, (_GREEDY, _RANDOM)[row % 2]) for row in range(len(step))])
+            launched.drawn.tokens()
+            if capture is None:
+                log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
+        if graphs:
+            runner.capture_decodes(max_running, max_tokens, capture)
+            runner.capture_prefills(max_step_tokens, max_tokens, capture)
+
+    if on_gpu:
+        log.info("warm-up: a rehearsal, to know the kernels")
+        with compiling_ahead():  # on a runner of its own, with which what it captured goes
+            run(ModelRunner(runner.model, runner.memory), _rehearsed)
+        log.info("warm-up: all kernels compiled after %.1f s", time.monotonic() - started_s)
+    run(runner, None)
+    if on_gpu:
+        torch.cuda.synchronize(runner.memory.device)
+    log.info("warm-up took %.1f s", time.monotonic() - started_s)
+
+
+def _rehearsed(work: Callable[[], Tensor]) -> Captured:
+    """A capture that is never replayed."""
+    return Captured(lambda: None, work())
+
+
+def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]]:
+    """Two fresh prompts, one of a whole step's budget; then one resumes and leaves a state on its way, one decodes.
+    Then prompts as short as the products' smallest tiles, which decodes reach only in large batches."""
+    size = runner.memory.layout.block_size
+    blocks = range(runner.memory.num_blocks)
+    at_end = blocks[-cdiv(3, size) :]  # of the short prompt, and the token behind it
+    # One block more stays for what follows the long one.
+    length = min(max_step_tokens - 2, (len(blocks) - len(at_end) - 1) * size)
+    first = [SequenceStep([1] * 2, 0, at_end, None, 1)]
+    if length > 1:
+        first.insert(0, SequenceStep([1] * length, 0, blocks, None, 0))
+    chunk = min(2 * size, (len(blocks) - len(at_end)) * size - length, max_step_tokens - 1) if length > 1 else 0
+    second = [SequenceStep([1], 2, at_end, 1, 1)]
+    if chunk > 1:
+        second.insert(0, SequenceStep([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
+    short = [SequenceStep([1] * rows, 0, blocks, None, 0) for rows in (16, 32, MOST_ROWS) if rows <= length]
+    return [first, second, *([step] for step in short)]

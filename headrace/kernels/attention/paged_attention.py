@@ -1,0 +1,219 @@
+"""Causal attention over a paged KV pool: chunks of prompts behind a cached prefix, and one-token decodes.
+
+Shapes    q [T, H, D]; k, v [T, Hkv, D]; k_pool, v_pool [P, bs, Hkv, D], any stride over blocks; returns [T,
+          H, D]. T packed rows, H query heads, Hkv KV heads (divides H), P blocks of bs tokens
+Contract  `store_kv` has put this step's keys and values into the pool before; a row sees the pool's tokens
+          up to its own position and nothing behind it: memory past a sequence's end may hold anything, NaN
+          included
+Numerics  softmax in float32, the result in q's dtype
+Source    torch's fused attention on the CPU; on a GPU headrace/kernels/attention/prefill.py, for heads of 64 and 256 on
+          Hopper headrace/kernels/attention/prefill_hopper.py, for few rows headrace/kernels/attention/extend.py, and
+          headrace/kernels/attention/decode.py
+
+Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headrace.kernels.attention.decode import PagedContexts, paged_decode_triton
+from headrace.kernels.attention.extend import extend_splits, paged_extend_triton
+from headrace.kernels.attention.prefill import PagedChunks, paged_prefill_triton
+from headrace.kernels.attention.prefill_hopper import fits_hopper, paged_prefill_hopper
+
+
+@dataclass(frozen=True)
+class DenseChunks:
+    """What torch's attention needs of a prefill."""
+
+    starts: tuple[int, ...]
+    blocks: tuple[Tensor | None, ...]  # int64 [ceil(end / bs)]; None without a cached prefix: nothing to read
+    visible: tuple[Tensor | None, ...]  # bool [length, end]; None without a cached prefix: plain causal
+
+    @classmethod
+    def build(
+        cls,
+        lengths: Sequence[int],
+        starts: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device,
+    ) -> "DenseChunks":
+        blocks: list[Tensor | None] = []
+        visible: list[Tensor | None] = []
+        for length, start, ids in zip(lengths, starts, block_ids, strict=True):
+            end = start + length
+            used = ids[: -(-end // block_size)]
+            blocks.append(torch.tensor(used, dtype=torch.int64, device=device) if start else None)
+            mask = torch.ones(length, end, dtype=torch.bool, device=device).tril_(start) if start else None
+            visible.append(mask)
+        return cls(tuple(starts), tuple(blocks), tuple(visible))
+
+
+@dataclass(frozen=True)
+class PagedPrefill:
+    """Chunks of prompts: sequence i has lengths[i] new rows behind starts[i] tokens that its blocks hold."""
+
+    lengths: tuple[int, ...]
+    chunks: PagedChunks | DenseChunks  # for Triton, for torch
+
+    @classmethod
+    def build(
+        cls,
+        lengths: Sequence[int],
+        starts: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device,
+    ) -> "PagedPrefill":
+        form = PagedChunks if device.type == "cuda" else DenseChunks
+        return cls(tuple(lengths), form.build(lengths, starts, block_ids, block_size, device))
+
+
+@dataclass(frozen=True)
+class DenseContexts:
+    """What torch's attention needs of a decode."""
+
+    blocks_NM: Tensor  # int64, flattened; places past a sequence's last block repeat some valid block
+    max_context: int
+    hidden_Nn: Tensor | None  # bool, places past a sequence's end; None when all contexts are equally long
+    bias_N11n: Tensor | None  # float, -inf at hidden places
+
+    @classmethod
+    def build(
+        cls,
+        context_lens: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device,
+    ) -> "DenseContexts":
+        longest = max(context_lens)
+        num_blocks = -(-longest // block_size)
+        table = []
+        for ids, length in zip(block_ids, context_lens, strict=True):
+            used = list(ids[: -(-length // block_size)])
+            table.extend(used + used[-1:] * (num_blocks - len(used)))
+        hidden = bias = None
+        if min(context_lens) != longest:
+            lengths = torch.tensor(context_lens, device=device)
+            hidden = torch.arange(longest, device=device) >= lengths[:, None]
+            bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
+        blocks = torch.tensor(table, dtype=torch.int64, device=device)
+        return cls(blocks, longest, hidden, bias)
+
+
+@dataclass(frozen=True)
+class PagedDecode:
+    """One row a sequence, the last of context_lens[i] tokens."""
+
+    num_sequences: int
+    contexts: PagedContexts | DenseContexts  # for Triton, for torch
+
+    @classmethod
+    def build(
+        cls,
+        context_lens: Sequence[int],
+        block_ids: Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device,
+    ) -> "PagedDecode":
+        form = PagedContexts if device.type == "cuda" else DenseContexts
+        return cls(len(context_lens), form.build(context_lens, block_ids, block_size, device))
+
+
+def store_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, block_T: Tensor, offset_T: Tensor) -> None:
+    """Write row t to place offset_T[t] of block block_T[t]. On a GPU `prepare_qkv` does it along the way."""
+    if k.shape != v.shape or k.shape[1:] != k_pool.shape[2:] or k.dtype != k_pool.dtype:
+        raise ValueError(f"k {tuple(k.shape)} {k.dtype} does not fit the pool {tuple(k_pool.shape)} {k_pool.dtype}")
+    k_pool[block_T, offset_T] = k
+    v_pool[block_T, offset_T] = v
+
+
+def paged_prefill(
+    q: Tensor, k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedPrefill
+) -> Tensor:
+    if sum(batch.lengths) != q.shape[0] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit rows {batch.lengths}")
+    if isinstance(batch.chunks, PagedChunks):
+        if extend_splits(q, k_pool, batch.chunks) > 1:
+            return paged_extend_triton(q, k_pool, v_pool, scale, batch.chunks)
+        on_gpu = paged_prefill_hopper if fits_hopper(q, k_pool) else paged_prefill_triton
+        return on_gpu(q, k_pool, v_pool, scale, batch.chunks)
+    return paged_prefill_torch(q, k, v, k_pool, v_pool, scale, batch.lengths, batch.chunks)
+
+
+def paged_prefill_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    scale: float,
+    lengths: Sequence[int],
+    chunks: DenseChunks,
+) -> Tensor:
+    T, H, D = q.shape
+    num_kv = k.shape[1]
+    out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
+    first = 0
+    for length, start, blocks, visible in zip(lengths, chunks.starts, chunks.blocks, chunks.visible, strict=True):
+        rows = slice(first, first + length)
+        keys, values = k[rows], v[rows]
+        if blocks is not None:
+            # The slice ends at the sequence's last token: what lies behind it in the block is never read.
+            keys = k_pool.index_select(0, blocks).flatten(0, 1)[: start + length]
+            values = v_pool.index_select(0, blocks).flatten(0, 1)[: start + length]
+        # KV heads take the batch dimension, their query heads the head dimension: grouping without copies.
+        q_KGTD = q[rows].view(length, num_kv, -1, D).permute(1, 2, 0, 3)
+        shape = (num_kv, H // num_kv, len(keys), D)
+        attended = F.scaled_dot_product_attention(
+            q_KGTD,
+            keys.transpose(0, 1)[:, None].expand(shape),
+            values.transpose(0, 1)[:, None].expand(shape),
+            attn_mask=visible,
+            is_causal=visible is None,
+            scale=scale,
+        )
+        out[rows].view(length, num_kv, -1, D).copy_(attended.permute(2, 0, 1, 3))
+        first += length
+    return out
+
+
+def paged_decode(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedDecode, gate: Tensor | None = None
+) -> Tensor:
+    """With a gate [N, H, D] the result is multiplied by its sigmoid."""
+    if q.shape[0] != batch.num_sequences or q.shape[1] % k_pool.shape[2]:
+        raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences, {k_pool.shape[2]} KV heads")
+    if isinstance(batch.contexts, PagedContexts):
+        return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts, gate)
+    attended = paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts)
+    return attended if gate is None else attended * torch.sigmoid(gate)
+
+
+def paged_decode_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, contexts: DenseContexts) -> Tensor:
+    N, H, D = q.shape
+    num_kv = k_pool.shape[2]
+    keys, values = (
+        pool.index_select(0, contexts.blocks_NM).view(N, -1, num_kv, D)[:, : contexts.max_context]
+        for pool in (k_pool, v_pool)
+    )
+    bias = None
+    if contexts.hidden_Nn is not None and contexts.bias_N11n is not None:
+        # A weight of zero does not hide a NaN: clear the places, on the copies.
+        keys.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
+        values.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
+        bias = contexts.bias_N11n.to(q.dtype)
+    # The query heads of one KV head are the rows of one small matrix.
+    attended = F.scaled_dot_product_attention(
+        q.view(N, num_kv, H // num_kv, D),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        attn_mask=bias,
+        scale=scale,
+    )
+    return attended.reshape(N, H, D)

@@ -1,0 +1,127 @@
+"""`headrace.kernels.attention.prefill` by hand for Hopper: same shapes, contract and numerics, for 16-bit heads of 64
+or 256.
+
+A block of threads is several warp groups, each at its own work. One warp, the producer, asks the copy engine for keys
+and values, a block of the pool at a time, as soon as a place in shared memory is free. The others, consumers of 64
+query rows each, multiply and weigh: while one's weights are made, another's products run, and its own product of the
+tile before. Nobody waits for all. A program goes from item to item, and copies for the next one while the last ends.
+
+Parts     what the warps do: paged_prefill_warps.py, paged_prefill_consumers.py
+Source    Shah et al. 2024, "FlashAttention-3", section 3
+Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from headrace.kernels.attention.prefill import PagedChunks, check_paged
+from headrace.kernels.attention.prefill_hopper_consumers import Queries, consume
+from headrace.kernels.attention.prefill_hopper_warps import Form, Items, Pool, make_ring, produce
+from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.hopper import LAYOUT, MULTIPROCESSORS, SPAN, launch_registers, registers, runs_by_hand
+from headrace.kernels.lib.sizes import next_power_of_2
+
+
+class HopperTile(NamedTuple):
+    """How a program works: `consumers` of 64 rows each against `keys` keys at a time; places for `stages` tiles."""
+
+    consumers: int
+    keys: int
+    stages: int
+
+
+def hopper_tile(head_dim: int) -> HopperTile:
+    """The fastest measured on an H200 (docs/gpu-notes.md). Heads of 256 leave room for no more, in registers either."""
+    return HopperTile(2, 64, 2) if head_dim == 256 else HopperTile(3, 64, 4)
+
+
+@gluon.jit(do_not_specialize=["num_items", "num_sequences", "stride_table", "block_rows", "num_rows"])
+def _hopper_prefill_kernel(
+    q_ptr, k_desc, v_desc, v_ptr, out_ptr, first_row_ptr, start_ptr, table_ptr,
+    num_items, num_sequences, stride_q, block_rows, num_rows, stride_table, scale_log2,
+    H: gl.constexpr, HKV: gl.constexpr, GROUP: gl.constexpr, PADDED_GROUP: gl.constexpr, D: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """A program for each multiprocessor; items as in paged_prefill_warps.py, of 64 rows a consumer."""
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    form = Form(H, HKV, GROUP, PADDED_GROUP, D, BLOCK_SIZE, KEYS, STAGES, 64 * CONSUMERS)
+    items = Items(first_row_ptr, start_ptr, num_items, num_sequences, form)
+    pool = Pool(k_desc, v_desc, v_ptr, table_ptr, stride_table, block_rows, num_rows)
+    keys = make_ring(dtype, form, CONSUMERS)
+    values = make_ring(dtype, form, CONSUMERS)
+    q_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 64, D], LAYOUT)
+    queries = Queries(q_ptr, out_ptr, q_tiles, stride_q, scale_log2)
+    fence_async_shared()  # the copy engine sees the barriers
+
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [(consume, (items, queries, keys, values, 0)), (consume, (items, queries, keys, values, 1)),
+             (produce, (items, pool, keys, values))],
+            [4, 1], [REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [(consume, (items, queries, keys, values, 0)), (consume, (items, queries, keys, values, 1)),
+             (consume, (items, queries, keys, values, 2)), (produce, (items, pool, keys, values))],
+            [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
+        )  # fmt: skip
+
+
+def paged_prefill_hopper(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, chunks: PagedChunks, tile: HopperTile | None = None
+) -> Tensor:
+    T, H, D = q.shape
+    num_sequences, (block_size, num_kv) = len(chunks.start_N), k_pool.shape[1:3]
+    check_paged(q, k_pool, v_pool)
+    if not fits_hopper(q, k_pool):
+        raise ValueError(f"q {tuple(q.shape)} {q.dtype}, pool {tuple(k_pool.shape)}: use paged_prefill_triton")
+    out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
+    if T == 0:
+        return out
+    tile = tile or hopper_tile(D)
+    consumer_registers, producer_registers = registers(tile.consumers)
+    padded_group = next_power_of_2(H // num_kv)
+    num_items = (T // (64 * tile.consumers // padded_group) + num_sequences) * num_kv
+    block_rows = k_pool.stride(0) // k_pool.stride(1)
+    keys, values = _rows_of(k_pool), _rows_of(v_pool)
+    grid = (min(num_items, MULTIPROCESSORS),)
+    _hopper_prefill_kernel[grid](
+        q, keys, values, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
+        num_items, num_sequences, q.stride(0), block_rows, keys.shape[0], chunks.table_NM.stride(0),
+        scale * LOG2_E.value,
+        H=H, HKV=num_kv, GROUP=H // num_kv, PADDED_GROUP=padded_group, D=D, BLOCK_SIZE=block_size,
+        KEYS=tile.keys, STAGES=tile.stages, CONSUMERS=tile.consumers,
+        REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
+        num_warps=4, maxnreg=launch_registers(tile.consumers),
+    )  # fmt: skip
+    return out
+
+
+def _rows_of(pool: Tensor) -> TensorDescriptor:
+    """A pool [P, bs, Hkv, D] as rows of one token's heads, for copies of one block and SPAN elements."""
+    num_blocks, block_size, num_kv, D = pool.shape
+    width = num_kv * D
+    rows = (num_blocks - 1) * (pool.stride(0) // width) + block_size
+    return TensorDescriptor(pool, [rows, width], [width, 1], [block_size, SPAN.value], LAYOUT.value)
+
+
+def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
+    """Whether it runs by hand, and the kernel takes such heads and blocks."""
+    H, D = q.shape[1:]
+    _, block_size, num_kv, _ = k_pool.shape
+    return (
+        runs_by_hand(q)
+        and D in (64, 256)  # those measured
+        and H // num_kv <= 64
+        and 64 % block_size == 0
+        and block_size >= 8  # the copy engine's swizzle repeats every 8 rows
+        and k_pool.stride(1) == num_kv * D
+        and k_pool.stride(0) % k_pool.stride(1) == 0
+    )

@@ -1,0 +1,34 @@
+"""A residual branch joins the stream, and the sum passes the norm that comes next.
+
+    s = x + alpha * branch;  returns s, rms_norm(s)
+
+Shapes    x [T, D]; branch [T, D], or a product that gives it; weight [D] float32
+Contract  a product is worked out here: x may hold s afterwards, so whoever calls gives x up
+Numerics  s is rounded to x's dtype before it is normed; a branch is rounded before it is added, unless its product
+          adds it in float32
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.rms_norm import add_rms_norm, rms_norm
+
+
+class Product(NamedTuple):
+    """x W^T [T, D], not worked out yet: many rows are added to the stream by the product itself, few come in parts."""
+
+    x: Tensor
+    matrix: LinearWeight
+
+    def of_rows(self, rows: Tensor) -> "Product":
+        return Product(self.x.index_select(0, rows), self.matrix)
+
+
+def add_branch(x: Tensor, branch: Tensor | Product, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if isinstance(branch, Product):
+        if branch.matrix.add_to(x, branch.x, alpha):
+            return x, rms_norm(x, weight, eps)
+        branch = branch.matrix.parts(branch.x)
+    return add_rms_norm(x, branch, alpha, weight, eps)

@@ -1,0 +1,134 @@
+"""Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight; alone, or behind a residual addition.
+
+    add_rms_norm    s = x + alpha * branch;  returns s, rms_norm(s)
+
+Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D]: one weight a head);
+          add_rms_norm: x [T, D], weight [D]; branch [T, D] in x's dtype, or parts [S, T, D] in float32 whose sum it is
+Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time; rows may have any
+          stride
+Numerics  float32 inside, the result in x's dtype; s is rounded to it before it is normed
+Source    Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.lib.dispatch import runs_triton
+from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from headrace.kernels.lib.sizes import cdiv, next_power_of_2
+
+L2_NORM_EPS = 1e-6  # of the delta rule's keys and queries
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.shape[-1] != weight.shape[-1]:
+        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} differ in the last dimension")
+    return rms_norm_triton(x, weight, eps) if runs_triton(x) else rms_norm_torch(x, weight, eps)
+
+
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return torch.mul(wide, inverse_rms(wide, eps)).mul_(weight).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    dtype = x.dtype if branch.dim() == 2 else torch.float32
+    if x.shape != branch.shape[-2:] or x.dim() != 2 or dtype != branch.dtype or weight.shape != x.shape[1:]:
+        raise ValueError(f"x {tuple(x.shape)}, branch {tuple(branch.shape)}, weight {tuple(weight.shape)} disagree")
+    add = add_rms_norm_triton if runs_triton(x) else add_rms_norm_torch
+    return add(x, branch, alpha, weight, eps)
+
+
+def add_rms_norm_torch(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if branch.dim() == 3:
+        branch = branch.sum(0).to(x.dtype)
+    total = torch.add(x, branch, alpha=alpha)
+    return total, rms_norm_torch(total, weight, eps)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last dimension, kept as one: three small operations, not six."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
+
+
+def l2_normalize(x: Tensor, eps: float) -> Tensor:
+    """x / sqrt(sum(x^2) + eps) over the last dimension."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.addcmul(_constant(eps, x.device), norm, norm).rsqrt_()
+
+
+@functools.cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    return torch.tensor(value, device=device)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    x_ptr, branch_ptr, weight_ptr, sum_ptr, out_ptr, num_rows, num_weights, stride_x, stride_branch, alpha, eps,
+    D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows a program; row r takes weight row r % num_weights; sum and out have no gaps between rows.
+    The branch is the sum of PARTS tensors, num_rows rows apart; without any there is no branch."""
+    let_next_start()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    d = tl.arange(0, BLOCK_D)[None, :]
+    is_here = (row < num_rows) & (d < D)
+    weight_row = row % num_weights
+    row = row.to(tl.int64)
+    weight = tl.load(weight_ptr + weight_row * D + d, mask=d < D, other=0.0)
+    wait_for_previous()
+    x = tl.load(x_ptr + row * stride_x + d, mask=is_here, other=0.0)
+    wide = x.to(tl.float32)
+    if PARTS:
+        branch = tl.load(branch_ptr + row * stride_branch + d, mask=is_here, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            branch += tl.load(branch_ptr + (part * num_rows + row) * stride_branch + d, mask=is_here, other=0.0)
+        wide += alpha * branch
+        total = wide.to(x.dtype)
+        tl.store(sum_ptr + row * D + d, total, mask=is_here)
+        wide = total.to(tl.float32)
+    y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
+    tl.store(out_ptr + row * D + d, y.to(x.dtype), mask=is_here)
+
+
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x.reshape(-1, x.shape[-1]), None, 0.0, weight, eps, None, out)
+    return out
+
+
+def add_rms_norm_triton(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total, out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    _launch(x, branch, alpha, weight, eps, total, out)
+    return total, out
+
+
+def _launch(
+    x: Tensor, branch: Tensor | None, alpha: float, weight: Tensor, eps: float, total: Tensor | None, out: Tensor
+) -> None:
+    """x, branch [T, D] or parts [S, T, D]; a weight of several rows repeats along T."""
+    T, D = x.shape
+    parts = 0 if branch is None else len(branch) if branch.dim() == 3 else 1
+    if x.stride(1) != 1 or (branch is not None and branch.stride(-1) != 1) or not weight.is_contiguous():
+        raise ValueError("values of one row must lie side by side, and weights have no gaps")
+    if parts > 1 and branch is not None and not branch.is_contiguous():
+        raise ValueError(f"parts have strides {branch.stride()}: they must have no gaps")
+    rows, num_warps = row_tile(D)
+    if T:
+        _rms_norm_kernel[(cdiv(T, rows),)](
+            x, branch, weight, total, out, T, weight.numel() // D,
+            x.stride(0), 0 if branch is None else branch.stride(-2), alpha, eps,
+            D=D, PARTS=parts, ROWS=rows, BLOCK_D=next_power_of_2(D),
+            num_warps=2 * num_warps if parts > 1 else num_warps, **OVERLAPPED,
+        )  # fmt: skip
+
+
+def row_tile(D: int) -> tuple[int, int]:
+    """Rows a program and its warps: about 2,048 values, 8 a thread. With 16 a thread a layer's products and norms took
+    2 to 4 % longer at up to 64 rows (benchmarks/gpu_kernels_products.py, its chain)."""
+    return max(1, 2048 // next_power_of_2(D)), 8

@@ -1,0 +1,175 @@
+"""Dense products of few rows, as decode steps have them: the weight streams by once, at the memory's speed.
+
+    plain    y = x W^T
+    gated    y = silu(x G^T) * (x U^T), where W is G above U
+    logits   y = (x W^T, rounded to W's dtype) / divisor, in float32
+    parts    y[s] = x[:, part s] W[:, part s]^T in float32: their sum is the product
+
+Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps; y [M, O], gated [M, O / 2],
+          parts [S, M, O] with S of `tile_for`
+Contract  16-bit floats; nothing that runs before on the stream writes the weight: it is fetched before those end
+Numerics  sums in float32, rounded once. Logits are rounded first, as other products' are: their many equal values
+          make draws short (draw.py)
+Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product that lasts 5 to 20 us
+          loses a fifth of it to its start and its end: both hide behind the neighbours on the stream (pdl.py), and
+          the first bytes of the weight come into the second-level cache meanwhile
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.lib.dot import dot, dot_block
+from headrace.kernels.lib.hopper import MULTIPROCESSORS
+from headrace.kernels.lib.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
+from headrace.kernels.lib.sizes import cdiv
+
+MOST_ROWS = 64
+ROOM = 216 * 1024  # bytes of shared memory that programs share on each multiprocessor
+
+
+class Tile(NamedTuple):
+    """What a program computes: `columns` of y (gated: half as many) from 1 / `parts` of each row of W."""
+
+    columns: int
+    depth: int  # of a row of W, a step
+    parts: int
+    num_warps: int
+    num_stages: int
+    ahead: int = 256  # of a row of W, fetched before the kernels before this one are done
+
+
+def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
+    """The tile for a product [M, num_in] x [num_out, num_in]^T, from times of one H200
+    (benchmarks/gpu_kernels_products.py).
+
+    Programs for every multiprocessor, all of them resident at once but for the widest products (heads). Shapes that
+    give each multiprocessor equally many (Granite's) were the fastest with wide tiles; others (Qwen's, 160 to 288
+    programs) with narrow ones, three to a multiprocessor; but split ones of many rows with one at most, so with fewer
+    parts and many stages.
+    """
+    rows, is_few = dot_block(M), M <= 16
+    if is_few:
+        columns, depth, narrowest = 64, 128, 32
+    else:  # x counts, too: wide tiles read it less often
+        columns, depth, narrowest = 128 if num_out >= 120 * 128 else 64, 64, 64
+    parts = 1
+    if can_split:
+        # Parts are bytes, too, in float32: little beside W at 16 rows, at 64 a quarter of it for each 4.
+        most = 2 * MULTIPROCESSORS if is_few else MULTIPROCESSORS
+        while cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
+            parts *= 2
+    else:
+        while columns > 16 and cdiv(num_out, columns) < 120:
+            columns, depth = columns // 2, min(depth * 2, 8192 // rows)
+    programs = cdiv(num_out, columns) * parts
+    is_even = columns == 16 or _is_even(programs)
+    if programs > 3 * MULTIPROCESSORS:  # several waves: the end of one hides in the next
+        resident = 2 if is_few else 1
+    elif is_even or programs <= MULTIPROCESSORS:
+        resident = cdiv(programs, MULTIPROCESSORS)
+    else:
+        resident = 3
+        if columns > narrowest and 2 * programs <= 3 * MULTIPROCESSORS:
+            columns //= 2
+    num_stages = ROOM // resident // (2 * (columns + rows) * depth)
+    # Few rows: room that is left lets the next kernel's programs in (and is first-level cache to them).
+    most_stages = 4 if is_few and resident < 3 else 8
+    return Tile(columns, depth, parts, 4, max(2, min(most_stages, num_stages)))
+
+
+def _is_even(programs: int) -> bool:
+    """Whether multiprocessors get about equally many; one program too many does no harm."""
+    return programs >= 0.9 * MULTIPROCESSORS * cdiv(programs - 1, MULTIPROCESSORS)
+
+
+@triton.jit(do_not_specialize=["M"])  # one kernel for all batches of a tile: none is compiled while serving
+def _small_linear_kernel(
+    x_ptr, weight_ptr, out_ptr, M, stride_x, divisor,
+    OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows."""
+    let_next_start()
+    IS_GATED: tl.constexpr = FORM == "gated"
+    WIDTH: tl.constexpr = OUT // 2 if IS_GATED else OUT
+    COLUMNS_OUT: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
+    part = tl.program_id(0) % PARTS
+    first_column = tl.program_id(0) // PARTS * COLUMNS_OUT
+    place = tl.arange(0, COLUMNS)
+    weight_row = first_column + place % COLUMNS_OUT
+    if WIDTH % COLUMNS_OUT:  # what lies beyond the last column is computed, too, and not stored
+        weight_row = tl.minimum(weight_row, WIDTH - 1)
+    if IS_GATED:
+        weight_row += place // COLUMNS_OUT * WIDTH
+    weights = weight_ptr + weight_row.to(tl.int64)[:, None] * IN + part * PART
+    if AHEAD > 0:
+        PIECES: tl.constexpr = max(1, 128 // COLUMNS)  # one instruction a thread
+        fetch(weights + tl.arange(0, PIECES)[None, :] * (AHEAD // PIECES), AHEAD // PIECES * 2)
+    wait_for_previous()
+
+    row = tl.arange(0, ROWS)
+    is_row = (row < M)[:, None]
+    x_rows = x_ptr + row.to(tl.int64)[:, None] * stride_x + part * PART
+    sums = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for start in range(0, PART, DEPTH):
+        i = start + tl.arange(0, DEPTH)[None, :]
+        if PARTS * PART > IN:
+            is_inside = part * PART + i < IN
+            weight = tl.load(weights + i, mask=is_inside, other=0.0)
+            x = tl.load(x_rows + i, mask=is_row & is_inside, other=0.0)
+        else:
+            weight = tl.load(weights + i)
+            x = tl.load(x_rows + i, mask=is_row, other=0.0)
+        sums = dot(weight, tl.trans(x), sums)
+
+    if IS_GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(sums, (2, COLUMNS_OUT, ROWS)), (1, 2, 0)))
+        y = gate * tl.sigmoid(gate) * up
+    elif FORM == "logits":
+        y = sums.to(weight_ptr.dtype.element_ty).to(tl.float32) / divisor
+    else:
+        y = sums
+    column = (first_column + tl.arange(0, COLUMNS_OUT))[:, None]
+    out = out_ptr + (part * M + row).to(tl.int64)[None, :] * WIDTH + column
+    tl.store(out, y.to(out_ptr.dtype.element_ty), mask=(row < M)[None, :] & (column < WIDTH))
+
+
+def small_linear_triton(
+    x: Tensor, weight: Tensor, form: str = "plain", divisor: float = 1.0, tile: Tile | None = None
+) -> Tensor:
+    M, num_in = x.shape
+    num_out = weight.shape[0]
+    if M > MOST_ROWS or x.dtype != weight.dtype or weight.shape[1] != num_in or x.stride(1) != 1:
+        raise ValueError(f"x {tuple(x.shape)} of strides {x.stride()} {x.dtype}, weight {tuple(weight.shape)} disagree")
+    if not weight.is_contiguous() or x.itemsize != 2 or (form == "gated" and num_out % 2):
+        raise ValueError(f"weight {tuple(weight.shape)} {weight.dtype} {weight.stride()}: 16 bits, no gaps, two halves")
+    tile = tile or tile_for(M, num_out, num_in, can_split=form == "parts")
+    width = num_out // 2 if form == "gated" else num_out
+    shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
+    out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else x.dtype, device=x.device)
+    if M:
+        columns_out = tile.columns // 2 if form == "gated" else tile.columns
+        _small_linear_kernel[(cdiv(width, columns_out) * tile.parts,)](
+            x, weight, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form, **sizes(M, num_in, tile),
+            num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
+        )  # fmt: skip
+    return out
+
+
+def sizes(M: int, num_in: int, tile: Tile) -> dict[str, int]:
+    """The kernel's constants that follow from the tile."""
+    steps = cdiv(cdiv(num_in, tile.depth), tile.parts)
+    part = steps * tile.depth
+    is_even = tile.parts * part == num_in and num_in % 8 == 0  # what is fetched ahead exists, and begins on 16 bytes
+    return {
+        "PARTS": tile.parts,
+        "PART": part,
+        "ROWS": dot_block(M),
+        "COLUMNS": tile.columns,
+        "DEPTH": tile.depth,
+        "AHEAD": min(tile.ahead, part) if is_even else 0,
+    }

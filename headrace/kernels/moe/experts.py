@@ -1,0 +1,207 @@
+"""Experts of a mixture: each token's rows through its chosen SwiGLU experts, summed with the router's
+weights.
+
+    y_t = sum_j weight[t, j] * down_e(silu(gate_e x_t) * up_e x_t)          e = expert[t, j]
+
+Shapes    x [T, D]; expert, weight [T, k]; gate_up [E, 2I, D] (gate rows first); down [E, D, I]; returns y
+          [T, D]
+Contract  the experts of one token differ; an expert that no token chose is not read. Triton: D and I are multiples
+          of 16, the grids follow from shapes alone, and no step waits for the host
+Numerics  in x's dtype, the sum over experts too; Triton rounds once behind each product
+Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks
+
+Legend    n = T k entries, one for each token and choice; sorted, those of one expert lie side by side
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.lib.dispatch import UPCAST_DOT, runs_triton
+from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from headrace.kernels.lib.sizes import next_power_of_2
+
+
+def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    E, twice_I, D = gate_up.shape
+    if x.shape[1] != D or down.shape != (E, D, twice_I // 2) or expert.shape != weight.shape:
+        raise ValueError(
+            f"x {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}, "
+            f"expert {tuple(expert.shape)}, weight {tuple(weight.shape)} disagree"
+        )
+    return (moe_experts_triton if runs_triton(x) else moe_experts_torch)(x, expert, weight, gate_up, down)
+
+
+def moe_experts_torch(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    chosen, order = expert.flatten().sort(stable=True)
+    token = order // expert.shape[1]
+    rows = x.index_select(0, token)
+    counts = torch.bincount(chosen, minlength=len(gate_up)).tolist()
+    outputs = torch.empty_like(rows)
+    first = 0
+    for e, count in enumerate(counts):
+        if count:
+            here = slice(first, first + count)
+            gate, up = F.linear(rows[here], gate_up[e]).chunk(2, dim=-1)
+            outputs[here] = F.linear(F.silu(gate) * up, down[e])
+            first += count
+    outputs *= weight.flatten()[order, None]
+    return torch.zeros_like(x).index_add_(0, token, outputs)
+
+
+class MoeTile(NamedTuple):
+    """How one program works: `rows` entries of one expert, `columns` of its output, `depth` values at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+def moe_tile(entries_an_expert: float, dtype: torch.dtype) -> MoeTile:
+    """Few rows: narrow tiles, to read weights from many multiprocessors. Many: what wgmma likes."""
+    if dtype == torch.float32:
+        return MoeTile(16, 32, 32, 4, 1)
+    if entries_an_expert <= 16:
+        return MoeTile(16, 32, 128, 4, 4)
+    if entries_an_expert <= 64:
+        return MoeTile(64, 64, 64, 4, 4)
+    return MoeTile(128, 64, 64, 8, 4)
+
+
+@triton.jit
+def _sort_kernel(expert_ptr, order_ptr, first_ptr, n, E: tl.constexpr, BLOCK: tl.constexpr):
+    """Program e lists expert e's entries, in order, behind those of the experts before it; first[E] = n."""
+    let_next_start()
+    wait_for_previous()
+    e = tl.program_id(0)
+    entry = tl.arange(0, BLOCK)
+    first = 0
+    for start in range(0, n, BLOCK):
+        chosen = tl.load(expert_ptr + start + entry, mask=start + entry < n, other=E)
+        first += tl.sum((chosen < e).to(tl.int32), 0)
+    tl.store(first_ptr + e, first)
+    if e == E - 1:
+        tl.store(first_ptr + E, n)
+    place = first
+    for start in range(0, n, BLOCK):
+        chosen = tl.load(expert_ptr + start + entry, mask=start + entry < n, other=E)
+        is_mine = (chosen == e).to(tl.int32)
+        tl.store(order_ptr + place + tl.cumsum(is_mine, 0) - 1, start + entry, mask=chosen == e)
+        place += tl.sum(is_mine, 0)
+
+
+@triton.jit
+def _expert_of(tile, first_ptr, E: tl.constexpr, PADDED_E: tl.constexpr, ROWS: tl.constexpr):
+    """The expert of a tile of sorted entries, the tile's first entry and the expert's last: tile by tile, expert by
+    expert. Behind the last tile the expert is E or more."""
+    e = tl.arange(0, PADDED_E)
+    first = tl.load(first_ptr + e, mask=e < E, other=0)
+    behind = tl.load(first_ptr + e + 1, mask=e < E, other=0)
+    tiles = tl.cdiv(behind - first, ROWS)
+    is_before = (tl.cumsum(tiles, 0) <= tile) & (e < E)
+    expert = tl.sum(is_before.to(tl.int32), 0)
+    tiles_before = tl.sum(tl.where(is_before, tiles, 0), 0)
+    first_entry = tl.sum(tl.where(e == expert, first, 0), 0) + (tile - tiles_before) * ROWS
+    return expert, first_entry, tl.sum(tl.where(e == expert, behind, 0), 0)
+
+
+@triton.jit
+def _gate_up_kernel(
+    x_ptr, weight_ptr, order_ptr, first_ptr, hidden_ptr, stride_x, choices,
+    E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """hidden [n, I], sorted: silu(gate x) * up x of each entry's token."""
+    let_next_start()
+    wait_for_previous()
+    tile, column = tl.program_id(0) // (INNER // COLUMNS), tl.program_id(0) % (INNER // COLUMNS) * COLUMNS
+    expert, first_entry, behind = _expert_of(tile, first_ptr, E, PADDED_E, ROWS)
+    if expert >= E:
+        return
+    place = first_entry + tl.arange(0, ROWS)
+    is_row = place < behind
+    token = tl.load(order_ptr + place, mask=is_row, other=0) // choices
+    d, output = tl.arange(0, DEPTH), column + tl.arange(0, COLUMNS)
+    x_ptrs = x_ptr + token.to(tl.int64)[:, None] * stride_x + d[None, :]
+    gate_ptrs = weight_ptr + expert.to(tl.int64) * (2 * INNER * D) + output[:, None] * D + d[None, :]
+    gate = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, D, DEPTH):
+        x = tl.load(x_ptrs + start, mask=is_row[:, None], other=0.0)
+        gate_weight = tl.load(gate_ptrs + start)
+        up_weight = tl.load(gate_ptrs + INNER * D + start)
+        if UPCAST_DOT:
+            x, gate_weight, up_weight = x.to(tl.float32), gate_weight.to(tl.float32), up_weight.to(tl.float32)
+        gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision="ieee")
+        up = tl.dot(x, tl.trans(up_weight), up, input_precision="ieee")
+    hidden = (gate * tl.sigmoid(gate) * up).to(hidden_ptr.dtype.element_ty)
+    hidden_ptrs = hidden_ptr + place.to(tl.int64)[:, None] * INNER + output[None, :]
+    tl.store(hidden_ptrs, hidden, mask=is_row[:, None])
+
+
+@triton.jit
+def _down_kernel(
+    hidden_ptr, weight_ptr, order_ptr, first_ptr, scale_ptr, out_ptr,
+    E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """out [n, D], in the entries' own order: scale * down hidden."""
+    let_next_start()
+    wait_for_previous()
+    tile, column = tl.program_id(0) // (D // COLUMNS), tl.program_id(0) % (D // COLUMNS) * COLUMNS
+    expert, first_entry, behind = _expert_of(tile, first_ptr, E, PADDED_E, ROWS)
+    if expert >= E:
+        return
+    place = first_entry + tl.arange(0, ROWS)
+    is_row = place < behind
+    i, output = tl.arange(0, DEPTH), column + tl.arange(0, COLUMNS)
+    hidden_ptrs = hidden_ptr + place.to(tl.int64)[:, None] * INNER + i[None, :]
+    weight_ptrs = weight_ptr + expert.to(tl.int64) * (INNER * D) + output[:, None] * INNER + i[None, :]
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, INNER, DEPTH):
+        hidden = tl.load(hidden_ptrs + start, mask=is_row[:, None], other=0.0)
+        weight = tl.load(weight_ptrs + start)
+        if UPCAST_DOT:
+            hidden, weight = hidden.to(tl.float32), weight.to(tl.float32)
+        acc = tl.dot(hidden, tl.trans(weight), acc, input_precision="ieee")
+    entry = tl.load(order_ptr + place, mask=is_row, other=0).to(tl.int64)
+    scale = tl.load(scale_ptr + entry, mask=is_row, other=0.0).to(tl.float32)
+    out_ptrs = out_ptr + entry[:, None] * D + output[None, :]
+    tl.store(out_ptrs, (acc * scale[:, None]).to(out_ptr.dtype.element_ty), mask=is_row[:, None])
+
+
+def moe_experts_triton(
+    x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, tile: MoeTile | None = None
+) -> Tensor:
+    (T, k), (E, D, inner) = expert.shape, down.shape
+    if math.gcd(D, inner) % 16 or x.stride(1) != 1 or not (gate_up.is_contiguous() and down.is_contiguous()):
+        raise ValueError(f"D {D} and I {inner} must be multiples of 16, rows of x dense, weights contiguous")
+    n = T * k
+    if n == 0:
+        return torch.empty_like(x)
+    tile = tile or moe_tile(n / E, x.dtype)
+    order = torch.empty(n, dtype=torch.int32, device=x.device)
+    first = torch.empty(E + 1, dtype=torch.int32, device=x.device)
+    _sort_kernel[(E,)](expert.contiguous(), order, first, n, E=E, BLOCK=1024, num_warps=4, **OVERLAPPED)
+    hidden = torch.empty((n, inner), dtype=x.dtype, device=x.device)
+    out = torch.empty((n, D), dtype=x.dtype, device=x.device)
+    tiles = min(n, n // tile.rows + min(E, n))  # as many as there can be, however the entries fall
+    # Widths that divide the matrices, so that nothing but rows needs a mask.
+    up_columns, up_depth = math.gcd(inner, tile.columns), math.gcd(D, tile.depth)
+    down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, tile.depth)
+    sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
+    _gate_up_kernel[(tiles * (inner // up_columns),)](
+        x, gate_up, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth, **options
+    )
+    _down_kernel[(tiles * (D // down_columns),)](
+        hidden, down, order, first, weight.contiguous(), out, **sizes, COLUMNS=down_columns, DEPTH=down_depth, **options
+    )
+    return out.view(T, k, D).sum(1)

@@ -1,0 +1,66 @@
+"""The place of each row's largest value: the token that a greedy draw takes.
+
+Shapes    logits [N, V] float32, any stride over rows; out int64 [N], any stride
+Contract  the first of equal values; -inf may occur, NaN may not
+Source    a row in chunks, each by a program of its own, then the best of the chunks': one program a row would read a
+          small batch's logits through one multiprocessor
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.kernels.lib.dispatch import runs_triton
+from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from headrace.kernels.lib.sizes import cdiv, next_power_of_2
+
+
+def argmax(logits: Tensor, out: Tensor) -> None:
+    if logits.dtype != torch.float32 or logits.dim() != 2 or out.dtype != torch.int64 or out.shape != logits.shape[:1]:
+        raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype} and out {tuple(out.shape)} {out.dtype} disagree")
+    (argmax_triton if runs_triton(logits) else argmax_torch)(logits, out)
+
+
+def argmax_torch(logits: Tensor, out: Tensor) -> None:
+    out.copy_(logits.argmax(dim=-1))
+
+
+@triton.jit
+def _chunk_kernel(logits_ptr, best_ptr, place_ptr, V, stride_logits, CHUNK: tl.constexpr):
+    """Program (row, chunk): the largest value of one chunk and its place in the row."""
+    let_next_start()
+    wait_for_previous()
+    place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * stride_logits
+    logit = tl.load(row_ptr + place, mask=place < V, other=float("-inf"))
+    best, found = tl.max(logit, 0, return_indices=True)
+    at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(best_ptr + at, best)
+    tl.store(place_ptr + at, tl.program_id(1) * CHUNK + found)
+
+
+@triton.jit
+def _best_kernel(best_ptr, place_ptr, out_ptr, stride_out, chunks, BLOCK: tl.constexpr):
+    let_next_start()
+    wait_for_previous()
+    row, chunk = tl.program_id(0), tl.arange(0, BLOCK)
+    best = tl.load(best_ptr + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
+    _, found = tl.max(best, 0, return_indices=True)
+    place = tl.load(place_ptr + row * chunks + found)
+    tl.store(out_ptr + row.to(tl.int64) * stride_out, place.to(tl.int64))
+
+
+def argmax_triton(logits: Tensor, out: Tensor, chunk: int = 4096) -> None:
+    N, V = logits.shape
+    if logits.stride(1) != 1:
+        raise ValueError(f"logits have strides {logits.stride()}: those of one row must lie side by side")
+    if not N:
+        return
+    chunks = cdiv(V, chunk)
+    best = torch.empty((N, chunks), dtype=torch.float32, device=logits.device)
+    place = torch.empty((N, chunks), dtype=torch.int32, device=logits.device)
+    _chunk_kernel[(N, chunks)](logits, best, place, V, logits.stride(0), CHUNK=chunk, **OVERLAPPED)
+    _best_kernel[(N,)](
+        best, place, out, out.stride(0), chunks, BLOCK=next_power_of_2(chunks), num_warps=1, **OVERLAPPED
+    )

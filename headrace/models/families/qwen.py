@@ -1,0 +1,160 @@
+"""Qwen3.5 (dense and MoE) and Qwen3-Next: gated delta net and gated attention with partial rotation.
+
+Norm weights are stored as offsets from one, except the gated norm of the delta net.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig, RawConfig
+from headrace.models.families.family import Family
+from headrace.models.layers.attention import Attention
+from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
+from headrace.models.layers.gated_delta import GatedDelta
+from headrace.models.model import DecoderLayer
+from headrace.models.weight_files import Tensors
+
+NORM_OFFSET = 1.0
+
+
+def read_qwen(raw: RawConfig) -> ModelConfig:
+    raw.require("hidden_act", "silu")
+    raw.require("attention_bias", False)
+    interval = raw.get("full_attention_interval", 4)
+    mixers = raw.layer_mixers() or [
+        "state" if (i + 1) % interval else "attention" for i in range(raw["num_hidden_layers"])
+    ]
+    moe = _read_moe(raw) if raw.get("num_experts", 0) else None
+    return ModelConfig(
+        architecture=raw.architecture,
+        vocab_size=raw["vocab_size"],
+        max_position=raw["max_position_embeddings"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw.get("intermediate_size", 0),
+        norm_eps=raw["rms_norm_eps"],
+        tied_embeddings=raw.get("tie_word_embeddings", False),
+        layers=tuple(LayerConfig(mixer, _feed_forward(raw, moe, i)) for i, mixer in enumerate(mixers)),
+        attention=_read_attention(raw),
+        state=GatedDeltaConfig(
+            num_key_heads=raw["linear_num_key_heads"],
+            num_value_heads=raw["linear_num_value_heads"],
+            key_dim=raw["linear_key_head_dim"],
+            value_dim=raw["linear_value_head_dim"],
+            conv_taps=raw["linear_conv_kernel_dim"],
+        ),
+        moe=moe,
+        eos_token_ids=raw.eos_token_ids,
+    )
+
+
+def _read_attention(raw: RawConfig) -> AttentionConfig:
+    head_dim = raw["head_dim"]
+    return AttentionConfig(
+        num_heads=raw["num_attention_heads"],
+        num_kv_heads=raw["num_key_value_heads"],
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rotary_dim=int(head_dim * raw.partial_rotary_factor(default=0.25)),
+        rope_theta=raw.rope_theta(),
+        has_qk_norm=True,
+        has_output_gate=True,
+    )
+
+
+def _read_moe(raw: RawConfig) -> MoeConfig:
+    return MoeConfig(
+        num_experts=raw["num_experts"],
+        experts_per_token=raw["num_experts_per_tok"],
+        intermediate_size=raw["moe_intermediate_size"],
+        shared_intermediate_size=raw["shared_expert_intermediate_size"],
+        router="softmax_then_top_k",
+        renormalize=raw.get("norm_topk_prob", True),
+        has_shared_gate=True,
+    )
+
+
+def _feed_forward(raw: RawConfig, moe: MoeConfig | None, layer: int) -> Literal["dense", "moe"]:
+    dense = layer in raw.get("mlp_only_layers", []) or (layer + 1) % raw.get("decoder_sparse_step", 1)
+    return "dense" if moe is None or dense else "moe"
+
+
+def load_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+    hidden = config.hidden_size
+
+    def norm(name: str) -> Tensor:
+        return NORM_OFFSET + checkpoint.take(f"{prefix}.{name}.weight", (hidden,), torch.float32)
+
+    if config.layers[layer].feed_forward == "moe":
+        feed_forward: SwiGlu | MixtureOfExperts = _load_moe(checkpoint, f"{prefix}.mlp", config)
+    else:
+        feed_forward = SwiGlu.load(checkpoint, f"{prefix}.mlp", hidden, config.intermediate_size)
+    return DecoderLayer(
+        mixer=_load_mixer(checkpoint, prefix, config, layer),
+        feed_forward=feed_forward,
+        mixer_norm=norm("input_layernorm"),
+        feed_forward_norm=norm("post_attention_layernorm"),
+        norm_eps=config.norm_eps,
+        residual_multiplier=config.residual_multiplier,
+    )
+
+
+def _load_mixer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> Attention | GatedDelta:
+    index, hidden, eps = config.mixer_index(layer), config.hidden_size, config.norm_eps
+    if config.layers[layer].mixer == "attention":
+        return Attention.load(checkpoint, f"{prefix}.self_attn", config.attention, index, hidden, eps)
+    assert isinstance(config.state, GatedDeltaConfig)
+    prefix = f"{prefix}.linear_attn"
+    fused = f"{prefix}.in_proj_qkvz.weight" in checkpoint.remaining
+    load_in_proj = _load_fused_in_proj if fused else _load_split_in_proj
+    in_proj = load_in_proj(checkpoint, prefix, config.state, hidden)
+    return GatedDelta.load(checkpoint, prefix, config.state, index, in_proj, eps)
+
+
+def _load_split_in_proj(checkpoint: Tensors, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
+    """Qwen3.5: four matrices, already in our order."""
+    rows = {"qkv": c.conv_channels, "z": c.value_size, "b": c.num_value_heads, "a": c.num_value_heads}
+    return torch.cat([checkpoint.take(f"{prefix}.in_proj_{n}.weight", (r, hidden)) for n, r in rows.items()])
+
+
+def _load_fused_in_proj(checkpoint: Tensors, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
+    """Qwen3-Next: two matrices, a key head's rows together: q, k, its value heads' v and z; their b and a."""
+    Hk, value_rows = c.num_key_heads, c.value_size // c.num_key_heads
+    qkvz = checkpoint.take(f"{prefix}.in_proj_qkvz.weight", (2 * c.key_size + 2 * c.value_size, hidden))
+    ba = checkpoint.take(f"{prefix}.in_proj_ba.weight", (2 * c.num_value_heads, hidden))
+    by_head = qkvz.view(Hk, -1, hidden).split((c.key_dim, c.key_dim, value_rows, value_rows), dim=1)
+    b_and_a = ba.view(Hk, 2, -1, hidden).unbind(1)
+    return torch.cat([part.reshape(-1, hidden) for part in (*by_head, *b_and_a)])
+
+
+def _load_moe(checkpoint: Tensors, prefix: str, config: ModelConfig) -> MixtureOfExperts:
+    assert config.moe is not None
+    moe, hidden = config.moe, config.hidden_size
+    gate_up, down = _load_experts(checkpoint, f"{prefix}.experts", moe, hidden)
+    return MixtureOfExperts(
+        config=moe,
+        router=checkpoint.take(f"{prefix}.gate.weight", (moe.num_experts, hidden)),
+        gate_up=gate_up,
+        down=down,
+        shared=SwiGlu.load(checkpoint, f"{prefix}.shared_expert", hidden, moe.shared_intermediate_size),
+        shared_gate=checkpoint.take(f"{prefix}.shared_expert_gate.weight", (1, hidden)),
+    )
+
+
+def _load_experts(checkpoint: Tensors, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
+    """gate_up [E, 2 I, hidden] and down [E, hidden, I], from one matrix an expert or from stacked tensors."""
+    num, inner = moe.num_experts, moe.intermediate_size
+    if f"{prefix}.gate_up_proj" in checkpoint.remaining:
+        return (
+            checkpoint.take(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
+            checkpoint.take(f"{prefix}.down_proj", (num, hidden, inner)),
+        )
+    take, each = checkpoint.take, range(num)
+    gates = [take(f"{prefix}.{e}.gate_proj.weight", (inner, hidden)) for e in each]
+    ups = [take(f"{prefix}.{e}.up_proj.weight", (inner, hidden)) for e in each]
+    downs = [take(f"{prefix}.{e}.down_proj.weight", (hidden, inner)) for e in each]
+    return torch.cat((torch.stack(gates), torch.stack(ups)), dim=1), torch.stack(downs)
+
+
+QWEN = Family(read_qwen, load_layer, norm_offset=NORM_OFFSET, skipped=("mtp.", "model.visual.", "visual."))

@@ -1,0 +1,108 @@
+"""Grouped-query attention over the paged pool, with the options that hybrid models use.
+
+Legend    T rows, H query heads, J = H + KV heads that get norm and rotation, D head dim
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.attention.paged_attention import paged_decode, paged_prefill
+from headrace.kernels.attention.prepare_qkv import prepare_qkv
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.residual import Product
+from headrace.models.config import AttentionConfig
+from headrace.models.layers.step import Step
+from headrace.models.weight_files import Tensors
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One projection gives queries, keys, values and, where there is one, the output gate, in this order."""
+
+    config: AttentionConfig
+    index: int  # among the attention layers: the layer's place in a block
+    norm_eps: float
+    in_proj: LinearWeight  # [(H + 2 KV (+ H)) * D, hidden]
+    out_proj: LinearWeight  # [hidden, H * D]
+    qk_norm_JD: Tensor | None  # float32
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Tensors,
+        prefix: str,
+        config: AttentionConfig,
+        index: int,
+        hidden: int,
+        norm_eps: float,
+    ) -> "Attention":
+        """From q_proj, k_proj, v_proj, o_proj; norm weights are stored as offsets from one."""
+        H, KV, D = config.num_heads, config.num_kv_heads, config.head_dim
+        q_rows = 2 * H * D if config.has_output_gate else H * D
+        q = checkpoint.take(f"{prefix}.q_proj.weight", (q_rows, hidden))
+        k = checkpoint.take(f"{prefix}.k_proj.weight", (KV * D, hidden))
+        v = checkpoint.take(f"{prefix}.v_proj.weight", (KV * D, hidden))
+        gate = []
+        if config.has_output_gate:  # on disk each head's query rows are followed by its gate rows
+            q, gate_rows = q.view(H, 2, D, hidden).unbind(1)
+            q, gate = q.reshape(H * D, hidden), [gate_rows.reshape(H * D, hidden)]
+        qk_norm = None
+        if config.has_qk_norm:
+            q_norm = checkpoint.take(f"{prefix}.q_norm.weight", (D,), torch.float32)
+            k_norm = checkpoint.take(f"{prefix}.k_norm.weight", (D,), torch.float32)
+            qk_norm = 1.0 + torch.cat((q_norm.expand(H, D), k_norm.expand(KV, D)))
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=LinearWeight(torch.cat((q, k, v, *gate))),
+            out_proj=LinearWeight(checkpoint.take(f"{prefix}.o_proj.weight", (hidden, H * D))),
+            qk_norm_JD=qk_norm,
+        )
+
+    def __call__(self, x: Tensor, step: Step) -> Product:
+        plan, n, scale = step.plan, step.plan.num_decodes, self.config.scale
+        projected = self.in_proj(x)
+        q, k, v = self._prepare(projected, step)
+        gate = self._gate(projected)
+        k_pool, v_pool = step.memory.kv_pools[self.index]
+        decoded = prefilled = None
+        if plan.decode is not None:
+            decode_gate = None if gate is None else gate[:n]
+            decoded = paged_decode(q[:n], k_pool, v_pool, scale, plan.decode.attention, decode_gate)
+        if plan.prefill is not None:
+            prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, plan.prefill.attention)
+            if gate is not None:
+                prefilled = prefilled * torch.sigmoid(gate[n:])
+        return Product(plan.join(decoded, prefilled).flatten(1), self.out_proj)
+
+    def tail(self, x: Tensor, step: Step, rows: Tensor) -> Product:
+        """Keys and values of all rows go to the pool; outputs are made for `rows`: none, or `step.plan.tails`."""
+        projected = self.in_proj(x)
+        q, _, _ = self._prepare(projected, step)
+        if step.plan.tails is None:
+            return Product(q.new_empty(0, self.out_proj.in_features), self.out_proj)
+        k_pool, v_pool = step.memory.kv_pools[self.index]
+        gate = self._gate(projected.index_select(0, rows))
+        attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, step.plan.tails, gate)
+        return Product(attended.flatten(1), self.out_proj)
+
+    def _prepare(self, projected: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; the latter two are in the pool, too."""
+        return prepare_qkv(
+            projected,
+            *step.memory.kv_pools[self.index],
+            step.plan.block_T,
+            step.plan.offset_T,
+            self.config.num_heads,
+            self.qk_norm_JD,
+            self.norm_eps,
+            step.rotary,
+        )
+
+    def _gate(self, projected: Tensor) -> Tensor | None:
+        """The output gate [T, H, D] of the projection's rows."""
+        H, D = self.config.num_heads, self.config.head_dim
+        return projected[:, -H * D :].unflatten(1, (H, D)) if self.config.has_output_gate else None

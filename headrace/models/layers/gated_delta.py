@@ -1,0 +1,96 @@
+"""The gated-delta-net mixer: convolution, gated delta rule, gated norm.
+
+Legend    T rows, Hk key heads, Hv value heads, Dk, Dv their dims
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.forward.forward_batch import DecodeRows
+from headrace.forward.memory import CacheMemory
+from headrace.kernels.conv.prefill import causal_conv1d
+from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.dense.gated_rms_norm import norm_then_gate
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.residual import Product
+from headrace.kernels.gdn.heads import GdnHeads
+from headrace.kernels.gdn.prefill import gdn_prefill
+from headrace.kernels.gdn.update import gdn_update
+from headrace.kernels.lib.segments import PrefillSegments
+from headrace.models.config import GatedDeltaConfig
+from headrace.models.layers.step import Step
+from headrace.models.weight_files import Tensors
+
+
+@dataclass(frozen=True)
+class GatedDelta:
+    config: GatedDeltaConfig
+    index: int  # among the state layers: the layer's place in a state
+    norm_eps: float
+    in_proj: LinearWeight  # [2 Hk Dk + Hv Dv (convolved) + Hv Dv (gate) + Hv (beta) + Hv (decay), hidden]
+    conv_weight: Tensor  # [2 Hk Dk + Hv Dv, taps]
+    heads: GdnHeads
+    norm_D: Tensor  # float32
+    out_proj: LinearWeight  # [hidden, Hv Dv]
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Tensors,
+        prefix: str,
+        config: GatedDeltaConfig,
+        index: int,
+        in_proj: Tensor,
+        norm_eps: float,
+    ) -> "GatedDelta":
+        """`in_proj` comes from the family: the releases cut it differently."""
+        Hv = config.num_value_heads
+        conv = checkpoint.take(f"{prefix}.conv1d.weight", (config.conv_channels, 1, config.conv_taps))
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=LinearWeight(in_proj),
+            conv_weight=conv.squeeze(1),
+            heads=GdnHeads(
+                A=-checkpoint.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
+                dt_bias=checkpoint.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
+            ),
+            norm_D=checkpoint.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
+            out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
+        )
+
+    def __call__(self, x: Tensor, step: Step) -> Product:
+        config, plan, n = self.config, step.plan, step.plan.num_decodes
+        T, Hv = len(x), config.num_value_heads
+        projected = self.in_proj(x)
+        u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
+        decoded = prefilled = None
+        if plan.decode is not None:
+            decoded = self._decode(u[:n], a[:n], b[:n], plan.decode, step.memory)
+        if plan.prefill is not None:
+            prefilled = self._prefill(u[n:], a[n:], b[n:], plan.prefill.segments, step.memory)
+        o_THD = plan.join(decoded, prefilled)
+        o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
+        return Product(o_THD.reshape(T, config.value_size), self.out_proj)
+
+    def _decode(self, u: Tensor, a: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
+        u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
+        return gdn_update(*self._split(u), a, b, self.heads, rec_pool, rows.source, rows.dst_slots)
+
+    def _prefill(self, u: Tensor, a: Tensor, b: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
+        u = causal_conv1d(u, self.conv_weight, None, conv_pool, segments)
+        return gdn_prefill(*self._split(u), a, b, self.heads, rec_pool, segments)
+
+    def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c, T = self.config, len(u)
+        q, k, v = u.split((c.key_size, c.key_size, c.value_size), dim=-1)
+        return (
+            q.view(T, c.num_key_heads, c.key_dim),
+            k.view(T, c.num_key_heads, c.key_dim),
+            v.view(T, c.num_value_heads, c.value_dim),
+        )

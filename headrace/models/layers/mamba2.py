@@ -1,0 +1,100 @@
+"""The Mamba2 mixer: convolution, state-space scan, gated norm.
+
+Legend    T rows, I = H * P inner size, H heads, P head dim, G groups, N state size
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.forward.forward_batch import DecodeRows
+from headrace.forward.memory import CacheMemory
+from headrace.kernels.conv.prefill import causal_conv1d
+from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.dense.gated_rms_norm import gate_then_norm
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.residual import Product
+from headrace.kernels.lib.segments import PrefillSegments
+from headrace.kernels.ssd.heads import SsdHeads
+from headrace.kernels.ssd.prefill import ssd_prefill
+from headrace.kernels.ssd.update import ssd_update
+from headrace.models.config import Mamba2Config
+from headrace.models.layers.step import Step
+from headrace.models.weight_files import Tensors
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    config: Mamba2Config
+    index: int  # among the state layers: the layer's place in a state
+    norm_eps: float
+    in_proj: LinearWeight  # [I (gate) + I + 2 G N (convolved) + H (dt), hidden]
+    conv_weight: Tensor  # [I + 2 G N, taps]
+    conv_bias: Tensor | None
+    heads: SsdHeads
+    norm_I: Tensor  # float32
+    out_proj: LinearWeight  # [hidden, I]
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Tensors,
+        prefix: str,
+        config: Mamba2Config,
+        index: int,
+        hidden: int,
+        norm_eps: float,
+    ) -> "Mamba2":
+        inner, H, channels = config.inner_size, config.num_heads, config.conv_channels
+        conv = checkpoint.take(f"{prefix}.conv1d.weight", (channels, 1, config.conv_taps))
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=LinearWeight(checkpoint.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden))),
+            conv_weight=conv.squeeze(1),
+            conv_bias=checkpoint.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
+            heads=SsdHeads(
+                A=-checkpoint.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
+                D=checkpoint.take(f"{prefix}.D", (H,), torch.float32),
+                dt_bias=checkpoint.take(f"{prefix}.dt_bias", (H,), torch.float32),
+                dt_min=config.dt_min,
+                dt_max=config.dt_max,
+            ),
+            norm_I=checkpoint.take(f"{prefix}.norm.weight", (inner,), torch.float32),
+            out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (hidden, inner))),
+        )
+
+    def __call__(self, x: Tensor, step: Step) -> Product:
+        config, plan, n = self.config, step.plan, step.plan.num_decodes
+        projected = self.in_proj(x)
+        gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
+        decoded = prefilled = None
+        if plan.decode is not None:
+            decoded = self._decode(u[:n], dt[:n], plan.decode, step.memory)
+        if plan.prefill is not None:
+            prefilled = self._prefill(u[n:], dt[n:], plan.prefill.segments, step.memory)
+        y = plan.join(decoded, prefilled).reshape(len(x), config.inner_size)
+        return Product(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups), self.out_proj)
+
+    def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
+        u = causal_conv1d_update(u, self.conv_weight, self.conv_bias, conv_pool, rows.source, rows.dst_slots)
+        x, B, C = self._split(u)
+        return ssd_update(x, dt, B, C, self.heads, rec_pool, rows.source, rows.dst_slots)
+
+    def _prefill(self, u: Tensor, dt: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
+        x, B, C = self._split(causal_conv1d(u, self.conv_weight, self.conv_bias, conv_pool, segments))
+        return ssd_prefill(x, dt, B, C, self.heads, rec_pool, segments)
+
+    def _split(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c, T = self.config, len(u)
+        shared = c.num_groups * c.state_size
+        x, B, C = u.split((c.inner_size, shared, shared), dim=-1)
+        return (
+            x.view(T, c.num_heads, c.head_dim),
+            B.view(T, c.num_groups, c.state_size),
+            C.view(T, c.num_groups, c.state_size),
+        )

@@ -1,0 +1,92 @@
+"""From a model folder to a model: pick the family by architecture, read the config, load the tensors."""
+
+from pathlib import Path
+
+import torch
+
+from headrace.kernels.attention.rotary import inverse_frequencies
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.models.config import ModelConfig, RawConfig, UnsupportedModel
+from headrace.models.families.family import Family
+from headrace.models.families.granite import BAMBA, GRANITE
+from headrace.models.families.qwen import QWEN
+from headrace.models.model import HybridModel
+from headrace.models.random_weights import DummyCheckpoint, dummy_fingerprint
+from headrace.models.weight_files import Checkpoint, Tensors, fingerprint
+
+FAMILIES: dict[str, Family] = {
+    "BambaForCausalLM": BAMBA,
+    "GraniteMoeHybridForCausalLM": GRANITE,
+    "Qwen3NextForCausalLM": QWEN,
+    "Qwen3_5ForCausalLM": QWEN,
+    "Qwen3_5ForConditionalGeneration": QWEN,  # its text model
+    "Qwen3_5MoeForCausalLM": QWEN,
+    "Qwen3_5MoeForConditionalGeneration": QWEN,
+}
+
+# Hub checkpoints of the multimodal wrappers keep the text model one level deeper.
+BASE_PREFIXES = ("model.language_model.", "model.")
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """The model's description alone, without reading weights. Raises UnsupportedModel, ModelError."""
+    _, config = _read(Path(path))
+    return config
+
+
+def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
+    """The model in `path` (config.json and safetensors), cast to `dtype`, on `device`.
+
+    Raises UnsupportedModel for an architecture or option that is not implemented, ModelError for missing,
+    misshapen or unexpected tensors, by name.
+    """
+    path = Path(path)
+    family, config = _read(path)
+    checkpoint = Checkpoint(path, dtype, torch.device(device))
+    checkpoint.skip(*family.skipped)
+    return _assemble(family, config, checkpoint, fingerprint(path, config.canonical()))
+
+
+def dummy_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
+    """A model of that shape with random weights, made on `device`: no file is read."""
+    place = torch.device(device)
+    identity = dummy_fingerprint(config.canonical(), place)
+    return _assemble(FAMILIES[config.architecture], config, DummyCheckpoint(dtype, place), identity)
+
+
+def _assemble(family: Family, config: ModelConfig, tensors: Tensors, fingerprint: str) -> HybridModel:
+    names = tensors.remaining
+    base = next((p for p in BASE_PREFIXES if f"{p}embed_tokens.weight" in names), BASE_PREFIXES[-1])
+    embedding = tensors.take(f"{base}embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    if config.tied_embeddings:
+        tensors.skip("lm_head.weight")  # some files repeat the embedding under this name
+        head = embedding
+    else:
+        head = tensors.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+    layers = tuple(family.load_layer(tensors, f"{base}layers.{i}", config, i) for i in range(len(config.layers)))
+    norm = tensors.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
+    tensors.assert_all_taken()
+    return HybridModel(
+        config=config,
+        fingerprint=fingerprint,
+        embedding=embedding,
+        layers=layers,
+        norm=norm + family.norm_offset,
+        head=LinearWeight(head),
+        rotary_frequencies=_rotary_frequencies(config, embedding.device),
+    )
+
+
+def _rotary_frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor | None:
+    attention = config.attention
+    if attention.rotary_dim == 0:
+        return None
+    return inverse_frequencies(attention.rotary_dim, attention.rope_theta, device)
+
+
+def _read(path: Path) -> tuple[Family, ModelConfig]:
+    raw = RawConfig.read(path)
+    if raw.architecture not in FAMILIES:
+        raise UnsupportedModel(f"{raw.architecture} is not supported; supported: {', '.join(FAMILIES)}")
+    family = FAMILIES[raw.architecture]
+    return family, family.read_config(raw)

@@ -1,0 +1,287 @@
+"""Calls to nodes, and between them: dataclasses in and out, `NodeError`s for failures.
+
+Every call but one carries a deadline in seconds from now; the stream of cache updates has no end, keepalive
+notices when its node is gone. Leaving a call's `async with` block, or cancelling
+the task inside it, cancels the call, and the node gives back what it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from headrace.wire import codecs
+from headrace.wire import messages as m
+from headrace.wire.cache_updates import CacheUpdate, decode_cache_update
+from headrace.wire.errors import (
+    CheckpointGone,
+    DeadlineExceeded,
+    HandoverBroken,
+    NodeBusy,
+    NodeError,
+    NodeLost,
+    RequestRefused,
+)
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.tls import Identity
+
+Reply = TypeVar("Reply", bound=Message)
+Event = TypeVar("Event")
+Event_co = TypeVar("Event_co", covariant=True)
+
+MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
+
+LINE_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A node that is gone without a word (a pulled cable, SIGSTOP) is noticed a second and a second later. gRPC sends no
+    # ping sooner. The second timeout is how long its answer is waited for, a minute by default (1.85); the first is the
+    # kernel's TCP_USER_TIMEOUT: for a call that begins, it runs at once. Pings are answered by gRPC's own threads,
+    # whatever the node computes.
+    ("grpc.keepalive_time_ms", 1_000),
+    ("grpc.keepalive_timeout_ms", 1_000),
+    ("grpc.http2.ping_timeout_ms", 1_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""Of both ends of a connection: a node that is gone costs its callers as little as a caller costs a node."""
+
+CHANNEL_OPTIONS = (
+    *LINE_OPTIONS,
+    # A restarted node is to be found at once, not after the default backoff of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+_ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: NodeBusy,
+    grpc.StatusCode.ABORTED: HandoverBroken,
+    grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
+    grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
+    grpc.StatusCode.NOT_FOUND: CheckpointGone,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+}
+
+
+STATUS_TIMEOUT_S = 1.0
+"""How long the node's own word is waited for, when a write has found the call ended."""
+
+# Of a connection that was accepted and then broken off: what gRPC says of it names no cause on the refused side.
+_SIGNS_OF_TLS = ("Socket closed", "handshake failed", "Verification Check failed")
+
+
+def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
+    """To `address` (host:port), in TLS if this process has an identity. Connects when it is first used."""
+    if identity is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options = (*CHANNEL_OPTIONS, *identity.channel_options())
+    return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
+
+
+def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeError:
+    """The `NodeError` for how a call ended; what is not known means that the node is lost."""
+    details = details or f"the call is over: {code.name}"
+    if "failed to connect" in details and any(sign in details for sign in _SIGNS_OF_TLS):
+        details += "; do both sides have tls, with certificates of one authority that name their hosts?"
+    return _ERRORS.get(code, NodeLost)(node, details)
+
+
+class StreamCall(Protocol[Event_co]):
+    """A call that a node answers with events, as an async context manager and an async iterator of them."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def __aiter__(self) -> AsyncIterator[Event_co]: ...
+
+
+class DecodeCall(StreamCall[m.DecodeEvent], Protocol):
+    """One request's life on a decode node: commands in, events out."""
+
+    async def send(self, command: m.DecodeCommand) -> None: ...
+
+
+class NodeClient(Protocol):
+    """What the router needs of a node; tests pass a fake."""
+
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]: ...
+    def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
+    def cache_updates(self) -> StreamCall[CacheUpdate]: ...
+    async def close(self) -> None: ...
+
+
+class DonorClient(Protocol):
+    """A prefill node's line to a decode node that holds what it wants to fetch; tests pass a fake."""
+
+    async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
+        """Returns when the donor has sent everything; raises NodeError. Cancelling it ends the donor's side, too."""
+        ...
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Calls in progress get `grace_s` seconds to end, then they are cancelled."""
+        ...
+
+
+class GrpcNodeClient:
+    """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors."""
+
+    def __init__(self, name: str, address: str, identity: Identity | None = None) -> None:
+        self._name = name
+        self._channel = open_channel(address, identity)
+        self._prefill = rpc.PrefillStub(self._channel)
+        self._decode = rpc.DecodeStub(self._channel)
+        self._node = rpc.NodeStub(self._channel)
+
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
+        """Starts a prefill."""
+        call = self._prefill.Run(codecs.encode_prefill_request(request), timeout=timeout_s)
+        return _GrpcStream(self._name, call, codecs.decode_prefill_event)
+
+    def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
+        """Opens a decode call; its `Start` goes out on entering."""
+        return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s), start)
+
+    def cache_updates(self) -> StreamCall[CacheUpdate]:
+        """Follows the node's cache: a snapshot, then what changes, without end."""
+        return _GrpcStream(self._name, self._node.CacheUpdates(pb.CacheUpdatesRequest()), decode_cache_update)
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+class _GrpcStream(Generic[Reply, Event]):
+    """A `StreamCall` over gRPC; `decode` makes a message's event."""
+
+    def __init__(self, node: str, call: grpc.aio.UnaryStreamCall[Any, Reply], decode: Callable[[Reply], Event]) -> None:
+        self._node = node
+        self._call = call
+        self._decode = decode
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._call.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        try:
+            async for message in self._call:
+                yield self._decode(message)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._node, error.code(), error.details()) from error
+
+
+class _GrpcDecodeCall:
+    def __init__(
+        self,
+        node: str,
+        call: grpc.aio.StreamStreamCall[pb.DecodeCommand, pb.DecodeEvent],
+        start: m.Start,
+    ) -> None:
+        self._node = node
+        self._call = call
+        self._start = start
+        self._first_status: tuple[grpc.StatusCode, str | None] = (grpc.StatusCode.INTERNAL, None)
+        call.add_done_callback(self._ended)
+
+    async def __aenter__(self) -> Self:
+        await self.send(self._start)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._call.cancel()
+
+    async def send(self, command: m.DecodeCommand) -> None:
+        try:
+            await self._call.write(codecs.encode_decode_command(command))
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the node has ended the call, or is lost
+            raise await self._why_it_ended() from error
+
+    async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
+        try:
+            async for message in self._call:
+                yield codecs.decode_decode_event(message)
+        except grpc.aio.AioRpcError as error:
+            raise await self._why_it_ended() from error
+
+    async def _why_it_ended(self) -> NodeError:
+        """A write that finds the call ended makes gRPC (1.85) set a status of its own, INTERNAL: before the node's,
+        which soon replaces it, or after it, and then only those told of the end have seen it."""
+        give_up_s = time.monotonic() + STATUS_TIMEOUT_S
+        status = self._first_status
+        while status[0] is grpc.StatusCode.INTERNAL and time.monotonic() < give_up_s:
+            await asyncio.sleep(0.001)
+            status = await self._status()
+        return node_error(self._node, *status)
+
+    async def _status(self) -> tuple[grpc.StatusCode, str | None]:
+        return await self._call.code(), await self._call.details()
+
+    def _ended(self, _: object) -> None:
+        try:
+            self._status().send(None)  # set by now: nothing is waited for
+        except StopIteration as status:
+            self._first_status = status.value
+
+
+class GrpcDonorClient:
+    """A `DonorClient` over one gRPC channel."""
+
+    def __init__(self, donor: m.Donor, identity: Identity | None = None) -> None:
+        self._name = donor.node
+        self._channel = open_channel(donor.address, identity)
+        self._decode = rpc.DecodeStub(self._channel)
+
+    async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
+        """Raises CheckpointGone, RequestRefused (the layouts differ), HandoverBroken, NodeLost, DeadlineExceeded."""
+        message = pb.ExportRequest()
+        codecs.encode(request, message)
+        try:
+            reply = await self._decode.Export(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._name, error.code(), error.details()) from error
+        try:
+            return codecs.decode(reply, m.ExportReply)
+        except ValueError as error:
+            raise RequestRefused(self._name, f"its reply cannot be read, do both run one version? {error}") from error
+
+    async def close(self, grace_s: float | None = None) -> None:
+        await self._channel.close(grace_s)
+
+
+class RegistryClient:
+    """A node's line to the router: registers it and keeps saying that it lives."""
+
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
+        self._address = address
+        self._channel = open_channel(address, identity)
+        self._registry = rpc.RegistryStub(self._channel)
+
+    async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> m.Registered:
+        """Registers or renews. Raises NodeError."""
+        message = pb.RegisterRequest()
+        codecs.encode(info, message.info)
+        codecs.encode(status, message.status)
+        try:
+            reply = await self._registry.Register(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(f"router {self._address}", error.code(), error.details()) from error
+        return codecs.decode(reply, m.Registered)
+
+    async def leave(self, name: str, incarnation: int, *, timeout_s: float) -> None:
+        """Says that the node stops now."""
+        try:
+            await self._registry.Leave(pb.LeaveRequest(name=name, incarnation=incarnation), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(f"router {self._address}", error.code(), error.details()) from error
+
+    async def close(self) -> None:
+        await self._channel.close(None)

@@ -1,0 +1,36 @@
+"""Why a call to a node failed, as one error tree; the gRPC status codes stay in headrace/wire/ and */service.py."""
+
+from __future__ import annotations
+
+
+class NodeError(Exception):
+    """A call to a node failed. `node` is its name or address."""
+
+    def __init__(self, node: str, message: str) -> None:
+        super().__init__(f"{node}: {message}")
+        self.node = node
+        self.message = message
+
+
+class NodeLost(NodeError):
+    """The node died or cannot be reached: another may do the work."""
+
+
+class NodeBusy(NodeError):
+    """The node has no room for the request: another may, or the same one later."""
+
+
+class HandoverBroken(NodeError):
+    """The prefill node could not hand over: the decode node's reservation can be renewed."""
+
+
+class RequestRefused(NodeError):
+    """The node refuses this request, and so would every other one."""
+
+
+class CheckpointGone(NodeError):
+    """The node does not hold the checkpoint that was asked for, or no longer does."""
+
+
+class DeadlineExceeded(NodeError):
+    """The request's own deadline has passed."""

@@ -1,0 +1,77 @@
+"""A gRPC server as every Headrace process runs it: health, reflection, message limits, one address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from headrace.wire.client import LINE_OPTIONS
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.tls import Identity
+
+SERVER_OPTIONS = (
+    *LINE_OPTIONS,
+    # Clients ping idle connections every second, too: do not take that for abuse.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two processes must not share a port by accident.
+    ("grpc.so_reuseport", 0),
+)
+
+
+class ListenError(OSError):
+    """The address cannot be listened on."""
+
+
+class ControlServer:
+    """A gRPC server with the standard health service and reflection over the named services.
+
+    With an identity it talks TLS, to clients that show a certificate of the same authority, and to no others.
+    """
+
+    def __init__(
+        self, services: Sequence[str], add: Callable[[grpc.aio.Server], None], identity: Identity | None = None
+    ) -> None:
+        self._identity = identity
+        self._add = add
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._names = [pb.DESCRIPTOR.services_by_name[name].full_name for name in services]
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens (port 0: any free one) and serves; returns the port. Raises ListenError."""
+        server = self._made()
+        try:
+            bound = self._add_port(server, f"{host}:{port}")
+        except RuntimeError as error:
+            # gRPC prints an empty error when a process ends that holds a server which never ran.
+            await server.start()
+            await server.stop(None)
+            raise ListenError(f"cannot listen on {host}:{port}: is the port taken? {error}") from error
+        await server.start()
+        self._server = server
+        for name in ("", *self._names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        return bound
+
+    def _made(self) -> grpc.aio.Server:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._add(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        return server
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if self._identity is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, self._identity.server_credentials())
+
+    async def stop(self, grace_s: float) -> None:
+        """Says NOT_SERVING, gives calls in flight `grace_s` seconds, then cancels them; nothing before `start`."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(grace_s)

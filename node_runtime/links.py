@@ -1,0 +1,112 @@
+"""A node's links to the peers that it hands messages to: measured in the background, reported with its heartbeats.
+
+Each heartbeat's answer names the peers. A new one, a restarted one and one whose connection was lost is measured soon,
+one after the other; a measurement takes a tenth of a second, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from headrace.wire.messages import LinkStatus, Peer
+from headrace.wire.pairs import handover_refusal
+from transfer.backend import Transport
+from transfer.buffers import StagingMemory
+from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_warning, measure_link
+
+log = logging.getLogger(__name__)
+
+CHECK_TIMEOUT_S = 30.0
+"""A probe that outlives it breaks the connection: only a peer that has long stopped answering lets that happen."""
+
+RETRY_S = 2.0
+
+
+class _Link:
+    """One peer as it is now. `is_due_s`: when to measure next; None: it has been measured."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.status = LinkStatus(peer.name)
+        self.is_due_s: float | None = 0.0
+        self.stop_watching: Callable[[], None] = lambda: None
+
+
+class Links:
+    """Belongs to one event loop. `memory` is where staging lies, on `device`: what hand-overs move, is measured."""
+
+    def __init__(self, name: str, transport: Transport, memory: StagingMemory, device: str) -> None:
+        self._name = name
+        self._transport = transport
+        self._device = device
+        self._links: dict[Peer, _Link] = {}
+        self._news = asyncio.Event()
+        sink, self._probe = memory.allocate(2, PROBE_BYTES)  # for good: a GPU stands still to free memory
+        LinkSink(transport, sink)
+        self._task = asyncio.create_task(self._check_those_due())
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """From now on these are the peers; measures those that it has not measured, or not since they were lost."""
+        for gone in self._links.keys() - set(peers):
+            self._links.pop(gone).stop_watching()
+        for peer in peers:
+            if peer not in self._links:
+                self._links[peer] = _Link(peer)
+        self._news.set()
+
+    def report(self) -> tuple[LinkStatus, ...]:
+        return tuple(link.status for _, link in sorted(self._links.items(), key=lambda each: each[0].name))
+
+    async def close(self) -> None:
+        """Measures no more. What a probe has under way ends with the transport."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _check_those_due(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            for link in list(self._links.values()):
+                if link.is_due_s is not None and link.is_due_s <= clock():
+                    await self._check(link)
+
+    async def _check(self, link: _Link) -> None:
+        refusal = handover_refusal(self._device, link.peer.device)
+        if refusal is not None:
+            self._failed(link, refusal, logging.WARNING)
+            return
+        now_s = asyncio.get_running_loop().time()
+        try:
+            address, deadline_s = link.peer.transfer_address, now_s + CHECK_TIMEOUT_S
+            report = await measure_link(self._transport, address, self._probe, deadline_s)
+            connection = await self._transport.connect(address, deadline_s)
+        except Exception as error:  # whatever it was: hand-overs find out by themselves, later links are still due
+            self._failed(link, str(error) or repr(error))
+            return
+        if self._links.get(link.peer) is not link:
+            return  # it left meanwhile
+        link.is_due_s = None
+        link.status = self._measured(link.peer, report)
+        link.stop_watching = connection.watch(lambda reason: self._failed(link, f"lost: {reason}"))
+
+    def _measured(self, peer: Peer, report: LinkReport) -> LinkStatus:
+        between_gpus = self._device == peer.device == "cuda"
+        warning = link_warning(report.lanes, report.bytes_per_s, between_gpus=between_gpus)
+        log.info(
+            "link %s -> %s: %.2f GB/s, round trip %.0f us over %s",
+            self._name, peer.name, report.bytes_per_s / 1e9, report.round_trip_s * 1e6, ", ".join(report.lanes),
+        )  # fmt: skip
+        if warning is not None:
+            log.warning("link %s -> %s: %s", self._name, peer.name, warning)
+        return LinkStatus(peer.name, report.lanes, report.round_trip_s, report.bytes_per_s, warning)
+
+    def _failed(self, link: _Link, error: str, level: int = logging.INFO) -> None:
+        if self._links.get(link.peer) is link and link.status.error != error:
+            log.log(level, "link %s -> %s: %s", self._name, link.peer.name, error)
+        link.status = LinkStatus(link.peer.name, error=error)
+        link.is_due_s = asyncio.get_running_loop().time() + RETRY_S

@@ -1,0 +1,100 @@
+"""What the gRPC services of both roles share: errors to status codes, and the Node service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from headrace.engine.engine import BadRequest
+from headrace.wire import codecs
+from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import NodeInfo, NodeStatus
+from node_runtime.errors import CheckpointGone, NoRoom
+from transfer.protocol.errors import HandoverFailed, LayoutMismatch, TransferError
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+_CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
+    (BadRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
+    (HandoverFailed, grpc.StatusCode.ABORTED),
+    (TransferError, grpc.StatusCode.ABORTED),
+    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CheckpointGone, grpc.StatusCode.NOT_FOUND),
+)
+
+DEFAULT_TIMEOUT_S = 600.0  # for a caller that set no deadline: nothing is held for ever
+
+
+@asynccontextmanager
+async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Turns a known error of its block into the call's status.
+
+    gRPC ends the block at the deadline that the caller set; that of a caller who set none ends after
+    DEFAULT_TIMEOUT_S, with DEADLINE_EXCEEDED.
+    """
+    try:
+        async with asyncio.timeout(DEFAULT_TIMEOUT_S if context.time_remaining() is None else None) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        message = f"the call set no deadline and has not ended within {DEFAULT_TIMEOUT_S:g} s: set one"
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
+    except tuple(kind for kind, _ in _CODES) as error:
+        code = next(code for kind, code in _CODES if isinstance(error, kind))
+        await context.abort(code, str(error))
+
+
+def read(decode: Callable[[M], T], message: M) -> T:
+    """`decode(message)`. Raises BadRequest for what is no message of this version."""
+    try:
+        return decode(message)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadRequest(f"{type(message).__name__} cannot be read: {error}; do both sides run one version?") from error
+
+
+def timeout_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
+    """Seconds until the call's deadline."""
+    remaining = context.time_remaining()
+    return DEFAULT_TIMEOUT_S if remaining is None else min(remaining, DEFAULT_TIMEOUT_S)
+
+
+class NodeService(rpc.NodeServicer):
+    """Who the node is and how it stands, for operators with a gRPC client; what its cache holds, for routers."""
+
+    def __init__(
+        self,
+        info: Callable[[], NodeInfo],
+        status: Callable[[], Awaitable[NodeStatus]],
+        cache_updates: Callable[[], AsyncGenerator[CacheUpdate, None]],
+    ) -> None:
+        self._info = info
+        self._status = status
+        self._cache_updates = cache_updates
+
+    async def Describe(
+        self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeReply]
+    ) -> pb.DescribeReply:
+        reply = pb.DescribeReply()
+        codecs.encode(self._info(), reply.info)
+        codecs.encode(await self._status(), reply.status)
+        return reply
+
+    async def CacheUpdates(
+        self,
+        request: pb.CacheUpdatesRequest,
+        context: grpc.aio.ServicerContext[pb.CacheUpdatesRequest, pb.CacheUpdate],
+    ) -> AsyncIterator[pb.CacheUpdate]:
+        async with aclosing(self._cache_updates()) as updates:
+            async for update in updates:
+                yield encode_cache_update(update)

@@ -1,0 +1,64 @@
+"""What both roles do around a session: reserve for one that lands in a sequence, and lease what one moves."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from headrace.engine.sequence import Admitted, Sequence
+from headrace.wire.messages import Reservation
+from node_runtime.packing import Place
+from node_runtime.plans import plan_of, smaller
+from node_runtime.runtime import Chassis
+from transfer.buffers import Buffer
+from transfer.protocol.authentication import new_secret
+from transfer.protocol.envelope import new_nonce
+from transfer.protocol.plan import PlannedMessage
+from transfer.receiver import HandoverReceiver, IncomingHandover
+
+LEASE_MARGIN_S = 5.0
+"""By which a lease outlives its session's deadline: copies that were enqueued on a device before the deadline may still
+run when it has passed. They take milliseconds, and a session that has settled gives its lease back at once; the rest is
+for a device behind whose other work they wait."""
+
+
+def reserve(
+    chassis: Chassis,
+    receiver: HandoverReceiver,
+    sequence: Sequence,
+    admitted: Admitted,
+    *,
+    num_tokens: int,
+    peers_max_bytes: int | None,
+    deadline_s: float,
+) -> tuple[Reservation, IncomingHandover]:
+    """What a sender is to be told, and the session that expects it: blocks beyond the attention hit, and the state.
+
+    sequence          admitted to wait for them; they land in its own blocks and slot
+    num_tokens        of its prompt, that the sender has
+    peers_max_bytes   the longest message that the sender's staging takes; None: nothing is known of it
+    deadline_s        the session's, on the event loop's clock
+    Raises LayoutMismatch when that makes no plan, or none that fits the staging buffers.
+    """
+    reservation = Reservation(
+        nonce=new_nonce(),
+        attention_hit_tokens=admitted.reused_tokens,
+        num_tokens=num_tokens,
+        transfer_address=chassis.transport.address,
+        layout=chassis.wire_layout,
+        max_message_bytes=smaller(chassis.config.message_bytes, peers_max_bytes),
+        deadline_s=deadline_s - asyncio.get_running_loop().time(),
+        secret=new_secret(),
+    )
+    land = partial(_land, chassis, sequence, admitted)
+    incoming = receiver.expect(plan_of(reservation), secret=reservation.secret, land=land, deadline_s=deadline_s)
+    return reservation, incoming
+
+
+async def _land(
+    chassis: Chassis, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
+) -> None:
+    """One verified message into the request's own blocks or slot."""
+    await chassis.packing.reached(admitted.mark)
+    wire = chassis.wire_layout
+    await chassis.packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))

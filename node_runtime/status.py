@@ -1,0 +1,84 @@
+"""A node's pools and counters as it reports them with every heartbeat."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from headrace.cache.pools import PoolCounts
+from headrace.cache.stats import CacheCounters
+from headrace.engine.build import BuiltEngine
+from headrace.wire.cache_updates import CACHE_CHANGES
+from headrace.wire.messages import NodeStatus, PoolStatus
+from transfer.protocol.authentication import Refusal
+from transfer.protocol.events import Cause
+from transfer.protocol.stats import HandoverTotals, TransportStats, WaitStats
+
+_GROUPED = {
+    "lookups": "attention/lookups",
+    "looked_up_tokens": "attention/looked_up_tokens",
+    "attention_hit_tokens": "attention/hit_tokens",
+    "block_evictions": "attention/evictions",
+    "state_lookups": "state/lookups",
+    "state_looked_up_tokens": "state/looked_up_tokens",
+    "state_hit_tokens": "state/hit_tokens",
+    "checkpoints_evicted": "state/evictions",
+}
+
+
+def node_status(built: BuiltEngine) -> NodeStatus:
+    """In the engine's thread only."""
+    engine = built.engine
+    stats = engine.cache.stats()
+    return NodeStatus(
+        running=engine.num_running,
+        waiting=engine.num_waiting,
+        blocks=_pool(stats.blocks, stats.num_indexed_blocks),
+        slots=_pool(stats.slots, stats.num_checkpoints),
+        counters={
+            **cache_counters(stats.totals),
+            "computed_tokens": engine.computed_tokens,
+            "sampled_tokens": engine.sampled_tokens,
+            CACHE_CHANGES: built.journal.sequence,
+            "preemptions": engine.preemptions,
+            "recomputed_tokens": engine.recomputed_tokens,
+        },
+    )
+
+
+def cache_counters(totals: CacheCounters) -> dict[str, float]:
+    """By metric name, `group/name` where each cache group has its own count."""
+    return {_GROUPED.get(name, name): float(value) for name, value in asdict(totals).items()}
+
+
+def transfer_counters(stats: TransportStats, waits: WaitStats) -> dict[str, float]:
+    """By metric name, with labels before it: what moved over the wire, completed sessions, failures, waits.
+
+    Every label is there from the start, so that a rate sees the first failure.
+    """
+    return {
+        "transfer_sent_bytes": stats.sent_bytes - stats.probe_sent_bytes,
+        "transfer_received_bytes": stats.received_bytes - stats.probe_received_bytes,
+        "transfer_dropped_parts": stats.dropped_parts,
+        **_sessions("sent", stats.sent),
+        **_sessions("received", stats.received),
+        "transfer_hidden_seconds": stats.sent.hidden_seconds,
+        **{f"cause={cause}/transfer_failures": stats.failures.get(cause, 0) for cause in Cause},
+        **{f"cause={cause}/transfer_refused_parts": stats.refusals.get(cause, 0) for cause in Refusal},
+        "staging_waits": waits.count,
+        "staging_wait_seconds": waits.seconds,
+    }
+
+
+def _sessions(direction: str, totals: HandoverTotals) -> dict[str, float]:
+    return {
+        f"direction={direction}/transfer_sessions": totals.sessions,
+        f"direction={direction},group=attention/transfer_bytes": totals.attention_bytes,
+        f"direction={direction},group=attention/transfer_seconds": totals.attention_seconds,
+        f"direction={direction},group=state/transfer_bytes": totals.state_bytes,
+        f"direction={direction},group=state/transfer_seconds": totals.state_seconds,
+    }
+
+
+def _pool(counts: PoolCounts, num_indexed: int) -> PoolStatus:
+    total = counts.free + counts.cached + counts.in_use
+    return PoolStatus(total=total, free=counts.free, cached=counts.cached, in_use=counts.in_use, indexed=num_indexed)

@@ -1,0 +1,109 @@
+"""The choices of one order side by side: outputs of their requests in, pieces of text out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from headrace.wire.messages import FinishReason, PromptLogprobs, Request, Token
+from router.api.generation import Order
+from router.api.mailbox import Mailbox
+from router.requests.dispatch import Ended, Output, Run
+from router.requests.events import Show, ShowPrompt
+from router.text.detokenizer import Detokenizer
+from router.text.text_stream import Answer, Piece
+from router.text.tokens import ModelTokens
+
+
+class Choice:
+    """One request's answer, and the prompt before it where the client wants an echo."""
+
+    def __init__(self, index: int, order: Order, tokens: ModelTokens) -> None:
+        self.index = index
+        self.request: Request = order.requests[index]
+        self._echo = order.prompt_of(index).text if order.echo else ""
+        self._token_bytes = tokens.token_bytes
+        self.answer = Answer(tokens.token_bytes, self.request.sampling, order.stops, tokens.eos_ids, len(self._echo))
+
+    def prompt_piece(self, logprobs: PromptLogprobs) -> Piece:
+        """The echoed prompt with its logprobs."""
+        offsets, length, detokenizer = [], 0, Detokenizer(self._token_bytes)
+        for token in logprobs.tokens:
+            offsets.append(length)
+            length += len(detokenizer.push(token.id))
+        return Piece(self._take_echo(), logprobs.tokens, tuple(offsets))
+
+    def text_piece(self, tokens: list[Token]) -> Piece:
+        """More text, after the echoed prompt if that is still to come."""
+        piece = self.answer.push(tokens)
+        return Piece(self._take_echo() + piece.text, piece.tokens, piece.offsets)
+
+    def last_piece(self) -> Piece:
+        """What was held back."""
+        return Piece(self._take_echo() + self.answer.finish())
+
+    def _take_echo(self) -> str:
+        echo, self._echo = self._echo, ""
+        return echo
+
+
+class Choices:
+    """Reads what all requests of an order show. `runs` are filled in by whoever starts the requests."""
+
+    def __init__(self, order: Order, tokens: ModelTokens) -> None:
+        self._order = order
+        self._mailbox: Mailbox[tuple[int, Output]] = Mailbox()
+        self.all = [Choice(index, order, tokens) for index in range(len(order.requests))]
+        self.runs: list[Run] = []
+
+    def inbox(self, index: int) -> Callable[[Output], None]:
+        """Where a request's outputs go."""
+        return lambda output: self._mailbox.put((index, output))
+
+    async def pieces(self) -> AsyncIterator[tuple[Choice, Piece, FinishReason | None]]:
+        """Pieces as they come, the last of each choice with its finish reason; raises a request's ApiError."""
+        left = len(self.all)
+        async for batch in self._mailbox.batches():
+            tokens: dict[int, list[Token]] = {}
+            for index, output in batch:
+                choice = self.all[index]
+                match output:
+                    case Show(shown):
+                        tokens.setdefault(index, []).extend(shown)
+                    case ShowPrompt(logprobs):
+                        yield choice, choice.prompt_piece(logprobs), None
+                    case Ended(failure):
+                        if index in tokens:
+                            yield choice, choice.text_piece(tokens.pop(index)), None
+                        if failure is not None:
+                            raise failure
+                        left -= 1
+                        yield choice, choice.last_piece(), self._finish_reason(choice)
+            for index, gathered in tokens.items():
+                choice = self.all[index]
+                yield choice, choice.text_piece(gathered), None
+                if choice.answer.stop_found:
+                    await self.runs[index].stop()
+            if left == 0:
+                return
+
+    def _finish_reason(self, choice: Choice) -> FinishReason:
+        finish = self.runs[choice.index].life.finish
+        return FinishReason.STOP if choice.answer.stop_found or finish is None else finish
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage; a prompt with several choices counts once, cached tokens as its first choice had them."""
+        prompts = [self.runs[i].life for i in range(0, len(self.runs), self._order.choices_per_prompt)]
+        num_prompt = sum(life.request.num_prompt_tokens for life in prompts)
+        num_generated = sum(choice.answer.num_tokens for choice in self.all)
+        cached = sum(life.report.cached_tokens(life.request.num_prompt_tokens) for life in prompts)
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+        if self._order.report:
+            reports = [run.life.report.json() for run in self.runs]
+            usage["headrace"] = reports[0] if len(reports) == 1 else reports
+        return usage

@@ -1,0 +1,236 @@
+"""From a checked body to what the nodes are asked: tokens, sampling, limits."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.wire.messages import Request, Sampling
+from router.api.schemas import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, HeadraceOptions
+from router.errors import bad_request
+from router.text.tokens import ModelTokens
+
+DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+_UINT64 = 2**64
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`text` is what `echo` gives back; of token ids it is made only if that is wanted."""
+
+    tokens: tuple[int, ...]
+    text: str
+    boundaries: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one HTTP request asks for: `requests` has `choices_per_prompt` entries for each prompt, in order."""
+
+    id: str
+    created: int
+    model: str
+    is_chat: bool
+    prompts: tuple[Prompt, ...]
+    requests: tuple[Request, ...]
+    choices_per_prompt: int
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    report: bool
+    echo: bool
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt that a choice answers."""
+        return self.prompts[index // self.choices_per_prompt]
+
+
+class OrderDesk:
+    """Makes orders for one model. `max_model_tokens` says what the cluster's nodes can hold, if any is there."""
+
+    def __init__(
+        self,
+        model: str,
+        tokens: ModelTokens,
+        max_model_tokens: Callable[[], int | None],
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._max_model_tokens = max_model_tokens
+        self._draw_seed = draw_seed
+
+    def chat(self, body: ChatBody) -> Order:
+        """Raises ApiError (400) for what this model cannot do."""
+        if body.max_tokens == 0 or body.max_completion_tokens == 0:
+            raise bad_request("max_tokens 0: a chat must have at least 1", "max_tokens")
+        chat = self._tokens.render_chat(
+            [message.for_template() for message in body.messages],
+            tools=None if body.tool_choice == "none" else body.tools,
+            variables=body.chat_template_kwargs,
+        )
+        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        # A chat that no node can hold is refused before the ends of its messages are searched, which costs far more.
+        self._max_tokens(len(chat.tokens), wanted, "messages")
+        prompt = Prompt(chat.tokens, "", chat.boundaries())
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return self._order(body, [prompt], "messages", wanted, logprobs=logprobs, is_chat=True)
+
+    def completion(self, body: CompletionBody) -> Order:
+        """Raises ApiError (400) for what this model cannot do."""
+        if body.max_tokens == 0 and not body.echo:
+            raise bad_request("max_tokens 0: needs echo, or there is nothing to answer", "max_tokens")
+        wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        prompts = self._prompts(body.prompt, bool(body.echo))
+        return self._order(
+            body,
+            prompts,
+            "prompt",
+            wanted,
+            logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
+            echo=bool(body.echo),
+        )
+
+    def _prompts(self, value: Any, echo: bool) -> list[Prompt]:
+        """Text, token ids, or a list of either."""
+        if isinstance(value, str):
+            return [Prompt(tuple(self._tokens.encode(value)), value)]
+        if isinstance(value, list) and value:
+            kinds = _kinds(value)
+            if kinds == {int}:
+                return [self._token_prompt(value, echo)]
+            if len(value) > MAX_CHOICES:
+                raise bad_request(f"prompt: {len(value)} prompts; at most {MAX_CHOICES}", "prompt")
+            if kinds == {str}:
+                return [Prompt(tuple(self._tokens.encode(text)), text) for text in value]
+            if kinds == {list} and all(_kinds(item) <= {int} for item in value):
+                return [self._token_prompt(item, echo) for item in value]
+        if value == []:
+            raise bad_request("prompt is empty: give at least one token", "prompt", "empty_prompt")
+        raise bad_request("prompt: give text, token ids, or a list of either", "prompt")
+
+    def _token_prompt(self, ids: Sequence[int], echo: bool) -> Prompt:
+        self._check_ids(ids, "prompt")
+        return Prompt(tuple(ids), self._tokens.token_bytes.decode(ids) if echo else "")
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        known = range(self._tokens.vocab_size)
+        if not ids or (min(ids) in known and max(ids) in known):
+            return
+        token_id = next(each for each in ids if each not in known)
+        raise bad_request(
+            f"{field}: token id {token_id} is outside the vocabulary; use 0 to {known[-1]}",
+            field,
+        )
+
+    def _order(
+        self,
+        body: GenerationBody,
+        prompts: Sequence[Prompt],
+        field: str,
+        wanted: int | None,
+        *,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+        is_chat: bool = False,
+        echo: bool = False,
+    ) -> Order:
+        order_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        own = body.headrace or HeadraceOptions()
+        count = body.n or 1
+        if count * len(prompts) > MAX_CHOICES:
+            raise bad_request(f"n {count} for {len(prompts)} prompts: at most {MAX_CHOICES} choices", "n")
+        self._check_ids(body.stop_token_ids or (), "stop_token_ids")
+        first_seed = self._draw_seed() if body.seed is None else body.seed
+        requests: list[Request] = []
+        for prompt in prompts:
+            max_tokens = self._max_tokens(len(prompt.tokens), wanted, field)
+            boundaries = self._boundaries(prompt, own)
+            for _ in range(count):
+                seed = (first_seed + len(requests)) % _UINT64
+                sampling = _sampling(body, max_tokens, seed, logprobs, prompt_logprobs)
+                name = f"{order_id}-{len(requests)}"
+                requests.append(
+                    Request(name, prompt.tokens, len(prompt.tokens), sampling, own.salt.encode(), boundaries)
+                )
+        options = body.stream_options
+        return Order(
+            id=order_id,
+            created=int(time.time()),
+            model=self._model,
+            is_chat=is_chat,
+            prompts=tuple(prompts),
+            requests=tuple(requests),
+            choices_per_prompt=count,
+            stops=tuple(body.stops),
+            stream=bool(body.stream),
+            return_token_ids=bool(body.return_token_ids),
+            include_usage=own.report or (options is not None and bool(options.include_usage)),
+            report=own.report,
+            echo=echo,
+        )
+
+    def _max_tokens(self, length: int, wanted: int | None, field: str) -> int:
+        """How many tokens to generate after a prompt of `length`; raises ApiError when they do not fit the model."""
+        if length == 0:
+            raise bad_request(f"{field} is empty: give at least one token", field, "empty_prompt")
+        limit = self._max_model_tokens() or self._tokens.max_model_tokens
+        if limit is None:
+            return DEFAULT_COMPLETION_TOKENS if wanted is None else wanted
+        if length + (1 if wanted is None else wanted) > limit:
+            asked = "" if wanted is None else f" and max_tokens {wanted}"
+            raise bad_request(
+                f"{field} of {length} tokens{asked} exceed the model's length of {limit}; "
+                f"shorten {field}{' or lower max_tokens' if wanted else ''}",
+                field,
+                "context_length_exceeded",
+            )
+        return limit - length if wanted is None else wanted
+
+    def _boundaries(self, prompt: Prompt, own: HeadraceOptions) -> tuple[int, ...]:
+        for position in own.checkpoint_at:
+            if position > len(prompt.tokens):
+                raise bad_request(
+                    f"headrace.checkpoint_at {position} lies beyond the prompt of {len(prompt.tokens)} tokens",
+                    "headrace",
+                )
+        return tuple(sorted({*prompt.boundaries, *own.checkpoint_at}))
+
+
+def _sampling(
+    body: GenerationBody, max_tokens: int, seed: int, logprobs: int | None, prompt_logprobs: int | None
+) -> Sampling:
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
+    return Sampling(
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=_or(body.temperature, 1.0),
+        top_p=_or(body.top_p, 1.0),
+        top_k=max(body.top_k or 0, 0),  # -1 is other servers' word for no limit
+        min_p=_or(body.min_p, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        min_tokens=min_tokens,
+        ignore_eos=bool(body.ignore_eos),
+    )
+
+
+def _kinds(values: Sequence[object]) -> set[type]:
+    """Of JSON values; a boolean is no int here. A prompt may have a million of them."""
+    return set(map(type, values))
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,59 @@
+"""Logprobs in the two shapes that OpenAI's API has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.wire.messages import Token
+from router.text.detokenizer import TokenBytes
+
+LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's stand-in
+
+
+def chat_logprobs(tokens: Sequence[Token], names: TokenBytes) -> dict[str, Any]:
+    """`choices[].logprobs` of a chat."""
+    content = []
+    for token in tokens:
+        if token.logprobs is not None:
+            top = [_chat_entry(other.id, other.logprob, names) for other in token.logprobs.top]
+            entry = _chat_entry(token.id, token.logprobs.logprob, names)
+            content.append({**entry, "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _chat_entry(token_id: int, logprob: float, names: TokenBytes) -> dict[str, Any]:
+    data = names.written(token_id)
+    return {
+        "token": data.decode(errors="replace"),
+        "logprob": max(logprob, LEAST_LOGPROB),
+        "bytes": list(data),
+    }
+
+
+def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], names: TokenBytes) -> dict[str, Any]:
+    """`choices[].logprobs` of a completion; the first token of an echoed prompt has none."""
+    tops: list[dict[str, float] | None] = []
+    chosen: list[float | None] = []
+    for token in tokens:
+        if token.logprobs is None:
+            tops.append(None)
+            chosen.append(None)
+        else:
+            chosen.append(max(token.logprobs.logprob, LEAST_LOGPROB))
+            tops.append({_name(other.id, names): max(other.logprob, LEAST_LOGPROB) for other in token.logprobs.top})
+    return {
+        "tokens": [_name(token.id, names) for token in tokens],
+        "token_logprobs": chosen,
+        "top_logprobs": tops,
+        "text_offset": list(offsets),
+    }
+
+
+def _name(token_id: int, names: TokenBytes) -> str:
+    """A token as a string that no other token has: part of a character is spelled out in bytes."""
+    data = names.written(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

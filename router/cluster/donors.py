@@ -1,0 +1,49 @@
+"""Which decode node a prefill node may learn from: pure, but for hashing long prompts in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit
+from headrace.cache.types import PrefixKey
+from headrace.wire.messages import Donor, NodeInfo, Request
+
+LONG_PROMPT_TOKENS = 1 << 14  # a millisecond's hashing; beyond it the event loop goes on meanwhile
+
+
+class PromptKeys:
+    """The prefix keys of one request for each block size asked for, hashed when they first are and kept.
+
+    Who asks while they are being hashed waits for that, instead of hashing them once more.
+    """
+
+    def __init__(self) -> None:
+        self._hashing = asyncio.Lock()
+        self._num_tokens = 0
+        self._keys: dict[int, Sequence[PrefixKey]] = {}
+
+    async def of(self, request: Request, block_sizes: Iterable[int]) -> Mapping[int, Sequence[PrefixKey]]:
+        """Of its tokens so far: they are hashed again only after a migration added some."""
+        tokens = request.tokens
+        async with self._hashing:
+            if len(tokens) != self._num_tokens:
+                self._num_tokens, self._keys = len(tokens), {}
+            for size in set(block_sizes) - self._keys.keys():
+                if len(tokens) < LONG_PROMPT_TOKENS:
+                    self._keys[size] = prefix_keys(tokens, size, request.salt)
+                else:
+                    self._keys[size] = await asyncio.to_thread(prefix_keys, tokens, size, request.salt)
+            return self._keys
+
+
+def choose_donor(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> Donor | None:
+    """Of the decode nodes, the one with the prompt's deepest checkpoint; None if the prefill node's is as deep.
+
+    `held` is what each may hold of the prompt; `own` is what the prefill node may, None: not known.
+    """
+    info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))
+    if info is None or hit is None or hit.state_tokens <= (0 if own is None else own.resumable_tokens):
+        return None
+    return Donor(info.name, info.address, hit.state_tokens, info.layout.block_size, info.max_message_bytes)

@@ -1,0 +1,193 @@
+"""The nodes that the router knows: who registered, who still lives, and the client to each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from headrace.wire.client import NodeClient
+from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role
+from headrace.wire.pairs import handover_refusal
+from router.errors import LayoutRefused, NameTaken
+
+log = logging.getLogger(__name__)
+
+MISSED_HEARTBEATS = 3
+NodeId = tuple[str, int]
+"""Name and incarnation: a restarted node is another one."""
+
+
+@dataclass
+class Node:
+    """A registered node. `suspect`: a call to it was lost, and it has not been heard of since. `replaced`: incarnations
+    of its name that were registered until it, or one that it replaced, took the name over."""
+
+    info: NodeInfo
+    status: NodeStatus
+    client: NodeClient
+    expires_at_s: float
+    replaced: frozenset[int] = frozenset()
+    suspect: bool = False
+    calls: int = 0
+
+    @property
+    def id(self) -> NodeId:
+        return (self.info.name, self.info.incarnation)
+
+    def reaches(self, receiver: NodeInfo) -> bool:
+        """False when its link check failed, as it said last: that may be over by now."""
+        return all(link.error is None for link in self.status.links if link.peer == receiver.name)
+
+
+class NodeTable:
+    """Registered nodes by name. `clock` yields seconds; `connect` opens a client to a node."""
+
+    def __init__(
+        self,
+        heartbeat_s: float,
+        clock: Callable[[], float],
+        connect: Callable[[NodeInfo], NodeClient],
+        *,
+        learn_from_decode: bool = True,
+    ) -> None:
+        self._learn_from_decode = learn_from_decode
+        self._lifetime_s = heartbeat_s * MISSED_HEARTBEATS
+        self._clock = clock
+        self._connect = connect
+        self._nodes: dict[str, Node] = {}
+        self._retired: list[Node] = []
+        self._watchers: list[Callable[[], None]] = []
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Has `changed` called whenever a node was added or is gone; `all` says which are there."""
+        self._watchers.append(changed)
+
+    def register(self, info: NodeInfo, status: NodeStatus) -> bool:
+        """Adds a node (True) or renews its registration (False). A new incarnation takes its name over at once.
+
+        Raises LayoutRefused when its layout, or the version of its hand-over, is not the cluster's; NameTaken when it
+        lost its name to an incarnation that still holds it.
+        """
+        self.expire()
+        known = self._nodes.get(info.name)
+        if known is not None and info.incarnation in known.replaced:
+            # Two processes, not one that restarted: each beat of one would cost the other its client and cache index.
+            raise NameTaken(
+                f"node {info.name} at {info.address}: the name is taken, {known.info.address} registered later; "
+                "start one of them with another --name"
+            )
+        for other in self._nodes.values():
+            refusal = None if other is known else _refusal(info, other.info)
+            if refusal is not None:
+                raise LayoutRefused(f"node {info.name}: {refusal}")
+        expires_at_s = self._clock() + self._lifetime_s
+        if known is not None and known.info == info:
+            known.status, known.expires_at_s, known.suspect = status, expires_at_s, False
+            return False
+        replaced: frozenset[int] = frozenset()
+        if known is not None:
+            replaced = (known.replaced | {known.info.incarnation}) - {info.incarnation}
+            self._retire(known)
+        self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s, replaced)
+        self._tell()
+        return True
+
+    def receivers_of(self, role: Role) -> list[Peer]:
+        """Whom a node of this role may have to hand messages to: prefill nodes to decode nodes, and back if prefill
+        nodes learn from decode nodes."""
+        if role is Role.DECODE and not self._learn_from_decode:
+            return []
+        others = (node.info for node in self.all() if node.info.role is not role)
+        return [Peer(info.name, info.incarnation, info.transfer_address, info.device) for info in others]
+
+    def senders_to(self, receiver: NodeInfo) -> list[Node]:
+        """The live nodes of the other role that can hand over to this one, by name."""
+        role = Role.PREFILL if receiver.role is Role.DECODE else Role.DECODE
+        return [node for node in self.live(role) if handover_refusal(node.info.device, receiver.device) is None]
+
+    def max_message_bytes(self, receiver: NodeInfo) -> int | None:
+        """The largest message that every live node can send that can hand over to this one; None without any."""
+        return min((node.info.max_message_bytes for node in self.senders_to(receiver)), default=None)
+
+    def leave(self, name: str, incarnation: int) -> None:
+        """Takes no more requests to this node; the ones it works on may finish."""
+        node = self._nodes.get(name)
+        if node is not None and node.info.incarnation == incarnation:
+            self._retire(node)
+
+    def expire(self) -> None:
+        """Forgets the nodes that missed their heartbeats, and logs who they were."""
+        for node in [node for node in self._nodes.values() if node.expires_at_s <= self._clock()]:
+            log.warning("node %s missed its heartbeats: taken for dead", node.info.name)
+            self._retire(node)
+
+    def live(self, role: Role) -> list[Node]:
+        """The nodes of a role that may be given work, by name."""
+        now_s = self._clock()
+        found = [
+            node
+            for node in self._nodes.values()
+            if node.info.role is role and node.expires_at_s > now_s and not node.suspect
+        ]
+        return sorted(found, key=lambda node: node.info.name)
+
+    def all(self) -> list[Node]:
+        """Every registered node, suspects included, by name."""
+        return sorted(self._nodes.values(), key=lambda node: node.info.name)
+
+    @property
+    def max_model_tokens(self) -> int | None:
+        """The longest sequence that every node can hold; None without nodes."""
+        return min((node.info.max_model_tokens for node in self._nodes.values()), default=None)
+
+    @asynccontextmanager
+    async def in_use(self, node: Node) -> AsyncIterator[NodeClient]:
+        """Keeps the node's client open while a call runs on it, even if the node leaves meanwhile."""
+        node.calls += 1
+        try:
+            yield node.client
+        finally:
+            node.calls -= 1
+            await self.close_retired()
+
+    async def close_retired(self) -> None:
+        """Closes the clients of nodes that are gone, once no call runs on them."""
+        for node in [node for node in self._retired if node.calls == 0]:
+            self._retired.remove(node)
+            await node.client.close()
+
+    async def close(self) -> None:
+        """Forgets every node; no call may be running."""
+        for node in self.all():
+            self._retire(node)
+        await self.close_retired()
+
+    def _retire(self, node: Node) -> None:
+        del self._nodes[node.info.name]
+        self._retired.append(node)
+        self._tell()
+
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed()
+
+
+def _refusal(info: NodeInfo, other: NodeInfo) -> str | None:
+    """Why two nodes cannot serve one cluster, with both values; block sizes and state dtypes are converted."""
+    if info.handover_version != other.handover_version:
+        return (
+            f"handover_version {info.handover_version} != {other.handover_version} of {other.name}; "
+            "run one release on all nodes"
+        )
+    difference = info.layout.unconvertible(other.layout)
+    if difference is not None:
+        return f"{difference} of {other.name}; start all nodes with one model and dtype"
+    for sender, receiver in ((info, other), (other, info)):
+        if sender.role is not receiver.role and receiver.layout.block_bytes > sender.max_message_bytes:
+            return (
+                f"a block of {receiver.name} has {receiver.layout.block_bytes} bytes, the staging of {sender.name} "
+                f"holds {sender.max_message_bytes}; raise max_message_bytes of {sender.name}"
+            )
+    return None

@@ -1,0 +1,31 @@
+"""Which node gets the next request: pure choices among snapshots of live nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from headrace.wire.messages import NodeInfo, Request
+
+
+class Policy(Protocol):
+    """Picks nodes of one role; each role has its own object."""
+
+    def pick(self, candidates: Sequence[NodeInfo], request: Request) -> NodeInfo:
+        """One of `candidates`, which are at least one and sorted by name."""
+        ...
+
+
+class RoundRobin:
+    """Nodes in turn by name, wherever they come and go."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def pick(self, candidates: Sequence[NodeInfo], request: Request) -> NodeInfo:
+        chosen = next((node for node in candidates if node.name > self._last), candidates[0])
+        self._last = chosen.name
+        return chosen
+
+
+POLICIES: Mapping[str, Callable[[], Policy]] = {"round_robin": RoundRobin}

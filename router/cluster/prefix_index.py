@@ -1,0 +1,138 @@
+"""Which node holds how much of a prompt: what the nodes told of their caches, as sets of prefix keys.
+
+A hint, by design: the index runs behind the nodes, so whoever acts on it must bear its being wrong. A key is 32
+bytes; a set of a million of them takes about 140 MB.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from math import lcm
+
+from headrace.cache.hits import PrefixHit
+from headrace.cache.types import PrefixKey
+from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
+from router.cluster.nodes import NodeId
+from router.errors import MissedUpdates
+
+
+class NodeIndex:
+    """One node's cache as told so far.
+
+    sequence       number of the last change that is in here; None before the first snapshot
+    is_followed    whether the node's updates arrive; if not, what is here grows old
+    """
+
+    def __init__(self, incarnation: int, block_size: int) -> None:
+        self.sequence: int | None = None
+        self.is_followed = False
+        self._incarnation = incarnation
+        self._block_size = block_size
+        self._blocks: set[PrefixKey] = set()
+        self._checkpoints: set[PrefixKey] = set()
+        self._arriving: tuple[set[PrefixKey], set[PrefixKey]] = (set(), set())
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def num_checkpoints(self) -> int:
+        return len(self._checkpoints)
+
+    def apply(self, update: CacheUpdate) -> None:
+        """Takes over an update; a snapshot counts once its last part is there.
+
+        Raises MissedUpdates if the update does not follow on what is known: subscribe anew.
+        """
+        if update.incarnation != self._incarnation:
+            raise MissedUpdates(f"incarnation {update.incarnation} speaks, not {self._incarnation}")
+        match update:
+            case CacheSnapshotPart():
+                self._take_part(update)
+            case CacheChanges(_, first_sequence, changes):
+                if self.sequence is None or not self.is_followed or first_sequence != self.sequence + 1:
+                    raise MissedUpdates(f"change {first_sequence} follows on {self.sequence}")
+                for kind, key in changes:
+                    self._change(kind, key)
+                self.sequence += len(changes)
+
+    def lost(self) -> None:
+        """The call is over: only a new snapshot makes sense of what comes next."""
+        self.is_followed = False
+        self._arriving = (set(), set())
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    def match(self, keys: Sequence[PrefixKey], *, max_tokens: int, multiple_of: int = 1) -> PrefixHit:
+        """What the first `max_tokens` tokens of a prompt would find there; `keys` are one chain.
+
+        multiple_of   checkpoints elsewhere do not count: who fetches one keeps it at the end of a block of its own
+        """
+        # A node's blocks are prefix-closed, so that bisection finds the longest match.
+        limit = min(len(keys), max_tokens // self._block_size)
+        num_blocks = bisect_left(keys, True, hi=limit, key=lambda key: key not in self._blocks)
+        step = lcm(self._block_size, multiple_of) // self._block_size
+        ends = range(num_blocks // step * step, 0, -step)
+        state_tokens = next((i for i in ends if keys[i - 1] in self._checkpoints), 0) * self._block_size
+        return PrefixHit(num_blocks * self._block_size, state_tokens, resumable_tokens=state_tokens)
+
+    def _take_part(self, part: CacheSnapshotPart) -> None:
+        blocks, checkpoints = self._arriving
+        blocks.update(part.blocks)
+        checkpoints.update(part.checkpoints)
+        if part.is_last:
+            self._blocks, self._checkpoints = blocks, checkpoints
+            self._arriving = (set(), set())
+            self.sequence, self.is_followed = part.sequence, True
+
+    def _change(self, kind: CacheChange, key: PrefixKey) -> None:
+        match kind:
+            case CacheChange.BLOCK_STORED:
+                self._blocks.add(key)
+            case CacheChange.BLOCK_EVICTED:
+                self._blocks.discard(key)
+            case CacheChange.CHECKPOINT_STORED:
+                self._checkpoints.add(key)
+            case CacheChange.CHECKPOINT_EVICTED:
+                self._checkpoints.discard(key)
+
+
+class PrefixIndex:
+    """The caches of all nodes that are subscribed to."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[NodeId, NodeIndex] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def add(self, node_id: NodeId, block_size: int) -> NodeIndex:
+        """An empty index for a node that is subscribed to from now on."""
+        _, incarnation = node_id
+        self._nodes[node_id] = NodeIndex(incarnation, block_size)
+        return self._nodes[node_id]
+
+    def get(self, node_id: NodeId) -> NodeIndex | None:
+        return self._nodes.get(node_id)
+
+    def remove(self, node_id: NodeId) -> None:
+        del self._nodes[node_id]
+
+    @property
+    def block_sizes(self) -> set[int]:
+        """Of all nodes."""
+        return {node.block_size for node in self._nodes.values()}
+
+    def match(
+        self, keys: Mapping[int, Sequence[PrefixKey]], *, max_tokens: int, multiple_of: int = 1
+    ) -> Mapping[NodeId, PrefixHit]:
+        """What a prompt would find on each node; `keys` are the prompt's for each of `block_sizes`."""
+        return {
+            node_id: node.match(keys[node.block_size], max_tokens=max_tokens, multiple_of=multiple_of)
+            for node_id, node in self._nodes.items()
+            if node.block_size in keys
+        }

@@ -1,0 +1,56 @@
+"""The registry that nodes call, over gRPC."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import grpc.aio
+
+from headrace.wire import codecs
+from headrace.wire import messages as m
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.server import ControlServer
+from headrace.wire.tls import Identity
+from router.cluster.nodes import NodeTable
+from router.errors import RegistrationRefused
+
+log = logging.getLogger(__name__)
+
+
+class RegistryService(rpc.RegistryServicer):
+    """Register and Leave, into a `NodeTable`."""
+
+    def __init__(self, nodes: NodeTable, heartbeat_s: float) -> None:
+        self._nodes = nodes
+        self._heartbeat_s = heartbeat_s
+
+    async def Register(
+        self,
+        request: pb.RegisterRequest,
+        context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterReply],
+    ) -> pb.RegisterReply:
+        info = codecs.decode(request.info, m.NodeInfo)
+        try:
+            if self._nodes.register(info, codecs.decode(request.status, m.NodeStatus)):
+                log.info("%s node %s at %s is registered", info.role.value, info.name, info.address)
+        except RegistrationRefused as error:
+            log.warning("refused: %s", error)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        reply = pb.RegisterReply()
+        codecs.encode(m.Registered(self._heartbeat_s, tuple(self._nodes.receivers_of(info.role))), reply)
+        return reply
+
+    async def Leave(
+        self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext[pb.LeaveRequest, pb.LeaveReply]
+    ) -> pb.LeaveReply:
+        log.info("node %s leaves", request.name)
+        self._nodes.leave(request.name, request.incarnation)
+        return pb.LeaveReply()
+
+
+def registry_server(nodes: NodeTable, heartbeat_s: float, identity: Identity | None) -> ControlServer:
+    """A server for the registry, not yet started."""
+    service = RegistryService(nodes, heartbeat_s)
+    return ControlServer(["Registry"], lambda server: rpc.add_RegistryServicer_to_server(service, server), identity)

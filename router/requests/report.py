@@ -1,0 +1,98 @@
+"""What one request cost: the report of design.md ("What a user sees"), gathered as nodes tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.wire import messages as m
+
+
+@dataclass
+class RequestReport:
+    """Facts as far as they are known; what no node has told stays None.
+
+    `reused_tokens` is what no node had to compute: the prefill node's resumed tokens, or the decode node's
+    when it prefilled locally; the least of them when a repair made the prompt be computed again.
+    """
+
+    prefill_node: str | None = None
+    prefill: m.PrefillReport | None = None
+    decode_node: str | None = None
+    decode: m.DecodeReport | None = None
+    attention_hit_tokens: int | None = None
+    transfer: m.TransferReport | None = None
+    path: Literal["remote", "local"] = "remote"
+    migrations: int = 0
+    reused_tokens: int | None = None
+
+    def prefill_started(self, node: str) -> None:
+        self.prefill_node, self.path = node, "remote"
+
+    def reserved(self, reservation: m.Reservation) -> None:
+        self.attention_hit_tokens = reservation.attention_hit_tokens
+
+    def local_prefill(self, resumed_tokens: int) -> None:
+        self.path = "local"
+        self._reuse(resumed_tokens)
+
+    def prefill_done(self, report: m.PrefillReport) -> None:
+        self.prefill = report
+        self._reuse(report.resumed_tokens)
+
+    def decode_done(self, report: m.DecodeReport) -> None:
+        self.decode = report
+        self.attention_hit_tokens = report.attention_hit_tokens
+
+    def _reuse(self, tokens: int) -> None:
+        self.reused_tokens = tokens if self.reused_tokens is None else min(tokens, self.reused_tokens)
+
+    def cached_tokens(self, num_prompt_tokens: int) -> int:
+        """For `usage.prompt_tokens_details`: prompt tokens that no node had to compute."""
+        return min(self.reused_tokens or 0, num_prompt_tokens)
+
+    def json(self) -> dict[str, Any]:
+        """The `headrace` object of the final usage."""
+        return {
+            "path": self.path,
+            "prefill": self._prefill_json(),
+            "decode": self._decode_json(),
+            "transfer": self._transfer_json(),
+            "checkpoints": self._checkpoints(),
+            "migrations": self.migrations,
+        }
+
+    def _prefill_json(self) -> dict[str, Any] | None:
+        if self.path == "local" or self.prefill is None:
+            return None
+        return {
+            "node": self.prefill.node,
+            "attention_hit_tokens": self.prefill.attention_hit_tokens,
+            "state_hit_tokens": self.prefill.state_hit_tokens,
+            "fetched_tokens": self.prefill.fetched_tokens,
+            "computed_tokens": self.prefill.computed_tokens,
+        }
+
+    def _decode_json(self) -> dict[str, Any] | None:
+        if self.decode is None:
+            return None
+        return {
+            "node": self.decode.node,
+            "attention_hit_tokens": self.decode.attention_hit_tokens,
+            "state": self.decode.state,
+        }
+
+    def _transfer_json(self) -> dict[str, Any] | None:
+        if self.path == "local" or self.transfer is None:
+            return None
+        return {
+            "attention_tokens": self.transfer.attention_tokens,
+            "attention_bytes": self.transfer.attention_bytes,
+            "state_bytes": self.transfer.state_bytes,
+            "seconds": round(self.transfer.seconds, 6),
+        }
+
+    def _checkpoints(self) -> list[int]:
+        """Positions published on either side, in order."""
+        published = (report.checkpoints for report in (self.prefill, self.decode) if report is not None)
+        return sorted({position for positions in published for position in positions})

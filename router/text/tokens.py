@@ -1,0 +1,151 @@
+"""Text to tokens and back for one model folder, without torch or transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from router.errors import ApiError, ModelFolderError, bad_request
+from router.text.chat_template import Message, load_chat_template, read_json
+from router.text.detokenizer import TokenBytes
+
+MAX_ENDS = 32
+"""How many messages' ends are looked for at a chat's beginning, and how many at its end: each costs a rendering.
+
+Early ends are what chats share (system prompt, examples), late ones where the next turn, or another try at this
+one, goes on. Where a chat leaves a known one in its middle, the nodes' checkpoint policy finds the junction unasked.
+"""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered chat. `boundaries()`: token positions where messages end, in order, of the first and last `MAX_ENDS`
+    messages. It renders the chat that often: ask it of a prompt that is short enough to be answered."""
+
+    tokens: tuple[int, ...]
+    boundaries: Callable[[], tuple[int, ...]]
+
+
+class ModelTokens:
+    """Tokenizer, chat template and the model's limits, read from a checkpoint's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        config = read_json(folder / "config.json")
+        text_config = {**config, **config.get("text_config", {})}
+        self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
+        self._chat = load_chat_template(folder)
+        self.vocab_size = int(text_config.get("vocab_size") or self._tokenizer.get_vocab_size())
+        self.max_model_tokens: int | None = text_config.get("max_position_embeddings")
+        self.eos_ids = _eos_ids(read_json(folder / "generation_config.json"), config, text_config)
+        special = [n for n, token in self._tokenizer.get_added_tokens_decoder().items() if token.special]
+        self.token_bytes = TokenBytes(self._tokenizer.get_vocab(with_added_tokens=True), special)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; raises ApiError (400) for text that UTF-8 cannot hold (lone surrogates)."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise bad_request(f"the text is not valid Unicode: {error.reason} at {error.start}") from error
+        # Unlike `encode`, the batch lets go of the interpreter lock; the fast one leaves offsets out.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """The prompt of a chat; raises ApiError (400) when the model cannot chat or refuses the messages."""
+        template = self._chat
+        if template is None:
+            raise bad_request("this model has no chat template; use /v1/completions")
+        if tools and not template.takes_tools:
+            raise bad_request("this model's chat template knows no tools; leave them out", "tools")
+
+        render = partial(template.render, tools=tools or None, variables=variables)
+        text = render(messages, add_generation_prompt=True)
+        # The template writes special tokens itself.
+        tokens = tuple(self.encode(text, add_special_tokens=False))
+
+        def boundaries() -> tuple[int, ...]:
+            ends = _message_ends(partial(render, add_generation_prompt=False), messages, text)
+            return self._token_ends(text, tokens, ends)
+
+        return ChatPrompt(tokens, boundaries)
+
+    def _token_ends(self, text: str, tokens: Sequence[int], ends: Sequence[str]) -> tuple[int, ...]:
+        """Token positions of the prefixes `ends` of `text`, for those at which a token ends."""
+        position_of_byte = {0: 0}
+        num_bytes = 0
+        for position, token_id in enumerate(tokens, 1):
+            num_bytes += len(self.token_bytes.written(token_id))
+            position_of_byte[num_bytes] = position
+        if num_bytes != len(self._normalize(text).encode()):
+            return ()  # the tokenizer adds or drops bytes: positions cannot be told
+        found = {position_of_byte.get(len(self._normalize(prefix).encode()), 0) for prefix in ends}
+        return tuple(sorted(found - {0}))
+
+    def _normalize(self, text: str) -> str:
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+
+def _message_ends(render: Callable[[Sequence[Message]], str], messages: Sequence[Message], text: str) -> list[str]:
+    """The prefixes of `text`, the whole chat, up to the ends of its first and last `MAX_ENDS` messages.
+
+    Templates may render a shorter chat differently: such a message has no end that a prompt could share.
+    Some refuse a chat without a question, so the system prompt is also tried with another question.
+    """
+    counts = range(1, len(messages) + 1)
+    searched = sorted({*counts[:MAX_ENDS], *counts[-MAX_ENDS:]})
+    prefixes = [_render_or_nothing(render, messages[:count]) for count in searched]
+    if messages[0].get("role") == "system" and not prefixes[0]:
+        probe = _render_or_nothing(render, [messages[0], {"role": "user", "content": "?"}])
+        prefixes.append(_common_prefix(probe, text))
+    return [prefix for prefix in prefixes if prefix and text.startswith(prefix)]
+
+
+def _common_prefix(one: str, other: str) -> str:
+    for length, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return one[:length]
+    return min(one, other, key=len)
+
+
+def _render_or_nothing(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
+    try:
+        return render(messages)
+    except ApiError:
+        return ""
+
+
+def _load_tokenizer(file: Path) -> Tokenizer:
+    if not file.is_file():
+        raise ModelFolderError(f"{file}: missing; a tokenizer.json must lie beside the weights")
+    text = file.read_text(encoding="utf-8")
+    decoder = json.loads(text).get("decoder") or {}
+    parts = decoder.get("decoders", [decoder])
+    if [part.get("type") for part in parts] != ["ByteLevel"]:
+        raise ModelFolderError(f"{file}: decoder {decoder.get('type')}; only byte-level BPE is supported")
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
+    """End-of-sequence ids of the first config that names any."""
+    for config in configs:
+        value = config.get("eos_token_id")
+        if value is not None:
+            return frozenset(value if isinstance(value, list) else [value])
+    return frozenset()

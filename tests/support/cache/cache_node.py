@@ -1,0 +1,215 @@
+"""A scheduler and a runner without tensors, to drive the prefix cache as a node does.
+
+The "bytes" of a block are the tokens from the prompt's start through that block, those of a state the
+tokens that went into it. So whatever a request reuses can be compared with what it should have been, and a
+cache that serves another prompt's blocks, or a state that somebody overwrote, is caught at the read.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.cache.checkpoints import SPARE_GRID_TOKENS, Boundary, ChunkSpan, PromptFacts, by_need, checkpoint_policy
+from headrace.cache.claims import Claim
+from headrace.cache.events import CacheEvent
+from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
+from headrace.cache.hashing import PrefixHasher
+from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
+from headrace.cache.index import Checkpoint
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.types import BlockId, PrefixKey, SlotId
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Request:
+    """One running request, as a scheduler keeps it."""
+
+    tokens: list[int]
+    hasher: PrefixHasher
+    claim: Claim
+    facts: PromptFacts
+    num_computed: int
+    emitting: dict[Boundary, SlotId] = field(default_factory=dict)
+    published: list[int] = field(default_factory=list)
+    decoded: list[Checkpoint] = field(default_factory=list)
+
+    @property
+    def keys(self) -> list[PrefixKey]:
+        return self.hasher.keys
+
+
+class FakeNode:
+    """A node with one cache, which is checked after every call."""
+
+    def __init__(
+        self,
+        *,
+        policy: str = "branch",
+        num_blocks: int = 64,
+        num_slots: int = 16,
+        block_size: int = 16,
+        eviction: str = DEFAULT_EVICTION_POLICY,
+        spare_grid_tokens: int = SPARE_GRID_TOKENS,
+        on_event: Callable[[CacheEvent], None] = lambda event: None,
+    ) -> None:
+        self.cache = PrefixCache(
+            num_blocks=num_blocks,
+            num_slots=num_slots,
+            block_size=block_size,
+            eviction=eviction_policy(eviction),
+            on_event=on_event,
+        )
+        self.policy = checkpoint_policy(policy, spare_grid_tokens)
+        self.block_bytes: dict[BlockId, Tokens] = {}
+        self.slot_bytes: dict[SlotId, Tokens] = {}
+
+    def match(self, tokens: Sequence[int], *, salt: bytes = b"", max_tokens: int | None = None) -> PrefixHit:
+        hasher = PrefixHasher(self.cache.block_size, salt)
+        hasher.extend(tokens)
+        return self.cache.match(hasher.keys, max_tokens=len(tokens) if max_tokens is None else max_tokens)
+
+    def admit(
+        self,
+        tokens: Sequence[int],
+        *,
+        hit_policy: HitPolicy | None = None,
+        hints: tuple[int, ...] = (),
+        salt: bytes = b"",
+    ) -> Request | None:
+        """Claim room for a prompt; what is reused must hold the prompt's own bytes."""
+        hit_policy = hit_policy or ResumeLocally()
+        size = self.cache.block_size
+        hasher = PrefixHasher(size, salt)
+        hasher.extend(tokens)
+        claim = self.cache.claim(
+            hasher.keys,
+            num_tokens=len(tokens),
+            hit_policy=hit_policy,
+            max_reuse_tokens=hit_policy.reuse_limit(len(tokens)),
+        )
+        self.cache.check()
+        if claim is None:
+            return None
+        for position in range(claim.reused_tokens // size):
+            assert self.block_bytes[claim.block_ids[position]] == tuple(tokens[: (position + 1) * size])
+        facts = PromptFacts(len(tokens), size, hints, claim.junction)
+        return Request(list(tokens), hasher, claim, facts, claim.reused_tokens)
+
+    def start_chunk(self, request: Request, end: int) -> None:
+        """Schedule and run one chunk: read the state, write blocks, states and the slot; publish nothing."""
+        span = ChunkSpan(request.num_computed, end)
+        wanted = self.policy.prompt_boundaries(span, request.facts)
+        for boundary in by_need(wanted):
+            slot = self.cache.reserve_slot(request.claim, boundary.tier)
+            if slot is not None:
+                request.emitting[boundary] = slot
+                self.slot_bytes[slot] = tuple(request.tokens[: boundary.num_tokens])
+        request.emitting = dict(sorted(request.emitting.items(), key=lambda pair: pair[0].num_tokens))
+        self._run(request, end)
+
+    def finish_chunk(self, request: Request) -> None:
+        """The chunk's step is over: publish what it made."""
+        self.cache.state_written(request.claim)
+        self.cache.publish_blocks(request.claim, request.keys, request.num_computed)
+        for boundary, slot in request.emitting.items():
+            num_tokens = boundary.num_tokens
+            key = request.keys[num_tokens // self.cache.block_size - 1]
+            published = self.cache.publish_checkpoint(request.claim, key, num_tokens, slot, boundary.tier)
+            if published is not None:
+                request.published.append(num_tokens)
+        request.emitting.clear()
+        self.cache.check()
+
+    def prefill(self, request: Request, *, chunk: int | None = None) -> None:
+        """Compute the rest of the prompt, in one chunk or in chunks of `chunk` tokens."""
+        num_tokens = request.facts.num_tokens
+        while request.num_computed < num_tokens:
+            step = num_tokens - request.num_computed if chunk is None else chunk
+            self.start_chunk(request, min(request.num_computed + step, num_tokens))
+            self.finish_chunk(request)
+
+    def receive(self, request: Request) -> None:
+        """A hand-over lands: the blocks beyond the hit and the state arrive."""
+        size, num_tokens = self.cache.block_size, request.facts.num_tokens
+        for position in range(request.claim.reused_tokens // size, num_tokens // size):
+            block = request.claim.block_ids[position]
+            self.block_bytes[block] = tuple(request.tokens[: (position + 1) * size])
+        self.slot_bytes[request.claim.slot] = tuple(request.tokens)
+        request.num_computed = num_tokens
+        self.finish_chunk(request)
+
+    def decode(self, request: Request, answer: Sequence[int]) -> None:
+        """Decode `answer`, its first token sampled by the prefill; the last one is never computed."""
+        for token in answer:
+            assert self.decode_token(request, token)
+
+    def decode_token(self, request: Request, token: int) -> bool:
+        """Compute what is not computed yet and append `token`. False if there is no block for it."""
+        if len(request.tokens) > request.num_computed:
+            self._decode_step(request)
+        request.tokens.append(token)
+        request.hasher.extend([token])
+        extended = self.cache.extend(request.claim, len(request.tokens))
+        self.cache.check()
+        return extended
+
+    def serve(
+        self,
+        tokens: Sequence[int],
+        *,
+        answer: Sequence[int] = (),
+        hints: tuple[int, ...] = (),
+        salt: bytes = b"",
+    ) -> Request:
+        """A whole request from admission to release."""
+        request = self.admit(tokens, hints=hints, salt=salt)
+        assert request is not None
+        self.prefill(request)
+        self.decode(request, answer)
+        self.finish(request)
+        return request
+
+    def finish(self, request: Request) -> None:
+        """End or abort a request at any point."""
+        for slot in request.emitting.values():
+            self.cache.release_slot(request.claim, slot)
+        self.cache.release(request.claim)
+        self.cache.check()
+
+    def evict_states(self, num: int) -> None:
+        """Make others want `num` slots more than are free, for a moment."""
+        wanted = self.cache.stats().slots.free + num
+        for claim in [self._claim_a_slot() for _ in range(wanted)]:
+            self.cache.release(claim)
+        self.cache.check()
+
+    def _claim_a_slot(self) -> Claim:
+        claim = self.cache.claim([], num_tokens=0, hit_policy=ResumeLocally(), max_reuse_tokens=0)
+        assert claim is not None
+        return claim
+
+    def _decode_step(self, request: Request) -> None:
+        cache, claim = self.cache, request.claim
+        self._run(request, request.num_computed + 1)
+        cache.state_written(claim)
+        cache.publish_blocks(claim, request.keys, request.num_computed)
+        if self.policy.decoded_boundary(request.num_computed, cache.block_size):
+            for checkpoint in self.policy.superseded(request.decoded):
+                cache.unpublish(checkpoint)
+            key = request.keys[request.num_computed // cache.block_size - 1]
+            if cache.donate_running(claim, key, request.num_computed):
+                assert claim.source is not None
+                request.decoded.append(claim.source)
+                request.published.append(request.num_computed)
+        cache.check()
+
+    def _run(self, request: Request, end: int) -> None:
+        claim, size = request.claim, self.cache.block_size
+        if request.num_computed:
+            read = claim.slot if claim.source_slot is None else claim.source_slot
+            assert self.slot_bytes[read] == tuple(request.tokens[: request.num_computed])
+        for position in range(request.num_computed // size, end // size):
+            self.block_bytes[claim.block_ids[position]] = tuple(request.tokens[: (position + 1) * size])
+        self.slot_bytes[claim.slot] = tuple(request.tokens[:end])
+        request.num_computed = end

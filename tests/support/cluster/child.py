@@ -1,0 +1,65 @@
+"""What a process of a test runs (see process.py): `python -m tests.support.cluster.child <base64 of a pickled config>`.
+
+Prints one JSON line when it serves, then runs until SIGTERM. A config in full, not a command line, so that
+tests can set anything. Each kind imports what it needs itself: a router process holds no torch.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def server_for(config: Any) -> Any:
+    match type(config).__name__:
+        case "RouterConfig":
+            from router.server import RouterServer
+
+            return RouterServer(config)
+        case "PrefillNodeConfig":
+            from prefill_node.service import prefill_node
+
+            return prefill_node(config)
+        case "DecodeNodeConfig":
+            from decode_node.service import decode_node
+
+            return decode_node(config)
+        case "FaultyNode":
+            from tests.support.cluster.fault_node import FaultyServer
+
+            return FaultyServer(config)
+        case "NodeThatSays":
+            from tests.support.cluster.device_cluster import node_that_says
+
+            return node_that_says(config)
+        case other:
+            raise TypeError(f"no process for a {other}")
+
+
+def said(server: Any) -> dict[str, str]:
+    if hasattr(server, "url"):
+        return {"url": server.url, "control_address": server.control_address}
+    return {"address": server.info.address}
+
+
+async def main(config: Any, say: Callable[[str], None]) -> None:
+    server = server_for(config)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await server.start()
+    say(json.dumps(said(server)))
+    await stopped.wait()
+    await server.stop()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    asyncio.run(main(pickle.loads(base64.b64decode(sys.argv[1])), lambda line: print(line, flush=True)))

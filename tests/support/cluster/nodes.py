@@ -1,0 +1,82 @@
+"""Talks to single nodes over gRPC, as a router would."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import grpc.aio
+
+from headrace.wire import codecs
+from headrace.wire.cache_updates import CacheSnapshotPart
+from headrace.wire.client import GrpcNodeClient
+from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import (
+    DecodeDone,
+    Donor,
+    FirstToken,
+    NodeStatus,
+    PrefillDone,
+    PrefillReport,
+    PrefillRequest,
+    Request,
+    Start,
+    Tokens,
+)
+from headrace.wire.tls import Identity
+from tests.support.cluster.cluster import Cluster
+
+CALL_TIMEOUT_S = 60.0
+
+
+@asynccontextmanager
+async def node_client(name: str, address: str, identity: Identity | None = None) -> AsyncIterator[GrpcNodeClient]:
+    client = GrpcNodeClient(name, address, identity)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def total(counters: Mapping[str, float], name: str) -> float:
+    """Of one counter, over all its labels."""
+    return sum(value for counter, value in counters.items() if counter.rpartition("/")[2] == name)
+
+
+async def decode_alone(client: GrpcNodeClient, request: Request) -> list[int]:
+    """The decode node's answer; it computes the prompt itself."""
+    tokens: list[int] = []
+    async with client.decode(Start(request, may_prefill_remotely=False), timeout_s=CALL_TIMEOUT_S) as call:
+        async for event in call:
+            if isinstance(event, Tokens):
+                tokens += [token.id for token in event.tokens]
+            if isinstance(event, DecodeDone):
+                break
+    return tokens
+
+
+async def first_token(client: GrpcNodeClient, request: Request, donor: Donor | None) -> tuple[int, PrefillReport]:
+    """The prefill node's; it hands over to nobody."""
+    work = PrefillRequest(request, donor=donor)
+    async with client.prefill(work, timeout_s=CALL_TIMEOUT_S) as call:
+        first, done = [event async for event in call]
+    assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
+    return first.token.id, done.report
+
+
+async def status_of(address: str) -> NodeStatus:
+    """As it is now, not as it was at the last heartbeat."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        reply = await rpc.NodeStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)
+    return codecs.decode(reply.status, NodeStatus)
+
+
+async def until_the_router_knows(cluster: Cluster, identity: Identity | None = None) -> None:
+    """All that the nodes themselves say that they hold: what the next turn's hint is made of."""
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        for node in cluster.nodes().values():
+            async with node_client(node["name"], node["address"], identity) as client, client.cache_updates() as call:
+                truth = await anext(aiter(call))
+            assert isinstance(truth, CacheSnapshotPart)
+            while (cluster.nodes()[node["name"]]["index"]["sequence"] or 0) < truth.sequence:
+                await asyncio.sleep(0.02)

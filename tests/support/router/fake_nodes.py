@@ -1,0 +1,336 @@
+"""Nodes without engines, as the router sees them through `headrace.wire.client.NodeClient`.
+
+The token at place k after the prompt is `answer[k]`, whatever node computes it, so an answer that several
+nodes gave in turns is right only if no token was lost or shown twice. Faults are taken one a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.cache.layout import CacheLayout
+from headrace.wire import messages as m
+from headrace.wire.cache_updates import CacheUpdate
+from headrace.wire.errors import HandoverBroken, NodeError
+
+LAYOUT = CacheLayout("fake", "float32", "float32", 16, 2, 2, 8, (2, 8, 3), (2, 2, 8, 8))
+
+
+def pool_status(total: int = 64) -> m.PoolStatus:
+    return m.PoolStatus(total=total, free=total, cached=0, in_use=0, indexed=0)
+
+
+def node_status() -> m.NodeStatus:
+    return m.NodeStatus(0, 0, pool_status(), pool_status(8), {"steps": 3.0})
+
+
+def node_info(name: str, role: m.Role, **changes: Any) -> m.NodeInfo:
+    values: dict[str, Any] = {
+        "incarnation": 1,
+        "address": f"{name}:1",
+        "transfer_address": f"{name}:2",
+        "layout": LAYOUT,
+        "max_model_tokens": 2048,
+        "num_blocks": 64,
+        "num_slots": 8,
+        "pid": 1,
+        "device": "cpu",
+        "max_message_bytes": 1 << 20,
+        "handover_version": 2,
+    }
+    return m.NodeInfo(name=name, role=role, **(values | changes))
+
+
+def donor(name: str, num_tokens: int) -> m.Donor:
+    """A node of `node_info`, as a router names it to a prefill node."""
+    info = node_info(name, m.Role.DECODE)
+    return m.Donor(name, info.address, num_tokens, info.layout.block_size, info.max_message_bytes)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Raises `error` in a call: before anything else, or after that many tokens of it were sent."""
+
+    error: NodeError
+    after_tokens: int = 0
+
+
+@dataclass
+class Handovers:
+    """What prefill nodes handed over, by nonce; shared by the nodes of a fake cluster."""
+
+    landed: dict[int, asyncio.Event] = field(default_factory=dict)
+
+    def reserve(self) -> int:
+        nonce = len(self.landed) + 1
+        self.landed[nonce] = asyncio.Event()
+        return nonce
+
+
+class _FakeNode:
+    """What both roles have: the answer, the faults, and a record of the calls."""
+
+    role: m.Role
+
+    def __init__(
+        self,
+        name: str,
+        answer: Sequence[int],
+        handovers: Handovers,
+        *,
+        eos_id: int | None = None,
+        resumed_tokens: int = 0,
+    ) -> None:
+        self.name = name
+        self.answer = answer
+        self.handovers = handovers
+        self.eos_id = eos_id
+        self.resumed_tokens = resumed_tokens
+        self.faults: list[Fault] = []
+        self.requests: list[m.Request] = []
+        self.donors: list[m.Donor | None] = []  # of its prefills
+        self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # what it tells of its cache
+        self.num_subscriptions = 0
+        self.is_followed = False
+        self.open_calls = 0
+        self.closed = False
+
+    def take_fault(self) -> Fault | None:
+        return self.faults.pop(0) if self.faults else None
+
+    def token(self, request: m.Request, place: int) -> tuple[m.Token, m.FinishReason | None]:
+        """The token at `place` after the prompt, and whether it is the last."""
+        sampling = request.sampling
+        token_id = self.answer[place % len(self.answer)]
+        logprobs = None
+        if sampling.logprobs is not None:
+            top = tuple(m.Alternative((token_id + i) % 256, -0.5 - i) for i in range(sampling.logprobs))
+            logprobs = m.Logprobs(-0.5, top)
+        finish = None
+        is_eos = token_id == self.eos_id and not sampling.ignore_eos
+        if place + 1 >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
+            finish = m.FinishReason.STOP
+        elif place + 1 >= sampling.max_tokens:
+            finish = m.FinishReason.LENGTH
+        return m.Token(token_id, logprobs), finish
+
+    def prompt_logprobs(self, request: m.Request) -> m.PromptLogprobs:
+        first, *others = request.tokens
+        scored = (m.Token(token_id, m.Logprobs(-1.0)) for token_id in others)
+        return m.PromptLogprobs((m.Token(first), *scored))
+
+    async def close(self) -> None:
+        assert self.open_calls == 0, f"{self.name} was closed under {self.open_calls} calls"
+        assert not self.is_followed, f"{self.name} was closed while its cache was followed"
+        self.closed = True
+
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> FakePrefillCall:
+        raise AssertionError(f"{self.name} is no prefill node")
+
+    def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
+        raise AssertionError(f"{self.name} is no decode node")
+
+    def cache_updates(self) -> FakeCacheUpdatesCall:
+        return FakeCacheUpdatesCall(self)
+
+
+class FakePrefillNode(_FakeNode):
+    """Samples the first token, and hands over. `num_lost_handovers`: those that it believes to have made, and that
+    never land. `hold_done` delays its report."""
+
+    role = m.Role.PREFILL
+    hold_done: asyncio.Event | None = None
+    num_lost_handovers = 0
+
+    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> FakePrefillCall:
+        return FakePrefillCall(self, request)
+
+
+class FakeDecodeNode(_FakeNode):
+    """Decodes `tokens_per_event` at a time. `gate`: one permit a token event, for tests that stop in between."""
+
+    role = m.Role.DECODE
+    gate: asyncio.Semaphore | None = None
+    tokens_per_event = 1
+    step_s = 0.0
+    wants_local = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.commands: list[m.DecodeCommand] = []
+
+    def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
+        return FakeDecodeCall(self, start)
+
+
+class _Call:
+    def __init__(self, node: _FakeNode) -> None:
+        self._opened_on = node
+
+    async def __aenter__(self) -> Any:
+        self._opened_on.open_calls += 1
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._opened_on.open_calls -= 1
+
+
+class FakeCacheUpdatesCall:
+    """Tells what the test puts into the node's `updates`; breaks at an error."""
+
+    def __init__(self, node: _FakeNode) -> None:
+        self._node = node
+        node.num_subscriptions += 1
+
+    async def __aenter__(self) -> FakeCacheUpdatesCall:
+        self._node.is_followed = True
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._node.is_followed = False
+
+    async def __aiter__(self) -> AsyncIterator[CacheUpdate]:
+        while True:
+            update = await self._node.updates.get()
+            if isinstance(update, NodeError):
+                raise update
+            yield update
+
+
+class FakePrefillCall(_Call):
+    def __init__(self, node: FakePrefillNode, work: m.PrefillRequest) -> None:
+        super().__init__(node)
+        self._node, self._work = node, work
+        node.requests.append(work.request)
+        node.donors.append(work.donor)
+
+    async def __aiter__(self) -> AsyncIterator[m.PrefillEvent]:
+        node, request = self._node, self._work.request
+        fault = node.take_fault()
+        if fault is not None and fault.after_tokens == 0:
+            raise fault.error
+        await asyncio.sleep(0)
+        if request.sampling.prompt_logprobs is not None:
+            yield node.prompt_logprobs(request)
+        token, finish = node.token(request, len(request.tokens) - request.num_prompt_tokens)
+        if self._work.first_token is not None:
+            assert token.id == self._work.first_token, "the router must repeat the token that was shown"
+        yield m.FirstToken(token, finish)
+        if fault is not None:
+            raise fault.error
+        if node.num_lost_handovers:
+            node.num_lost_handovers -= 1
+        elif self._work.reservation is not None:
+            node.handovers.landed[self._work.reservation.nonce].set()
+        if node.hold_done is not None:
+            await node.hold_done.wait()
+        computed = len(request.tokens) - node.resumed_tokens
+        yield m.PrefillDone(
+            m.PrefillReport(node.name, node.resumed_tokens, node.resumed_tokens, node.resumed_tokens, computed, (16,))
+        )
+
+
+class FakeDecodeCall(_Call):
+    def __init__(self, node: FakeDecodeNode, start: m.Start) -> None:
+        super().__init__(node)
+        self._node, self._start = node, start
+        self._renewed: asyncio.Queue[m.Renew] = asyncio.Queue()
+        self._stopped = False
+        node.requests.append(start.request)
+
+    async def send(self, command: m.DecodeCommand) -> None:
+        self._node.commands.append(command)
+        if isinstance(command, m.Renew):
+            self._renewed.put_nowait(command)
+        elif isinstance(command, m.Stop):
+            self._stopped = True
+
+    async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
+        node, request = self._node, self._start.request
+        fault = node.take_fault()
+        if fault is not None and fault.after_tokens == 0 and not isinstance(fault.error, HandoverBroken):
+            raise fault.error
+        place = len(request.tokens) - request.num_prompt_tokens
+        if node.wants_local or not self._start.may_prefill_remotely:
+            yield m.LocalPrefill(node.resumed_tokens)
+            if request.sampling.prompt_logprobs is not None:
+                yield node.prompt_logprobs(request)
+            state = "resumed" if node.resumed_tokens else "computed"
+        else:
+            breaks = fault is not None and isinstance(fault.error, HandoverBroken)
+            async for event in self._receive(breaks):
+                yield event
+            place += 1
+            state = "received"
+        finish, sent = None, 0
+        while finish is None and not self._stopped:
+            if fault is not None and 0 < fault.after_tokens <= sent:
+                raise fault.error
+            tokens = []
+            while finish is None and len(tokens) < node.tokens_per_event:
+                token, finish = node.token(request, place)
+                tokens.append(token)
+                place += 1
+            if node.gate is not None:
+                await node.gate.acquire()
+            await asyncio.sleep(node.step_s)
+            yield m.Tokens(tuple(tokens))
+            sent += len(tokens)
+        report = m.DecodeReport(node.name, 32, 16, state, 0, (32,))
+        yield m.DecodeDone(finish or m.FinishReason.STOP, report)
+
+    async def _receive(self, breaks: bool) -> AsyncIterator[m.DecodeEvent]:
+        """Reserves, and waits until some prefill node has handed over."""
+        request, handovers = self._start.request, self._node.handovers
+        while True:
+            nonce = handovers.reserve()
+            address = f"{self._node.name}:2"
+            yield m.Reservation(nonce, 32, len(request.tokens), address, LAYOUT, 1 << 20, 30.0, bytes(32))
+            landed = asyncio.create_task(handovers.landed[nonce].wait())
+            renewed = asyncio.create_task(self._renewed.get())
+            try:
+                await asyncio.wait({landed, renewed}, return_when=asyncio.FIRST_COMPLETED)
+                if landed.done() and breaks:
+                    breaks = False
+                    yield m.HandoverFailed(nonce, "a message's digest differs")
+                    await renewed
+                if not renewed.done():
+                    yield m.TransferReport(8, 65536, 786432, 0.0021)
+                    return
+                assert renewed.result().failed_nonce == nonce
+            finally:
+                landed.cancel()
+                renewed.cancel()
+
+
+class FakeCluster:
+    """Fake nodes by name. `connect` is what a RouterServer or a NodeTable opens clients with."""
+
+    def __init__(self, *nodes: FakePrefillNode | FakeDecodeNode) -> None:
+        self.nodes = {node.name: node for node in nodes}
+
+    def connect(self, info: m.NodeInfo) -> FakePrefillNode | FakeDecodeNode:
+        return self.nodes[info.name]
+
+    def infos(self) -> list[m.NodeInfo]:
+        return [node_info(node.name, node.role) for node in self.nodes.values()]
+
+
+def fake_cluster(
+    answer: Sequence[int], *, prefill: int = 1, decode: int = 1, eos_id: int | None = None, resumed_tokens: int = 0
+) -> FakeCluster:
+    """p0, p1, ... and d0, d1, ..., which all know the same answer."""
+    handovers = Handovers()
+    return FakeCluster(
+        *(
+            FakePrefillNode(f"p{i}", answer, handovers, eos_id=eos_id, resumed_tokens=resumed_tokens)
+            for i in range(prefill)
+        ),
+        *(
+            FakeDecodeNode(f"d{i}", answer, handovers, eos_id=eos_id, resumed_tokens=resumed_tokens)
+            for i in range(decode)
+        ),
+    )

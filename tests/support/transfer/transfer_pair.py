@@ -1,0 +1,97 @@
+"""Both ends of a hand-over over the in-process transport, in one process."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tests.support.transfer.faulty import Fault, FaultyTransport
+from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
+from tests.support.transfer.transfer_plans import contents, secret_of
+from transfer.buffers import Buffer
+from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.plan import PlannedMessage, TransferPlan
+from transfer.receiver import HandoverReceiver, IncomingHandover
+from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.staging import Staging, StagingConfig
+
+
+def soon(seconds: float = 5) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+def leap(seconds: float = 5) -> None:
+    """It is so much later from now on, by the loop's clock: a deadline passes when all that must come before it has,
+    however busy the machine is."""
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    vars(loop)["time"] = lambda: clock() + seconds
+
+
+async def turns(number: int = 50) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode node's ends, and what landed."""
+
+    fault: Fault = field(default=lambda part, deliver: deliver(part))
+    num_buffers: int = 2
+    sender_buffers: int = 2
+
+    def __post_init__(self) -> None:
+        self.network = InProcessNetwork()
+        self.prefill = InProcessTransport(self.network, "p0")
+        self.decode = InProcessTransport(self.network, "d0")
+        self.sender_staging = Staging(StagingConfig(self.sender_buffers, buffer_bytes=1000))
+        self.receiver_staging = Staging(StagingConfig(self.num_buffers, buffer_bytes=1000))
+        self.sender = HandoverSender(self.prefill, self.sender_staging)
+        self.receiver = HandoverReceiver(FaultyTransport(self.decode, self.fault), self.receiver_staging)
+        self.landed: list[tuple[PlannedMessage, Buffer]] = []
+
+    def expect(self, plan: TransferPlan, deadline_s: float | None = None) -> IncomingHandover:
+        return self.receiver.expect(plan, secret=secret_of(plan.nonce), land=self.land, deadline_s=deadline_s or soon())
+
+    def open(
+        self, plan: TransferPlan, deadline_s: float | None = None, *, secret: bytes | None = None
+    ) -> OutgoingHandover:
+        """`secret` is the session's, if not said otherwise."""
+
+        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+            buffer[:] = contents(message, plan.nonce)
+
+        return self.sender.open(
+            plan, "d0", secret=secret or secret_of(plan.nonce), pack=pack, deadline_s=deadline_s or soon()
+        )
+
+    async def land(self, message: PlannedMessage, buffer: Buffer) -> None:
+        self.landed.append((message, buffer.copy()))
+
+    def send_all(self, plan: TransferPlan, note: bytes = b"", *, secret: bytes | None = None) -> OutgoingHandover:
+        outgoing = self.open(plan, secret=secret)
+        outgoing.tokens_computed(plan.num_tokens)
+        outgoing.finish(note)
+        return outgoing
+
+    async def assert_staging_returns(self) -> None:
+        await turns()
+        for staging, whole in (
+            (self.sender_staging, self.sender_buffers),
+            (self.receiver_staging, self.num_buffers),
+        ):
+            staging.check()
+            assert staging.num_free == whole
+
+    def assert_landed_whole(self, plan: TransferPlan) -> None:
+        assert [message for message, _ in self.landed] == list(plan.messages)
+        for message, data in self.landed:
+            np.testing.assert_array_equal(data, contents(message, plan.nonce))
+
+
+async def failure(handover: IncomingHandover | OutgoingHandover) -> HandoverFailed:
+    with pytest.raises(HandoverFailed) as failed:
+        await (handover.landed() if isinstance(handover, IncomingHandover) else handover.done())
+    return failed.value

@@ -1,0 +1,89 @@
+"""What is leased for a session stays where it is while the session's copies run: real engines in one process."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine.engine import Engine
+from headrace.wire.messages import PrefillRequest, Reservation
+from node_runtime.packing import Held, Packing
+from node_runtime.runtime import Chassis
+from tests.support.engine.driving import request
+from tests.support.node.linked_roles import TIMEOUT_S, Linked, linked
+from tests.support.engine.oracle import random_prompt
+from transfer.buffers import Buffer
+from transfer.protocol.authentication import new_secret
+from transfer.protocol.envelope import new_nonce
+from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.plan import PlannedMessage
+
+PROMPT = request(random_prompt(140))
+KNOWN = 128
+SESSION_S = 1.0
+
+
+class SlowPacking:
+    """A gather that is under way until it is let go, as one behind a device's other work is."""
+
+    def __init__(self, inner: Packing) -> None:
+        self.gathering, self.let_go = asyncio.Event(), asyncio.Event()
+        self._inner = inner
+
+    async def gather(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
+        self.gathering.set()
+        await self.let_go.wait()
+        await self._inner.gather(message, buffer, held)
+
+    async def reached(self, mark: Any) -> None:
+        await self._inner.reached(mark)
+
+
+def slowed(chassis: Chassis) -> SlowPacking:
+    packing = vars(chassis)["packing"] = SlowPacking(chassis.packing)
+    return packing
+
+
+def blocks_in_use(engine: Engine) -> int:
+    engine.admit()  # ends the leases that are over
+    return engine.cache.stats().blocks.in_use
+
+
+async def prefilled(nodes: Linked) -> None:
+    layout, address = nodes.decode_chassis.built.layout, nodes.decode_chassis.transport.address
+    reservation = Reservation(new_nonce(), 0, len(PROMPT.tokens), address, layout, 1 << 20, SESSION_S, new_secret())
+    async for _ in nodes.prefill.run(PrefillRequest(PROMPT, reservation), TIMEOUT_S):
+        pass
+
+
+async def exported(nodes: Linked) -> None:
+    export = nodes.donor.requests[0]
+    again = replace(export.reservation, nonce=new_nonce(), deadline_s=SESSION_S)
+    await nodes.donor.exports.run(replace(export, reservation=again), TIMEOUT_S)
+
+
+@pytest.mark.parametrize("role", [prefilled, exported])
+async def test_blocks_stay_leased_while_a_late_gather_reads_them(
+    role: Callable[[Linked], Any], tiny_checkpoint: Callable[[str], Path]
+) -> None:
+    """Even where requests are given no time at all when a node stops: that has nothing to do with it."""
+    at_once = {"shutdown_grace_s": 0.0}
+    async with linked(tiny_checkpoint("qwen35"), prefill=at_once, decode=at_once) as nodes:
+        await nodes.generate(PROMPT)
+        await nodes.first_token(PROMPT, KNOWN)
+        chassis = nodes.prefill_chassis if role is prefilled else nodes.decode_chassis
+        packing = slowed(chassis)
+        async with asyncio.timeout(TIMEOUT_S):
+            moving = asyncio.create_task(role(nodes))
+            await packing.gathering.wait()
+            while chassis.transport.stats.failures.get("deadline") != 1:
+                await asyncio.sleep(0.01)
+            assert await chassis.loop.call(partial(blocks_in_use, chassis.built.engine)) > 0
+            packing.let_go.set()
+            with pytest.raises(HandoverFailed, match="deadline"):
+                await moving
+            await nodes.settled()

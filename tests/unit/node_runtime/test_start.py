@@ -1,0 +1,45 @@
+"""A node that cannot start leaves nothing open."""
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+START_ON_A_TAKEN_PORT = """
+import asyncio, json, sys, threading
+
+from decode_node.config import DecodeNodeConfig
+from decode_node.service import decode_node
+from engine.config import EngineConfig
+from wire.server import ListenError
+
+
+async def main(model, taken):
+    config = DecodeNodeConfig("d0", model, port=taken, engine=EngineConfig(cache_bytes=8 << 20, threads=1))
+    node = decode_node(config)
+    try:
+        await node.start()
+    except ListenError as error:
+        said = str(error)
+    engines = [thread.name for thread in threading.enumerate() if thread.name == "engine"]
+    is_open =
+    asyncio.get_running_loop().remove_reader(node_runtime.runtime.transport.progress.worker.epoll_file_descriptor) tasks
+    = len(asyncio.all_tasks()) - 1 print(json.dumps({"said": said, "engines": engines, "transport": is_open, "tasks":
+    tasks}), flush=True)
+
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def test_a_taken_port_ends_the_engine_and_the_transport(tiny_checkpoint) -> None:
+    model: Path = tiny_checkpoint("granite")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-c", START_ON_A_TAKEN_PORT, str(model), str(port)]
+        done = subprocess.run(command, capture_output=True, timeout=60, cwd=Path(__file__).parents[3], check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert f"cannot listen on 127.0.0.1:{port}" in found["said"]
+    assert (found["engines"], found["transport"], found["tasks"]) == ([], False, 0)

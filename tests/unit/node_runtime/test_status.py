@@ -1,0 +1,62 @@
+"""A node's counters after a few requests, by the names under which /metrics shows them."""
+
+from headrace.cache.hits import ReceiveState
+from node_runtime.status import cache_counters
+from tests.support.cache.cache_node import FakeNode
+
+
+def counters(node: FakeNode) -> dict[str, float]:
+    return {name: value for name, value in cache_counters(node.cache.stats().totals).items() if value}
+
+
+def test_prefills_that_share_a_start_count_per_group() -> None:
+    node = FakeNode(policy="align")
+    node.serve(range(48))
+    assert counters(node) == {
+        "attention/lookups": 1, "attention/looked_up_tokens": 47,
+        "state/lookups": 1, "state/looked_up_tokens": 47,
+        "checkpoints_published": 1,  # at 48
+    }  # fmt: skip
+    # 32 tokens in common, no checkpoint there: placeholders, and a junction.
+    node.serve([*range(32), *range(100, 120)])
+    assert counters(node) == {
+        "attention/lookups": 2, "attention/looked_up_tokens": 47 + 51, "attention/hit_tokens": 32,
+        "state/lookups": 2, "state/looked_up_tokens": 47 + 51,
+        "placeholder_tokens": 32, "junctions": 1,
+        "checkpoints_published": 3,  # at 32 and at 48
+    }  # fmt: skip
+    # The third sharer resumes there; so does a fourth.
+    for first in (200, 300):
+        node.serve([*range(32), *range(first, first + 20)])
+    assert counters(node) == {
+        "attention/lookups": 4, "attention/looked_up_tokens": 47 + 3 * 51, "attention/hit_tokens": 3 * 32,
+        "state/lookups": 4, "state/looked_up_tokens": 47 + 3 * 51, "state/hit_tokens": 2 * 32,
+        "resumable_tokens": 2 * 32, "reused_tokens": 2 * 32,
+        "placeholder_tokens": 32, "junctions": 1,
+        "checkpoints_published": 5, "checkpoints_used": 1,
+    }  # fmt: skip
+    stats = node.cache.stats()
+    assert (stats.num_indexed_blocks, stats.num_checkpoints) == (3 + 3, 5)
+
+
+def test_a_state_that_arrives_is_neither_hit_nor_miss_of_the_state_group() -> None:
+    node = FakeNode()
+    for _ in range(2):
+        request = node.admit(range(65), hit_policy=ReceiveState())
+        assert request is not None
+        node.receive(request)
+        node.finish(request)
+    assert counters(node) == {
+        "attention/lookups": 2, "attention/looked_up_tokens": 130, "attention/hit_tokens": 64, "reused_tokens": 64,
+    }  # fmt: skip
+
+
+def test_evictions_count_per_group_and_unused_checkpoints_apart() -> None:
+    node = FakeNode(policy="every", num_blocks=4, num_slots=6)
+    node.serve(range(48))  # three blocks, checkpoints at 16, 32, 48
+    node.serve(range(33))  # resumes at 32
+    node.serve(range(100, 164))  # needs all blocks
+    assert {name: value for name, value in counters(node).items() if "evict" in name or "checkpoint" in name} == {
+        "attention/evictions": 3, "state/evictions": 3,
+        "checkpoints_published": 7, "checkpoints_used": 1, "checkpoints_evicted_unused": 2,
+    }  # fmt: skip

@@ -1,0 +1,135 @@
+"""What a transport and the sessions over it counted: plain numbers, for metrics to read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from transfer.protocol.plan import PlannedMessage
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverStats:
+    """One completed session, as one side saw it.
+
+    seconds            sender: from `open` to the last byte taken over by the transport, which includes the prefill
+                       itself; receiver: from the first envelope to the last landing
+    attention_seconds  in which blocks were between the pool of this side and the other side
+    state_seconds      in which the state was; where both were, each has its share by bytes
+    hidden_seconds     of these two, those in which the prompt still computed: nobody waited. 0 on the receiving side,
+                       which does not know
+    """
+
+    attention_tokens: int
+    attention_bytes: int
+    state_bytes: int
+    messages: int
+    seconds: float
+    attention_seconds: float
+    state_seconds: float
+    hidden_seconds: float
+
+
+@dataclass(slots=True)
+class HandoverTotals:
+    """Completed sessions in one direction: sums of their `HandoverStats`."""
+
+    sessions: int = 0
+    attention_bytes: int = 0
+    state_bytes: int = 0
+    attention_seconds: float = 0.0
+    state_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+
+    def add(self, stats: HandoverStats) -> None:
+        self.sessions += 1
+        self.attention_bytes += stats.attention_bytes
+        self.state_bytes += stats.state_bytes
+        self.attention_seconds += stats.attention_seconds
+        self.state_seconds += stats.state_seconds
+        self.hidden_seconds += stats.hidden_seconds
+
+
+@dataclass(slots=True)
+class TransportStats:
+    """Totals since start; parts are envelopes and payloads alike.
+
+    probe_sent_bytes, probe_received_bytes   of `sent_bytes` and `received_bytes`, what measured links
+    dropped_parts, dropped_bytes   of sessions this side does not expect (cancelled, failed, or never known)
+    connections_lost               however: a dead peer, a broken network, our own deadline, our own close
+    forced_closes                  connections closed because an operation outlived its deadline
+    sent, received                 completed sessions
+    failures                       failed sessions of either side, by cause
+    refusals                       parts that nobody who knows their session's secret sent, by cause
+    """
+
+    sent_parts: int = 0
+    sent_bytes: int = 0
+    received_parts: int = 0
+    received_bytes: int = 0
+    probe_sent_bytes: int = 0
+    probe_received_bytes: int = 0
+    dropped_parts: int = 0
+    dropped_bytes: int = 0
+    connections_opened: int = 0
+    connections_lost: int = 0
+    forced_closes: int = 0
+    sent: HandoverTotals = field(default_factory=HandoverTotals)
+    received: HandoverTotals = field(default_factory=HandoverTotals)
+    failures: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+
+    def session_failed(self, cause: str) -> None:
+        self.failures[cause] = self.failures.get(cause, 0) + 1
+
+    def part_refused(self, cause: str) -> None:
+        self.refusals[cause] = self.refusals.get(cause, 0) + 1
+
+
+@dataclass(slots=True)
+class WaitStats:
+    """How often, and for how long together, somebody waited for a staging buffer."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+class MovingTime:
+    """The seconds of one session in which its messages moved, however many at a time.
+
+    Where blocks and the state move together, each has the share of that time that it has of the bytes.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.attention_seconds = 0.0
+        self.state_seconds = 0.0
+        self.hidden_seconds = 0.0
+        self._clock = clock
+        self._attention_bytes = 0
+        self._state_bytes = 0
+        """Under way."""
+        self._is_computing = False
+        self._since_s = clock()
+
+    def began(self, message: PlannedMessage) -> None:
+        """It moves from now on, until `ended`."""
+        self._account()
+        self._attention_bytes += message.attention_bytes
+        self._state_bytes += message.state_bytes
+
+    def ended(self, message: PlannedMessage) -> None:
+        self._account()
+        self._attention_bytes -= message.attention_bytes
+        self._state_bytes -= message.state_bytes
+
+    def computing(self, is_computing: bool) -> None:
+        """From now on: what moves while the prompt computes is hidden."""
+        self._account()
+        self._is_computing = is_computing
+
+    def _account(self) -> None:
+        now_s = self._clock()
+        elapsed_s, self._since_s = now_s - self._since_s, now_s
+        num_bytes = self._attention_bytes + self._state_bytes
+        if num_bytes:
+            self.attention_seconds += elapsed_s * self._attention_bytes / num_bytes
+            self.state_seconds += elapsed_s * self._state_bytes / num_bytes
+            self.hidden_seconds += elapsed_s if self._is_computing else 0.0

@@ -1,0 +1,177 @@
+"""What driving a session has in common on both sides: its deadline, how it ends, and who is told.
+
+A session's tasks are never cancelled: a transport may still be reading or writing their buffers. They are
+told that the session has ended and wind down by themselves, and what is in flight of a failed session is given GRACE_S.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from transfer.backend import Transport
+from transfer.buffers import Buffer
+from transfer.protocol import events
+from transfer.protocol.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
+from transfer.protocol.plan import PlannedMessage, TransferPlan
+from transfer.protocol.stats import HandoverStats, HandoverTotals, MovingTime
+from transfer.staging import Staging
+
+Event = TypeVar("Event")
+Instruction = TypeVar("Instruction")
+Result = TypeVar("Result")
+
+PIPELINE_DEPTH = 2
+"""Messages of one session in staging at a time: one moves while its neighbour is packed or landed."""
+
+GRACE_S = 2.0
+"""For what is in flight when its session fails; then its connection is closed. A peer that runs takes or drops it in
+milliseconds. One that is stopped would keep its sessions' staging buffers until their deadlines, and hand-overs to all
+other peers would wait for them."""
+
+
+class Handover(Generic[Event, Instruction]):
+    """One session under way. Subclasses do the moving; `cancel` may be called at any time.
+
+    transition   the session's `on`
+    totals       of `stats`: those of the direction in which it moves
+    """
+
+    def __init__(
+        self,
+        plan: TransferPlan,
+        transition: Callable[[Event | events.Interruption], list[Instruction]],
+        transport: Transport,
+        totals: HandoverTotals,
+        staging: Staging,
+        deadline_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.plan = plan
+        self._transition = transition
+        self._transport = transport
+        self._totals = totals
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._began_s = self._ended_s = clock()
+        self._moving = MovingTime(clock)
+        self._failure: HandoverFailed | None = None
+        self._complete = False
+        self._at_work = 0
+        self._settled = asyncio.Event()
+        self._staging = staging
+        self._pipeline = asyncio.Semaphore(PIPELINE_DEPTH)
+        self._tasks: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(deadline_s, lambda: self._on(events.DeadlinePassed()))
+
+    def cancel(self) -> None:
+        """Fail the session, unless it has ended. Await its end to know that nothing touches your blocks."""
+        self._on(events.Cancelled())
+
+    def _on(self, event: Event | events.Interruption) -> list[Instruction]:
+        """Take the event, obey what ends the session, and return all instructions."""
+        instructions = self._transition(event)
+        for instruction in instructions:
+            match instruction:
+                case events.Complete():
+                    self._complete = True
+                    self._end()
+                    self._totals.add(self._summary())
+                case events.Fail(cause, reason):
+                    self._failure = HandoverFailed(cause, reason)
+                    self._transport.stats.session_failed(cause)
+                    self._transport.hasten(self.plan.nonce, asyncio.get_running_loop().time() + GRACE_S)
+                    self._end()
+        return instructions
+
+    @property
+    def _ended(self) -> bool:
+        return self._complete or self._failure is not None
+
+    def _summary(self) -> HandoverStats:
+        return HandoverStats(
+            attention_tokens=self.plan.attention_tokens,
+            attention_bytes=self.plan.attention_bytes,
+            state_bytes=self.plan.state_bytes,
+            messages=len(self.plan.messages),
+            seconds=self._ended_s - self._began_s,
+            attention_seconds=self._moving.attention_seconds,
+            state_seconds=self._moving.state_seconds,
+            hidden_seconds=self._moving.hidden_seconds,
+        )
+
+    def _end(self) -> None:
+        self._ended_s = self._clock()
+        self._timer.cancel()
+        self._ending()
+        self._settle()
+
+    def _ending(self) -> None:
+        """The session has just ended: stop taking in work."""
+        raise NotImplementedError
+
+    async def _at_callers_blocks(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run the caller's pack or land, to the end of what it enqueues; the session's end is not told meanwhile."""
+        self._at_work += 1
+        try:
+            return await work
+        finally:
+            self._at_work -= 1
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._ended and not self._at_work:
+            self._settled.set()
+
+    async def _wait(self) -> None:
+        """Until the session has ended and the caller's blocks are no longer touched; raises its failure."""
+        await self._settled.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _take_staging(self, message: PlannedMessage) -> Buffer:
+        """A buffer for this message: there are so many in the pool, and PIPELINE_DEPTH a session."""
+        await self._pipeline.acquire()
+        try:
+            buffer = await self._staging.take(message.num_bytes, self._deadline_s)
+        except BaseException:
+            self._pipeline.release()
+            raise
+        self._moving.began(message)
+        return buffer
+
+    def _give_staging(self, message: PlannedMessage, buffer: Buffer) -> None:
+        """Nothing reads or writes it any more."""
+        self._moving.ended(message)
+        self._staging.give(buffer)
+        self._pipeline.release()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run on its own; an error is the session's."""
+        task = asyncio.get_running_loop().create_task(self._guard(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._broken_by(error)
+
+    def _broken_by(self, error: Exception) -> None:
+        self._on(interruption(error))
+        if self._failure is not None and self._failure.__cause__ is None:
+            self._failure.__cause__ = error
+
+
+def interruption(error: Exception) -> events.Interruption:
+    """The event that an error amounts to."""
+    match error:
+        case PeerLost() | PeerUnreachable():
+            return events.PeerLost(str(error))
+        case DeadlinePassed():
+            return events.DeadlinePassed()
+        case LayoutMismatch():
+            return events.Broken(events.Cause.WRONG_MESSAGE, str(error))
+        case _:
+            return events.Broken(events.Cause.LOCAL_ERROR, f"{type(error).__name__}: {error}")
