@@ -20,7 +20,7 @@ BENCHMARKS = {
     "gpu-start": ("benchmarks.gpu_start", "from process start to the first token over HTTP, on one GPU"),
     "gpu-steps": ("benchmarks.gpu_steps", "decode steps through the whole engine on a GPU"),
     "host-overhead": ("benchmarks.host_overhead", "what the hosts do for a cached prompt, stage by stage"),
-    "learning": ("benchmarks.learning", "a chat whose prefill node learns from the decode node, or does not"),
+    "fetching": ("benchmarks.fetching", "a chat whose prefill node learns from the decode node, or does not"),
     "transfer-gpu": ("benchmarks.transfer_gpu", "a hand-over between two GPUs, its parts, and NIXL beside it"),
     "soak": ("benchmarks.soak", "ten thousand hand-overs in a row, and what the processes hold"),
     "transfer-cpu": ("benchmarks.transfer_cpu", "a hand-over between two processes against a memcpy"),

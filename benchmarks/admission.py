@@ -15,7 +15,7 @@ from benchmarks.best import best_s
 from transfer.protocol.authentication import Gate, new_secret, proven
 from transfer.protocol.digest import summary
 from transfer.protocol.envelope import Envelope, new_nonce
-from transfer.protocol.errors import Refused
+from transfer.protocol.errors import Unauthenticated
 from transfer.protocol.plan import TransferPlan
 
 PAYLOAD_BYTES = 64 << 20
@@ -35,7 +35,7 @@ def main() -> None:
     def refuse() -> None:
         try:
             gate.admit_envelope(forged)
-        except Refused:
+        except Unauthenticated:
             return
         raise AssertionError("a forged envelope was admitted")
 

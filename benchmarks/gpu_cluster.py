@@ -6,7 +6,7 @@
 The rows of shared/anchors/h200.md that a whole cluster answers: granite-h-micro with random weights in bfloat16,
 prompts of token ids, streamed answers. Two clusters run at the same time and take turns: `pair` (prefill on the first
 device, decode on the second) and `one` (a decode node on the second device that no prefill node helps). After them
-`fetching-by-default`, the same pair with the default `learn_from_decode`, chats alone. Above the table stand all
+`fetching-by-default`, the same pair with the default `fetch_from_decode`, chats alone. Above the table stand all
 settings that are given to the processes; whatever is not there is the default.
 """
 
@@ -140,7 +140,7 @@ async def ask_chat(client: Client) -> list[tuple[int, int]]:
 
 
 async def chat_by_default(client: Client) -> list[Row]:
-    return [_row("the same, `learn_from_decode` as by default", "", _cached(await ask_chat(client)), "", "", None)]
+    return [_row("the same, `fetch_from_decode` as by default", "", _cached(await ask_chat(client)), "", "", None)]
 
 
 def _row(work: str, one: str, pair: str, vllm: str, reach: str, met: bool | None) -> Row:
@@ -205,7 +205,7 @@ def settings(options: argparse.Namespace) -> dict[str, NodeSettings]:
     return {
         "one": {"s0": ("decode", node(second))},
         # So few tokens of an answer are computed sooner than fetched; what counts is that no node computes them.
-        "pair": pair(learn_from_decode={"max_time_ratio": options.fetch_ratio}),
+        "pair": pair(fetch_from_decode={"max_time_ratio": options.fetch_ratio}),
         **by_default,
     }
 
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--cache-gib", type=float, default=40.0, help="blocks and states of each node")
     parser.add_argument("--staging", type=int, default=8, help="buffers of a node")
     parser.add_argument("--message-mib", type=int, default=64, help="a hand-over's longest message of blocks")
-    parser.add_argument("--fetch-ratio", type=float, default=1000.0, help="prefill's learn_from_decode.max_time_ratio")
+    parser.add_argument("--fetch-ratio", type=float, default=1000.0, help="prefill's fetch_from_decode.max_time_ratio")
     parser.add_argument("--scale", type=int, default=1, help="divides the longer prompts: a trial of this file")
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--deadline", type=float, default=480.0, help="seconds for everything")

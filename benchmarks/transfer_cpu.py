@@ -50,8 +50,8 @@ def rows(num_bytes: int, rounds: int, ucx: UcxConfig) -> Iterator[str]:
     with Ends("cpu", "cpu", shape, num_buffers=3, ucx=ucx) as ends:
         for mib in MESSAGE_MIB:
             plan = shape.plan(max_message_bytes=mib << 20)
-            handovers = [took.seconds for took in ends.one_at_a_time(plan, rounds)]
-            yield row(f"hand-over, {mib} MiB messages", handovers, plan.total_bytes)
+            transfers = [took.seconds for took in ends.one_at_a_time(plan, rounds)]
+            yield row(f"hand-over, {mib} MiB messages", transfers, plan.total_bytes)
             if not ends.arrived():
                 raise AssertionError("what arrived is not what left")
         for part, seconds in ends.parts(shape.plan(max_message_bytes=half), rounds).items():

@@ -30,8 +30,8 @@ from transfer.protocol.authentication import SECRET_BYTES
 from transfer.protocol.digest import Summary
 from transfer.protocol.envelope import Tag
 from transfer.protocol.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
@@ -143,13 +143,13 @@ class End:
         self.packing: Packing = (
             DevicePacking(self.cache, memory) if isinstance(memory, CudaMemory) else HostPacking(self.cache, _at_once)
         )
-        self._sender = HandoverSender(self.transport, self.staging)
-        self._receiver = HandoverReceiver(self.transport, self.staging)
+        self._sender = TransferSender(self.transport, self.staging)
+        self._receiver = TransferReceiver(self.transport, self.staging)
         self._tasks: set[asyncio.Task[None]] = set()
         self._role = role
         self._steps: list[tuple[str, float]] | None = None
         """None until they are asked for."""
-        self._expected: list[IncomingHandover] = []
+        self._expected: list[IncomingTransfer] = []
         self._place = Place(torch.randperm(2 * shape.num_blocks)[: shape.num_blocks].tolist(), 2)
         self._plan = shape.plan(max_message_bytes=largest)
         self.transport.expect(RAW_NONCE, _Sink(self))
@@ -182,7 +182,7 @@ class End:
     async def landed(self) -> tuple[float, float]:
         """When the last one had landed; this thread's processor seconds until then."""
         host_s = time.thread_time()
-        landed_s = max(await asyncio.gather(*(self._landed_s(handover) for handover in self._expected)))
+        landed_s = max(await asyncio.gather(*(self._landed_s(transfer) for transfer in self._expected)))
         self._note("landed")
         return landed_s, time.thread_time() - host_s
 
@@ -190,12 +190,12 @@ class End:
         """When the first one was told that its prompt is computed; this thread's processor seconds until all are
         sent."""
         first, *others = plans
-        handover = self._open(first, peer)
+        transfer = self._open(first, peer)
         await asyncio.sleep(0.001)  # it is open, as one is whose prompt computes
         began_s, host_s, waiting = time.monotonic(), time.thread_time(), iter(others)
         self._note("begins")
         await asyncio.gather(
-            self._send_each(waiting, peer, handover), *(self._send_each(waiting, peer) for _ in range(at_once - 1))
+            self._send_each(waiting, peer, transfer), *(self._send_each(waiting, peer) for _ in range(at_once - 1))
         )
         self._note("sent")
         return began_s, time.thread_time() - host_s
@@ -240,7 +240,7 @@ class End:
         """Notes the steps of each hand-over from here on."""
         self._steps = []
         self.staging.memory = _NotedMemory(self.staging.memory, self._note)
-        self._receiver = HandoverReceiver(FaultyTransport(self.transport, self._note_part), self.staging)
+        self._receiver = TransferReceiver(FaultyTransport(self.transport, self._note_part), self.staging)
 
     async def profile(self) -> None:
         self._profile = cProfile.Profile()
@@ -292,14 +292,14 @@ class End:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_each(self, waiting: Any, peer: str, first: OutgoingHandover | None = None) -> None:
-        handovers = (self._open(plan, peer) for plan in waiting)
-        for handover in handovers if first is None else itertools.chain([first], handovers):
-            handover.tokens_computed(handover.plan.num_tokens)
-            handover.finish()
-            await handover.done()
+    async def _send_each(self, waiting: Any, peer: str, first: OutgoingTransfer | None = None) -> None:
+        transfers = (self._open(plan, peer) for plan in waiting)
+        for transfer in transfers if first is None else itertools.chain([first], transfers):
+            transfer.tokens_computed(transfer.plan.num_tokens)
+            transfer.finish()
+            await transfer.done()
 
-    def _open(self, plan: TransferPlan, peer: str) -> OutgoingHandover:
+    def _open(self, plan: TransferPlan, peer: str) -> OutgoingTransfer:
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
         return self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
 
@@ -311,8 +311,8 @@ class End:
         self._note(f"scatter {message.index} begins")
         await self.packing.scatter(message, buffer, lambda: self._place)
 
-    async def _landed_s(self, handover: IncomingHandover) -> float:
-        await handover.landed()
+    async def _landed_s(self, transfer: IncomingTransfer) -> float:
+        await transfer.landed()
         return time.monotonic()
 
 

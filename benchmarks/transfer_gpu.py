@@ -43,7 +43,7 @@ def line(what: str, messages: str, at_once: int, seconds: float, num_bytes: floa
     return f"| {what} | {messages} | {at_once} | {seconds * 1e6:.0f} | {num_bytes / seconds / 1e9:.1f} |"
 
 
-def handover_rows(ends: Ends, what: str, plans: dict[str, TransferPlan], rounds: int) -> Iterator[str]:
+def transfer_rows(ends: Ends, what: str, plans: dict[str, TransferPlan], rounds: int) -> Iterator[str]:
     """`plans`: by how their messages are called."""
     for messages, plan in plans.items():
         for at_once in AT_ONCE:
@@ -182,7 +182,7 @@ def blocks_rows(devices: tuple[str, str], total: int, rounds: int, quick: bool) 
         if not quick:
             shorter = (mib for mib in SHORTER_MIB if mib << 20 < total)
             plans |= {f"{mib} MiB": shape.plan(max_message_bytes=mib << 20) for mib in shorter}
-        yield from handover_rows(ends, f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB", plans, rounds)
+        yield from transfer_rows(ends, f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB", plans, rounds)
         yield from part_rows(ends, "blocks", plans["1"], rounds)
         yield from send_rows(ends, longest, rounds, "a message alone")
         yield from step_rows(ends, "blocks", plans["1"], rounds)
@@ -193,7 +193,7 @@ def state_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[st
     shape = shape_of(1, 4096, total)
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
         plan = shape.plan(first_block=1, max_message_bytes=total)
-        yield from handover_rows(ends, f"a state of {total >> 20} MiB", {"1": plan}, rounds)
+        yield from transfer_rows(ends, f"a state of {total >> 20} MiB", {"1": plan}, rounds)
         yield from part_rows(ends, "state", plan, rounds)
         yield from step_rows(ends, "state", plan, rounds)
 
@@ -203,7 +203,7 @@ def model_rows(devices: tuple[str, str], total: int, rounds: int) -> Iterator[st
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS) as ends:
         plans = {f"{mib} MiB": shape.plan(max_message_bytes=mib << 20) for mib in (128, 32)}
         num_tokens = shape.num_blocks * shape.layout.block_size
-        yield from handover_rows(ends, f"{MODEL}, {num_tokens:,} tokens", plans, rounds)
+        yield from transfer_rows(ends, f"{MODEL}, {num_tokens:,} tokens", plans, rounds)
 
 
 def variant_rows(devices: tuple[str, str], total: int, rounds: int, variant: str, **options: Any) -> Iterator[str]:
@@ -211,7 +211,7 @@ def variant_rows(devices: tuple[str, str], total: int, rounds: int, variant: str
     with Ends(*devices, shape, num_buffers=NUM_BUFFERS, **options) as ends:
         plan = shape.plan(max_message_bytes=shape.num_bytes)
         what = f"{shape.num_blocks:,} x {BLOCK_BYTES >> 10} KiB{variant}"
-        yield from handover_rows(ends, what, {"1": plan}, rounds)
+        yield from transfer_rows(ends, what, {"1": plan}, rounds)
         yield from part_rows(ends, f"blocks{variant}", plan, rounds)
         yield from send_rows(ends, total, rounds, f"a message alone{variant}")
 

@@ -23,11 +23,11 @@ from headrace.wire.messages import (
     DecodeEvent,
     DecodeReport,
     FinishReason,
-    HandoverFailed,
     LocalPrefill,
     PromptLogprobs,
     Renew,
     Reservation,
+    SessionFailed,
     Start,
     Stop,
     Tokens,
@@ -37,8 +37,8 @@ from node_runtime.errors import NoRoom
 from node_runtime.notes import decode_note
 from node_runtime.runtime import Chassis
 from node_runtime.sessions import reserve
-from transfer.protocol.errors import HandoverFailed as TransferFailed
-from transfer.receiver import HandoverReceiver, IncomingHandover, Landed
+from transfer.protocol.errors import TransferFailed
+from transfer.receiver import IncomingTransfer, Landed, TransferReceiver
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Decode:
     def __init__(self, chassis: Chassis, config: DecodeNodeConfig) -> None:
         self._chassis = chassis
         self._config = config
-        self._receiver = HandoverReceiver(chassis.transport, chassis.staging)
+        self._receiver = TransferReceiver(chassis.transport, chassis.staging)
         self._accounting = HitAccounting(chassis.built.layout)
 
     def counters(self) -> dict[str, float]:
@@ -87,7 +87,7 @@ class _Decode:
         self,
         chassis: Chassis,
         config: DecodeNodeConfig,
-        receiver: HandoverReceiver,
+        receiver: TransferReceiver,
         accounting: HitAccounting,
     ) -> None:
         self._chassis = chassis
@@ -99,7 +99,7 @@ class _Decode:
         self._inbox: Inbox[_Item] = Inbox()
         self._sequence: Sequence | None = None
         self._admitted: Admitted | None = None
-        self._handover: IncomingHandover | None = None
+        self._transfer: IncomingTransfer | None = None
         self._is_landed = False
         self._peers_max_bytes: int | None = None
 
@@ -126,7 +126,7 @@ class _Decode:
                     if await self._may_renew(nonce):
                         yield self._reserve()
                 case _SessionEnded(nonce, outcome):
-                    if self._handover is not None and nonce == self._handover.plan.nonce:
+                    if self._transfer is not None and nonce == self._transfer.plan.nonce:
                         yield self._session_ended(nonce, outcome)
                 case Sampled() as sampled:
                     yield self._tokens(sampled)
@@ -146,8 +146,8 @@ class _Decode:
 
     async def give_back(self) -> None:
         """Ends its session, then releases blocks and slot: nothing lands in them any more."""
-        if self._handover is not None:
-            await self._end_session(self._handover)
+        if self._transfer is not None:
+            await self._end_session(self._transfer)
         if (sequence := self._sequence) is not None:
             self._loop.post(lambda: self._engine.release(sequence))
 
@@ -174,7 +174,7 @@ class _Decode:
         """A fresh session for the blocks beyond the attention hit and for the state."""
         assert self._admitted is not None and self._sequence is not None
         now_s = asyncio.get_running_loop().time()
-        reservation, self._handover = reserve(
+        reservation, self._transfer = reserve(
             self._chassis,
             self._receiver,
             self._sequence,
@@ -183,20 +183,20 @@ class _Decode:
             peers_max_bytes=self._peers_max_bytes,
             deadline_s=min(self._deadline_s, now_s + self._config.reservation_timeout_s),
         )
-        self._chassis.spawn(self._watch(self._handover))
+        self._chassis.spawn(self._watch(self._transfer))
         return reservation
 
-    async def _watch(self, handover: IncomingHandover) -> None:
+    async def _watch(self, transfer: IncomingTransfer) -> None:
         outcome: Landed | TransferFailed
         try:
-            outcome = await handover.landed()
+            outcome = await transfer.landed()
         except TransferFailed as failure:
             outcome = failure
-        self._inbox.put(_SessionEnded(handover.plan.nonce, outcome))
+        self._inbox.put(_SessionEnded(transfer.plan.nonce, outcome))
 
     def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
         if isinstance(outcome, TransferFailed):
-            return HandoverFailed(nonce, str(outcome))
+            return SessionFailed(nonce, str(outcome))
         self._is_landed = True
         sequence, first_token = self._sequence, decode_note(outcome.note)
         assert sequence is not None
@@ -206,16 +206,16 @@ class _Decode:
 
     async def _may_renew(self, failed_nonce: int) -> bool:
         """Ends the failed session. False when there is nothing to renew: it has landed, or is another by now."""
-        if self._is_landed or self._handover is None or self._handover.plan.nonce != failed_nonce:
+        if self._is_landed or self._transfer is None or self._transfer.plan.nonce != failed_nonce:
             return False
         # It may land after all while it is being ended: its _SessionEnded is in the inbox then.
-        return not await self._end_session(self._handover)
+        return not await self._end_session(self._transfer)
 
-    async def _end_session(self, handover: IncomingHandover) -> bool:
+    async def _end_session(self, transfer: IncomingTransfer) -> bool:
         """Cancels it unless it has landed, which it returns. Nothing lands any more when this returns."""
-        handover.cancel()
+        transfer.cancel()
         try:
-            await handover.landed()
+            await transfer.landed()
         except TransferFailed:
             return False
         return True

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from decode_node.config import DecodeNodeConfig
-from decode_node.exports import Exports
+from decode_node.fetch_server import FetchServer
 from decode_node.role import Decode
 from headrace.engine.engine import BadRequest
 from headrace.wire import codecs
@@ -20,9 +20,9 @@ from node_runtime.service import NodeService, errors_as_status, read, timeout_s
 
 
 class DecodeService(rpc.DecodeServicer):
-    def __init__(self, decode: Decode, exports: Exports) -> None:
+    def __init__(self, decode: Decode, fetch_server: FetchServer) -> None:
         self._decode = decode
-        self._exports = exports
+        self._fetch_server = fetch_server
 
     async def Run(
         self,
@@ -38,13 +38,13 @@ class DecodeService(rpc.DecodeServicer):
                 async for event in events:
                     yield codecs.encode_decode_event(event)
 
-    async def Export(
-        self, request: pb.ExportRequest, context: grpc.aio.ServicerContext[pb.ExportRequest, pb.ExportReply]
-    ) -> pb.ExportReply:
-        reply = pb.ExportReply()
+    async def Fetch(
+        self, request: pb.FetchRequest, context: grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
+    ) -> pb.FetchReply:
+        reply = pb.FetchReply()
         async with errors_as_status(context):
-            wanted = read(codecs.decode_export_request, request)
-            codecs.encode(await self._exports.run(wanted, timeout_s(context)), reply)
+            wanted = read(codecs.decode_fetch_request, request)
+            codecs.encode(await self._fetch_server.run(wanted, timeout_s(context)), reply)
         return reply
 
 
@@ -56,12 +56,12 @@ async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[
 class _DecodeRole:
     """What the chassis asks of this role."""
 
-    def __init__(self, decode: Decode, exports: Exports) -> None:
+    def __init__(self, decode: Decode, fetch_server: FetchServer) -> None:
         self._decode = decode
-        self._exports = exports
+        self._fetch_server = fetch_server
 
     def counters(self) -> dict[str, float]:
-        return {**self._decode.counters(), **self._exports.counters()}
+        return {**self._decode.counters(), **self._fetch_server.counters()}
 
     async def close(self) -> None:
         """Nothing: its calls have ended with the server, its sessions end with the transport."""
@@ -71,9 +71,9 @@ def decode_node(config: DecodeNodeConfig) -> Node:
     """A decode node, not yet started."""
 
     def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> _DecodeRole:
-        decode, exports = Decode(chassis, config), Exports(chassis)
-        rpc.add_DecodeServicer_to_server(DecodeService(decode, exports), server)
+        decode, fetch_server = Decode(chassis, config), FetchServer(chassis)
+        rpc.add_DecodeServicer_to_server(DecodeService(decode, fetch_server), server)
         rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
-        return _DecodeRole(decode, exports)
+        return _DecodeRole(decode, fetch_server)
 
     return Node(config, Role.DECODE, "Decode", serve)

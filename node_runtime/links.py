@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from headrace.wire.messages import LinkStatus, Peer
-from headrace.wire.pairs import handover_refusal
+from headrace.wire.pairs import transfer_refusal
 from transfer.backend import Transport
 from transfer.buffers import StagingMemory
 from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_warning, measure_link
@@ -76,7 +76,7 @@ class Links:
                     await self._check(link)
 
     async def _check(self, link: _Link) -> None:
-        refusal = handover_refusal(self._device, link.peer.device)
+        refusal = transfer_refusal(self._device, link.peer.device)
         if refusal is not None:
             self._failed(link, refusal, logging.WARNING)
             return

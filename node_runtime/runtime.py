@@ -220,7 +220,7 @@ class Node:
             pid=os.getpid(),
             device=self._device,
             max_message_bytes=self.chassis.staging.buffer_bytes,
-            handover_version=VERSION,
+            transfer_version=VERSION,
         )
 
     @property

@@ -18,7 +18,7 @@ from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import NodeInfo, NodeStatus
 from node_runtime.errors import CheckpointGone, NoRoom
-from transfer.protocol.errors import HandoverFailed, LayoutMismatch, TransferError
+from transfer.protocol.errors import LayoutMismatch, TransferError, TransferFailed
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Message)
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (BadRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
-    (HandoverFailed, grpc.StatusCode.ABORTED),
+    (TransferFailed, grpc.StatusCode.ABORTED),
     (TransferError, grpc.StatusCode.ABORTED),
     (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (CheckpointGone, grpc.StatusCode.NOT_FOUND),

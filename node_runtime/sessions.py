@@ -14,7 +14,7 @@ from transfer.buffers import Buffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.plan import PlannedMessage
-from transfer.receiver import HandoverReceiver, IncomingHandover
+from transfer.receiver import IncomingTransfer, TransferReceiver
 
 LEASE_MARGIN_S = 5.0
 """By which a lease outlives its session's deadline: copies that were enqueued on a device before the deadline may still
@@ -24,14 +24,14 @@ for a device behind whose other work they wait."""
 
 def reserve(
     chassis: Chassis,
-    receiver: HandoverReceiver,
+    receiver: TransferReceiver,
     sequence: Sequence,
     admitted: Admitted,
     *,
     num_tokens: int,
     peers_max_bytes: int | None,
     deadline_s: float,
-) -> tuple[Reservation, IncomingHandover]:
+) -> tuple[Reservation, IncomingTransfer]:
     """What a sender is to be told, and the session that expects it: blocks beyond the attention hit, and the state.
 
     sequence          admitted to wait for them; they land in its own blocks and slot

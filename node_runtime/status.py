@@ -11,7 +11,7 @@ from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.messages import NodeStatus, PoolStatus
 from transfer.protocol.authentication import Refusal
 from transfer.protocol.events import Cause
-from transfer.protocol.stats import HandoverTotals, TransportStats, WaitStats
+from transfer.protocol.stats import TransferTotals, TransportStats, WaitStats
 
 _GROUPED = {
     "lookups": "attention/lookups",
@@ -69,7 +69,7 @@ def transfer_counters(stats: TransportStats, waits: WaitStats) -> dict[str, floa
     }
 
 
-def _sessions(direction: str, totals: HandoverTotals) -> dict[str, float]:
+def _sessions(direction: str, totals: TransferTotals) -> dict[str, float]:
     return {
         f"direction={direction}/transfer_sessions": totals.sessions,
         f"direction={direction},group=attention/transfer_bytes": totals.attention_bytes,

@@ -9,7 +9,7 @@ from node_runtime.config import NodeConfig
 
 
 @dataclass(frozen=True)
-class LearnFromDecodeConfig:
+class FetchConfig:
     """When a prefill node fetches what a decode node holds of a prompt (answers of earlier turns) rather than
     compute it.
 
@@ -35,6 +35,6 @@ class LearnFromDecodeConfig:
 
 @dataclass(frozen=True)
 class PrefillNodeConfig(NodeConfig):
-    """A prefill node; see `NodeConfig`, and `LearnFromDecodeConfig` for what it asks of decode nodes."""
+    """A prefill node; see `NodeConfig`, and `FetchConfig` for what it asks of decode nodes."""
 
-    learn_from_decode: LearnFromDecodeConfig = field(default_factory=LearnFromDecodeConfig)
+    fetch_from_decode: FetchConfig = field(default_factory=FetchConfig)

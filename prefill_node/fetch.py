@@ -15,27 +15,27 @@ from functools import cached_property
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.types import PrefixKey
 from headrace.engine.sequence import Admitted, Sequence
-from headrace.wire.client import DonorClient
+from headrace.wire.client import FetchClient
 from headrace.wire.errors import (
     CheckpointGone,
     DeadlineExceeded,
-    HandoverBroken,
     NodeBusy,
     NodeError,
     NodeLost,
     RequestRefused,
+    TransferBroken,
 )
-from headrace.wire.messages import Donor, ExportRequest, PrefillRequest
+from headrace.wire.messages import FetchRequest, FetchSource, PrefillRequest
 from node_runtime.runtime import Chassis
 from node_runtime.sessions import reserve
-from prefill_node.config import LearnFromDecodeConfig
-from prefill_node.donor_lines import DonorLines
+from prefill_node.config import FetchConfig
+from prefill_node.fetch_channels import FetchChannels
 from prefill_node.fetch_costs import MeasuredCosts
 from prefill_node.fetch_policy import FetchPolicy
-from transfer.protocol.errors import HandoverFailed, LayoutMismatch
+from transfer.protocol.errors import LayoutMismatch, TransferFailed
 from transfer.protocol.events import Cause
-from transfer.protocol.stats import HandoverStats
-from transfer.receiver import HandoverReceiver, IncomingHandover
+from transfer.protocol.stats import TransferStats
+from transfer.receiver import IncomingTransfer, TransferReceiver
 from transfer.transfer import PIPELINE_DEPTH
 
 log = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 _CAUSES: dict[type[NodeError], str] = {
     CheckpointGone: "gone",
     RequestRefused: "refused",
-    HandoverBroken: "handover_broken",
+    TransferBroken: "transfer_broken",
     NodeBusy: "busy",
-    NodeLost: "donor_lost",
+    NodeLost: "fetch_source_lost",
     DeadlineExceeded: "deadline",
 }
 
@@ -67,52 +67,50 @@ class Fetch:
     def __init__(
         self,
         chassis: Chassis,
-        incoming: IncomingHandover,
-        client: DonorClient,
-        donor: Donor,
-        export: ExportRequest,
+        incoming: IncomingTransfer,
+        client: FetchClient,
+        fetch_source: FetchSource,
+        fetch: FetchRequest,
         deadline_s: float,
         saved_tokens: int,
     ) -> None:
-        self.donor = donor
+        self.fetch_source = fetch_source
         self.saved_tokens = saved_tokens
         self._chassis = chassis
         self._incoming = incoming
         self._client = client
-        self._export = export
+        self._export = fetch
         self._deadline_s = deadline_s
 
-    async def landed(self) -> HandoverStats:
+    async def landed(self) -> TransferStats:
         """Until blocks and state are in their places, verified. Raises FetchFailed, by the deadline at the latest."""
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         try:
-            reply = await self._client.export(self._export, timeout_s=max(timeout_s, 0.001))
+            reply = await self._client.fetch(self._export, timeout_s=max(timeout_s, 0.001))
             self._chassis.require_layout(reply.layout)
             return (await self._incoming.landed()).stats
         except NodeError as error:
             raise FetchFailed(_CAUSES[type(error)], str(error)) from error
         except LayoutMismatch as error:
             raise FetchFailed("refused", str(error)) from error
-        except HandoverFailed as error:
+        except TransferFailed as error:
             raise FetchFailed(error.cause, str(error)) from error
 
     async def end(self) -> None:
         """Cancels it unless it has landed. Nothing lands any more when this returns."""
         self._incoming.cancel()
-        with suppress(HandoverFailed):
+        with suppress(TransferFailed):
             await self._incoming.landed()
 
 
 class Fetches:
     """All fetches of one prefill node: its lines to decode nodes, what they cost, and their counts."""
 
-    def __init__(
-        self, chassis: Chassis, config: LearnFromDecodeConfig, connect: Callable[[Donor], DonorClient]
-    ) -> None:
+    def __init__(self, chassis: Chassis, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]) -> None:
         self.costs = MeasuredCosts()
         self._chassis = chassis
         self._config = config
-        self._lines = DonorLines(connect, asyncio.get_running_loop().time, chassis.spawn, config.timeout_s)
+        self._lines = FetchChannels(connect, asyncio.get_running_loop().time, chassis.spawn, config.timeout_s)
         self._declined = 0
         self._landed = 0
         self._tokens = 0
@@ -135,17 +133,17 @@ class Fetches:
             costs=self.costs.now,
             layout=self._chassis.wire_layout,
             num_tokens=len(request.request.tokens),
-            donor_tokens=None if request.donor is None else request.donor.num_tokens,
+            fetch_source_tokens=None if request.fetch_source is None else request.fetch_source.num_tokens,
             is_scored=request.request.sampling.prompt_logprobs is not None,
         )
 
     def declined(self) -> None:
-        """There was a donor, and computing was estimated to take less time."""
+        """There was a fetch source, and computing was estimated to take less time."""
         self._declined += 1
         self.costs.declined()
 
-    def open(self, sequence: Sequence, donor: Donor, admitted: Admitted, deadline_s: float) -> Fetch:
-        """Expects the donor's messages; `sequence` has been admitted to wait for them. Raises FetchFailed.
+    def open(self, sequence: Sequence, fetch_source: FetchSource, admitted: Admitted, deadline_s: float) -> Fetch:
+        """Expects the fetch source's messages; `sequence` has been admitted to wait for them. Raises FetchFailed.
 
         deadline_s   the request's, on the event loop's clock: a fetch has its own, which is shorter
         """
@@ -156,17 +154,19 @@ class Fetches:
                 self._receiver,
                 sequence,
                 admitted,
-                num_tokens=donor.num_tokens,
-                peers_max_bytes=donor.max_message_bytes,
+                num_tokens=fetch_source.num_tokens,
+                peers_max_bytes=fetch_source.max_message_bytes,
                 deadline_s=deadline_s,
             )
         except LayoutMismatch as error:
             failure = FetchFailed("refused", str(error))
             self._count(failure)
             raise failure from error
-        export = ExportRequest(_donors_key(sequence, donor), reservation)
-        saved_tokens = donor.num_tokens - admitted.hit.resumable_tokens
-        return Fetch(self._chassis, incoming, self._lines.to(donor), donor, export, deadline_s, saved_tokens)
+        fetch = FetchRequest(_fetch_source_key(sequence, fetch_source), reservation)
+        saved_tokens = fetch_source.num_tokens - admitted.hit.resumable_tokens
+        return Fetch(
+            self._chassis, incoming, self._lines.to(fetch_source), fetch_source, fetch, deadline_s, saved_tokens
+        )
 
     async def run(self, fetch: Fetch) -> None:
         """Until it has landed, counted either way. Raises FetchFailed; nothing lands any more then."""
@@ -176,8 +176,8 @@ class Fetches:
             stats = await fetch.landed()
         except FetchFailed as failure:
             await fetch.end()
-            if failure.cause == "donor_lost":
-                self._lines.hang_up(fetch.donor.address)
+            if failure.cause == "fetch_source_lost":
+                self._lines.hang_up(fetch.fetch_source.address)
             self.costs.failed(clock() - began_s)
             self._count(failure)
             raise
@@ -195,15 +195,15 @@ class Fetches:
         await self._lines.close()
 
     @cached_property
-    def _receiver(self) -> HandoverReceiver:
+    def _receiver(self) -> TransferReceiver:
         """Its staging takes no memory before the first fetch."""
-        return HandoverReceiver(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
+        return TransferReceiver(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
 
 
-def _donors_key(sequence: Sequence, donor: Donor) -> PrefixKey:
-    """By which the donor knows the prefix: of blocks of its size. These are hashed here if they are not this node's."""
+def _fetch_source_key(sequence: Sequence, fetch_source: FetchSource) -> PrefixKey:
+    """The prefix key in blocks of the source's size; hashed anew here if that is not this node's size."""
     own = sequence.hasher
-    if donor.block_size == own.block_size:
-        return own.keys[donor.num_tokens // own.block_size - 1]
+    if fetch_source.block_size == own.block_size:
+        return own.keys[fetch_source.num_tokens // own.block_size - 1]
     request = sequence.job.request
-    return prefix_keys(request.tokens[: donor.num_tokens], donor.block_size, request.salt)[-1]
+    return prefix_keys(request.tokens[: fetch_source.num_tokens], fetch_source.block_size, request.salt)[-1]

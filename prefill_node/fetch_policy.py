@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
 from headrace.cache.layout import CacheLayout
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 
 _RESUME = ResumeLocally()
 
@@ -40,15 +40,15 @@ class FetchPolicy:
     """Picks the hit policy of one request.
 
     num_tokens    its prompt's length
-    donor_tokens  how much of it a decode node is said to hold, with a checkpoint there; None: nobody is known to
+    fetch_source_tokens  how much of it a decode node is said to hold, with a checkpoint there; None: nobody is known to
     is_scored     its whole prompt must be computed for its logprobs: nothing of it is skipped
     """
 
-    config: LearnFromDecodeConfig
+    config: FetchConfig
     costs: FetchCosts
     layout: CacheLayout
     num_tokens: int
-    donor_tokens: int | None
+    fetch_source_tokens: int | None
     is_scored: bool = False
 
     def hit_policy(self, hit: PrefixHit) -> HitPolicy:
@@ -58,13 +58,13 @@ class FetchPolicy:
 
     def candidate(self, hit: PrefixHit) -> FetchState | None:
         """The fetch that is possible and saves enough tokens, whether it pays or not."""
-        donor_tokens = self.donor_tokens
-        if not self.config.enabled or self.is_scored or donor_tokens is None:
+        fetch_source_tokens = self.fetch_source_tokens
+        if not self.config.enabled or self.is_scored or fetch_source_tokens is None:
             return None
-        if not 0 < donor_tokens < self.num_tokens or donor_tokens % self.layout.block_size:
+        if not 0 < fetch_source_tokens < self.num_tokens or fetch_source_tokens % self.layout.block_size:
             return None  # a hint that cannot be: one token at least is computed, checkpoints end blocks
-        saved_tokens = donor_tokens - hit.resumable_tokens
-        return FetchState(donor_tokens) if saved_tokens >= self.config.min_tokens else None
+        saved_tokens = fetch_source_tokens - hit.resumable_tokens
+        return FetchState(fetch_source_tokens) if saved_tokens >= self.config.min_tokens else None
 
     def _pays(self, fetch: FetchState, hit: PrefixHit) -> bool:
         num_blocks = (fetch.num_tokens - fetch.reusable_tokens(hit)) // self.layout.block_size

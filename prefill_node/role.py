@@ -14,9 +14,9 @@ from functools import partial
 
 from headrace.engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
 from headrace.forward.memory import Mark
-from headrace.wire.client import DonorClient
+from headrace.wire.client import FetchClient
 from headrace.wire.messages import (
-    Donor,
+    FetchSource,
     FirstToken,
     PrefillDone,
     PrefillEvent,
@@ -34,18 +34,20 @@ from node_runtime.sessions import LEASE_MARGIN_S
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.fetch import Fetch, Fetches, FetchFailed
 from transfer.buffers import Buffer
-from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.sender import OutgoingTransfer, TransferSender
 
 
 class Prefill:
     """Serves prefills on one chassis; any number at a time. `connect` opens a line to a decode node."""
 
-    def __init__(self, chassis: Chassis, config: PrefillNodeConfig, connect: Callable[[Donor], DonorClient]) -> None:
+    def __init__(
+        self, chassis: Chassis, config: PrefillNodeConfig, connect: Callable[[FetchSource], FetchClient]
+    ) -> None:
         self._chassis = chassis
-        self._sender = HandoverSender(chassis.transport, chassis.staging)
-        self._fetches = Fetches(chassis, config.learn_from_decode, connect)
+        self._sender = TransferSender(chassis.transport, chassis.staging)
+        self._fetches = Fetches(chassis, config.fetch_from_decode, connect)
 
     def counters(self) -> dict[str, float]:
         return self._fetches.counters()
@@ -57,7 +59,7 @@ class Prefill:
     async def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
         """The request's events. Closing the iterator aborts it; either way all it held comes back.
 
-        Raises LayoutMismatch, BadRequest, NoRoom, HandoverFailed.
+        Raises LayoutMismatch, BadRequest, NoRoom, TransferFailed.
         """
         if request.reservation is not None:
             self._chassis.require_layout(request.reservation.layout)
@@ -73,7 +75,7 @@ class Prefill:
 
 class _Prefill:
     def __init__(
-        self, chassis: Chassis, sender: HandoverSender, fetches: Fetches, request: PrefillRequest, deadline_s: float
+        self, chassis: Chassis, sender: TransferSender, fetches: Fetches, request: PrefillRequest, deadline_s: float
     ) -> None:
         self._chassis = chassis
         self._engine = chassis.built.engine
@@ -83,10 +85,10 @@ class _Prefill:
         self._fetches = fetches
         self._request = request
         self._deadline_s = deadline_s
-        self._inbox: asyncio.Queue[Event | HandoverFailed | asyncio.Task[None]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Event | TransferFailed | asyncio.Task[None]] = asyncio.Queue()
         self._policy = fetches.policy(request)
         self._sequence = self._new_sequence()
-        self._handover: OutgoingHandover | None = None
+        self._transfer: OutgoingTransfer | None = None
         self._fetch: Fetch | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._has_tried = False
@@ -110,7 +112,7 @@ class _Prefill:
                     yield PromptLogprobs(tokens)
                 case Sampled() as sampled:
                     self._fetches.costs.computed(self._sequence.num_prefilled, self._clock() - self._began_s)
-                    hands_over = self._finish_handover(sampled)
+                    hands_over = self._finish_transfer(sampled)
                     yield FirstToken(sampled.token, sampled.finish)
                     if hands_over is not None:
                         await hands_over.done()
@@ -119,7 +121,7 @@ class _Prefill:
                     break
                 case Refused(message):
                     raise NoRoom(message)
-                case HandoverFailed() as failure:
+                case TransferFailed() as failure:
                     raise failure
         yield PrefillDone(self._report())
 
@@ -130,11 +132,11 @@ class _Prefill:
             await asyncio.gather(self._fetching, return_exceptions=True)
         if self._fetch is not None:
             await self._fetch.end()
-        if self._handover is not None:
-            self._handover.cancel()
+        if self._transfer is not None:
+            self._transfer.cancel()
             # Its failure was reported where it mattered; here only that packing has ended.
-            with suppress(HandoverFailed):
-                await self._handover.done()
+            with suppress(TransferFailed):
+                await self._transfer.done()
         self._loop.post(lambda: self._engine.release(self._sequence))
 
     def _new_sequence(self) -> Sequence:
@@ -165,10 +167,10 @@ class _Prefill:
 
     def _try_fetch(self, admitted: Admitted) -> None:
         """Its end comes through the inbox: a hand-over that fails meanwhile ends the prefill, and the fetch with it."""
-        assert self._request.donor is not None, "the policy waits for a donor's state"
+        assert self._request.fetch_source is not None, "the policy waits for a fetch source's state"
         self._has_tried = True
         try:
-            self._fetch = self._fetches.open(self._sequence, self._request.donor, admitted, self._deadline_s)
+            self._fetch = self._fetches.open(self._sequence, self._request.fetch_source, admitted, self._deadline_s)
         except FetchFailed:
             self._compute_instead()
             return
@@ -182,7 +184,7 @@ class _Prefill:
         except FetchFailed:
             self._compute_instead()
             return
-        num_tokens = self._fetch.donor.num_tokens
+        num_tokens = self._fetch.fetch_source.num_tokens
         self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
         await self._computes_from(num_tokens, self._admitted.mark)
 
@@ -201,20 +203,20 @@ class _Prefill:
         # Should this coroutine's clean-up never come, the blocks come back a little after the deadline.
         lease_ends_s = deadline_s + LEASE_MARGIN_S
         self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
-        self._handover = self._sender.open(
+        self._transfer = self._sender.open(
             plan_of(reservation),
             reservation.transfer_address,
             secret=reservation.secret,
             pack=self._pack,
             deadline_s=deadline_s,
         )
-        self._chassis.spawn(self._report_failure(self._handover))
+        self._chassis.spawn(self._report_failure(self._transfer))
 
-    async def _report_failure(self, handover: OutgoingHandover) -> None:
+    async def _report_failure(self, transfer: OutgoingTransfer) -> None:
         """A hand-over that fails while the prompt still computes ends the prefill: nobody waits for it."""
         try:
-            await handover.done()
-        except HandoverFailed as failure:
+            await transfer.done()
+        except TransferFailed as failure:
             self._inbox.put_nowait(failure)
 
     async def _pack(self, message: PlannedMessage, buffer: Buffer) -> None:
@@ -226,18 +228,18 @@ class _Prefill:
 
     async def _tell_computed(self, num_tokens: int, mark: Mark | None) -> None:
         """The engine tells of a chunk when it has launched it: it may go when the device has computed it."""
-        if self._handover is not None:
+        if self._transfer is not None:
             await self._chassis.packing.reached(mark)
-            self._handover.tokens_computed(num_tokens)
+            self._transfer.tokens_computed(num_tokens)
 
-    def _finish_handover(self, sampled: Sampled) -> OutgoingHandover | None:
+    def _finish_transfer(self, sampled: Sampled) -> OutgoingTransfer | None:
         """Lets the state go; None if there is nobody, or nothing, to go on with it."""
         first_token = self._request.first_token
         # A retry goes on after the token that the client has seen, whatever is sampled this time.
-        if self._handover is None or (sampled.finish is not None and first_token is None):
+        if self._transfer is None or (sampled.finish is not None and first_token is None):
             return None
-        self._handover.finish(encode_note(sampled.token.id if first_token is None else first_token))
-        return self._handover
+        self._transfer.finish(encode_note(sampled.token.id if first_token is None else first_token))
+        return self._transfer
 
     # ------------------------------------------------------------ what it says
 

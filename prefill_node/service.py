@@ -8,7 +8,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from headrace.wire import codecs
-from headrace.wire.client import GrpcDonorClient
+from headrace.wire.client import GrpcFetchClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Role
@@ -36,7 +36,7 @@ def prefill_node(config: PrefillNodeConfig) -> Node:
     """A prefill node, not yet started."""
 
     def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Prefill:
-        prefill = Prefill(chassis, config, lambda donor: GrpcDonorClient(donor, node.identity))
+        prefill = Prefill(chassis, config, lambda fetch_source: GrpcFetchClient(fetch_source, node.identity))
         rpc.add_PrefillServicer_to_server(PrefillService(prefill), server)
         rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
         return prefill

@@ -20,7 +20,7 @@ class RouterConfig:
     control_host, control_port  where nodes register (gRPC)
     served_model_name   the name in /v1/models and in requests; empty: the folder's name
     policy              how nodes are picked
-    learn_from_decode   a prefill node fetches from a decode node what that one knows more of a prompt: its blocks
+    fetch_from_decode   a prefill node fetches from a decode node what that one knows more of a prompt: its blocks
                         and the checkpoint that its answer left, so that a chat's next turn computes only what is new
     max_concurrent      requests given to nodes at a time (a prompt of a list, or one of `n`, is a request)
     max_queue           requests that may wait for their turn; beyond that clients get 429
@@ -41,7 +41,7 @@ class RouterConfig:
     control_port: int = 8001
     served_model_name: str = ""
     policy: str = "round_robin"
-    learn_from_decode: bool = True
+    fetch_from_decode: bool = True
     max_concurrent: int = 64
     max_queue: int = 256
     request_timeout_s: float = 600.0

@@ -54,7 +54,7 @@ class RouterServer:
             return GrpcNodeClient(info.name, info.address, identity)
 
         self.nodes = NodeTable(
-            config.heartbeat_s, clock, connect_to or connect, learn_from_decode=config.learn_from_decode
+            config.heartbeat_s, clock, connect_to or connect, fetch_from_decode=config.fetch_from_decode
         )
         tokens = ModelTokens(config.model_path)
         table = RequestTable(config.max_attempts)

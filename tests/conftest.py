@@ -13,8 +13,8 @@ if not torch.cuda.is_available():
     # Before the first Triton kernel is imported: here they run in the interpreter, or not at all.
     os.environ["TRITON_INTERPRET"] = "1"
 
-from tests.support.schedule import UNDISTURBED, FilesThenUndisturbed
 from tests.support.engine.tiny_checkpoints import make_checkpoint
+from tests.support.schedule import UNDISTURBED, FilesThenUndisturbed
 
 torch.set_num_threads(1)  # several processes share the machine's two cores
 

@@ -32,10 +32,11 @@ class Arrival(Protocol):
     def num_bytes(self) -> int: ...
 
     def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
-        """Into `buffer`, of at least `num_bytes`; once. Fails: `PeerLost`, `DeadlinePassed` or `Truncated`.
+        """Into `buffer`, of at least `num_bytes`; once. Fails: `ConnectionLost`, `TransferTimeout` or `Truncated`.
 
-        connection_id   what the envelope named: the connection to break at the deadline; `PeerLost` when there is none
-                        such. None: nobody's is broken, and the buffer stays the transport's whatever the future says
+        connection_id   what the envelope named: the connection to break at the deadline; `ConnectionLost` when there is
+                        none such. None: nobody's is broken, and the buffer stays the transport's whatever the future
+                        says
         """
         ...
 
@@ -62,7 +63,7 @@ class Connection(Protocol):
         ...
 
     def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
-        """Done when the transport needs `part` no longer. Fails with `PeerLost` or `DeadlinePassed`."""
+        """Done when the transport needs `part` no longer. Fails with `ConnectionLost` or `TransferTimeout`."""
         ...
 
     def watch(self, on_lost: Callable[[str], None]) -> Callable[[], None]:
@@ -84,7 +85,7 @@ class Transport(Protocol):
     async def connect(self, peer: str, deadline_s: float) -> Connection:
         """The live connection to this peer, made when there is none.
 
-        Raises `PeerUnreachable` or `DeadlinePassed`.
+        Raises `PeerUnreachable` or `TransferTimeout`.
         """
         ...
 

@@ -76,7 +76,7 @@ async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline
     """Probe the sink at `peer` with messages of up to `buffer`'s size, which its own buffer must hold too.
 
     deadline_s   leave time to spare: a message that outlives it breaks the connection, which hand-overs share
-    Raises `PeerUnreachable`, `PeerLost` or `DeadlinePassed`.
+    Raises `PeerUnreachable`, `ConnectionLost` or `TransferTimeout`.
     """
     connection = await transport.connect(peer, deadline_s)
 

@@ -21,7 +21,7 @@ from transfer.buffers import Buffer
 from transfer.protocol.authentication import Gate
 from transfer.protocol.digest import Summary, message_digest, plan_digest
 from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
-from transfer.protocol.errors import MalformedEnvelope, Refused
+from transfer.protocol.errors import MalformedEnvelope, Unauthenticated
 from transfer.protocol.events import (
     Broken,
     Cause,
@@ -38,9 +38,9 @@ from transfer.protocol.events import (
 )
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.protocol.session import ReceiverSession
-from transfer.protocol.stats import HandoverStats
+from transfer.protocol.stats import TransferStats
 from transfer.staging import Staging
-from transfer.transfer import Handover
+from transfer.transfer import Transfer
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ class Landed:
     """A session that landed whole. note: what the sender gave to `finish`."""
 
     note: bytes
-    stats: HandoverStats
+    stats: TransferStats
 
 
-class HandoverReceiver:
+class TransferReceiver:
     """Expects hand-overs over one transport and one staging pool. A sender needs a pool of its own."""
 
     def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,7 +65,7 @@ class HandoverReceiver:
         self._staging = staging
         self._clock = clock
 
-    def expect(self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float) -> "IncomingHandover":
+    def expect(self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float) -> "IncomingTransfer":
         """Take the messages of this plan's nonce from now on; call before the sender learns of it.
 
         secret       that the sender must prove: a `new_secret()` for each session
@@ -73,7 +73,7 @@ class HandoverReceiver:
         Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
-        return IncomingHandover(plan, Gate(secret), self._transport, self._staging, land, deadline_s, self._clock)
+        return IncomingTransfer(plan, Gate(secret), self._transport, self._staging, land, deadline_s, self._clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Arrived:
     summary: Awaitable[Summary]
 
 
-class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
+class IncomingTransfer(Transfer[ReceiverEvent, ReceiverInstruction]):
     """One session's receiving end, and the inbox of its nonce. For the event loop's thread."""
 
     def __init__(
@@ -118,7 +118,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
     async def landed(self) -> Landed:
         """Until every message has landed.
 
-        Raises `HandoverFailed`. Either way `land` is not running any more and will not be called again: the
+        Raises `TransferFailed`. Either way `land` is not running any more and will not be called again: the
         blocks and the slot are the caller's to use or to give back.
         """
         await self._wait()
@@ -160,7 +160,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
             self._gate.admit_size(arrival.num_bytes)
             await arrival.receive(data, self._deadline_s, None)
             envelope = self._gate.admit_envelope(data.tobytes())
-        except Refused as refused:
+        except Unauthenticated as refused:
             self._refuse(arrival, refused)
             return
         except MalformedEnvelope as error:
@@ -173,7 +173,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
             self._began_s = self._clock()
             self._stop_watching = self._transport.watch(envelope.connection, self._peer_lost)
 
-    def _refuse(self, arrival: Arrival, refused: Refused) -> None:
+    def _refuse(self, arrival: Arrival, refused: Unauthenticated) -> None:
         """Whoever sent it knows the nonce and not the secret; the session waits for the one who knows both."""
         arrival.drop()
         self._transport.stats.part_refused(refused.cause)
@@ -188,7 +188,7 @@ class IncomingHandover(Handover[ReceiverEvent, ReceiverInstruction]):
         """Return when the payload lies in staging; verifying and landing it overlap with receiving the next."""
         try:
             self._gate.admit_payload(arrival.tag.index)
-        except Refused as refused:
+        except Unauthenticated as refused:
             self._refuse(arrival, refused)
             return
         try:

@@ -32,16 +32,16 @@ from transfer.protocol.events import (
 )
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.protocol.session import SenderSession
-from transfer.protocol.stats import HandoverStats
+from transfer.protocol.stats import TransferStats
 from transfer.staging import Staging
-from transfer.transfer import Handover
+from transfer.transfer import Transfer
 
 Pack: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
 """Fill the buffer, of exactly `message.num_bytes`, with the message's blocks or the state: before it returns, or by
 what it has enqueued on the staging memory's stream by then."""
 
 
-class HandoverSender:
+class TransferSender:
     """Opens hand-overs over one transport and one staging pool. A receiver needs a pool of its own."""
 
     def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class HandoverSender:
 
     def open(
         self, plan: TransferPlan, peer: str, *, secret: bytes, pack: Pack, deadline_s: float
-    ) -> "OutgoingHandover":
+    ) -> "OutgoingTransfer":
         """Start a session with the receiver at `peer`; connects at once.
 
         secret       what the receiver issued for this session, see `transfer.protocol.authentication`
@@ -60,10 +60,10 @@ class HandoverSender:
         """
         self._staging.require(plan.largest_message_bytes)
         require_secret(secret)
-        return OutgoingHandover(plan, peer, secret, self._transport, self._staging, pack, deadline_s, self._clock)
+        return OutgoingTransfer(plan, peer, secret, self._transport, self._staging, pack, deadline_s, self._clock)
 
 
-class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
+class OutgoingTransfer(Transfer[SenderEvent, SenderInstruction]):
     """One session's sending end. All methods are for the event loop's thread."""
 
     def __init__(
@@ -98,10 +98,10 @@ class OutgoingHandover(Handover[SenderEvent, SenderInstruction]):
         self._moving.computing(False)
         self._advance(Finished())
 
-    async def done(self) -> HandoverStats:
+    async def done(self) -> TransferStats:
         """Until every message was taken over by the transport; that it landed is the receiver's to say.
 
-        Raises `HandoverFailed`. Either way `pack` is not running any more and will not be called again.
+        Raises `TransferFailed`. Either way `pack` is not running any more and will not be called again.
         """
         await self._wait()
         return self._summary()

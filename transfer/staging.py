@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from transfer.buffers import Buffer, HostMemory, StagingMemory
-from transfer.protocol.errors import DeadlinePassed, LayoutMismatch
+from transfer.protocol.errors import LayoutMismatch, TransferTimeout
 from transfer.protocol.stats import WaitStats
 
 
@@ -65,7 +65,7 @@ class Staging:
     async def hold(self, num_bytes: int, deadline_s: float) -> AsyncIterator[Buffer]:
         """A buffer's first `num_bytes`, given back at the end of the block.
 
-        Raises `DeadlinePassed` when none was free in time. Leave the block only when nothing reads or writes
+        Raises `TransferTimeout` when none was free in time. Leave the block only when nothing reads or writes
         the buffer any more: await the transport's operations inside it.
         """
         buffer = await self.take(num_bytes, deadline_s)
@@ -113,7 +113,7 @@ class Staging:
             if waiter.done() and not waiter.cancelled():  # granted in the very turn that gave up
                 self._grant(waiter.result())
             if isinstance(error, TimeoutError):
-                raise DeadlinePassed(
+                raise TransferTimeout(
                     f"none of {self._config.num_buffers} staging buffers came free in time: raise num_buffers"
                 ) from None
             raise

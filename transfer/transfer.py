@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 from transfer.backend import Transport
 from transfer.buffers import Buffer
 from transfer.protocol import events
-from transfer.protocol.errors import DeadlinePassed, HandoverFailed, LayoutMismatch, PeerLost, PeerUnreachable
+from transfer.protocol.errors import ConnectionLost, LayoutMismatch, PeerUnreachable, TransferFailed, TransferTimeout
 from transfer.protocol.plan import PlannedMessage, TransferPlan
-from transfer.protocol.stats import HandoverStats, HandoverTotals, MovingTime
+from transfer.protocol.stats import MovingTime, TransferStats, TransferTotals
 from transfer.staging import Staging
 
 Event = TypeVar("Event")
@@ -29,7 +29,7 @@ milliseconds. One that is stopped would keep its sessions' staging buffers until
 other peers would wait for them."""
 
 
-class Handover(Generic[Event, Instruction]):
+class Transfer(Generic[Event, Instruction]):
     """One session under way. Subclasses do the moving; `cancel` may be called at any time.
 
     transition   the session's `on`
@@ -41,7 +41,7 @@ class Handover(Generic[Event, Instruction]):
         plan: TransferPlan,
         transition: Callable[[Event | events.Interruption], list[Instruction]],
         transport: Transport,
-        totals: HandoverTotals,
+        totals: TransferTotals,
         staging: Staging,
         deadline_s: float,
         clock: Callable[[], float],
@@ -54,7 +54,7 @@ class Handover(Generic[Event, Instruction]):
         self._clock = clock
         self._began_s = self._ended_s = clock()
         self._moving = MovingTime(clock)
-        self._failure: HandoverFailed | None = None
+        self._failure: TransferFailed | None = None
         self._complete = False
         self._at_work = 0
         self._settled = asyncio.Event()
@@ -78,7 +78,7 @@ class Handover(Generic[Event, Instruction]):
                     self._end()
                     self._totals.add(self._summary())
                 case events.Fail(cause, reason):
-                    self._failure = HandoverFailed(cause, reason)
+                    self._failure = TransferFailed(cause, reason)
                     self._transport.stats.session_failed(cause)
                     self._transport.hasten(self.plan.nonce, asyncio.get_running_loop().time() + GRACE_S)
                     self._end()
@@ -88,8 +88,8 @@ class Handover(Generic[Event, Instruction]):
     def _ended(self) -> bool:
         return self._complete or self._failure is not None
 
-    def _summary(self) -> HandoverStats:
-        return HandoverStats(
+    def _summary(self) -> TransferStats:
+        return TransferStats(
             attention_tokens=self.plan.attention_tokens,
             attention_bytes=self.plan.attention_bytes,
             state_bytes=self.plan.state_bytes,
@@ -167,9 +167,9 @@ class Handover(Generic[Event, Instruction]):
 def interruption(error: Exception) -> events.Interruption:
     """The event that an error amounts to."""
     match error:
-        case PeerLost() | PeerUnreachable():
+        case ConnectionLost() | PeerUnreachable():
             return events.PeerLost(str(error))
-        case DeadlinePassed():
+        case TransferTimeout():
             return events.DeadlinePassed()
         case LayoutMismatch():
             return events.Broken(events.Cause.WRONG_MESSAGE, str(error))

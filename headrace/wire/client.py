@@ -23,11 +23,11 @@ from headrace.wire.cache_updates import CacheUpdate, decode_cache_update
 from headrace.wire.errors import (
     CheckpointGone,
     DeadlineExceeded,
-    HandoverBroken,
     NodeBusy,
     NodeError,
     NodeLost,
     RequestRefused,
+    TransferBroken,
 )
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
@@ -62,7 +62,7 @@ CHANNEL_OPTIONS = (
 
 _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: NodeBusy,
-    grpc.StatusCode.ABORTED: HandoverBroken,
+    grpc.StatusCode.ABORTED: TransferBroken,
     grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
     grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
     grpc.StatusCode.NOT_FOUND: CheckpointGone,
@@ -118,11 +118,11 @@ class NodeClient(Protocol):
     async def close(self) -> None: ...
 
 
-class DonorClient(Protocol):
+class FetchClient(Protocol):
     """A prefill node's line to a decode node that holds what it wants to fetch; tests pass a fake."""
 
-    async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
-        """Returns when the donor has sent everything; raises NodeError. Cancelling it ends the donor's side, too."""
+    async def fetch(self, request: m.FetchRequest, *, timeout_s: float) -> m.FetchReply:
+        """Returns when the source has sent everything; raises NodeError. Cancelling it ends the source's side, too."""
         ...
 
     async def close(self, grace_s: float | None = None) -> None:
@@ -232,24 +232,24 @@ class _GrpcDecodeCall:
             self._first_status = status.value
 
 
-class GrpcDonorClient:
-    """A `DonorClient` over one gRPC channel."""
+class GrpcFetchClient:
+    """A `FetchClient` over one gRPC channel."""
 
-    def __init__(self, donor: m.Donor, identity: Identity | None = None) -> None:
-        self._name = donor.node
-        self._channel = open_channel(donor.address, identity)
+    def __init__(self, fetch_source: m.FetchSource, identity: Identity | None = None) -> None:
+        self._name = fetch_source.node
+        self._channel = open_channel(fetch_source.address, identity)
         self._decode = rpc.DecodeStub(self._channel)
 
-    async def export(self, request: m.ExportRequest, *, timeout_s: float) -> m.ExportReply:
-        """Raises CheckpointGone, RequestRefused (the layouts differ), HandoverBroken, NodeLost, DeadlineExceeded."""
-        message = pb.ExportRequest()
+    async def fetch(self, request: m.FetchRequest, *, timeout_s: float) -> m.FetchReply:
+        """Raises CheckpointGone, RequestRefused (the layouts differ), TransferBroken, NodeLost, DeadlineExceeded."""
+        message = pb.FetchRequest()
         codecs.encode(request, message)
         try:
-            reply = await self._decode.Export(message, timeout=timeout_s)
+            reply = await self._decode.Fetch(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._name, error.code(), error.details()) from error
         try:
-            return codecs.decode(reply, m.ExportReply)
+            return codecs.decode(reply, m.FetchReply)
         except ValueError as error:
             raise RequestRefused(self._name, f"its reply cannot be read, do both run one version? {error}") from error
 

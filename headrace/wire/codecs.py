@@ -29,7 +29,7 @@ _DECODE_COMMANDS: dict[type, str] = {m.Start: "start", m.Renew: "renew", m.Stop:
 _DECODE_EVENTS: dict[type, str] = {
     m.Reservation: "reserved",
     m.LocalPrefill: "local",
-    m.HandoverFailed: "handover_failed",
+    m.SessionFailed: "session_failed",
     m.TransferReport: "landed",
     m.Tokens: "tokens",
     m.DecodeDone: "done",
@@ -191,8 +191,8 @@ def decode_decode_event(message: pb.DecodeEvent) -> m.DecodeEvent:
     return event
 
 
-def decode_export_request(message: pb.ExportRequest) -> m.ExportRequest:
-    return decode(message, m.ExportRequest)
+def decode_fetch_request(message: pb.FetchRequest) -> m.FetchRequest:
+    return decode(message, m.FetchRequest)
 
 
 def encode_prefill_request(request: m.PrefillRequest) -> pb.PrefillRequest:

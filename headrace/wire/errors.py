@@ -20,7 +20,7 @@ class NodeBusy(NodeError):
     """The node has no room for the request: another may, or the same one later."""
 
 
-class HandoverBroken(NodeError):
+class TransferBroken(NodeError):
     """The prefill node could not hand over: the decode node's reservation can be renewed."""
 
 

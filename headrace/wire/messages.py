@@ -113,7 +113,7 @@ class TransferReport:
 
 
 @dataclass(frozen=True)
-class Donor:
+class FetchSource:
     """A decode node that held the prompt's first `num_tokens` tokens, a multiple of both nodes' block sizes, when
     last heard of: their blocks, and a checkpoint there. A hint: it may be gone by now.
 
@@ -132,13 +132,13 @@ class Donor:
 class PrefillRequest:
     """`reservation` None: nothing to hand over. `first_token`: what the client has already seen.
 
-    `donor`: who may hold more of the prompt than the prefill node does; None: nobody is known to.
+    `fetch source`: who may hold more of the prompt than the prefill node does; None: nobody is known to.
     """
 
     request: Request
     reservation: Reservation | None = None
     first_token: int | None = None
-    donor: Donor | None = None
+    fetch_source: FetchSource | None = None
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class LocalPrefill:
 
 
 @dataclass(frozen=True)
-class HandoverFailed:
+class SessionFailed:
     nonce: int
     cause: str
 
@@ -247,11 +247,11 @@ class DecodeDone:
     report: DecodeReport
 
 
-DecodeEvent = Reservation | LocalPrefill | HandoverFailed | TransferReport | Tokens | DecodeDone | PromptLogprobs
+DecodeEvent = Reservation | LocalPrefill | SessionFailed | TransferReport | Tokens | DecodeDone | PromptLogprobs
 
 
 @dataclass(frozen=True)
-class ExportRequest:
+class FetchRequest:
     """Send the prefix `key`, of `reservation.num_tokens` tokens: blocks beyond the hit, and the checkpoint.
 
     The tenant's salt is hashed into the key: whoever knows it knows the tokens.
@@ -262,8 +262,8 @@ class ExportRequest:
 
 
 @dataclass(frozen=True)
-class ExportReply:
-    """Everything was sent; that it landed is the receiver's to know. `layout` is the donor's."""
+class FetchReply:
+    """Everything was sent; that it landed is the receiver's to know. `layout` is the fetch source's."""
 
     layout: CacheLayout
 
@@ -282,7 +282,7 @@ class NodeInfo:
 
     device             "cpu" or "cuda": where its cache lies
     max_message_bytes  the largest message that its staging holds
-    handover_version   of what nodes send each other: peers of another one are strangers
+    transfer_version   of what nodes send each other: peers of another one are strangers
     """
 
     name: str
@@ -297,7 +297,7 @@ class NodeInfo:
     pid: int
     device: str
     max_message_bytes: int
-    handover_version: int
+    transfer_version: int
 
 
 @dataclass(frozen=True)

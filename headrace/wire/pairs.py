@@ -1,7 +1,7 @@
 """Which two nodes can hand over to each other: what they say of themselves at registration decides it."""
 
 
-def handover_refusal(device: str, peer_device: str) -> str | None:
+def transfer_refusal(device: str, peer_device: str) -> str | None:
     """Why nothing can be handed over between nodes on these kinds of device, either way; None when it can."""
     if (device == "cuda") == (peer_device == "cuda"):
         return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headrace.wire.client import NodeClient
 from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role
-from headrace.wire.pairs import handover_refusal
+from headrace.wire.pairs import transfer_refusal
 from router.errors import LayoutRefused, NameTaken
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class NodeTable:
         clock: Callable[[], float],
         connect: Callable[[NodeInfo], NodeClient],
         *,
-        learn_from_decode: bool = True,
+        fetch_from_decode: bool = True,
     ) -> None:
-        self._learn_from_decode = learn_from_decode
+        self._fetch_from_decode = fetch_from_decode
         self._lifetime_s = heartbeat_s * MISSED_HEARTBEATS
         self._clock = clock
         self._connect = connect
@@ -97,7 +97,7 @@ class NodeTable:
     def receivers_of(self, role: Role) -> list[Peer]:
         """Whom a node of this role may have to hand messages to: prefill nodes to decode nodes, and back if prefill
         nodes learn from decode nodes."""
-        if role is Role.DECODE and not self._learn_from_decode:
+        if role is Role.DECODE and not self._fetch_from_decode:
             return []
         others = (node.info for node in self.all() if node.info.role is not role)
         return [Peer(info.name, info.incarnation, info.transfer_address, info.device) for info in others]
@@ -105,7 +105,7 @@ class NodeTable:
     def senders_to(self, receiver: NodeInfo) -> list[Node]:
         """The live nodes of the other role that can hand over to this one, by name."""
         role = Role.PREFILL if receiver.role is Role.DECODE else Role.DECODE
-        return [node for node in self.live(role) if handover_refusal(node.info.device, receiver.device) is None]
+        return [node for node in self.live(role) if transfer_refusal(node.info.device, receiver.device) is None]
 
     def max_message_bytes(self, receiver: NodeInfo) -> int | None:
         """The largest message that every live node can send that can hand over to this one; None without any."""
@@ -176,9 +176,9 @@ class NodeTable:
 
 def _refusal(info: NodeInfo, other: NodeInfo) -> str | None:
     """Why two nodes cannot serve one cluster, with both values; block sizes and state dtypes are converted."""
-    if info.handover_version != other.handover_version:
+    if info.transfer_version != other.transfer_version:
         return (
-            f"handover_version {info.handover_version} != {other.handover_version} of {other.name}; "
+            f"transfer_version {info.transfer_version} != {other.transfer_version} of {other.name}; "
             "run one release on all nodes"
         )
     difference = info.layout.unconvertible(other.layout)

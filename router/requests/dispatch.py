@@ -13,7 +13,7 @@ from headrace.cache.types import PrefixKey
 from headrace.wire import messages as m
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeBusy, NodeError, NodeLost
-from router.cluster.donors import PromptKeys, choose_donor
+from router.cluster.fetch_sources import PromptKeys, choose_fetch_source
 from router.cluster.nodes import Node, NodeId, NodeTable
 from router.cluster.policy import Policy
 from router.cluster.prefix_index import PrefixIndex
@@ -220,8 +220,8 @@ class Run:
             await self._tell(attempt, ev.PrefillFailed(nonce, None))
             return
         node = attempt.prefill_node = await self._pick(m.Role.PREFILL, receiver)
-        donor = await self._donor(attempt.request, node)
-        work = m.PrefillRequest(attempt.request, reservation, first_token, donor)
+        fetch_source = await self._fetch_source(attempt.request, node)
+        work = m.PrefillRequest(attempt.request, reservation, first_token, fetch_source)
         try:
             async with (
                 self._shared.nodes.in_use(node) as client,
@@ -247,7 +247,7 @@ class Run:
         lost = NodeError(node.info.name, f"what it handed over did not land in {timeout_s:g} s (landing_timeout_s)")
         await self._tell(attempt, ev.PrefillFailed(nonce, lost))
 
-    async def _donor(self, request: m.Request, prefill_node: Node) -> m.Donor | None:
+    async def _fetch_source(self, request: m.Request, prefill_node: Node) -> m.FetchSource | None:
         """A live decode node that may hold more of the prompt than the node that is to compute it."""
         nodes, index = self._shared.nodes, self._shared.index
         keys = await self._keys(request)
@@ -255,14 +255,14 @@ class Run:
             return None
         max_tokens = len(request.tokens) - 1  # one is always computed
         hits = index.match(keys, max_tokens=max_tokens, multiple_of=prefill_node.info.layout.block_size)
-        donors = (node for node in nodes.senders_to(prefill_node.info) if node.reaches(prefill_node.info))
-        holders = [(node.info, hits[node.id]) for node in donors if node.id in hits]
-        return choose_donor(holders, hits.get(prefill_node.id))
+        fetch_sources = (node for node in nodes.senders_to(prefill_node.info) if node.reaches(prefill_node.info))
+        holders = [(node.info, hits[node.id]) for node in fetch_sources if node.id in hits]
+        return choose_fetch_source(holders, hits.get(prefill_node.id))
 
     async def _keys(self, request: m.Request) -> Mapping[int, Sequence[PrefixKey]] | None:
         """The prompt's keys by block size, hashed once; None when no node's cache is known to look for them in."""
         index = self._shared.index
-        if not self._shared.config.learn_from_decode or not len(index):
+        if not self._shared.config.fetch_from_decode or not len(index):
             return None
         return await self._prompt_keys.of(request, index.block_sizes)
 

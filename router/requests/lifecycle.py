@@ -69,7 +69,7 @@ class RequestLife:
     def _begin_attempt(self) -> None:
         self._nonce: int | None = None
         self._first: int | None = None
-        self._handing_over = False
+        self._moving = False
         self._landed = False
         self._early: list[m.Token] = []
         self._early_finish: m.FinishReason | None = None
@@ -114,7 +114,7 @@ class RequestLife:
                 return []
             case m.Reservation():
                 self._enter(Phase.RESERVED, now_s)
-                self._nonce, self._handing_over = event.nonce, True
+                self._nonce, self._moving = event.nonce, True
                 self.report.reserved(event)
                 return [StartPrefill(event, self._first)]
             case m.LocalPrefill(resumed_tokens):
@@ -128,7 +128,7 @@ class RequestLife:
                 return self._on_first_token(token, finish, now_s)
             case m.PrefillDone(report):
                 self.report.prefill_done(report)
-                return [] if self._handing_over else self._finish(self._alone_finish, now_s)
+                return [] if self._moving else self._finish(self._alone_finish, now_s)
             case m.TransferReport():
                 self._require("TransferReport", Phase.PREFILLING, Phase.MOVING)
                 self._landed = True
@@ -139,13 +139,13 @@ class RequestLife:
                 return self._decode(now_s)
             case m.DecodeDone(finish, decode_report):
                 self.report.decode_done(decode_report)
-                if self._handing_over and self._first is None:
+                if self._moving and self._first is None:
                     self._early_finish = finish
                     return []
                 return self._finish(m.FinishReason.STOP if self.stopped else finish, now_s)
             case StopFound():
                 return self._on_stop_found(now_s)
-            case PrefillFailed() | m.HandoverFailed() | DecodeLost():
+            case PrefillFailed() | m.SessionFailed() | DecodeLost():
                 return self._on_failure(event, now_s)
             case GaveUp(cause):
                 return self._fail(cause, now_s)
@@ -154,7 +154,7 @@ class RequestLife:
     def _on_tokens(self, tokens: tuple[m.Token, ...], now_s: float) -> list[Instruction]:
         if self.stopped:
             return []
-        if self._handing_over and self._first is None:
+        if self._moving and self._first is None:
             # The decode node was quicker than the first token's way from the prefill node.
             self._early.extend(tokens)
             return []
@@ -169,7 +169,7 @@ class RequestLife:
         if self.request.sampling.max_tokens == 0:
             return []  # the prompt's own logprobs are wanted, nothing more
         self._first = token.id
-        if not self._handing_over:
+        if not self._moving:
             self._alone_finish = finish or m.FinishReason.LENGTH
             return [self._show((token,))]
         if finish is not None:
@@ -190,12 +190,12 @@ class RequestLife:
             return [SendStop()]  # it publishes what it decoded, and reports
         return self._finish(m.FinishReason.STOP, now_s)
 
-    def _on_failure(self, event: PrefillFailed | m.HandoverFailed | DecodeLost, now_s: float) -> list[Instruction]:
+    def _on_failure(self, event: PrefillFailed | m.SessionFailed | DecodeLost, now_s: float) -> list[Instruction]:
         if isinstance(event, DecodeLost):
             return self._on_decode_lost(event.cause, now_s)
         if event.nonce != self._nonce or self.phase is Phase.DECODING:
             return []  # already repaired, or landed before
-        if isinstance(event, m.HandoverFailed):
+        if isinstance(event, m.SessionFailed):
             cause: NodeError | None = NodeError(self.report.decode_node or "decode node", event.cause)
         else:
             cause = event.cause

@@ -13,8 +13,8 @@ from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Start
 from tests.support.cluster.cluster import SMALL, Process
-from tests.support.engine.driving import GREEDY, request
 from tests.support.cluster.nodes import status_of
+from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import random_prompt
 
 

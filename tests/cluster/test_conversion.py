@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from decode_node.config import LocalPrefillConfig
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster, with_engine
 from tests.support.engine.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 15, 17, 31, 33, 64, 500, 1500)
-ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
+ALWAYS = FetchConfig(min_tokens=1, max_time_ratio=1e9)
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ async def test_answers_are_those_of_one_model(
     model = tiny_checkpoint(family)
     own, theirs = sizes
     settings: dict[str, Any] = {
-        "prefill": {"engine": with_engine(block_size=own), "learn_from_decode": ALWAYS},
+        "prefill": {"engine": with_engine(block_size=own), "fetch_from_decode": ALWAYS},
         "decode": {"engine": with_engine(block_size=theirs), "local_prefill": LocalPrefillConfig(max_tokens=0)},
     }
     prompts = [clear_prompt(model, length, 64) for length in LENGTHS]
@@ -42,5 +42,5 @@ async def test_answers_are_those_of_one_model(
                 clear_prompt(model, 11, 64, seed=len(p), after=[*p, *a.tokens])
                 for p, a in zip(prompts, answers, strict=True)
             ]
-        # The router names decode nodes as donors whatever their block size, by the prompt's keys of that size.
+        # The router names decode nodes as fetch sources whatever their block size, by the prompt's keys of that size.
         assert any(answer.report["prefill"]["fetched_tokens"] for answer in answers)

@@ -12,16 +12,16 @@ import pytest
 
 from decode_node.config import DecodeNodeConfig
 from headrace.wire.client import GrpcNodeClient
-from headrace.wire.messages import Donor, NodeStatus, Request
-from prefill_node.config import LearnFromDecodeConfig, PrefillNodeConfig
+from headrace.wire.messages import FetchSource, NodeStatus, Request
+from prefill_node.config import FetchConfig, PrefillNodeConfig
 from tests.support.cluster.cluster import SMALL, Process, with_engine
-from tests.support.engine.driving import GREEDY, request
 from tests.support.cluster.nodes import decode_alone, first_token, node_client, status_of, total
+from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
 
 pytestmark = pytest.mark.slow
 
-ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=20.0)
+ALWAYS = FetchConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=20.0)
 TURN, NEW = random_prompt(40, seed=21), random_prompt(30, seed=22)
 ANSWER_TOKENS = 200
 KNOWN = 224  # of the 239 tokens that the decode node computes: its newest checkpoint
@@ -37,8 +37,8 @@ class Pair:
     prefill: GrpcNodeClient
     decode: GrpcNodeClient
 
-    def donor(self, num_tokens: int, block_size: int = 16) -> Donor:
-        return Donor("d0", self.d0.ready["address"], num_tokens, block_size, max_message_bytes=4 << 20)
+    def fetch_source(self, num_tokens: int, block_size: int = 16) -> FetchSource:
+        return FetchSource("d0", self.d0.ready["address"], num_tokens, block_size, max_message_bytes=4 << 20)
 
     async def prefill_status(self) -> NodeStatus:
         return await status_of(self.p0.ready["address"])
@@ -64,7 +64,7 @@ async def pair(
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL}
     with ExitStack() as processes:
         p0 = Process.start(
-            "p0", PrefillNodeConfig(**{"name": "p0", "learn_from_decode": ALWAYS} | common | (prefill or {})), folder
+            "p0", PrefillNodeConfig(**{"name": "p0", "fetch_from_decode": ALWAYS} | common | (prefill or {})), folder
         )
         processes.callback(p0.stop)
         d0 = Process.start("d0", DecodeNodeConfig(**{"name": "d0"} | common | (decode or {})), folder)
@@ -89,7 +89,7 @@ def next_turn(answer: list[int]) -> Request:
 async def test_the_answer_is_fetched_and_the_new_turn_computed(model: Path, tmp_path: Path) -> None:
     async with pair(model, tmp_path) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
-        token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
+        token, report = await first_token(nodes.prefill, prompt, nodes.fetch_source(KNOWN))
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (KNOWN, len(prompt.tokens) - KNOWN)
         await nodes.settled()
@@ -105,22 +105,22 @@ async def test_a_checkpoint_that_was_evicted_costs_no_token(model: Path, tmp_pat
         slots = (await status_of(nodes.d0.ready["address"])).slots.total
         for number in range(slots):
             await decode_alone(nodes.decode, request(random_prompt(33, seed=100 + number)))
-        token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
+        token, report = await first_token(nodes.prefill, prompt, nodes.fetch_source(KNOWN))
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
         assert (await nodes.prefill_status()).counters["cause=gone/fetch_failures"] == 1
         await nodes.settled()
 
 
-async def test_a_donor_that_is_dead_costs_no_token(model: Path, tmp_path: Path) -> None:
+async def test_a_source_that_is_dead_costs_no_token(model: Path, tmp_path: Path) -> None:
     async with pair(model, tmp_path) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
         nodes.d0.kill()
         nodes.d0.wait()
-        token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
+        token, report = await first_token(nodes.prefill, prompt, nodes.fetch_source(KNOWN))
         assert token == greedy(model, prompt.tokens, 1)[0]
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(prompt.tokens))
-        assert (await nodes.prefill_status()).counters["cause=donor_lost/fetch_failures"] == 1
+        assert (await nodes.prefill_status()).counters["cause=fetch_source_lost/fetch_failures"] == 1
         await nodes.settled(nodes.p0)
 
 
@@ -143,7 +143,7 @@ async def slow_fetch(
         async with asyncio.timeout(20):
             while (await status_of(nodes.d0.ready["address"])).running < NUM_BUSY:
                 await asyncio.sleep(0.01)
-        asking = asyncio.create_task(first_token(nodes.prefill, prompt, nodes.donor(1984)))
+        asking = asyncio.create_task(first_token(nodes.prefill, prompt, nodes.fetch_source(1984)))
 
         async def stop() -> None:
             for task in busy:
@@ -159,7 +159,7 @@ async def slow_fetch(
             await stop()
 
 
-async def test_a_donor_killed_while_it_sends_costs_no_token(model: Path, tmp_path: Path) -> None:
+async def test_a_source_killed_while_it_sends_costs_no_token(model: Path, tmp_path: Path) -> None:
     async with slow_fetch(model, tmp_path) as (nodes, prompt, asking, _):
         nodes.d0.kill()
         token, report = await asking
@@ -180,13 +180,13 @@ async def test_an_abort_while_it_sends_gives_everything_back_on_both(model: Path
         await nodes.settled()
 
 
-async def test_a_donor_that_says_nothing_is_given_up_at_the_fetchs_deadline(model: Path, tmp_path: Path) -> None:
-    async with pair(model, tmp_path, prefill={"learn_from_decode": replace(ALWAYS, timeout_s=1.0)}) as nodes:
+async def test_a_source_that_says_nothing_is_given_up_at_the_fetchs_deadline(model: Path, tmp_path: Path) -> None:
+    async with pair(model, tmp_path, prefill={"fetch_from_decode": replace(ALWAYS, timeout_s=1.0)}) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
         nodes.d0.kill(signal.SIGSTOP)
         try:
             async with asyncio.timeout(10):
-                token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
+                token, report = await first_token(nodes.prefill, prompt, nodes.fetch_source(KNOWN))
         finally:
             nodes.d0.kill(signal.SIGCONT)
         assert token == greedy(model, prompt.tokens, 1)[0]
@@ -198,16 +198,16 @@ async def test_a_donor_that_says_nothing_is_given_up_at_the_fetchs_deadline(mode
 async def test_blocks_of_another_size_are_fetched_in_ones_own(model: Path, tmp_path: Path) -> None:
     async with pair(model, tmp_path, decode={"engine": with_engine(block_size=32)}) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
-        token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN, block_size=32))
+        token, report = await first_token(nodes.prefill, prompt, nodes.fetch_source(KNOWN, block_size=32))
         assert (token, report.fetched_tokens) == (greedy(model, prompt.tokens, 1)[0], KNOWN)
         await nodes.settled()
 
 
-async def test_a_donor_of_another_model_refuses(model: Path, tmp_path: Path, tiny_checkpoint) -> None:
+async def test_a_source_of_another_model_refuses(model: Path, tmp_path: Path, tiny_checkpoint) -> None:
     other = tiny_checkpoint("granite_moe")
     async with pair(model, tmp_path, decode={"model_path": str(other)}) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
-        token, report = await first_token(nodes.prefill, prompt, nodes.donor(KNOWN))
+        token, report = await first_token(nodes.prefill, prompt, nodes.fetch_source(KNOWN))
         assert (token, report.fetched_tokens) == (greedy(model, prompt.tokens, 1)[0], 0)
         assert (await nodes.prefill_status()).counters["cause=refused/fetch_failures"] == 1
         assert "fingerprint" in nodes.p0.log.read_text()

@@ -1,7 +1,7 @@
 """A prefill node fetches a prefix while its request holds a reservation: nodes die, clients leave, deadlines pass.
 
-The request's target is d0, whose turn it is first; its donor is d0 as well, or d1. What happens, happens in the
-middle of the fetch: the donor is stopped when some messages have arrived.
+The request's target is d0, whose turn it is first; its fetch source is d0 as well, or d1. What happens, happens in the
+middle of the fetch: the fetch source is stopped when some messages have arrived.
 """
 
 import asyncio
@@ -17,37 +17,39 @@ import pytest
 
 from headrace.models.weights import load_config
 from headrace.wire.messages import NodeStatus
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ASK_TIMEOUT_S, Answered, ask
 from tests.support.cluster.cluster import SMALL, Cluster, Process
-from tests.support.engine.driving import GREEDY, request
 from tests.support.cluster.nodes import decode_alone, node_client, status_of, total, until_the_router_knows
+from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
 
 pytestmark = pytest.mark.slow
 
 FETCH_TIMEOUT_S = 60.0  # longer than any test waits: nothing here ends because of it
 PROMPT = random_prompt(2000, seed=24)
-KNOWN = 1984  # what the donor holds of it, with a checkpoint there
+KNOWN = 1984  # what the fetch source holds of it, with a checkpoint there
 ANSWER_TOKENS = 32
-NUM_BUSY = 8  # requests that the donor answers meanwhile: each of the fetch's 125 messages waits for a step of theirs
+NUM_BUSY = (
+    8  # requests that the fetch source answers meanwhile: each of the fetch's 125 messages waits for a step of theirs
+)
 
 
 @dataclass
 class Moving:
-    """A request in the middle of its fetch, and who makes its donor slow."""
+    """A request in the middle of its fetch, and who makes its fetch source slow."""
 
     cluster: Cluster
-    donor: Process
+    fetch_source: Process
     asking: asyncio.Task[Answered]
     busy: list[asyncio.Task[Any]]
 
     def thaw(self) -> None:
-        """The donor goes on, as slow as before."""
-        self.donor.kill(signal.SIGCONT)
+        """The fetch source goes on, as slow as before."""
+        self.fetch_source.kill(signal.SIGCONT)
 
     async def calm(self) -> None:
-        """Nothing makes the donor slow any more."""
+        """Nothing makes the fetch source slow any more."""
         await _end(*self.busy)
 
     async def status(self, name: str) -> NodeStatus:
@@ -82,23 +84,23 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 
 
 @asynccontextmanager
-async def moving(model: Path, folder: Path, donor: str, **changes: Any) -> AsyncIterator[Moving]:
+async def moving(model: Path, folder: Path, fetch_source: str, **changes: Any) -> AsyncIterator[Moving]:
     """`changes` are the cluster's, on top of what makes the fetch slow."""
-    learn = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=FETCH_TIMEOUT_S)
+    learn = FetchConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=FETCH_TIMEOUT_S)
     block_bytes = load_config(model).cache_layout("any", SMALL.model_dtype, SMALL.block_size).block_bytes
     one_block: dict[str, Any] = {"max_message_bytes": block_bytes}
-    decode, prefill = one_block | changes.pop("decode", {}), one_block | {"learn_from_decode": learn}
+    decode, prefill = one_block | changes.pop("decode", {}), one_block | {"fetch_from_decode": learn}
     with Cluster(model, folder, prefill=prefill, decode=decode, **changes) as cluster:
-        process = cluster.processes[donor]
+        process = cluster.processes[fetch_source]
         address = process.ready["address"]
         async with (
-            node_client(donor, address) as to_donor,
+            node_client(fetch_source, address) as to_fetch_source,
             httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client,
         ):
-            await decode_alone(to_donor, request(PROMPT[: KNOWN + 1], replace(GREEDY, max_tokens=1)))
+            await decode_alone(to_fetch_source, request(PROMPT[: KNOWN + 1], replace(GREEDY, max_tokens=1)))
             await until_the_router_knows(cluster)
             long = replace(GREEDY, max_tokens=4000)
-            busy = [asyncio.create_task(decode_alone(to_donor, request([7 + i], long))) for i in range(NUM_BUSY)]
+            busy = [asyncio.create_task(decode_alone(to_fetch_source, request([7 + i], long))) for i in range(NUM_BUSY)]
             async with asyncio.timeout(20):
                 while (await status_of(address)).running < NUM_BUSY:
                     await asyncio.sleep(0.01)
@@ -120,7 +122,7 @@ def model(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path]
     return tiny_checkpoint(request.param)
 
 
-async def test_a_donor_that_is_the_target_too_dies_and_the_request_goes_on_elsewhere(model, tmp_path) -> None:
+async def test_a_source_that_is_the_target_too_dies_and_the_request_goes_on_elsewhere(model, tmp_path) -> None:
     async with moving(model, tmp_path, "d0", num_decode=2) as nodes:
         nodes.cluster.processes["d0"].kill()
         answer = await nodes.answer()
@@ -131,7 +133,7 @@ async def test_a_donor_that_is_the_target_too_dies_and_the_request_goes_on_elsew
         await nodes.given_back("p0", "d1")
 
 
-async def test_a_donor_dies_and_the_target_gets_what_was_computed(model, tmp_path) -> None:
+async def test_a_source_dies_and_the_target_gets_what_was_computed(model, tmp_path) -> None:
     async with moving(model, tmp_path, "d1", num_decode=2) as nodes:
         nodes.cluster.processes["d1"].kill()
         answer = await nodes.answer()
@@ -144,15 +146,15 @@ async def test_a_donor_dies_and_the_target_gets_what_was_computed(model, tmp_pat
         await nodes.given_back("p0", "d0")
 
 
-@pytest.mark.parametrize("donor", ["d0", "d1"])
-async def test_a_client_leaves_and_every_node_gives_back(donor, tiny_checkpoint, tmp_path) -> None:
-    async with moving(tiny_checkpoint("qwen35"), tmp_path, donor, num_decode=2) as nodes:
+@pytest.mark.parametrize("fetch_source", ["d0", "d1"])
+async def test_a_client_leaves_and_every_node_gives_back(fetch_source, tiny_checkpoint, tmp_path) -> None:
+    async with moving(tiny_checkpoint("qwen35"), tmp_path, fetch_source, num_decode=2) as nodes:
         nodes.asking.cancel()
-        await nodes.given_back(*{"p0", "d0", "d1"} - {donor})  # nobody waits for the donor
+        await nodes.given_back(*{"p0", "d0", "d1"} - {fetch_source})  # nobody waits for the fetch source
         nodes.thaw()
-        ended = 2 if donor == "d0" else 1  # its export, and as the target the reservation
+        ended = 2 if fetch_source == "d0" else 1  # its export, and as the target the reservation
         async with asyncio.timeout(20):
-            while await nodes.counter(donor, "transfer_failures") < ended:
+            while await nodes.counter(fetch_source, "transfer_failures") < ended:
                 await asyncio.sleep(0.02)
         await nodes.calm()
         await nodes.given_back("p0", "d0", "d1")
@@ -169,19 +171,19 @@ async def test_a_prefill_node_dies_and_another_fetches_for_the_renewed_reservati
         assert (answer.report["decode"]["node"], answer.report["migrations"]) == ("d0", 0)
         prefill = answer.report["prefill"]
         assert (prefill["node"], prefill["fetched_tokens"]) == ("p1", KNOWN)
-        assert await nodes.counter("d0", "exports") == 1
+        assert await nodes.counter("d0", "fetch_server") == 1
         await nodes.given_back("p1", "d0")
 
 
-async def test_a_reservation_runs_out_while_the_donor_stalls_and_the_renewed_one_is_used(model, tmp_path) -> None:
-    timeout_s = 0.8  # less than keepalive and heartbeats give a silent node: the donor is not taken for dead
+async def test_a_reservation_runs_out_while_the_source_stalls_and_the_renewed_one_is_used(model, tmp_path) -> None:
+    timeout_s = 0.8  # less than keepalive and heartbeats give a silent node: the fetch source is not taken for dead
     changes: dict[str, Any] = {"decode": {"reservation_timeout_s": timeout_s}, "router": {"heartbeat_s": 5.0}}
     async with moving(model, tmp_path, "d1", num_decode=2, **changes) as nodes:
         async with asyncio.timeout(2 * timeout_s):
             while await nodes.counter("d0", "transfer_failures") == 0:
                 await asyncio.sleep(0.02)
         await nodes.calm()
-        nodes.thaw()  # what the donor has still to send for the first fetch comes too late
+        nodes.thaw()  # what the fetch source has still to send for the first fetch comes too late
         answer = await nodes.answer()
         assert answer.tokens == greedy(model, PROMPT, ANSWER_TOKENS)
         assert (answer.report["decode"]["node"], answer.report["migrations"]) == ("d0", 0)

@@ -8,14 +8,14 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.engine.oracle import greedy, random_prompt
 
 Links = dict[tuple[str, str], dict[str, Any]]
 Told = dict[tuple[str, str, str], float]
-NEVER = LearnFromDecodeConfig(enabled=False)
+NEVER = FetchConfig(enabled=False)
 
 
 def until_links(cluster: Cluster, holds: Callable[[Links], bool], timeout_s: float = 30.0) -> Links:
@@ -67,7 +67,7 @@ async def test_nodes_whose_largest_messages_differ_hand_over_in_the_smaller_ones
 
 async def test_sessions_are_told_by_kind_in_metrics(tiny_checkpoint, tmp_path: Path) -> None:
     # Messages of 64 tokens and chunks of 256: only the last chunk's are left when the prompt is computed.
-    sizes: dict[str, Any] = {"decode": {"max_message_bytes": 1 << 14}, "prefill": {"learn_from_decode": NEVER}}
+    sizes: dict[str, Any] = {"decode": {"max_message_bytes": 1 << 14}, "prefill": {"fetch_from_decode": NEVER}}
     with Cluster(tiny_checkpoint("granite"), tmp_path, **sizes) as cluster:
         answers = await ask_all(cluster.url, [random_prompt(length) for length in (700, 800, 900)], at_once=1)
         transfers = [answer.report["transfer"] for answer in answers]

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
-from tests.support.engine.driving import sized
 from tests.support.cluster.nodes import status_of
+from tests.support.engine.driving import sized
 from tests.support.engine.oracle import clear_prompt, greedy
 
 pytestmark = pytest.mark.slow

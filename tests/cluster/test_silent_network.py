@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.transfer.transfer_peer import Peer, two
 from tests.support.cluster.netns import Cut, Namespace, NamespacesUnavailable, routed_namespaces
+from tests.support.transfer.transfer_peer import Peer, two
 from transfer.protocol.plan import TransferPlan
 
 FAR_S = 50.0

@@ -11,29 +11,29 @@ from pathlib import Path
 import pytest
 
 from headrace.wire.client import DecodeCall
-from headrace.wire.errors import HandoverBroken
+from headrace.wire.errors import TransferBroken
 from headrace.wire.messages import (
     DecodeDone,
     DecodeEvent,
-    HandoverFailed,
     PrefillRequest,
     Renew,
     Request,
     Reservation,
+    SessionFailed,
     Start,
     Tokens,
     TransferReport,
 )
 from node_runtime.plans import plan_of
 from tests.support.cluster.cluster import Cluster
-from tests.support.engine.driving import GREEDY, request
 from tests.support.cluster.nodes import CALL_TIMEOUT_S, node_client, status_of
+from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
 from transfer.buffers import Buffer
 from transfer.protocol.authentication import new_secret
-from transfer.protocol.errors import HandoverFailed as TransferFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
@@ -58,22 +58,22 @@ def asked() -> Request:
 
 
 @asynccontextmanager
-async def stranger() -> AsyncIterator[Callable[[Reservation], OutgoingHandover]]:
+async def stranger() -> AsyncIterator[Callable[[Reservation], OutgoingTransfer]]:
     """Sends all messages of a reservation, with a secret of its own and bytes of its own."""
     transport = open_transport(UcxConfig())
-    sender = HandoverSender(transport, Staging(StagingConfig(2, 1 << 20)))
+    sender = TransferSender(transport, Staging(StagingConfig(2, 1 << 20)))
 
     async def pack(message: PlannedMessage, buffer: Buffer) -> None:
         buffer[:] = 0xAA
 
-    def send(reservation: Reservation) -> OutgoingHandover:
+    def send(reservation: Reservation) -> OutgoingTransfer:
         deadline_s = asyncio.get_running_loop().time() + CALL_TIMEOUT_S
-        handover = sender.open(
+        transfer = sender.open(
             plan_of(reservation), reservation.transfer_address, secret=new_secret(), pack=pack, deadline_s=deadline_s
         )
-        handover.tokens_computed(reservation.num_tokens)
-        handover.finish(b"\x01\x00\x00\x00")
-        return handover
+        transfer.tokens_computed(reservation.num_tokens)
+        transfer.finish(b"\x01\x00\x00\x00")
+        return transfer
 
     try:
         yield send
@@ -154,10 +154,10 @@ async def test_a_stranger_during_the_hand_over_changes_no_token(cluster: Cluster
         forged = [forge(reservation) for _ in range(5)]
         await prefill(cluster, asked, reservation)
         answer = await rest_of(events)
-        for handover in forged:
-            handover.cancel()
+        for transfer in forged:
+            transfer.cancel()
             with suppress(TransferFailed):  # or it had been taken before
-                await handover.done()
+                await transfer.done()
     assert answer == greedy(cluster.model, asked.tokens, SAMPLING.max_tokens)[1:]
     await settle(cluster)
 
@@ -169,7 +169,7 @@ async def test_a_reservation_that_only_a_stranger_answers_can_be_renewed(cluster
         assert isinstance(first, Reservation)
         await forge(first).done()
         failed = await anext(events)
-        assert isinstance(failed, HandoverFailed) and failed.cause.startswith("deadline: 0 arrived and 0 landed")
+        assert isinstance(failed, SessionFailed) and failed.cause.startswith("deadline: 0 arrived and 0 landed")
         await call.send(Renew(first.nonce))
         second = await anext(events)
         assert isinstance(second, Reservation)
@@ -185,7 +185,7 @@ async def test_a_prefill_node_refuses_a_reservation_of_an_older_release(cluster:
     async with reserved(cluster, asked) as (_, events):
         reservation = await anext(events)
         assert isinstance(reservation, Reservation)
-        with pytest.raises(HandoverBroken, match=r"secret has 0 bytes, not 32.*run one release on all nodes"):
+        with pytest.raises(TransferBroken, match=r"secret has 0 bytes, not 32.*run one release on all nodes"):
             await prefill(cluster, asked, replace(reservation, secret=b""))
         await prefill(cluster, asked, reservation)  # which the refusal has not touched
         answer = await rest_of(events)

@@ -12,16 +12,16 @@ import pytest
 from decode_node.config import DecodeNodeConfig
 from headrace.wire.errors import NodeLost
 from headrace.wire.tls import Identity, TlsConfig, load_identity
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.certificates import Authority
 from tests.support.cluster.cluster import SMALL, Cluster, Process
-from tests.support.engine.driving import request
 from tests.support.cluster.nodes import decode_alone, node_client, until_the_router_knows
+from tests.support.engine.driving import request
 from tests.support.engine.oracle import greedy, random_prompt
 
 HOST = "127.0.0.1"
-LEARN = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
+LEARN = FetchConfig(min_tokens=1, max_time_ratio=1e9)
 ANSWER_TOKENS = 40
 
 
@@ -42,7 +42,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     settings: dict[str, Any] = {
         "router": {"tls": authority.issue("router")},
-        "prefill": {"tls": authority.issue("p0"), "learn_from_decode": LEARN},
+        "prefill": {"tls": authority.issue("p0"), "fetch_from_decode": LEARN},
         "decode": {"tls": authority.issue("d0")},
     }
     with Cluster(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("tls"), **settings) as running:

@@ -21,7 +21,7 @@ from tests.support.cluster.cluster import SMALL, Process
 from tests.support.engine.oracle import greedy, oracle, random_prompt
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
-from transfer.receiver import HandoverReceiver
+from transfer.receiver import TransferReceiver
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
@@ -50,8 +50,8 @@ async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) 
             deadline_s=60.0,
             secret=new_secret(),
         )
-        receiver = HandoverReceiver(transport, Staging(StagingConfig(2, 1 << 20)))
-        handover = receiver.expect(
+        receiver = TransferReceiver(transport, Staging(StagingConfig(2, 1 << 20)))
+        transfer = receiver.expect(
             plan_of(reservation),
             secret=reservation.secret,
             land=land,
@@ -62,7 +62,7 @@ async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) 
         async with client.prefill(PrefillRequest(request, reservation), timeout_s=60) as call:
             async for _ in call:
                 pass
-        landed = await handover.landed()
+        landed = await transfer.landed()
     finally:
         await client.close()
         await transport.close()

@@ -15,7 +15,7 @@ from tests.support.transfer.transfer_peer import Peer, two
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
 from transfer.protocol.envelope import Tag
-from transfer.protocol.errors import PeerLost, PeerUnreachable
+from transfer.protocol.errors import ConnectionLost, PeerUnreachable
 from transfer.protocol.plan import TransferPlan
 from transfer.ucx import open_transport
 from transfer.ucx.lifeline import ID_BYTES, reach
@@ -110,7 +110,7 @@ async def test_a_payload_for_a_connection_that_is_not_there_is_refused_at_once()
         connection = await peer.connect(node.address, soon())
         sent = connection.send(Tag(NONCE, 0, True), np.zeros(100_000, np.uint8), soon())
         await until(lambda: len(inbox.arrived) == 1)
-        with pytest.raises(PeerLost, match="not, or no longer, known"):
+        with pytest.raises(ConnectionLost, match="not, or no longer, known"):
             await inbox.arrived[0].receive(np.zeros(100_000, np.uint8), soon(), connection.id ^ 1)
         await sent  # it was dropped
         assert node.stats.dropped_parts == 1

@@ -11,7 +11,7 @@ UNDISTURBED = frozenset(
         "tests/cluster/test_fault_campaign.py",  # sessions of 1.5 s under the load of four clients
         "tests/cluster/test_faults.py",  # a kill must fall into the middle of a prefill
         "tests/cluster/test_silent_network.py",  # time until a silent peer is given up
-        "tests/cluster/test_ucx_handover.py",  # deadlines of 1 to 2 s over gigabytes
+        "tests/cluster/test_ucx_transfer.py",  # deadlines of 1 to 2 s over gigabytes
         "tests/cluster/test_ucx_strangers.py",  # a stalled session's deadline, while a neighbour's goes on
         "tests/unit/cache/test_hashing.py",  # tokens a second
         "tests/unit/router/test_http.py",  # how long the router answers nobody

@@ -16,7 +16,7 @@ from enum import StrEnum
 from blake3 import blake3
 
 from transfer.protocol.envelope import CLAIM_BYTES, ENVELOPE_BYTES, PROOF_BYTES, Envelope
-from transfer.protocol.errors import MalformedEnvelope, NoSecret, Refused
+from transfer.protocol.errors import MalformedEnvelope, NoSecret, Unauthenticated
 
 SECRET_BYTES = 32
 
@@ -52,7 +52,7 @@ def proven(claim: bytes, secret: bytes) -> bytes:
 
 
 class Gate:
-    """The receiving end of one session: raises Refused for what the secret's holder did not send.
+    """The receiving end of one session: raises Unauthenticated for what the secret's holder did not send.
 
     A payload shows no proof of its own. It is let through once behind the proven envelope that announces it, and must
     then fit the digest there.
@@ -65,7 +65,7 @@ class Gate:
     def admit_size(self, num_bytes: int) -> None:
         """Before any byte of an envelope is received."""
         if num_bytes != ENVELOPE_BYTES:
-            raise Refused(
+            raise Unauthenticated(
                 Refusal.NO_PROOF,
                 f"an envelope of {num_bytes} bytes, not {ENVELOPE_BYTES}: run one release on all nodes",
             )
@@ -75,14 +75,16 @@ class Gate:
         self.admit_size(len(data))
         claim = data[:CLAIM_BYTES]
         if not hmac.compare_digest(_proof(self._secret, claim), data[CLAIM_BYTES:]):
-            raise Refused(Refusal.WRONG_PROOF, "an envelope from somebody who does not know this session's secret")
+            raise Unauthenticated(
+                Refusal.WRONG_PROOF, "an envelope from somebody who does not know this session's secret"
+            )
         envelope = Envelope.decode(claim)
         self._awaited = envelope.index
         return envelope
 
     def admit_payload(self, index: int) -> None:
         if index != self._awaited:
-            raise Refused(Refusal.NO_ENVELOPE, f"payload {index}, which no proven envelope announced")
+            raise Unauthenticated(Refusal.NO_ENVELOPE, f"payload {index}, which no proven envelope announced")
         self._awaited = None
 
 

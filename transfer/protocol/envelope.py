@@ -16,7 +16,7 @@ from transfer.protocol.errors import LayoutMismatch, MalformedEnvelope
 from transfer.protocol.plan import MAX_MESSAGES, NONCE_BITS, PlannedMessage
 
 MAGIC = b"HRHO"
-VERSION = 4
+VERSION = 5
 MAX_NOTE_BYTES = 64
 
 _FIELDS = struct.Struct(f"<4sBB2xQQIII4xQQ{MAX_NOTE_BYTES}s")

@@ -21,11 +21,11 @@ class PeerUnreachable(TransferError):
     """No connection to the peer could be made: a bad address, or nobody listens there."""
 
 
-class PeerLost(TransferError):
+class ConnectionLost(TransferError):
     """The peer died or its connection broke; whatever was in flight with it is gone."""
 
 
-class DeadlinePassed(TransferError):
+class TransferTimeout(TransferError):
     """An operation did not complete by its deadline."""
 
 
@@ -41,7 +41,7 @@ class NoSecret(TransferError):
     """A reservation came without the secret that its sender must prove; nothing was sent."""
 
 
-class Refused(TransferError):
+class Unauthenticated(TransferError):
     """A part came from nobody who proved to take part in its session; the session goes on without it.
 
     cause   one short word for metrics: see `transfer.protocol.authentication.Refusal`
@@ -52,7 +52,7 @@ class Refused(TransferError):
         self.cause = cause
 
 
-class HandoverFailed(TransferError):
+class TransferFailed(TransferError):
     """A session failed on this side. Nothing of it lands, or is sent, from here on.
 
     cause   one short word for metrics: see `transfer.protocol.events.Cause`

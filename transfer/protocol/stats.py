@@ -7,7 +7,7 @@ from transfer.protocol.plan import PlannedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverStats:
+class TransferStats:
     """One completed session, as one side saw it.
 
     seconds            sender: from `open` to the last byte taken over by the transport, which includes the prefill
@@ -29,8 +29,8 @@ class HandoverStats:
 
 
 @dataclass(slots=True)
-class HandoverTotals:
-    """Completed sessions in one direction: sums of their `HandoverStats`."""
+class TransferTotals:
+    """Completed sessions in one direction: sums of their `TransferStats`."""
 
     sessions: int = 0
     attention_bytes: int = 0
@@ -39,7 +39,7 @@ class HandoverTotals:
     state_seconds: float = 0.0
     hidden_seconds: float = 0.0
 
-    def add(self, stats: HandoverStats) -> None:
+    def add(self, stats: TransferStats) -> None:
         self.sessions += 1
         self.attention_bytes += stats.attention_bytes
         self.state_bytes += stats.state_bytes
@@ -72,8 +72,8 @@ class TransportStats:
     connections_opened: int = 0
     connections_lost: int = 0
     forced_closes: int = 0
-    sent: HandoverTotals = field(default_factory=HandoverTotals)
-    received: HandoverTotals = field(default_factory=HandoverTotals)
+    sent: TransferTotals = field(default_factory=TransferTotals)
+    received: TransferTotals = field(default_factory=TransferTotals)
     failures: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
 

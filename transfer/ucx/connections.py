@@ -8,7 +8,7 @@ import ucxx._lib.libucxx as ucx
 
 from transfer.buffers import Buffer
 from transfer.protocol.envelope import Tag
-from transfer.protocol.errors import PeerLost
+from transfer.protocol.errors import ConnectionLost
 from transfer.protocol.stats import TransportStats
 from transfer.ucx.lanes import endpoint_lanes
 from transfer.ucx.lifeline import Lifeline
@@ -109,7 +109,7 @@ class UcxConnection(Link):
     def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
         if self.lost is not None:
             failed: asyncio.Future[None] = self._loop.create_future()
-            failed.set_exception(PeerLost(self.lost))
+            failed.set_exception(ConnectionLost(self.lost))
             return failed
         self._stats.sent_parts += 1
         self._stats.sent_bytes += part.nbytes

@@ -18,7 +18,7 @@ import ucxx._lib.libucxx as ucx
 from ucxx._lib.arr import Array
 
 from transfer.buffers import Buffer
-from transfer.protocol.errors import DeadlinePassed, PeerLost, Truncated
+from transfer.protocol.errors import ConnectionLost, TransferTimeout, Truncated
 
 DRAIN_STEPS = 64
 TICK_S = 1.0
@@ -32,7 +32,7 @@ class Operation:
     nonce       of the session that it is part of, None: of none. See `ProgressLoop.hasten`
     expire      called at the deadline; must make the request complete, by closing the connection it waits for. None:
                 nobody knows which; the owner is told, and UCX keeps the buffer for as long as it likes
-    done        its owner's future; fails with `PeerLost`, `DeadlinePassed` or `Truncated`
+    done        its owner's future; fails with `ConnectionLost`, `TransferTimeout` or `Truncated`
     """
 
     request: Any
@@ -54,7 +54,7 @@ class Operation:
 
     def give_up(self) -> None:
         if not self.done.done():
-            self.done.set_exception(DeadlinePassed(f"{len(self.buffer)} bytes did not move by their deadline"))
+            self.done.set_exception(TransferTimeout(f"{len(self.buffer)} bytes did not move by their deadline"))
 
     def _error(self) -> Exception | None:
         try:
@@ -63,8 +63,8 @@ class Operation:
             return Truncated(f"the message is longer than its buffer of {len(self.buffer)} bytes: {error}")
         except ucx.UCXError as error:
             if self.expired:
-                return DeadlinePassed(f"{len(self.buffer)} bytes did not move by their deadline: {error}")
-            return PeerLost(f"{error} ({type(error).__name__})")
+                return TransferTimeout(f"{len(self.buffer)} bytes did not move by their deadline: {error}")
+            return ConnectionLost(f"{error} ({type(error).__name__})")
         return None
 
 

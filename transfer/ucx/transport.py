@@ -25,7 +25,7 @@ import ucxx._lib.libucxx as ucx
 from transfer.backend import Inbox
 from transfer.buffers import Buffer
 from transfer.protocol.envelope import Tag
-from transfer.protocol.errors import DeadlinePassed, PeerLost, PeerUnreachable, TransportUnavailable
+from transfer.protocol.errors import ConnectionLost, PeerUnreachable, TransferTimeout, TransportUnavailable
 from transfer.protocol.routing import Routes
 from transfer.protocol.stats import TransportStats
 from transfer.ucx.connections import Link, UcxConnection, Watcher
@@ -60,7 +60,7 @@ class UcxArrival:
             return self._taken(buffer, deadline_s, lambda: link.lose(reason, forced=True))
         self.drop()
         refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        refused.set_exception(PeerLost(unknown(connection_id)))
+        refused.set_exception(ConnectionLost(unknown(connection_id)))
         return refused
 
     def drop(self) -> None:
@@ -137,7 +137,7 @@ class UcxTransport:
             async with asyncio.timeout_at(deadline_s):
                 return await asyncio.shield(self._connecting[peer])
         except TimeoutError:
-            raise DeadlinePassed(f"{peer} did not answer a connection request in time") from None
+            raise TransferTimeout(f"{peer} did not answer a connection request in time") from None
 
     async def _connect(self, peer: str) -> UcxConnection:
         """Done once the peer has our hello, so the path works in this direction."""
@@ -156,7 +156,7 @@ class UcxTransport:
         hello = np.frombuffer(connection_id.to_bytes(ID_BYTES), np.uint8)
         try:
             await self._greet(connection, connection.endpoint.stream_send, hello)
-        except (PeerLost, DeadlinePassed) as error:
+        except (ConnectionLost, TransferTimeout) as error:
             connection.lose("it was never made")
             raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {error}") from error
         if connection.lost is not None:  # behind the hello, before this task's turn

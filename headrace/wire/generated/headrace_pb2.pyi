@@ -404,7 +404,7 @@ class PrefillRequest(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     RESERVATION_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
-    DONOR_FIELD_NUMBER: _builtins.int
+    FETCH_SOURCE_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
     """a retry: the token that the client has already seen"""
     @_builtins.property
@@ -414,7 +414,7 @@ class PrefillRequest(_message.Message):
         """unset: nothing to hand over (one token wanted, or scoring)"""
 
     @_builtins.property
-    def donor(self) -> Global___Donor:
+    def fetch_source(self) -> Global___FetchSource:
         """unset: no decode node is known to hold more than this node may"""
 
     def __init__(
@@ -423,20 +423,20 @@ class PrefillRequest(_message.Message):
         request: Global___Request | None = ...,
         reservation: Global___Reservation | None = ...,
         first_token: _builtins.int | None = ...,
-        donor: Global___Donor | None = ...,
+        fetch_source: Global___FetchSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_donor", b"_donor", "_first_token", b"_first_token", "_reservation", b"_reservation", "donor", b"donor", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fetch_source", b"_fetch_source", "_first_token", b"_first_token", "_reservation", b"_reservation", "fetch_source", b"fetch_source", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_donor", b"_donor", "_first_token", b"_first_token", "_reservation", b"_reservation", "donor", b"donor", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fetch_source", b"_fetch_source", "_first_token", b"_first_token", "_reservation", b"_reservation", "fetch_source", b"fetch_source", "first_token", b"first_token", "request", b"request", "reservation", b"reservation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__donor: _TypeAlias = _typing.Literal["donor"]  # noqa: Y015
-    _WhichOneofArgType__donor: _TypeAlias = _typing.Literal["_donor", b"_donor"]  # noqa: Y015
+    _WhichOneofReturnType__fetch_source: _TypeAlias = _typing.Literal["fetch_source"]  # noqa: Y015
+    _WhichOneofArgType__fetch_source: _TypeAlias = _typing.Literal["_fetch_source", b"_fetch_source"]  # noqa: Y015
     _WhichOneofReturnType__first_token: _TypeAlias = _typing.Literal["first_token"]  # noqa: Y015
     _WhichOneofArgType__first_token: _TypeAlias = _typing.Literal["_first_token", b"_first_token"]  # noqa: Y015
     _WhichOneofReturnType__reservation: _TypeAlias = _typing.Literal["reservation"]  # noqa: Y015
     _WhichOneofArgType__reservation: _TypeAlias = _typing.Literal["_reservation", b"_reservation"]  # noqa: Y015
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__donor) -> _WhichOneofReturnType__donor | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fetch_source) -> _WhichOneofReturnType__fetch_source | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token) -> _WhichOneofReturnType__first_token | None: ...
     @_typing.overload
@@ -445,7 +445,7 @@ class PrefillRequest(_message.Message):
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
 @_typing.final
-class Donor(_message.Message):
+class FetchSource(_message.Message):
     """A decode node that held the prompt's first num_tokens tokens when last heard of: their blocks, and a
     checkpoint there. A hint: it may be gone by now.
     """
@@ -481,7 +481,7 @@ class Donor(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Donor: _TypeAlias = Donor  # noqa: Y015
+Global___FetchSource: _TypeAlias = FetchSource  # noqa: Y015
 
 @_typing.final
 class PrefillReport(_message.Message):
@@ -731,7 +731,7 @@ class DecodeEvent(_message.Message):
 
     RESERVED_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
-    HANDOVER_FAILED_FIELD_NUMBER: _builtins.int
+    SESSION_FAILED_FIELD_NUMBER: _builtins.int
     LANDED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
@@ -741,7 +741,7 @@ class DecodeEvent(_message.Message):
     @_builtins.property
     def local(self) -> Global___LocalPrefill: ...
     @_builtins.property
-    def handover_failed(self) -> Global___HandoverFailed: ...
+    def session_failed(self) -> Global___SessionFailed: ...
     @_builtins.property
     def landed(self) -> Global___TransferReport: ...
     @_builtins.property
@@ -755,17 +755,17 @@ class DecodeEvent(_message.Message):
         *,
         reserved: Global___Reservation | None = ...,
         local: Global___LocalPrefill | None = ...,
-        handover_failed: Global___HandoverFailed | None = ...,
+        session_failed: Global___SessionFailed | None = ...,
         landed: Global___TransferReport | None = ...,
         tokens: Global___Tokens | None = ...,
         done: Global___DecodeDone | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "handover_failed", b"handover_failed", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "handover_failed", b"handover_failed", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["reserved", "local", "handover_failed", "landed", "tokens", "done", "prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["reserved", "local", "session_failed", "landed", "tokens", "done", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -791,7 +791,7 @@ class LocalPrefill(_message.Message):
 Global___LocalPrefill: _TypeAlias = LocalPrefill  # noqa: Y015
 
 @_typing.final
-class HandoverFailed(_message.Message):
+class SessionFailed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NONCE_FIELD_NUMBER: _builtins.int
@@ -810,7 +810,7 @@ class HandoverFailed(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___HandoverFailed: _TypeAlias = HandoverFailed  # noqa: Y015
+Global___SessionFailed: _TypeAlias = SessionFailed  # noqa: Y015
 
 @_typing.final
 class Tokens(_message.Message):
@@ -896,7 +896,7 @@ class DecodeDone(_message.Message):
 Global___DecodeDone: _TypeAlias = DecodeDone  # noqa: Y015
 
 @_typing.final
-class ExportRequest(_message.Message):
+class FetchRequest(_message.Message):
     """A prefill node wants what a decode node holds of a prefix: blocks beyond its own hit, and the checkpoint."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -919,10 +919,10 @@ class ExportRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ExportRequest: _TypeAlias = ExportRequest  # noqa: Y015
+Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
 
 @_typing.final
-class ExportReply(_message.Message):
+class FetchReply(_message.Message):
     """Everything was sent; that it landed is the receiver's to know."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -930,7 +930,7 @@ class ExportReply(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def layout(self) -> Global___Layout:
-        """the donor's"""
+        """the fetch source's"""
 
     def __init__(
         self,
@@ -943,7 +943,7 @@ class ExportReply(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ExportReply: _TypeAlias = ExportReply  # noqa: Y015
+Global___FetchReply: _TypeAlias = FetchReply  # noqa: Y015
 
 @_typing.final
 class NodeInfo(_message.Message):
@@ -961,7 +961,7 @@ class NodeInfo(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
-    HANDOVER_VERSION_FIELD_NUMBER: _builtins.int
+    TRANSFER_VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     incarnation: _builtins.int
@@ -977,7 +977,7 @@ class NodeInfo(_message.Message):
     """cpu or cuda: where its cache lies"""
     max_message_bytes: _builtins.int
     """the largest message that its staging holds"""
-    handover_version: _builtins.int
+    transfer_version: _builtins.int
     """of what nodes send each other; 0: a release before sessions had secrets"""
     @_builtins.property
     def layout(self) -> Global___Layout: ...
@@ -996,11 +996,11 @@ class NodeInfo(_message.Message):
         pid: _builtins.int = ...,
         device: _builtins.str = ...,
         max_message_bytes: _builtins.int = ...,
-        handover_version: _builtins.int = ...,
+        transfer_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "handover_version", b"handover_version", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "transfer_address", b"transfer_address", "transfer_version", b"transfer_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,10 +114,10 @@ class DecodeStub:
                 request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeCommand.SerializeToString,
                 response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeEvent.FromString,
                 _registered_method=True)
-        self.Export = channel.unary_unary(
-                '/headrace.v1.Decode/Export',
-                request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.ExportRequest.SerializeToString,
-                response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.ExportReply.FromString,
+        self.Fetch = channel.unary_unary(
+                '/headrace.v1.Decode/Fetch',
+                request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.SerializeToString,
+                response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.FromString,
                 _registered_method=True)
 
 
@@ -131,7 +131,7 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Export(self, request, context):
+    def Fetch(self, request, context):
         """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
         NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
         """
@@ -147,10 +147,10 @@ def add_DecodeServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeCommand.FromString,
                     response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeEvent.SerializeToString,
             ),
-            'Export': grpc.unary_unary_rpc_method_handler(
-                    servicer.Export,
-                    request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.ExportRequest.FromString,
-                    response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.ExportReply.SerializeToString,
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.FromString,
+                    response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -191,7 +191,7 @@ class Decode:
             _registered_method=True)
 
     @staticmethod
-    def Export(request,
+    def Fetch(request,
             target,
             options=(),
             channel_credentials=None,
@@ -204,9 +204,9 @@ class Decode:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/headrace.v1.Decode/Export',
-            headrace_dot_wire_dot_generated_dot_headrace__pb2.ExportRequest.SerializeToString,
-            headrace_dot_wire_dot_generated_dot_headrace__pb2.ExportReply.FromString,
+            '/headrace.v1.Decode/Fetch',
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.SerializeToString,
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.FromString,
             options,
             channel_credentials,
             insecure,

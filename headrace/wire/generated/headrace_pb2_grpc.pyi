@@ -69,7 +69,7 @@ class DecodeStub:
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Run: _grpc.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]
     """One request's life on the decode node. Ending the call early aborts it and gives everything back."""
-    Export: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.ExportRequest, _headrace_pb2.ExportReply]
+    Fetch: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.FetchRequest, _headrace_pb2.FetchReply]
     """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
     NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
     """
@@ -79,7 +79,7 @@ class DecodeAsyncStub(DecodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]  # type: ignore[assignment]
     """One request's life on the decode node. Ending the call early aborts it and gives everything back."""
-    Export: _aio.UnaryUnaryMultiCallable[_headrace_pb2.ExportRequest, _headrace_pb2.ExportReply]  # type: ignore[assignment]
+    Fetch: _aio.UnaryUnaryMultiCallable[_headrace_pb2.FetchRequest, _headrace_pb2.FetchReply]  # type: ignore[assignment]
     """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
     NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
     """
@@ -94,11 +94,11 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         """One request's life on the decode node. Ending the call early aborts it and gives everything back."""
 
     @_abc_1.abstractmethod
-    def Export(
+    def Fetch(
         self,
-        request: _headrace_pb2.ExportRequest,
+        request: _headrace_pb2.FetchRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_headrace_pb2.ExportReply, _abc.Awaitable[_headrace_pb2.ExportReply]]:
+    ) -> _typing.Union[_headrace_pb2.FetchReply, _abc.Awaitable[_headrace_pb2.FetchReply]]:
         """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
         NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
         """

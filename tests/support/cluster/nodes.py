@@ -13,7 +13,7 @@ from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import (
     DecodeDone,
-    Donor,
+    FetchSource,
     FirstToken,
     NodeStatus,
     PrefillDone,
@@ -55,9 +55,11 @@ async def decode_alone(client: GrpcNodeClient, request: Request) -> list[int]:
     return tokens
 
 
-async def first_token(client: GrpcNodeClient, request: Request, donor: Donor | None) -> tuple[int, PrefillReport]:
+async def first_token(
+    client: GrpcNodeClient, request: Request, fetch_source: FetchSource | None
+) -> tuple[int, PrefillReport]:
     """The prefill node's; it hands over to nobody."""
-    work = PrefillRequest(request, donor=donor)
+    work = PrefillRequest(request, fetch_source=fetch_source)
     async with client.prefill(work, timeout_s=CALL_TIMEOUT_S) as call:
         first, done = [event async for event in call]
     assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)

@@ -18,10 +18,10 @@ import torch
 from node_runtime.packing import staging_memory
 from tests.support.transfer.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
-from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender
+from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import TransferSender
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
@@ -163,9 +163,9 @@ class Side:
 
 async def decode(device: str, num_sessions: int, num_samples: int, pipe: Connection) -> None:
     side = Side(device, num_sessions, num_samples)
-    receiver = HandoverReceiver(side.transport, side.staging)
+    receiver = TransferReceiver(side.transport, side.staging)
 
-    def expect(nonce: int) -> IncomingHandover:
+    def expect(nonce: int) -> IncomingTransfer:
         plan = plan_of(nonce)
 
         async def land(message: PlannedMessage, buffer: Buffer) -> None:
@@ -178,13 +178,13 @@ async def decode(device: str, num_sessions: int, num_samples: int, pipe: Connect
     pipe.send(side.transport.address)
     for nonces in batches(num_sessions):
         incoming = [expect(nonce) for nonce in nonces]
-        for handover in incoming:
-            if is_cancelled(handover.plan.nonce):
-                handover.cancel()
+        for transfer in incoming:
+            if is_cancelled(transfer.plan.nonce):
+                transfer.cancel()
         pipe.send("expecting")
-        outcomes = await asyncio.gather(*(handover.landed() for handover in incoming), return_exceptions=True)
+        outcomes = await asyncio.gather(*(transfer.landed() for transfer in incoming), return_exceptions=True)
         for nonce, outcome in zip(nonces, outcomes, strict=True):
-            if isinstance(outcome, HandoverFailed) != is_cancelled(nonce) or isinstance(outcome, AssertionError):
+            if isinstance(outcome, TransferFailed) != is_cancelled(nonce) or isinstance(outcome, AssertionError):
                 raise AssertionError(f"session {nonce}: {outcome}")
         await side.batch_ended(nonces[-1], dropped_parts=PARTS * (nonces[-1] // CANCELLED_ONE_IN))
     pipe.send(side.samples)
@@ -194,7 +194,7 @@ async def decode(device: str, num_sessions: int, num_samples: int, pipe: Connect
 
 async def prefill(device: str, num_sessions: int, num_samples: int, pipe: Connection) -> list[Sample]:
     side = Side(device, num_sessions, num_samples)
-    sender = HandoverSender(side.transport, side.staging)
+    sender = TransferSender(side.transport, side.staging)
     peer = await asyncio.to_thread(pipe.recv)
 
     async def send(nonce: int) -> None:
@@ -204,10 +204,10 @@ async def prefill(device: str, num_sessions: int, num_samples: int, pipe: Connec
             as_tensor(buffer).copy_(as_tensor(contents(message, nonce)))  # done when it returns: it is pageable
 
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
-        handover = sender.open(plan, peer, secret=secret_of(nonce), pack=pack, deadline_s=deadline_s)
-        handover.tokens_computed(plan.num_tokens)
-        handover.finish(b"note")
-        await handover.done()
+        transfer = sender.open(plan, peer, secret=secret_of(nonce), pack=pack, deadline_s=deadline_s)
+        transfer.tokens_computed(plan.num_tokens)
+        transfer.finish(b"note")
+        await transfer.done()
 
     for nonces in batches(num_sessions):
         await asyncio.to_thread(pipe.recv)

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from decode_node.config import DecodeNodeConfig
-from decode_node.exports import Exports
+from decode_node.fetch_server import FetchServer
 from decode_node.role import Decode
 from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
 from headrace.engine.loop import EngineLoop
-from headrace.wire.errors import CheckpointGone, HandoverBroken, RequestRefused
+from headrace.wire.errors import CheckpointGone, RequestRefused, TransferBroken
 from headrace.wire.messages import (
     DecodeDone,
     DecodeReport,
-    Donor,
-    ExportReply,
-    ExportRequest,
+    FetchReply,
+    FetchRequest,
+    FetchSource,
     FirstToken,
     PrefillDone,
     PrefillReport,
@@ -37,39 +37,39 @@ from headrace.wire.messages import (
 from node_runtime.config import NodeConfig
 from node_runtime.errors import CheckpointGone as GoneHere
 from node_runtime.runtime import Chassis
-from prefill_node.config import LearnFromDecodeConfig, PrefillNodeConfig
+from prefill_node.config import FetchConfig, PrefillNodeConfig
 from prefill_node.role import Prefill
 from tests.support.engine.driving import SMALL
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.backend import Transport
-from transfer.protocol.errors import HandoverFailed, LayoutMismatch
+from transfer.protocol.errors import LayoutMismatch, TransferFailed
 from transfer.staging import Staging, StagingConfig
 
 TIMEOUT_S = 60.0
-ALWAYS = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
-DONOR = "d0"
+ALWAYS = FetchConfig(min_tokens=1, max_time_ratio=1e9)
+FETCH_SOURCE = "d0"
 
 
-class LocalDonor:
+class LocalFetchSource:
     """A line to `exports`, with the errors that gRPC would bring. `before` runs ahead of each call."""
 
-    def __init__(self, exports: Exports) -> None:
-        self.exports = exports
+    def __init__(self, fetch_server: FetchServer) -> None:
+        self.fetch_server = fetch_server
         self.before: Callable[[], None] = lambda: None
-        self.reply: Callable[[ExportReply], ExportReply] = lambda reply: reply
-        self.requests: list[ExportRequest] = []
+        self.reply: Callable[[FetchReply], FetchReply] = lambda reply: reply
+        self.requests: list[FetchRequest] = []
 
-    async def export(self, request: ExportRequest, *, timeout_s: float) -> ExportReply:
+    async def fetch(self, request: FetchRequest, *, timeout_s: float) -> FetchReply:
         self.requests.append(request)
         self.before()
         try:
-            return self.reply(await self.exports.run(request, timeout_s))
+            return self.reply(await self.fetch_server.run(request, timeout_s))
         except GoneHere as error:
-            raise CheckpointGone(DONOR, str(error)) from error
+            raise CheckpointGone(FETCH_SOURCE, str(error)) from error
         except LayoutMismatch as error:
-            raise RequestRefused(DONOR, str(error)) from error
-        except HandoverFailed as error:
-            raise HandoverBroken(DONOR, str(error)) from error
+            raise RequestRefused(FETCH_SOURCE, str(error)) from error
+        except TransferFailed as error:
+            raise TransferBroken(FETCH_SOURCE, str(error)) from error
 
     async def close(self, grace_s: float | None = None) -> None:
         """Nothing is open."""
@@ -92,7 +92,7 @@ class Linked:
     prefill_chassis: Chassis
     decode: Decode
     decode_chassis: Chassis
-    donor: LocalDonor
+    fetch_source: LocalFetchSource
 
     async def generate(self, request: Request) -> list[int]:
         """By the decode node alone, which computes the prompt itself."""
@@ -102,15 +102,17 @@ class Linked:
                 tokens += [token.id for token in event.tokens]
         return tokens
 
-    async def answer(self, request: Request, donor_tokens: int | None = None) -> Answer:
+    async def answer(self, request: Request, fetch_source_tokens: int | None = None) -> Answer:
         """By both, as a router has them work together; the prompt is computed by the prefill node."""
         answer = Answer()
-        donor = None if donor_tokens is None else self.known(donor_tokens)
+        fetch_source = None if fetch_source_tokens is None else self.known(fetch_source_tokens)
         async for event in self.decode.run(Start(request), _none(), TIMEOUT_S):
             match event:
                 case Reservation():
                     answer.reserved = event
-                    prefilling = asyncio.create_task(self._prefill(PrefillRequest(request, event, donor=donor), answer))
+                    prefilling = asyncio.create_task(
+                        self._prefill(PrefillRequest(request, event, fetch_source=fetch_source), answer)
+                    )
                 case Tokens(tokens):
                     await prefilling  # its first token goes before
                     answer.tokens += [token.id for token in tokens]
@@ -128,18 +130,20 @@ class Linked:
                 case PrefillDone(report):
                     answer.prefill = report
 
-    async def first_token(self, request: Request, donor_tokens: int | None) -> tuple[int, PrefillReport]:
-        """By the prefill node, which hands over to nobody; None: it knows of no donor."""
-        donor = None if donor_tokens is None else self.known(donor_tokens)
-        events = [e async for e in self.prefill.run(PrefillRequest(request, donor=donor), TIMEOUT_S)]
+    async def first_token(self, request: Request, fetch_source_tokens: int | None) -> tuple[int, PrefillReport]:
+        """By the prefill node, which hands over to nobody; None: it knows of no fetch source."""
+        fetch_source = None if fetch_source_tokens is None else self.known(fetch_source_tokens)
+        events = [e async for e in self.prefill.run(PrefillRequest(request, fetch_source=fetch_source), TIMEOUT_S)]
         first, done = events
         assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
         return first.token.id, done.report
 
-    def known(self, num_tokens: int) -> Donor:
+    def known(self, num_tokens: int) -> FetchSource:
         """The decode node, as the router names it to the prefill node."""
         chassis = self.decode_chassis
-        return Donor(DONOR, "nowhere", num_tokens, chassis.built.layout.block_size, chassis.staging.buffer_bytes)
+        return FetchSource(
+            FETCH_SOURCE, "nowhere", num_tokens, chassis.built.layout.block_size, chassis.staging.buffer_bytes
+        )
 
     async def settled(self) -> None:
         """Until both nodes have given everything back; their pools hold together."""
@@ -154,7 +158,7 @@ class Linked:
 async def linked(
     model: Path,
     *,
-    learn: LearnFromDecodeConfig = ALWAYS,
+    learn: FetchConfig = ALWAYS,
     distort: Callable[[Transport], Transport] = lambda transport: transport,
     max_message_bytes: int = 1 << 20,
     prefill: dict[str, Any] | None = None,
@@ -163,14 +167,14 @@ async def linked(
     """`distort` wraps the prefill node's transport; `prefill` and `decode` change their configs."""
     network = InProcessNetwork()
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL, "max_message_bytes": max_message_bytes}
-    prefill_config = PrefillNodeConfig("p0", learn_from_decode=learn, **common | (prefill or {}))
-    decode_config = DecodeNodeConfig(DONOR, **common | (decode or {}))
+    prefill_config = PrefillNodeConfig("p0", fetch_from_decode=learn, **common | (prefill or {}))
+    decode_config = DecodeNodeConfig(FETCH_SOURCE, **common | (decode or {}))
     prefill_chassis = _chassis(prefill_config, distort(InProcessTransport(network, "p0")))
-    decode_chassis = _chassis(decode_config, InProcessTransport(network, DONOR))
-    donor = LocalDonor(Exports(decode_chassis))
-    role = Prefill(prefill_chassis, prefill_config, lambda _: donor)
+    decode_chassis = _chassis(decode_config, InProcessTransport(network, FETCH_SOURCE))
+    fetch_source = LocalFetchSource(FetchServer(decode_chassis))
+    role = Prefill(prefill_chassis, prefill_config, lambda _: fetch_source)
     try:
-        yield Linked(role, prefill_chassis, Decode(decode_chassis, decode_config), decode_chassis, donor)
+        yield Linked(role, prefill_chassis, Decode(decode_chassis, decode_config), decode_chassis, fetch_source)
     finally:
         await role.close()
         for chassis in (prefill_chassis, decode_chassis):

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.cache.layout import CacheLayout
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate
-from headrace.wire.errors import HandoverBroken, NodeError
+from headrace.wire.errors import NodeError, TransferBroken
 
 LAYOUT = CacheLayout("fake", "float32", "float32", 16, 2, 2, 8, (2, 8, 3), (2, 2, 8, 8))
 
@@ -39,15 +39,15 @@ def node_info(name: str, role: m.Role, **changes: Any) -> m.NodeInfo:
         "pid": 1,
         "device": "cpu",
         "max_message_bytes": 1 << 20,
-        "handover_version": 2,
+        "transfer_version": 2,
     }
     return m.NodeInfo(name=name, role=role, **(values | changes))
 
 
-def donor(name: str, num_tokens: int) -> m.Donor:
+def fetch_source(name: str, num_tokens: int) -> m.FetchSource:
     """A node of `node_info`, as a router names it to a prefill node."""
     info = node_info(name, m.Role.DECODE)
-    return m.Donor(name, info.address, num_tokens, info.layout.block_size, info.max_message_bytes)
+    return m.FetchSource(name, info.address, num_tokens, info.layout.block_size, info.max_message_bytes)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Fault:
 
 
 @dataclass
-class Handovers:
+class Transfers:
     """What prefill nodes handed over, by nonce; shared by the nodes of a fake cluster."""
 
     landed: dict[int, asyncio.Event] = field(default_factory=dict)
@@ -79,19 +79,19 @@ class _FakeNode:
         self,
         name: str,
         answer: Sequence[int],
-        handovers: Handovers,
+        transfers: Transfers,
         *,
         eos_id: int | None = None,
         resumed_tokens: int = 0,
     ) -> None:
         self.name = name
         self.answer = answer
-        self.handovers = handovers
+        self.transfers = transfers
         self.eos_id = eos_id
         self.resumed_tokens = resumed_tokens
         self.faults: list[Fault] = []
         self.requests: list[m.Request] = []
-        self.donors: list[m.Donor | None] = []  # of its prefills
+        self.fetch_sources: list[m.FetchSource | None] = []  # of its prefills
         self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # what it tells of its cache
         self.num_subscriptions = 0
         self.is_followed = False
@@ -138,12 +138,12 @@ class _FakeNode:
 
 
 class FakePrefillNode(_FakeNode):
-    """Samples the first token, and hands over. `num_lost_handovers`: those that it believes to have made, and that
+    """Samples the first token, and hands over. `num_lost_transfers`: those that it believes to have made, and that
     never land. `hold_done` delays its report."""
 
     role = m.Role.PREFILL
     hold_done: asyncio.Event | None = None
-    num_lost_handovers = 0
+    num_lost_transfers = 0
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> FakePrefillCall:
         return FakePrefillCall(self, request)
@@ -205,7 +205,7 @@ class FakePrefillCall(_Call):
         super().__init__(node)
         self._node, self._work = node, work
         node.requests.append(work.request)
-        node.donors.append(work.donor)
+        node.fetch_sources.append(work.fetch_source)
 
     async def __aiter__(self) -> AsyncIterator[m.PrefillEvent]:
         node, request = self._node, self._work.request
@@ -221,10 +221,10 @@ class FakePrefillCall(_Call):
         yield m.FirstToken(token, finish)
         if fault is not None:
             raise fault.error
-        if node.num_lost_handovers:
-            node.num_lost_handovers -= 1
+        if node.num_lost_transfers:
+            node.num_lost_transfers -= 1
         elif self._work.reservation is not None:
-            node.handovers.landed[self._work.reservation.nonce].set()
+            node.transfers.landed[self._work.reservation.nonce].set()
         if node.hold_done is not None:
             await node.hold_done.wait()
         computed = len(request.tokens) - node.resumed_tokens
@@ -251,7 +251,7 @@ class FakeDecodeCall(_Call):
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         node, request = self._node, self._start.request
         fault = node.take_fault()
-        if fault is not None and fault.after_tokens == 0 and not isinstance(fault.error, HandoverBroken):
+        if fault is not None and fault.after_tokens == 0 and not isinstance(fault.error, TransferBroken):
             raise fault.error
         place = len(request.tokens) - request.num_prompt_tokens
         if node.wants_local or not self._start.may_prefill_remotely:
@@ -260,7 +260,7 @@ class FakeDecodeCall(_Call):
                 yield node.prompt_logprobs(request)
             state = "resumed" if node.resumed_tokens else "computed"
         else:
-            breaks = fault is not None and isinstance(fault.error, HandoverBroken)
+            breaks = fault is not None and isinstance(fault.error, TransferBroken)
             async for event in self._receive(breaks):
                 yield event
             place += 1
@@ -284,18 +284,18 @@ class FakeDecodeCall(_Call):
 
     async def _receive(self, breaks: bool) -> AsyncIterator[m.DecodeEvent]:
         """Reserves, and waits until some prefill node has handed over."""
-        request, handovers = self._start.request, self._node.handovers
+        request, transfers = self._start.request, self._node.transfers
         while True:
-            nonce = handovers.reserve()
+            nonce = transfers.reserve()
             address = f"{self._node.name}:2"
             yield m.Reservation(nonce, 32, len(request.tokens), address, LAYOUT, 1 << 20, 30.0, bytes(32))
-            landed = asyncio.create_task(handovers.landed[nonce].wait())
+            landed = asyncio.create_task(transfers.landed[nonce].wait())
             renewed = asyncio.create_task(self._renewed.get())
             try:
                 await asyncio.wait({landed, renewed}, return_when=asyncio.FIRST_COMPLETED)
                 if landed.done() and breaks:
                     breaks = False
-                    yield m.HandoverFailed(nonce, "a message's digest differs")
+                    yield m.SessionFailed(nonce, "a message's digest differs")
                     await renewed
                 if not renewed.done():
                     yield m.TransferReport(8, 65536, 786432, 0.0021)
@@ -323,14 +323,14 @@ def fake_cluster(
     answer: Sequence[int], *, prefill: int = 1, decode: int = 1, eos_id: int | None = None, resumed_tokens: int = 0
 ) -> FakeCluster:
     """p0, p1, ... and d0, d1, ..., which all know the same answer."""
-    handovers = Handovers()
+    transfers = Transfers()
     return FakeCluster(
         *(
-            FakePrefillNode(f"p{i}", answer, handovers, eos_id=eos_id, resumed_tokens=resumed_tokens)
+            FakePrefillNode(f"p{i}", answer, transfers, eos_id=eos_id, resumed_tokens=resumed_tokens)
             for i in range(prefill)
         ),
         *(
-            FakeDecodeNode(f"d{i}", answer, handovers, eos_id=eos_id, resumed_tokens=resumed_tokens)
+            FakeDecodeNode(f"d{i}", answer, transfers, eos_id=eos_id, resumed_tokens=resumed_tokens)
             for i in range(decode)
         ),
     )

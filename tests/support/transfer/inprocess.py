@@ -10,7 +10,7 @@ from collections.abc import Callable
 from transfer.backend import Inbox
 from transfer.buffers import Buffer
 from transfer.protocol.envelope import Tag
-from transfer.protocol.errors import DeadlinePassed, PeerLost, PeerUnreachable, Truncated
+from transfer.protocol.errors import ConnectionLost, PeerUnreachable, TransferTimeout, Truncated
 from transfer.protocol.routing import Routes
 from transfer.protocol.stats import TransportStats
 
@@ -41,7 +41,7 @@ class InProcessConnection:
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
         if self.lost is not None:
-            sent.set_exception(PeerLost(self.lost))
+            sent.set_exception(ConnectionLost(self.lost))
             return sent
         arrival = InProcessArrival(self, tag, part, sent)
         self._waiting.add(arrival)
@@ -67,7 +67,7 @@ class InProcessConnection:
         """Lose the connection then, if not sooner, unless the part has been taken."""
         reason = f"no answer to {arrival.tag} by its deadline"
         loop = asyncio.get_running_loop()
-        timer = loop.call_at(deadline_s, lambda: self.lose(reason, DeadlinePassed(reason)))
+        timer = loop.call_at(deadline_s, lambda: self.lose(reason, TransferTimeout(reason)))
         arrival.sent.add_done_callback(lambda _: timer.cancel())
 
     def taken(self, arrival: "InProcessArrival") -> None:
@@ -80,7 +80,7 @@ class InProcessConnection:
         for end in (self._sender, self._receiver):
             end.disconnected(self)
         for arrival in tuple(self._waiting):
-            arrival.fail(error or PeerLost(reason))
+            arrival.fail(error or ConnectionLost(reason))
         for watcher in tuple(self._watchers):
             watcher(reason)
 
@@ -99,7 +99,7 @@ class InProcessArrival:
     def receive(self, buffer: Buffer, deadline_s: float, connection_id: int | None) -> asyncio.Future[None]:
         received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._part is None:
-            received.set_exception(self._error or PeerLost("the part was dropped"))
+            received.set_exception(self._error or ConnectionLost("the part was dropped"))
         elif len(buffer) < self.num_bytes:
             received.set_exception(Truncated(f"{self.num_bytes} bytes into a buffer of {len(buffer)}"))
         else:

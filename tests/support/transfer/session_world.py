@@ -21,7 +21,7 @@ from tests.support.transfer.session_attempt import (
 )
 from transfer.protocol.authentication import Gate
 from transfer.protocol.envelope import Envelope, Tag
-from transfer.protocol.errors import MalformedEnvelope, Refused
+from transfer.protocol.errors import MalformedEnvelope, Unauthenticated
 from transfer.protocol.events import (
     Broken,
     Cause,
@@ -249,7 +249,7 @@ class World:
         self._delivers(attempt, session, at)
 
     def _arrives(self, attempt: Attempt, session: int, part: Part) -> None:
-        """As `IncomingHandover` takes a part: through the gate, and then to the session."""
+        """As `IncomingTransfer` takes a part: through the gate, and then to the session."""
         index, is_payload, data = part
         attempt.gate = copy_of(attempt.gate)
         try:
@@ -261,7 +261,7 @@ class World:
             else:
                 attempt.envelope = attempt.gate.admit_envelope(data)
                 self._tell_receiver(attempt, session, EnvelopeArrived(index, attempt.envelope))
-        except Refused:
+        except Unauthenticated:
             pass  # as if it had never come
         except MalformedEnvelope:
             self._tell_receiver(attempt, session, Broken(Cause.MALFORMED, "bytes"))
@@ -276,7 +276,7 @@ class World:
         self._tell_receiver(attempt, session, PayloadArrived(part[0]))
 
     def _begins_landing(self, attempt: Attempt, session: int) -> None:
-        """As `IncomingHandover` does once the oldest payload's summary is known."""
+        """As `IncomingTransfer` does once the oldest payload's summary is known."""
         (part, envelope), *later = attempt.arrived
         attempt.arrived = tuple(later)
         assert attempt.receiver is not None

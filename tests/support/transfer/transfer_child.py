@@ -21,10 +21,10 @@ import torch
 from node_runtime.packing import staging_memory
 from tests.support.transfer.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
-from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
 from transfer.ucx import open_transport
 from transfer.ucx_config import UcxConfig
@@ -43,10 +43,10 @@ class Child:
         memory = staging_memory(device)
         self.transport = open_transport(replace(config, cuda=device != "cpu"))
         self.staging = Staging(STAGING, memory)
-        self.sender = HandoverSender(self.transport, self.staging)
-        self.receiver = HandoverReceiver(self.transport, self.staging)
-        self.outgoing: dict[int, OutgoingHandover] = {}
-        self.incoming: dict[int, IncomingHandover] = {}
+        self.sender = TransferSender(self.transport, self.staging)
+        self.receiver = TransferReceiver(self.transport, self.staging)
+        self.outgoing: dict[int, OutgoingTransfer] = {}
+        self.incoming: dict[int, IncomingTransfer] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.expected: dict[int, Buffer] = {}
 
@@ -59,7 +59,7 @@ class Child:
     async def _answer(self, call: int, do: str, fields: dict[str, Any]) -> None:
         try:
             say(id=call, result=await getattr(self, do)(**fields))
-        except HandoverFailed as failed:
+        except TransferFailed as failed:
             say(id=call, result={"failed": failed.cause, "reason": str(failed)})
         except Exception as error:  # the test must see it, whatever it is
             say(id=call, result={"error": repr(error)})
@@ -75,10 +75,10 @@ class Child:
 
         deadline_s = asyncio.get_running_loop().time() + within_s
         secret = secret_of(planned.nonce)
-        handover = self.receiver.expect(planned, secret=secret, land=land, deadline_s=deadline_s)
-        self.incoming[planned.nonce] = handover
+        transfer = self.receiver.expect(planned, secret=secret, land=land, deadline_s=deadline_s)
+        self.incoming[planned.nonce] = transfer
         say(expecting=planned.nonce)
-        landed = await handover.landed()
+        landed = await transfer.landed()
         return {"note": landed.note.decode(), "wrong": wrong, **asdict(landed.stats)}
 
     async def send(self, plan: dict[str, int], peer: str, within_s: float, tokens: int, finish: bool) -> dict[str, Any]:
@@ -89,12 +89,12 @@ class Child:
 
         deadline_s = asyncio.get_running_loop().time() + within_s
         secret = secret_of(planned.nonce)
-        handover = self.sender.open(planned, peer, secret=secret, pack=pack, deadline_s=deadline_s)
-        self.outgoing[planned.nonce] = handover
-        handover.tokens_computed(tokens)
+        transfer = self.sender.open(planned, peer, secret=secret, pack=pack, deadline_s=deadline_s)
+        self.outgoing[planned.nonce] = transfer
+        transfer.tokens_computed(tokens)
         if finish:
-            handover.finish(b"note")
-        return asdict(await handover.done())
+            transfer.finish(b"note")
+        return asdict(await transfer.done())
 
     async def go_on(self, nonce: int, tokens: int) -> None:
         """The rest of a prompt of which only some tokens were computed."""

@@ -10,10 +10,10 @@ from tests.support.transfer.faulty import Fault, FaultyTransport
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from tests.support.transfer.transfer_plans import contents, secret_of
 from transfer.buffers import Buffer
-from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
 
 
@@ -48,16 +48,16 @@ class Pair:
         self.decode = InProcessTransport(self.network, "d0")
         self.sender_staging = Staging(StagingConfig(self.sender_buffers, buffer_bytes=1000))
         self.receiver_staging = Staging(StagingConfig(self.num_buffers, buffer_bytes=1000))
-        self.sender = HandoverSender(self.prefill, self.sender_staging)
-        self.receiver = HandoverReceiver(FaultyTransport(self.decode, self.fault), self.receiver_staging)
+        self.sender = TransferSender(self.prefill, self.sender_staging)
+        self.receiver = TransferReceiver(FaultyTransport(self.decode, self.fault), self.receiver_staging)
         self.landed: list[tuple[PlannedMessage, Buffer]] = []
 
-    def expect(self, plan: TransferPlan, deadline_s: float | None = None) -> IncomingHandover:
+    def expect(self, plan: TransferPlan, deadline_s: float | None = None) -> IncomingTransfer:
         return self.receiver.expect(plan, secret=secret_of(plan.nonce), land=self.land, deadline_s=deadline_s or soon())
 
     def open(
         self, plan: TransferPlan, deadline_s: float | None = None, *, secret: bytes | None = None
-    ) -> OutgoingHandover:
+    ) -> OutgoingTransfer:
         """`secret` is the session's, if not said otherwise."""
 
         async def pack(message: PlannedMessage, buffer: Buffer) -> None:
@@ -70,7 +70,7 @@ class Pair:
     async def land(self, message: PlannedMessage, buffer: Buffer) -> None:
         self.landed.append((message, buffer.copy()))
 
-    def send_all(self, plan: TransferPlan, note: bytes = b"", *, secret: bytes | None = None) -> OutgoingHandover:
+    def send_all(self, plan: TransferPlan, note: bytes = b"", *, secret: bytes | None = None) -> OutgoingTransfer:
         outgoing = self.open(plan, secret=secret)
         outgoing.tokens_computed(plan.num_tokens)
         outgoing.finish(note)
@@ -91,7 +91,7 @@ class Pair:
             np.testing.assert_array_equal(data, contents(message, plan.nonce))
 
 
-async def failure(handover: IncomingHandover | OutgoingHandover) -> HandoverFailed:
-    with pytest.raises(HandoverFailed) as failed:
-        await (handover.landed() if isinstance(handover, IncomingHandover) else handover.done())
+async def failure(transfer: IncomingTransfer | OutgoingTransfer) -> TransferFailed:
+    with pytest.raises(TransferFailed) as failed:
+        await (transfer.landed() if isinstance(transfer, IncomingTransfer) else transfer.done())
     return failed.value

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 # In a process of its own: the setting is the whole process's.
 PROGRAM = """
 import ctypes, resource, threading, torch
-from engine.host_memory import keep_freed_memory
+from headrace.engine.host_memory import keep_freed_memory
 PR_SET_THP_DISABLE = 41
 ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a fault is a page of 4 KiB, whatever the machine's setting
 {setting}

@@ -7,8 +7,8 @@ import pytest
 
 from decode_node.config import LocalPrefillConfig
 from tests.support.engine.driving import GREEDY, SMALL, request
-from tests.support.node.linked_roles import linked
 from tests.support.engine.oracle import clear_prompt, greedy, random_prompt
+from tests.support.node.linked_roles import linked
 
 ALWAYS_REMOTE = LocalPrefillConfig(max_tokens=0)
 NUM_TOKENS = 24
@@ -59,7 +59,7 @@ async def test_a_prefill_node_fetches_blocks_of_another_size(model: Path, sizes:
         first = random_prompt(80)
         generated = await nodes.generate(request(first, replace(GREEDY, max_tokens=common - 80 + 1)))
         prompt = [*first, *generated, *random_prompt(40, seed=1)]
-        answer = await nodes.answer(asked(prompt), donor_tokens=common)
+        answer = await nodes.answer(asked(prompt), fetch_source_tokens=common)
         assert answer.tokens == greedy(model, prompt, NUM_TOKENS)
         assert (answer.prefill.fetched_tokens, answer.prefill.computed_tokens) == (common, len(prompt) - common)
         # What was fetched is its own by now.

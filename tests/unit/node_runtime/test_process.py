@@ -64,7 +64,7 @@ def test_no_model_at_all_is_an_error() -> None:
 COLLECTED = """
 import gc
 from types import SimpleNamespace
-from node.process import run_node
+from node_runtime.process import run_node
 
 class Node:
     config = info = SimpleNamespace(name="p0", address="here")

@@ -14,12 +14,12 @@ from headrace.wire.messages import PrefillRequest, Reservation
 from node_runtime.packing import Held, Packing
 from node_runtime.runtime import Chassis
 from tests.support.engine.driving import request
-from tests.support.node.linked_roles import TIMEOUT_S, Linked, linked
 from tests.support.engine.oracle import random_prompt
+from tests.support.node.linked_roles import TIMEOUT_S, Linked, linked
 from transfer.buffers import Buffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
-from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
 
 PROMPT = request(random_prompt(140))
@@ -61,9 +61,9 @@ async def prefilled(nodes: Linked) -> None:
 
 
 async def exported(nodes: Linked) -> None:
-    export = nodes.donor.requests[0]
-    again = replace(export.reservation, nonce=new_nonce(), deadline_s=SESSION_S)
-    await nodes.donor.exports.run(replace(export, reservation=again), TIMEOUT_S)
+    fetch = nodes.fetch_source.requests[0]
+    again = replace(fetch.reservation, nonce=new_nonce(), deadline_s=SESSION_S)
+    await nodes.fetch_source.fetch_server.run(replace(fetch, reservation=again), TIMEOUT_S)
 
 
 @pytest.mark.parametrize("role", [prefilled, exported])
@@ -84,6 +84,6 @@ async def test_blocks_stay_leased_while_a_late_gather_reads_them(
                 await asyncio.sleep(0.01)
             assert await chassis.loop.call(partial(blocks_in_use, chassis.built.engine)) > 0
             packing.let_go.set()
-            with pytest.raises(HandoverFailed, match="deadline"):
+            with pytest.raises(TransferFailed, match="deadline"):
                 await moving
             await nodes.settled()

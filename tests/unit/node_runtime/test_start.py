@@ -12,8 +12,8 @@ import asyncio, json, sys, threading
 
 from decode_node.config import DecodeNodeConfig
 from decode_node.service import decode_node
-from engine.config import EngineConfig
-from wire.server import ListenError
+from headrace.engine.config import EngineConfig
+from headrace.wire.server import ListenError
 
 
 async def main(model, taken):

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from headrace.wire.errors import DeadlineExceeded, NodeLost
-from headrace.wire.messages import ExportReply, ExportRequest, PrefillRequest, Request, Reservation
-from prefill_node.config import LearnFromDecodeConfig
-from tests.support.engine.driving import GREEDY, request
-from tests.support.node.linked_roles import ALWAYS, TIMEOUT_S, linked
+from headrace.wire.messages import FetchReply, FetchRequest, PrefillRequest, Request, Reservation
+from prefill_node.config import FetchConfig
 from tests.support.cluster.nodes import total
+from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.node.linked_roles import ALWAYS, TIMEOUT_S, linked
 from tests.support.transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
 from transfer.backend import Arrival
 from transfer.protocol.authentication import new_secret
-from transfer.protocol.errors import HandoverFailed, LayoutMismatch
+from transfer.protocol.errors import LayoutMismatch, TransferFailed
 from transfer.protocol.events import Cause
 
 TURN = random_prompt(40, seed=7)
@@ -65,8 +65,8 @@ async def test_what_the_decode_node_generated_is_fetched_and_found_again(family:
         moved = (KNOWN - 32) // 16 * layout.block_bytes + layout.state_bytes
         counters = nodes.prefill.counters()
         assert (counters["fetches"], counters["fetched_tokens"], counters["fetched_bytes"]) == (1, KNOWN - 32, moved)
-        exported = nodes.donor.exports.counters()
-        assert (exported["exports"], exported["exported_bytes"]) == (1, moved)
+        exported = nodes.fetch_source.fetch_server.counters()
+        assert (exported["fetches_served"], exported["fetch_served_bytes"]) == (1, moved)
 
         other = request([*prompt.tokens[: KNOWN + 2], *random_prompt(9)])
         token, report = await nodes.first_token(other, KNOWN)
@@ -123,7 +123,7 @@ async def test_bytes_that_come_twice_are_taken_once(model, asked, expected) -> N
         await nodes.settled()
 
 
-async def test_a_donor_that_dies_in_the_middle_costs_no_token(model, asked, expected) -> None:
+async def test_a_source_that_dies_in_the_middle_costs_no_token(model, asked, expected) -> None:
     dying: list[asyncio.Task[None]] = []
 
     async with linked(model, max_message_bytes=1 << 15) as nodes:
@@ -153,15 +153,15 @@ async def test_a_donor_that_dies_in_the_middle_costs_no_token(model, asked, expe
 
 
 @pytest.mark.parametrize(
-    ("error", "cause"), [(NodeLost("d0", "gone"), "donor_lost"), (DeadlineExceeded("d0", "late"), "deadline")]
+    ("error", "cause"), [(NodeLost("d0", "gone"), "fetch_source_lost"), (DeadlineExceeded("d0", "late"), "deadline")]
 )
-async def test_a_donor_that_cannot_be_reached_costs_no_token(model, asked, expected, error, cause) -> None:
+async def test_a_source_that_cannot_be_reached_costs_no_token(model, asked, expected, error, cause) -> None:
     def fail() -> None:
         raise error
 
     async with linked(model) as nodes:
         await nodes.generate(LONG)
-        nodes.donor.before = fail
+        nodes.fetch_source.before = fail
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
         assert nodes.prefill.counters()[f"cause={cause}/fetch_failures"] == 1
@@ -174,7 +174,7 @@ async def test_a_stale_hint_costs_no_token(model, asked, expected) -> None:
         token, report = await nodes.first_token(asked, KNOWN - 16)  # blocks, but no checkpoint any more
         assert (token, report.fetched_tokens) == (expected, 0)
         assert nodes.prefill.counters()["cause=gone/fetch_failures"] == 1
-        assert nodes.donor.exports.counters()["exports_gone"] == 1
+        assert nodes.fetch_source.fetch_server.counters()["fetches_gone"] == 1
         await nodes.settled()
 
 
@@ -189,24 +189,26 @@ async def test_another_tenants_prompt_is_not_to_be_had(model, asked, expected) -
         await nodes.settled()
 
 
-async def test_a_donor_of_another_layout_is_not_believed(model, asked, expected) -> None:
+async def test_a_source_of_another_layout_is_not_believed(model, asked, expected) -> None:
     async with linked(model) as nodes:
         await nodes.generate(LONG)
-        nodes.donor.reply = lambda reply: replace(reply, layout=replace(reply.layout, fingerprint="other"))
+        nodes.fetch_source.reply = lambda reply: replace(reply, layout=replace(reply.layout, fingerprint="other"))
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
         assert nodes.prefill.counters()["cause=refused/fetch_failures"] == 1
         await nodes.settled()
 
 
-async def test_a_donor_refuses_another_layout(model, asked) -> None:
+async def test_a_source_refuses_another_layout(model, asked) -> None:
     async with linked(model) as nodes:
         await nodes.generate(LONG)
         await nodes.first_token(asked, KNOWN)
-        export = nodes.donor.requests[0]
-        layout = replace(export.reservation.layout, num_kv_heads=3)
+        fetch = nodes.fetch_source.requests[0]
+        layout = replace(fetch.reservation.layout, num_kv_heads=3)
         with pytest.raises(LayoutMismatch, match="num_kv_heads 2 != 3: restart one"):
-            await nodes.donor.exports.run(replace(export, reservation=replace(export.reservation, layout=layout)), 5.0)
+            await nodes.fetch_source.fetch_server.run(
+                replace(fetch, reservation=replace(fetch.reservation, layout=layout)), 5.0
+            )
         await nodes.settled()
 
 
@@ -215,7 +217,7 @@ async def test_an_abort_while_it_fetches_gives_everything_back(model, asked, exp
 
     async with linked(model) as nodes:
         await nodes.generate(LONG)
-        nodes.donor.before = reached.set
+        nodes.fetch_source.before = reached.set
         asking = asyncio.create_task(nodes.first_token(asked, KNOWN))
         await reached.wait()
         asking.cancel()
@@ -230,7 +232,7 @@ async def test_an_abort_while_it_fetches_gives_everything_back(model, asked, exp
 async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> None:
     called, left = asyncio.Event(), asyncio.Event()
 
-    async def never_answer(export: ExportRequest, *, timeout_s: float) -> ExportReply:
+    async def never_answer(fetch: FetchRequest, *, timeout_s: float) -> FetchReply:
         called.set()
         try:
             await asyncio.Event().wait()
@@ -239,16 +241,16 @@ async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> No
         raise AssertionError("unreachable")
 
     async with linked(model, learn=replace(ALWAYS, timeout_s=TIMEOUT_S)) as nodes:
-        nodes.donor.export = never_answer
+        nodes.fetch_source.fetch = never_answer
         layout = nodes.decode_chassis.built.layout
         target = nodes.decode_chassis.transport
         reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, 1 << 20, TIMEOUT_S, new_secret())
-        work = PrefillRequest(asked, reservation, donor=nodes.known(KNOWN))
+        work = PrefillRequest(asked, reservation, fetch_source=nodes.known(KNOWN))
         asking = asyncio.ensure_future(anext(nodes.prefill.run(work, TIMEOUT_S)))
         async with asyncio.timeout(TIMEOUT_S / 4):
             await called.wait()
             await target.close()
-            with pytest.raises(HandoverFailed, match="peer_lost"):
+            with pytest.raises(TransferFailed, match="peer_lost"):
                 await asking
             await left.wait()
             await nodes.settled()
@@ -260,7 +262,7 @@ async def test_every_cause_of_a_failed_fetch_is_counted_from_the_start(model) ->
     async with linked(model) as nodes:
         counters = nodes.prefill.counters()
         counted = {name for name, value in counters.items() if name.endswith("/fetch_failures") and value == 0}
-        causes = {*(str(cause) for cause in Cause), "gone", "refused", "handover_broken", "busy", "donor_lost"}
+        causes = {*(str(cause) for cause in Cause), "gone", "refused", "transfer_broken", "busy", "fetch_source_lost"}
         assert counted == {f"cause={cause}/fetch_failures" for cause in causes}
         assert "fetch_failures" not in counters, "one name has the same labels wherever it is counted"
 
@@ -270,15 +272,15 @@ async def test_off_means_that_nobody_is_asked(model, asked, expected) -> None:
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens, report.computed_tokens) == (expected, 0, len(asked.tokens))
-        assert nodes.donor.requests == []
+        assert nodes.fetch_source.requests == []
         await nodes.settled()
 
 
 async def test_what_does_not_pay_is_computed_and_counted(model, asked, expected) -> None:
-    async with linked(model, learn=LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e-9)) as nodes:
+    async with linked(model, learn=FetchConfig(min_tokens=1, max_time_ratio=1e-9)) as nodes:
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
         assert nodes.prefill.counters()["fetches_declined"] == 1
-        assert nodes.donor.requests == []
+        assert nodes.fetch_source.requests == []
         await nodes.settled()

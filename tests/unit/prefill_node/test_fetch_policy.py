@@ -3,7 +3,7 @@ import pytest
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
 from headrace.cache.layout import CacheLayout
 from headrace.engine.config import ConfigError
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 
 # A block of 4,096 bytes, a state of 744.
@@ -12,14 +12,14 @@ COSTS = FetchCosts(prefill_tokens_per_s=1_000.0, bytes_per_s=1e6, latency_s=0.05
 
 
 def policy(
-    donor_tokens: int | None = 320,
+    fetch_source_tokens: int | None = 320,
     num_tokens: int = 400,
     *,
     costs: FetchCosts = COSTS,
     is_scored: bool = False,
     **config: object,
 ) -> FetchPolicy:
-    return FetchPolicy(LearnFromDecodeConfig(**config), costs, LAYOUT, num_tokens, donor_tokens, is_scored)
+    return FetchPolicy(FetchConfig(**config), costs, LAYOUT, num_tokens, fetch_source_tokens, is_scored)
 
 
 def chosen(made: FetchPolicy, attention: int, state: int) -> HitPolicy:
@@ -65,7 +65,7 @@ def test_few_tokens_are_not_worth_asking_for() -> None:
         policy(is_scored=True),
         policy(enabled=False),
     ],
-    ids=["no donor", "nothing", "no boundary", "the whole prompt", "more", "scored", "off"],
+    ids=["no fetch source", "nothing", "no boundary", "the whole prompt", "more", "scored", "off"],
 )
 def test_what_cannot_be_fetched_is_computed(made: FetchPolicy) -> None:
     assert made.candidate(PrefixHit(0, 0, 0)) is None
@@ -82,4 +82,4 @@ def test_a_candidate_need_not_pay() -> None:
 @pytest.mark.parametrize("change", [{"min_tokens": 0}, {"timeout_s": 0.0}, {"max_time_ratio": -1.0}])
 def test_a_bad_setting_is_named(change: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
-        LearnFromDecodeConfig(**change)
+        FetchConfig(**change)

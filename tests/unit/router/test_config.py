@@ -45,12 +45,12 @@ def test_bad_files_and_flags_end_with_a_message(tmp_path: Path, capsys: pytest.C
 
 def test_a_switch_is_turned_off_by_flag_and_by_file(model_folder: Path, tmp_path: Path):
     model = ["--model-path", str(model_folder)]
-    assert _config(model).learn_from_decode
-    assert not _config([*model, "--no-learn-from-decode"]).learn_from_decode
+    assert _config(model).fetch_from_decode
+    assert not _config([*model, "--no-fetch-from-decode"]).fetch_from_decode
     file = tmp_path / "router.yaml"
-    file.write_text("learn_from_decode: false")
-    assert not _config([*model, "-c", str(file)]).learn_from_decode
-    assert _config([*model, "-c", str(file), "--learn-from-decode"]).learn_from_decode
+    file.write_text("fetch_from_decode: false")
+    assert not _config([*model, "-c", str(file)]).fetch_from_decode
+    assert _config([*model, "-c", str(file), "--fetch-from-decode"]).fetch_from_decode
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.wire import messages as m
-from headrace.wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
+from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
 from router.errors import ApiError, IllegalTransition, deadline_passed
 from router.requests.events import (
     DecodeLost,
@@ -146,7 +146,7 @@ def test_prompt_logprobs_are_shown_once_and_not_asked_for_again():
     assert request.request_so_far.sampling.prompt_logprobs is None
 
 
-@pytest.mark.parametrize("cause", [NodeLost("p0", "gone"), HandoverBroken("p0", "digest"), NodeBusy("p0", "full")])
+@pytest.mark.parametrize("cause", [NodeLost("p0", "gone"), TransferBroken("p0", "digest"), NodeBusy("p0", "full")])
 def test_a_failed_prefill_renews_the_reservation_and_repeats_the_shown_token(cause):
     request = moving()
     assert request.on(PrefillFailed(1, cause), 1.0) == [SendRenew(1)]
@@ -162,10 +162,10 @@ def test_a_failed_prefill_renews_the_reservation_and_repeats_the_shown_token(cau
 
 def test_one_failure_told_by_both_nodes_is_repaired_once():
     request = moving()
-    assert request.on(m.HandoverFailed(1, "digest"), 1.0) == [SendRenew(1)]
-    assert request.on(PrefillFailed(1, HandoverBroken("p0", "digest")), 1.0) == []
+    assert request.on(m.SessionFailed(1, "digest"), 1.0) == [SendRenew(1)]
+    assert request.on(PrefillFailed(1, TransferBroken("p0", "digest")), 1.0) == []
     after(request, reservation(2), PrefillStarted("p0", 2))
-    assert request.on(m.HandoverFailed(1, "digest"), 2.0) == []
+    assert request.on(m.SessionFailed(1, "digest"), 2.0) == []
 
 
 def test_repairs_are_bounded():

@@ -167,7 +167,7 @@ def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, cl
 
 def test_who_sends_to_whom_depends_on_whether_prefill_nodes_learn(clock: Clock, cluster: FakeCluster):
     for learns in (True, False):
-        nodes = NodeTable(2.0, clock, cluster.connect, learn_from_decode=learns)
+        nodes = NodeTable(2.0, clock, cluster.connect, fetch_from_decode=learns)
         for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE)):
             nodes.register(node_info(name, role), node_status())
         assert nodes.receivers_of(Role.PREFILL) == [Peer("d0", 1, "d0:2", "cpu")]
@@ -205,7 +205,7 @@ def test_a_node_reaches_those_of_whom_its_link_check_says_nothing_bad(nodes: Nod
 
 def test_another_release_of_the_hand_over_is_refused_with_the_remedy(nodes: NodeTable):
     nodes.register(node_info("d0", Role.DECODE), node_status())
-    with pytest.raises(LayoutRefused, match=r"p0: handover_version 0 != 2 of d0; run one release on all nodes"):
-        nodes.register(node_info("p0", Role.PREFILL, handover_version=0), node_status())
-    nodes.register(node_info("d0", Role.DECODE, handover_version=3, incarnation=2), node_status())
+    with pytest.raises(LayoutRefused, match=r"p0: transfer_version 0 != 2 of d0; run one release on all nodes"):
+        nodes.register(node_info("p0", Role.PREFILL, transfer_version=0), node_status())
+    nodes.register(node_info("d0", Role.DECODE, transfer_version=3, incarnation=2), node_status())
     assert names(nodes, Role.DECODE) == ["d0"], "a lone node that came back with another release is no mixture"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.wire import messages as m
-from headrace.wire.errors import HandoverBroken, NodeBusy, NodeLost, RequestRefused
+from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
 from router.cluster.policy import POLICIES
 from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import (
@@ -62,7 +62,7 @@ async def assert_idle(running: Running) -> None:
     assert {phase for phase, count in phases.items() if count} <= {"done", "failed"}
 
 
-@pytest.mark.parametrize("error", [NodeLost("p0", "gone"), HandoverBroken("p0", "reset"), NodeBusy("p0", "full")])
+@pytest.mark.parametrize("error", [NodeLost("p0", "gone"), TransferBroken("p0", "reset"), NodeBusy("p0", "full")])
 @pytest.mark.parametrize("after_tokens", [0, 1])
 async def test_another_prefill_node_takes_the_same_reservation(
     start_router: StartRouter, answer: list[int], error: Any, after_tokens: int
@@ -82,7 +82,7 @@ async def test_another_prefill_node_takes_the_same_reservation(
 
 async def test_the_only_prefill_node_is_asked_again(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer, eos_id=0)
-    cluster.nodes["p0"].faults = [Fault(HandoverBroken("p0", "reset"), 1), Fault(NodeBusy("p0", "full"))]
+    cluster.nodes["p0"].faults = [Fault(TransferBroken("p0", "reset"), 1), Fault(NodeBusy("p0", "full"))]
     running = await start_router(cluster)
     assert text_of(await ask(running)) == TEXT
     assert len(cluster.nodes["p0"].requests) == 3
@@ -90,7 +90,7 @@ async def test_the_only_prefill_node_is_asked_again(start_router: StartRouter, a
 
 async def test_a_hand_over_that_the_decode_node_refuses_is_repeated(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer, eos_id=0)
-    cluster.nodes["d0"].faults = [Fault(HandoverBroken("d0", "digest"))]
+    cluster.nodes["d0"].faults = [Fault(TransferBroken("d0", "digest"))]
     running = await start_router(cluster)
     assert text_of(await ask(running)) == TEXT
     assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
@@ -107,7 +107,7 @@ async def test_after_a_hand_over_that_failed_another_prefill_node_is_asked(
     """A stopped prefill node says nothing: it is the decode node that tells of it, at the session's deadline."""
     monkeypatch.setitem(POLICIES, "always_the_first", AlwaysTheFirst)
     cluster = fake_cluster(answer, prefill=2, eos_id=0)
-    cluster.nodes["d0"].faults = [Fault(HandoverBroken("d0", "deadline"))]
+    cluster.nodes["d0"].faults = [Fault(TransferBroken("d0", "deadline"))]
     running = await start_router(cluster, policy="always_the_first")
     result = await ask(running)
     assert text_of(result) == TEXT
@@ -118,7 +118,7 @@ async def test_a_hand_over_that_never_lands_is_repeated_before_its_deadline(
     start_router: StartRouter, answer: list[int]
 ):
     cluster = fake_cluster(answer, eos_id=0)
-    prefill_node(cluster, "p0").num_lost_handovers = 1
+    prefill_node(cluster, "p0").num_lost_transfers = 1
     running = await start_router(cluster, landing_timeout_s=0.1)
     assert text_of(await ask(running)) == TEXT
     assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
@@ -199,7 +199,7 @@ async def test_a_refusal_is_a_400_and_is_not_repeated(start_router: StartRouter,
 
 async def test_attempts_are_bounded(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer)
-    cluster.nodes["p0"].faults = [Fault(HandoverBroken("p0", "reset"))] * 9
+    cluster.nodes["p0"].faults = [Fault(TransferBroken("p0", "reset"))] * 9
     running = await start_router(cluster, max_attempts=2)
     reply = await running.http.post("/v1/completions", json={"prompt": "a"})
     assert reply.status_code == 503
@@ -231,7 +231,7 @@ async def test_an_error_after_the_first_tokens_is_an_event(start_router: StartRo
 
 async def test_an_error_while_all_text_is_held_back_has_its_status_code(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer)
-    cluster.nodes["p0"].faults = [Fault(HandoverBroken("p0", "reset"), after_tokens=1)] * 9
+    cluster.nodes["p0"].faults = [Fault(TransferBroken("p0", "reset"), after_tokens=1)] * 9
     running = await start_router(cluster, max_attempts=2)
     body = {"prompt": "a", "stream": True, "stop": [f"{TEXT} And"]}
     reply = await running.http.post("/v1/completions", json=body)
@@ -392,7 +392,7 @@ async def test_the_only_decode_node_may_come_back(start_router: StartRouter, ans
         second = asyncio.create_task(ask(running))  # is not refused: the node may be back soon
         await asyncio.sleep(0)
         lost = cluster.nodes["d0"]
-        cluster.nodes["d0"] = FakeDecodeNode("d0", answer, lost.handovers, eos_id=0)
+        cluster.nodes["d0"] = FakeDecodeNode("d0", answer, lost.transfers, eos_id=0)
         nodes.register(node_info("d0", m.Role.DECODE, incarnation=2), node_status())
         result = await asking
         assert text_of(await second) == TEXT

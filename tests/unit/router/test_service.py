@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from headrace.wire.client import GrpcNodeClient, RegistryClient
-from headrace.wire.errors import DeadlineExceeded, HandoverBroken, NodeBusy, NodeError, NodeLost, RequestRefused
+from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, NodeLost, RequestRefused, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Peer, PrefillRequest, Registered, Request, Role, Sampling, Start, Stop
 from headrace.wire.server import ControlServer, ListenError
@@ -105,7 +105,7 @@ class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
     ("code", "error"),
     [
         (grpc.StatusCode.RESOURCE_EXHAUSTED, NodeBusy),
-        (grpc.StatusCode.ABORTED, HandoverBroken),
+        (grpc.StatusCode.ABORTED, TransferBroken),
         (grpc.StatusCode.INVALID_ARGUMENT, RequestRefused),
         (grpc.StatusCode.FAILED_PRECONDITION, RequestRefused),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),

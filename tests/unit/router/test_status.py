@@ -19,7 +19,7 @@ async def running(start_router: StartRouter) -> Running:
     """A router that was told of four links, and of failures by cause."""
     running = await start_router(fake_cluster([1]), register=False)
     plain = node_status()
-    counters = {"group=state,direction=sent/handover_bytes": 7.0, "cause=deadline/handover_failures": 2.0}
+    counters = {"group=state,direction=sent/transfer_bytes": 7.0, "cause=deadline/transfer_failures": 2.0}
     status = NodeStatus(0, 0, plain.blocks, plain.slots, {**counters, "state/hit_tokens": 5.0}, (GOOD, SLOW, GONE, NEW))
     running.server.nodes.register(node_info("p0", Role.PREFILL), status)
     return running
@@ -42,8 +42,8 @@ async def test_metrics_tell_links_and_counters_with_labels(running: Running) -> 
         'headrace_link_healthy{node="p0",peer="d0",role="prefill"} 1.0',
         'headrace_link_healthy{node="p0",peer="d1",role="prefill"} 0.0',
         'headrace_link_healthy{node="p0",peer="d2",role="prefill"} 0.0',
-        'headrace_node_handover_bytes_total{direction="sent",group="state",node="p0",role="prefill"} 7.0',
-        'headrace_node_handover_failures_total{cause="deadline",node="p0",role="prefill"} 2.0',
+        'headrace_node_transfer_bytes_total{direction="sent",group="state",node="p0",role="prefill"} 7.0',
+        'headrace_node_transfer_failures_total{cause="deadline",node="p0",role="prefill"} 2.0',
         'headrace_node_hit_tokens_total{group="state",node="p0",role="prefill"} 5.0',
     ):
         assert line in lines

@@ -9,7 +9,7 @@ from headrace.cache.hashing import prefix_keys
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
 from headrace.wire.errors import NodeLost
 from headrace.wire.messages import Role
-from tests.support.router.fake_nodes import FakeCluster, donor, fake_cluster, node_info, node_status
+from tests.support.router.fake_nodes import FakeCluster, fake_cluster, fetch_source, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 
 PROMPT = list(range(5, 5 + 70))
@@ -131,22 +131,22 @@ async def test_the_prefill_node_is_told_who_holds_more(running: Running) -> None
     tell(running, "p0", CacheChanges(1, 4, stored))
     await until(running, "p0", sequence=5)
     await ask(running)
-    assert prefill.donors == [None, donor("d1", 48), None, None]
+    assert prefill.fetch_sources == [None, fetch_source("d1", 48), None, None]
 
 
-async def test_a_suspect_is_nobodys_donor(running: Running) -> None:
+async def test_a_suspect_is_nobodys_source(running: Running) -> None:
     tell(running, "d1", ALL)
     await until(running, "d1", sequence=9)
     (node,) = [node for node in running.server.nodes.all() if node.info.name == "d1"]
     node.suspect = True
     await ask(running)
-    assert running.cluster.nodes["p0"].donors == [None]
+    assert running.cluster.nodes["p0"].fetch_sources == [None]
 
 
 async def test_learning_can_be_turned_off(start_router: StartRouter) -> None:
     cluster: FakeCluster = fake_cluster([1, 2, 3])
-    running = await start_router(cluster, learn_from_decode=False)
+    running = await start_router(cluster, fetch_from_decode=False)
     tell(running, "d0", ALL)
     await until(running, "d0", sequence=9)
     await ask(running)
-    assert cluster.nodes["p0"].donors == [None]
+    assert cluster.nodes["p0"].fetch_sources == [None]

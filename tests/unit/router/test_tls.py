@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headrace.wire.client import GrpcDonorClient, GrpcNodeClient, RegistryClient
-from headrace.wire.errors import HandoverBroken, NodeLost
+from headrace.wire.client import GrpcFetchClient, GrpcNodeClient, RegistryClient
+from headrace.wire.errors import NodeLost, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import Donor, ExportRequest, Request, Reservation, Role, Sampling, Start
+from headrace.wire.messages import FetchRequest, FetchSource, Request, Reservation, Role, Sampling, Start
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import Identity, TlsConfig, load_identity
 from router.__main__ import _config, main
@@ -55,7 +55,7 @@ class SaysWhoGotThrough(rpc.DecodeServicer):
         await context.abort(grpc.StatusCode.ABORTED, "let in")
         yield
 
-    async def Export(self, request, context):  # type: ignore[no-untyped-def]
+    async def Fetch(self, request, context):  # type: ignore[no-untyped-def]
         await context.abort(grpc.StatusCode.ABORTED, "let in")
 
 
@@ -82,10 +82,10 @@ async def call_as_router(address: str, identity: Identity | None) -> None:
 
 
 async def call_as_prefill_node(address: str, identity: Identity | None) -> None:
-    client = GrpcDonorClient(Donor("d0", address, 16, 16, 1 << 20), identity)
+    client = GrpcFetchClient(FetchSource("d0", address, 16, 16, 1 << 20), identity)
     try:
         reservation = Reservation(1, 0, 16, "p0:2", LAYOUT, 1 << 20, 5.0, bytes(32))
-        await client.export(ExportRequest(bytes(32), reservation), timeout_s=TIMEOUT_S)
+        await client.fetch(FetchRequest(bytes(32), reservation), timeout_s=TIMEOUT_S)
     finally:
         await client.close()
 
@@ -109,7 +109,7 @@ async def call_as_prefill_node(address: str, identity: Identity | None) -> None:
 )
 async def test_only_members_of_one_authority_talk_to_each_other(identities, call, server, client, is_let_in) -> None:
     async with node_server(identities[server]) as address:
-        answer = (HandoverBroken, "let in") if is_let_in else (NodeLost, "do both sides have tls, with certificates of")
+        answer = (TransferBroken, "let in") if is_let_in else (NodeLost, "do both sides have tls, with certificates of")
         with pytest.raises(answer[0], match=answer[1]):
             await call(address, identities[client])
 

@@ -5,8 +5,8 @@ import pytest
 
 from router.errors import ApiError, ModelFolderError
 from router.text.tokens import MAX_ENDS, ModelTokens
-from tests.support.router.template_counter import count_renderings
 from tests.support.router.model_folder import CHAT_TEMPLATE, END_ID, START_ID, STOP_ID, write_model_folder
+from tests.support.router.template_counter import count_renderings
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

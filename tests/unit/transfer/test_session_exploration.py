@@ -1,7 +1,7 @@
 """Two sessions on one receiver, in every order of events: nothing lands where it does not belong, all comes back.
 
-See `tests.support.transfer.session_world` for what is real (both machines, the routes, the gate, envelopes and digests) and for
-what is asserted at each step. The mutants at the end show that each assertion can fail.
+`tests.support.transfer.session_world` says what is real (both machines, the routes, the gate, envelopes and digests)
+and what is asserted at each step. The mutants at the end show that each assertion can fail.
 """
 
 from collections import Counter

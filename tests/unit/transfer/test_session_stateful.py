@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.transfer.transfer_pair import soon, turns
 from tests.support.transfer.inprocess import InProcessArrival, InProcessNetwork, InProcessTransport
+from tests.support.transfer.transfer_pair import soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer
 from transfer.protocol.envelope import Tag
-from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
-from transfer.receiver import HandoverReceiver, IncomingHandover
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
 
 NUM_CLAIMS = 2
@@ -65,14 +65,14 @@ class HoldingTransport(InProcessTransport):
 class Session:
     plan: TransferPlan
     claim: int
-    incoming: IncomingHandover
-    outgoing: OutgoingHandover
+    incoming: IncomingTransfer
+    outgoing: OutgoingTransfer
     num_tokens: int = 0
     is_finished: bool = False
     landed: list[int] = field(default_factory=list)
 
 
-class Handovers(RuleBasedStateMachine):
+class Transfers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
@@ -85,7 +85,7 @@ class Handovers(RuleBasedStateMachine):
         self.network = InProcessNetwork()
         self.decode = HoldingTransport(self.network, "d0")
         self.staging = Staging(StagingConfig(NUM_BUFFERS, buffer_bytes=400))
-        self.receiver = HandoverReceiver(self.decode, self.staging)
+        self.receiver = TransferReceiver(self.decode, self.staging)
         self.sender_staging = Staging(StagingConfig(NUM_BUFFERS, buffer_bytes=400))
         self.sessions: list[Session] = []
         self.holders: list[Session | None] = [None] * NUM_CLAIMS
@@ -97,7 +97,7 @@ class Handovers(RuleBasedStateMachine):
 
     def _start_prefill(self) -> None:
         self.prefill = InProcessTransport(self.network, "p0")
-        self.sender = HandoverSender(self.prefill, self.sender_staging)
+        self.sender = TransferSender(self.prefill, self.sender_staging)
 
     # ------------------------------------------------------------ sessions
 
@@ -168,7 +168,7 @@ class Handovers(RuleBasedStateMachine):
         session = data.draw(st.sampled_from(self.sessions[-NUM_CLAIMS:]))
         self.run(self._cancel(session.incoming if what == "receiver" else session.outgoing, num_turns))
 
-    async def _cancel(self, end: IncomingHandover | OutgoingHandover, num_turns: int) -> None:
+    async def _cancel(self, end: IncomingTransfer | OutgoingTransfer, num_turns: int) -> None:
         end.cancel()
         await turns(num_turns)
 
@@ -266,7 +266,7 @@ class Handovers(RuleBasedStateMachine):
         async with asyncio.timeout(5):
             for session in self.sessions:
                 for ended in (session.incoming.landed(), session.outgoing.done()):
-                    with suppress(HandoverFailed):
+                    with suppress(TransferFailed):
                         await ended
         await turns()
         for staging in (self.staging, self.sender_staging):
@@ -276,10 +276,10 @@ class Handovers(RuleBasedStateMachine):
         assert not [task for s in self.sessions for end in (s.incoming, s.outgoing) for task in end._tasks]
 
 
-Handovers.TestCase.settings = settings(
+Transfers.TestCase.settings = settings(
     max_examples=100,
     stateful_step_count=STEPS,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
-TestHandovers = Handovers.TestCase
+TestTransfers = Transfers.TestCase

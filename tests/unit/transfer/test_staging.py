@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from transfer.protocol.errors import DeadlinePassed, LayoutMismatch
+from transfer.protocol.errors import LayoutMismatch, TransferTimeout
 from transfer.staging import Staging, StagingConfig
 
 
@@ -65,7 +65,7 @@ async def test_waiters_are_served_in_order(staging):
 
 async def test_a_waiter_gives_up_at_its_deadline_and_loses_nothing(staging):
     async with staging.hold(1, now() + 5), staging.hold(1, now() + 5):
-        with pytest.raises(DeadlinePassed, match="raise num_buffers"):
+        with pytest.raises(TransferTimeout, match="raise num_buffers"):
             async with staging.hold(1, now() + 0.02):
                 pass
         staging.check()

@@ -7,7 +7,7 @@ from tests.support.transfer.transfer_plans import contents, secret_of, small_pla
 from transfer.buffers import Buffer
 from transfer.protocol.plan import PlannedMessage
 from transfer.protocol.stats import MovingTime
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
 
 
@@ -49,14 +49,14 @@ def test_time_is_counted_once_however_many_messages_move():
     assert moving.hidden_seconds == 2.0
 
 
-def open_timed(pair: Pair, clock: Clock) -> OutgoingHandover:
+def open_timed(pair: Pair, clock: Clock) -> OutgoingTransfer:
     plan = small_plan()
 
     async def pack(message: PlannedMessage, buffer: Buffer) -> None:
         clock.now_s += 4 if message.state_bytes else 1
         buffer[:] = contents(message, plan.nonce)
 
-    return HandoverSender(pair.prefill, pair.sender_staging, clock).open(
+    return TransferSender(pair.prefill, pair.sender_staging, clock).open(
         plan, "d0", secret=secret_of(plan.nonce), pack=pack, deadline_s=soon()
     )
 

@@ -7,16 +7,16 @@ import logging
 import numpy as np
 import pytest
 
-from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer.faulty import Deliver
 from tests.support.transfer.inprocess import InProcessTransport
+from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer.transfer_plans import contents, small_plan
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
 from transfer.protocol.envelope import CLAIM_BYTES, ENVELOPE_BYTES, Tag
 from transfer.protocol.errors import NoSecret
 from transfer.protocol.plan import PlannedMessage, TransferPlan
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
 
 NONCE = 7
@@ -28,9 +28,9 @@ class Stranger:
 
     def __init__(self, pair: Pair) -> None:
         self.transport = InProcessTransport(pair.network, "x0")
-        self._sender = HandoverSender(self.transport, Staging(StagingConfig(2, buffer_bytes=1000)))
+        self._sender = TransferSender(self.transport, Staging(StagingConfig(2, buffer_bytes=1000)))
 
-    def send_all(self, plan: TransferPlan, secret: bytes = FORGED_SECRET) -> OutgoingHandover:
+    def send_all(self, plan: TransferPlan, secret: bytes = FORGED_SECRET) -> OutgoingTransfer:
         async def pack(message: PlannedMessage, buffer: Buffer) -> None:
             buffer[:] = 0xAA
 

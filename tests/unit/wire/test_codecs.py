@@ -54,10 +54,10 @@ def instances_of(cls: type) -> st.SearchStrategy[Any]:
 PREFILL_EVENTS = (m.FirstToken, m.PromptLogprobs, m.PrefillDone)
 DECODE_COMMANDS = (m.Start, m.Renew, m.Stop)
 DECODE_EVENTS = (
-    m.Reservation, m.LocalPrefill, m.HandoverFailed, m.TransferReport, m.Tokens, m.DecodeDone, m.PromptLogprobs,
+    m.Reservation, m.LocalPrefill, m.SessionFailed, m.TransferReport, m.Tokens, m.DecodeDone, m.PromptLogprobs,
 )  # fmt: skip
 PLAIN = (
-    m.NodeInfo, m.NodeStatus, m.Request, m.Sampling, m.PrefillReport, m.DecodeReport, m.ExportRequest, m.ExportReply,
+    m.NodeInfo, m.NodeStatus, m.Request, m.Sampling, m.PrefillReport, m.DecodeReport, m.FetchRequest, m.FetchReply,
 )  # fmt: skip
 
 
@@ -134,5 +134,5 @@ def test_a_reservation_tells_its_secret_on_the_wire_and_in_no_repr():
     reservation = m.Reservation(7, 0, 16, "d0:2", LAYOUT, 1 << 20, 5.0, secret)
     work = m.PrefillRequest(m.Request("r", (1,), 1, m.Sampling(1, 0)), reservation)
     assert codecs.decode_prefill_request(codecs.encode_prefill_request(work)) == work
-    for said in (repr(work), str(reservation), repr(m.ExportRequest(b"key", reservation))):
+    for said in (repr(work), str(reservation), repr(m.FetchRequest(b"key", reservation))):
         assert "two nodes" not in said and secret.hex() not in said

@@ -18,7 +18,7 @@ def test_stubs_are_up_to_date(tmp_path: Path):
     command = [sys.executable, "-m", "grpc_tools.protoc", f"--plugin=protoc-gen-mypy={plugin}"]
     command += ["-I", "headrace/wire/generated=proto", *outputs, "headrace/wire/generated/headrace.proto"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
-    fresh = list((tmp_path / "wire" / "generated").iterdir())
+    fresh = list((tmp_path / "headrace" / "wire" / "generated").iterdir())
     assert {file.name for file in fresh} == {"headrace_pb2.py", "headrace_pb2.pyi", "headrace_pb2_grpc.py"}
     for file in fresh:
         stale = f"headrace/wire/generated/{file.name} is stale: run `make proto`"

@@ -1,7 +1,7 @@
-from headrace.wire.pairs import handover_refusal
+from headrace.wire.pairs import transfer_refusal
 
 
 def test_a_pair_of_a_gpu_and_a_host_is_refused_with_what_to_do():
     for pair in (("cuda", "cpu"), ("cpu", "cuda")):
-        assert "give both pools nodes of one kind" in handover_refusal(*pair)
-    assert handover_refusal("cpu", "cpu") is handover_refusal("cuda", "cuda") is None
+        assert "give both pools nodes of one kind" in transfer_refusal(*pair)
+    assert transfer_refusal("cpu", "cpu") is transfer_refusal("cuda", "cuda") is None

@@ -15,7 +15,7 @@ from headrace.wire.server import ControlServer
 TWO_ON_ONE_PORT = """
 import asyncio
 import sys
-from wire.server import ControlServer, ListenError
+from headrace.wire.server import ControlServer, ListenError
 
 async def main():
     first, second, third = (ControlServer(["Registry"], lambda server: None) for _ in range(3))
@@ -34,8 +34,8 @@ sys.kept = asyncio.run(main())  # to the end: a traceback, too, keeps what faile
 ONE_PREFILL = """
 import asyncio
 import sys
-from wire.client import GrpcNodeClient
-from wire.messages import PrefillRequest, Request, Sampling
+from headrace.wire.client import GrpcNodeClient
+from headrace.wire.messages import PrefillRequest, Request, Sampling
 
 async def main():
     request = PrefillRequest(Request("r", (1,), 1, Sampling(1, 0)))

@@ -3,8 +3,8 @@
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
 from headrace.wire.messages import Request, Role, Sampling
-from router.cluster.donors import LONG_PROMPT_TOKENS, PromptKeys, choose_donor
-from tests.support.router.fake_nodes import donor, node_info
+from router.cluster.fetch_sources import LONG_PROMPT_TOKENS, PromptKeys, choose_fetch_source
+from tests.support.router.fake_nodes import fetch_source, node_info
 
 D0, D1 = node_info("d0", Role.DECODE), node_info("d1", Role.DECODE)
 
@@ -14,19 +14,19 @@ def hit(attention_tokens: int, state_tokens: int) -> PrefixHit:
 
 
 def test_the_deepest_checkpoint_counts_not_the_most_blocks() -> None:
-    assert choose_donor([(D0, hit(96, 32)), (D1, hit(64, 64))], hit(32, 32)) == donor("d1", 64)
+    assert choose_fetch_source([(D0, hit(96, 32)), (D1, hit(64, 64))], hit(32, 32)) == fetch_source("d1", 64)
 
 
 def test_nobody_who_holds_no_more_than_the_prefill_node_can_resume_from() -> None:
-    assert choose_donor([(D0, hit(96, 32))], hit(32, 32)) is None
-    assert choose_donor([(D0, hit(96, 48))], hit(64, 32)) == donor("d0", 48)
-    assert choose_donor([(D0, hit(96, 0))], hit(0, 0)) is None
-    assert choose_donor([], hit(0, 0)) is None
+    assert choose_fetch_source([(D0, hit(96, 32))], hit(32, 32)) is None
+    assert choose_fetch_source([(D0, hit(96, 48))], hit(64, 32)) == fetch_source("d0", 48)
+    assert choose_fetch_source([(D0, hit(96, 0))], hit(0, 0)) is None
+    assert choose_fetch_source([], hit(0, 0)) is None
 
 
 def test_of_a_prefill_node_that_tells_nothing_nothing_is_assumed() -> None:
-    assert choose_donor([(D0, hit(16, 16))], None) == donor("d0", 16)
-    assert choose_donor([(D0, hit(16, 0))], None) is None
+    assert choose_fetch_source([(D0, hit(16, 16))], None) == fetch_source("d0", 16)
+    assert choose_fetch_source([(D0, hit(16, 0))], None) is None
 
 
 async def test_keys_are_those_of_the_tokens_so_far_and_hashed_once() -> None:

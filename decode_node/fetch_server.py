@@ -17,16 +17,16 @@ from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
 from headrace.engine.loop import EngineLost
 from headrace.forward.memory import Mark
-from headrace.wire.messages import ExportReply, ExportRequest
+from headrace.wire.messages import FetchReply, FetchRequest
 from node_runtime.errors import CheckpointGone
 from node_runtime.packing import Held, Place
 from node_runtime.plans import plan_of
 from node_runtime.runtime import Chassis
 from node_runtime.sessions import LEASE_MARGIN_S
 from transfer.buffers import Buffer
-from transfer.protocol.errors import HandoverFailed
+from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
-from transfer.sender import HandoverSender, OutgoingHandover
+from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.transfer import PIPELINE_DEPTH
 
 
@@ -37,14 +37,14 @@ class _Leased:
     mark: Mark | None  # what it holds has been computed when the device reaches it
 
 
-class Exports:
+class FetchServer:
     """Serves exports on one chassis; any number at a time, as many messages on their way as staging has buffers."""
 
     def __init__(self, chassis: Chassis) -> None:
         self._chassis = chassis
         self._engine = chassis.built.engine
         self._loop = chassis.loop
-        self._exports = 0
+        self._served = 0
         self._tokens = 0
         self._bytes = 0
         self._gone = 0
@@ -52,17 +52,17 @@ class Exports:
 
     def counters(self) -> dict[str, float]:
         return {
-            "exports": float(self._exports),
-            "exported_tokens": float(self._tokens),
-            "exported_bytes": float(self._bytes),
-            "exports_gone": float(self._gone),
-            "export_failures": float(self._failures),
+            "fetches_served": float(self._served),
+            "fetch_served_tokens": float(self._tokens),
+            "fetch_served_bytes": float(self._bytes),
+            "fetches_gone": float(self._gone),
+            "fetch_serve_failures": float(self._failures),
         }
 
-    async def run(self, request: ExportRequest, timeout_s: float) -> ExportReply:
+    async def run(self, request: FetchRequest, timeout_s: float) -> FetchReply:
         """Returns when everything was sent. Cancelling it ends the export; either way all it held comes back.
 
-        Raises LayoutMismatch, CheckpointGone, HandoverFailed.
+        Raises LayoutMismatch, CheckpointGone, TransferFailed.
         """
         reservation = request.reservation
         self._chassis.require_layout(reservation.layout)
@@ -71,13 +71,13 @@ class Exports:
         # A little longer than the session: should the clean-up below never come, nothing is held for ever.
         lease_ends_s = deadline_s + LEASE_MARGIN_S
         leasing = asyncio.ensure_future(self._loop.call(lambda: self._lease(request, lease_ends_s)))
-        handover: OutgoingHandover | None = None
+        transfer: OutgoingTransfer | None = None
         try:
             leased = await asyncio.shield(leasing)
             if leased is None:
                 self._gone += 1
                 raise CheckpointGone(f"no checkpoint at {reservation.num_tokens} tokens of that prefix, or no longer")
-            handover = self._sender.open(
+            transfer = self._sender.open(
                 plan,
                 reservation.transfer_address,
                 secret=reservation.secret,
@@ -85,25 +85,25 @@ class Exports:
                 deadline_s=deadline_s,
             )
             await self._chassis.packing.reached(leased.mark)
-            handover.tokens_computed(reservation.num_tokens)
-            handover.finish()
-            stats = await handover.done()
-        except HandoverFailed:
+            transfer.tokens_computed(reservation.num_tokens)
+            transfer.finish()
+            stats = await transfer.done()
+        except TransferFailed:
             self._failures += 1
             raise
         finally:
-            self._chassis.spawn(self._give_back(leasing, handover))
-        self._exports += 1
+            self._chassis.spawn(self._give_back(leasing, transfer))
+        self._served += 1
         self._tokens += reservation.num_tokens
         self._bytes += stats.attention_bytes + stats.state_bytes
-        return ExportReply(self._chassis.built.layout)
+        return FetchReply(self._chassis.built.layout)
 
     @cached_property
-    def _sender(self) -> HandoverSender:
+    def _sender(self) -> TransferSender:
         """Its staging takes no memory before the first export."""
-        return HandoverSender(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
+        return TransferSender(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
 
-    def _lease(self, request: ExportRequest, deadline_s: float) -> _Leased | None:
+    def _lease(self, request: FetchRequest, deadline_s: float) -> _Leased | None:
         """In the engine's thread: keeps the checkpoint and the blocks below it from eviction; None: it is gone."""
         cache = self._engine.cache
         checkpoint = cache.find_checkpoint(PrefixKey(request.key))
@@ -118,11 +118,11 @@ class Exports:
     async def _pack(self, held: Held, message: PlannedMessage, buffer: Buffer) -> None:
         await self._chassis.packing.gather(message, buffer, held)
 
-    async def _give_back(self, leasing: asyncio.Future[_Leased | None], handover: OutgoingHandover | None) -> None:
-        if handover is not None:
-            handover.cancel()
-            with suppress(HandoverFailed):
-                await handover.done()
+    async def _give_back(self, leasing: asyncio.Future[_Leased | None], transfer: OutgoingTransfer | None) -> None:
+        if transfer is not None:
+            transfer.cancel()
+            with suppress(TransferFailed):
+                await transfer.done()
         with suppress(EngineLost):
             if (leased := await leasing) is not None:
                 self._loop.post(partial(self._engine.leases.release, leased.lease))

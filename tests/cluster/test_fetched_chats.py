@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import Answered, ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import until_the_router_knows
@@ -16,7 +16,7 @@ from tests.support.engine.oracle import clear_prompt, greedy
 pytestmark = pytest.mark.slow
 
 ANSWER_TOKENS, NEW_TOKENS, TURNS = 70, 19, 3
-ON = LearnFromDecodeConfig(min_tokens=1, max_time_ratio=1e9)
+ON = FetchConfig(min_tokens=1, max_time_ratio=1e9)
 OFF = replace(ON, enabled=False)
 
 
@@ -44,7 +44,7 @@ def nothing_is_held(cluster: Cluster) -> bool:
 @pytest.mark.parametrize("learn", [ON, OFF], ids=["on", "off"])
 async def test_a_turn_computes_what_nobody_knows(family, learn, tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint(family)
-    with Cluster(model, tmp_path, prefill={"learn_from_decode": learn}) as cluster:
+    with Cluster(model, tmp_path, prefill={"fetch_from_decode": learn}) as cluster:
         turns = await chats(cluster, model, seeds=[31])
         length = 100
         for number, (answer,) in enumerate(turns):
@@ -62,7 +62,7 @@ async def test_a_turn_computes_what_nobody_knows(family, learn, tiny_checkpoint,
 async def test_chats_side_by_side_fetch_and_hand_over_at_once(family, tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint(family)
     small = {"staging_buffers": 2, "max_message_bytes": 1 << 15}  # both directions wait for buffers
-    learn = {"learn_from_decode": ON}
+    learn = {"fetch_from_decode": ON}
     with Cluster(model, tmp_path, num_prefill=2, num_decode=2, prefill=small | learn, decode=small) as cluster:
         turns = await chats(cluster, model, seeds=range(40, 48))
         fetched = [answer.report["prefill"]["fetched_tokens"] for answers in turns[1:] for answer in answers]

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from tests.support.cluster.netns import NamespacesUnavailable, two_namespaces
 from tests.support.transfer.transfer_child import STAGING
 from tests.support.transfer.transfer_peer import Peer, two
-from tests.support.cluster.netns import NamespacesUnavailable, two_namespaces
 from transfer.protocol.plan import TransferPlan
 from transfer.transfer import GRACE_S
 

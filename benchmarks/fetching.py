@@ -1,8 +1,8 @@
 """What it saves that prefill nodes learn from decode nodes: a chat with long answers, learning on and off.
 
-    python -m benchmarks learning [--model DIR] [--rounds 7] [--turns 5] [--answer 300] [--new 24]
+    python -m benchmarks fetching [--model DIR] [--rounds 7] [--turns 5] [--answer 300] [--new 24]
 
-Two clusters, router + 1 prefill node + 1 decode node each, that differ in `learn_from_decode.enabled` alone; the
+Two clusters, router + 1 prefill node + 1 decode node each, that differ in `fetch_from_decode.enabled` alone; the
 decode node never prefills itself. Rounds alternate, each with a chat of its own; the settings are the defaults, so
 that a node fetches when it estimates that to take less time. Token counts are exact; times are medians over rounds.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.streaming import body_of, stream
 from headrace.engine.config import EngineConfig
-from prefill_node.config import LearnFromDecodeConfig
+from prefill_node.config import FetchConfig
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import until_the_router_knows
 
@@ -97,7 +97,7 @@ def main() -> None:
                 arguments.model,
                 Path(folder),
                 engine=engine,
-                prefill={"learn_from_decode": LearnFromDecodeConfig(learn)},
+                prefill={"fetch_from_decode": FetchConfig(learn)},
             )
             for learn in (True, False)
         ]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
-from headrace.wire.messages import Donor, NodeInfo, Request
+from headrace.wire.messages import FetchSource, NodeInfo, Request
 
 LONG_PROMPT_TOKENS = 1 << 14  # a millisecond's hashing; beyond it the event loop goes on meanwhile
 
@@ -38,7 +38,7 @@ class PromptKeys:
             return self._keys
 
 
-def choose_donor(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> Donor | None:
+def choose_fetch_source(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> FetchSource | None:
     """Of the decode nodes, the one with the prompt's deepest checkpoint; None if the prefill node's is as deep.
 
     `held` is what each may hold of the prompt; `own` is what the prefill node may, None: not known.
@@ -46,4 +46,4 @@ def choose_donor(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | No
     info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))
     if info is None or hit is None or hit.state_tokens <= (0 if own is None else own.resumable_tokens):
         return None
-    return Donor(info.name, info.address, hit.state_tokens, info.layout.block_size, info.max_message_bytes)
+    return FetchSource(info.name, info.address, hit.state_tokens, info.layout.block_size, info.max_message_bytes)

@@ -7,7 +7,7 @@ import pytest
 from tests.support.transfer.transfer_plans import secret_of, small_plan
 from transfer.protocol.authentication import SECRET_BYTES, Gate, new_secret, proven, require_secret
 from transfer.protocol.envelope import ENVELOPE_BYTES, PROOF_BYTES, Envelope
-from transfer.protocol.errors import MalformedEnvelope, NoSecret, Refused
+from transfer.protocol.errors import MalformedEnvelope, NoSecret, Unauthenticated
 
 PLAN = small_plan()
 SECRET = secret_of(PLAN.nonce)
@@ -22,7 +22,7 @@ DATA = proven(claim(ENVELOPE), SECRET)
 
 
 def refusal(gate: Gate, data: bytes) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Unauthenticated) as refused:
         gate.admit_envelope(data)
     return refused.value.cause
 
@@ -55,7 +55,7 @@ def test_a_proof_speaks_for_every_field_and_for_the_digest(change):
 
 
 def test_an_envelope_of_an_older_release_is_refused_with_the_remedy():
-    with pytest.raises(Refused, match="136 bytes, not 152: run one release on all nodes"):
+    with pytest.raises(Unauthenticated, match="136 bytes, not 152: run one release on all nodes"):
         Gate(SECRET).admit_envelope(DATA[:-PROOF_BYTES])
 
 
@@ -69,10 +69,10 @@ def test_a_payload_is_admitted_once_behind_its_envelope():
     gate = Gate(SECRET)
     for _ in range(2):
         for index in (0, 1):
-            with pytest.raises(Refused, match="no_envelope: payload"):
+            with pytest.raises(Unauthenticated, match="no_envelope: payload"):
                 gate.admit_payload(index)
         gate.admit_envelope(DATA)
-        with pytest.raises(Refused, match="payload 1"):
+        with pytest.raises(Unauthenticated, match="payload 1"):
             gate.admit_payload(1)
         gate.admit_payload(0)
 
@@ -80,7 +80,7 @@ def test_a_payload_is_admitted_once_behind_its_envelope():
 def test_a_refused_envelope_announces_nothing_and_takes_nothing_back():
     gate = Gate(SECRET)
     refusal(gate, proven(claim(ENVELOPE), bytes(SECRET_BYTES)))
-    with pytest.raises(Refused):
+    with pytest.raises(Unauthenticated):
         gate.admit_payload(0)
     gate.admit_envelope(DATA)
     refusal(gate, proven(claim(replace(ENVELOPE, index=1)), bytes(SECRET_BYTES)))
@@ -105,7 +105,7 @@ def test_no_error_and_no_repr_tells_the_secret():
     gate = Gate(secret)
     said = [repr(gate), repr(proven(claim(ENVELOPE), secret))]
     for data in (DATA, DATA[1:]):
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(Unauthenticated) as refused:
             gate.admit_envelope(data)
         said.append(str(refused.value))
     with pytest.raises(NoSecret) as missing:

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.cluster.test_ucx_handover import MIB, plan, staging_is_whole, tiny_plan
+from tests.cluster.test_ucx_transfer import MIB, plan, staging_is_whole, tiny_plan
 from tests.support.transfer.transfer_peer import ROOT, START_TIMEOUT_S, Peer
 
 on_gpus = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headrace.wire.client import DonorClient
-from headrace.wire.messages import Donor
+from headrace.wire.client import FetchClient
+from headrace.wire.messages import FetchSource
 
 IDLE_S = 600.0
-"""A line that nobody has used for so long is closed: its donor may have left for good (one that comes back has another
-address as a rule), and a new line costs milliseconds."""
+"""A line that nobody has used for so long is closed: its source may have left for good (one that comes back has
+another address as a rule), and a new line costs milliseconds."""
 
 
-class DonorLines:
+class FetchChannels:
     """One line an address, for as long as it is used.
 
     connect   opens a line
@@ -23,7 +23,7 @@ class DonorLines:
 
     def __init__(
         self,
-        connect: Callable[[Donor], DonorClient],
+        connect: Callable[[FetchSource], FetchClient],
         clock: Callable[[], float],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         grace_s: float,
@@ -32,19 +32,19 @@ class DonorLines:
         self._clock = clock
         self._spawn = spawn
         self._grace_s = grace_s
-        self._lines: dict[str, DonorClient] = {}
+        self._lines: dict[str, FetchClient] = {}
         self._used_s: dict[str, float] = {}
         """When a fetch last began on it, by address."""
 
-    def to(self, donor: Donor) -> DonorClient:
-        """The line to this donor, for one fetch."""
+    def to(self, fetch_source: FetchSource) -> FetchClient:
+        """The line to this fetch source, for one fetch."""
         now_s = self._clock()
         for address in [address for address, used_s in self._used_s.items() if used_s < now_s - IDLE_S]:
             self.hang_up(address)
-        if donor.address not in self._lines:
-            self._lines[donor.address] = self._connect(donor)
-        self._used_s[donor.address] = now_s
-        return self._lines[donor.address]
+        if fetch_source.address not in self._lines:
+            self._lines[fetch_source.address] = self._connect(fetch_source)
+        self._used_s[fetch_source.address] = now_s
+        return self._lines[fetch_source.address]
 
     def hang_up(self, address: str) -> None:
         """Close the line to it, if there is one."""

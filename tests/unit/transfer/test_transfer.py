@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer.faulty import Hold, flip_bit
+from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer, HostMemory
 from transfer.protocol.digest import summary
