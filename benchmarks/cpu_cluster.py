@@ -27,7 +27,7 @@ from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Event, Job, Sampled
 from headrace.engine.sequence import Sequence as EngineSequence
-from headrace.wire.messages import Request, Sampling
+from headrace.request import Request, Sampling
 from tests.support.cluster.cluster import Cluster
 from tests.support.engine.tiny_checkpoints import build_model
 

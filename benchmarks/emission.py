@@ -21,7 +21,7 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Job
-from headrace.wire.messages import Request, Sampling
+from headrace.request import Request, Sampling
 
 MODELS = Path(__file__).parents[1] / "tiny_models"
 

@@ -26,7 +26,7 @@ from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
 from headrace.models.config import ModelConfig
 from headrace.models.weights import dummy_model
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 
 DECODE_STEPS = 32  # timed together
 GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)

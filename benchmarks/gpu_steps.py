@@ -19,7 +19,7 @@ from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Event, Job, Sampled
 from headrace.models.weights import dummy_model
-from headrace.wire.messages import Request, Sampling
+from headrace.request import Request, Sampling
 
 TIMED_STEPS = 128
 

@@ -27,6 +27,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Job, Sequence
 from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan
+from headrace.request import Request
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
@@ -66,7 +67,7 @@ class Node:
         self._block_size = built.layout.block_size
         self._hit_policy = hit_policy
 
-    def fill(self, request: m.Request) -> None:
+    def fill(self, request: Request) -> None:
         sequence = self._engine.sequence(self._job(request, ResumeLocally()))
         self._engine.submit(sequence)
         self._engine.admit()
@@ -74,7 +75,7 @@ class Node:
             pass
         self._engine.release(sequence)
 
-    def take(self, request: m.Request, stages: Stages) -> None:
+    def take(self, request: Request, stages: Stages) -> None:
         """Up to where the kernels' launches begin, or where the state is waited for."""
         engine = self._engine
         sequence = stages.time(
@@ -86,7 +87,7 @@ class Node:
             stages.time(f"{self.name}: the step's index tensors", lambda: self._plan(sequence))
         engine.release(sequence)
 
-    def _job(self, request: m.Request, hit_policy: HitPolicy) -> Job:
+    def _job(self, request: Request, hit_policy: HitPolicy) -> Job:
         def policy_of(hit: PrefixHit) -> HitPolicy:
             return hit_policy
 

@@ -17,12 +17,12 @@ from decode_node.inbox import Inbox
 from decode_node.policy import PrefillPlace
 from headrace.engine.engine import BadRequest
 from headrace.engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
+from headrace.request import FinishReason
 from headrace.wire.messages import (
     DecodeCommand,
     DecodeDone,
     DecodeEvent,
     DecodeReport,
-    FinishReason,
     LocalPrefill,
     PromptLogprobs,
     Renew,

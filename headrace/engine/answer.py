@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headrace.engine.sampler import Draw
 from headrace.engine.sequence import Sequence
-from headrace.wire.messages import FinishReason
+from headrace.request import FinishReason
 
 
 @dataclass(frozen=True)

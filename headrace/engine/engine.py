@@ -32,7 +32,7 @@ from headrace.engine.scheduler import Planned, Scheduler, after_turn
 from headrace.engine.sequence import Admitted, Computed, Finished, Job, Refused, Sampled, Scored, Sequence
 from headrace.engine.waiting import WaitingLine
 from headrace.forward.batch import SequenceStep
-from headrace.wire.messages import FinishReason, Request, Token
+from headrace.request import FinishReason, Request, Token
 
 HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
 UNKNOWN = 0  # in the place of a token whose value is still on the device

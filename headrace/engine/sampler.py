@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace.engine.randomness import uniform
 from headrace.forward.upload import upload_values
 from headrace.kernels.sampling.draw import draw as draw_tokens
-from headrace.wire.messages import Alternative, Logprobs, Sampling, Token
+from headrace.request import Alternative, Logprobs, Sampling, Token
 
 COLDEST = 1e-5  # at and below this temperature the best token is taken: dividing by less overflows
 

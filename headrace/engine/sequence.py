@@ -11,7 +11,7 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.forward.memory import Mark
-from headrace.wire.messages import FinishReason, Request, Token
+from headrace.request import FinishReason, Request, Token
 
 
 @dataclass(frozen=True)

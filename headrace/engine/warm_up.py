@@ -16,7 +16,7 @@ from headrace.forward.batch import SequenceStep
 from headrace.kernels.dense.small_linear import MOST_ROWS
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from headrace.kernels.lib.sizes import cdiv
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 
 log = logging.getLogger(__name__)
 

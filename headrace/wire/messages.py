@@ -11,74 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from headrace.cache.layout import CacheLayout
-
-# ---------------------------------------------------------------- requests
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn. The router validates the ranges; nodes take them as given.
-
-    `seed` is always set: with the position it fixes the random stream on any node. `top_k` 0 means no
-    limit. `logprobs` is how many alternatives to report beside the chosen token, None for none at all.
-    """
-
-    max_tokens: int
-    seed: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt and how to go on from it.
-
-    `tokens` is the prompt followed by what another node generated before a migration; the first
-    `num_prompt_tokens` of them are the prompt. `boundaries` are positions where a checkpoint pays.
-    """
-
-    request_id: str
-    tokens: tuple[int, ...]
-    num_prompt_tokens: int
-    sampling: Sampling
-    salt: bytes = b""
-    boundaries: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Alternative:
-    id: int
-    logprob: float
-
-
-@dataclass(frozen=True)
-class Logprobs:
-    """Of one token at its position, before temperature and penalties; `top` is best first."""
-
-    logprob: float
-    top: tuple[Alternative, ...] = ()
-
-
-@dataclass(frozen=True)
-class Token:
-    id: int
-    logprobs: Logprobs | None = None
-
-
-class FinishReason(Enum):
-    STOP = "stop"
-    LENGTH = "length"
-
+from headrace.request import FinishReason, Request, Token
 
 # ---------------------------------------------------------------- hand-over
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from headrace.wire.messages import FinishReason, PromptLogprobs, Request, Token
+from headrace.request import FinishReason, Request, Token
+from headrace.wire.messages import PromptLogprobs
 from router.api.generation import Order
 from router.api.mailbox import Mailbox
 from router.requests.dispatch import Ended, Output, Run

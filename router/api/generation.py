@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.wire.messages import Request, Sampling
+from headrace.request import Request, Sampling
 from router.api.schemas import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, HeadraceOptions
 from router.errors import bad_request
 from router.text.tokens import ModelTokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.wire.messages import Token
+from headrace.request import Token
 from router.text.detokenizer import TokenBytes
 
 LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's stand-in

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
-from headrace.wire.messages import FetchSource, NodeInfo, Request
+from headrace.request import Request
+from headrace.wire.messages import FetchSource, NodeInfo
 
 LONG_PROMPT_TOKENS = 1 << 14  # a millisecond's hashing; beyond it the event loop goes on meanwhile
 

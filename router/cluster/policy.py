@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from headrace.wire.messages import NodeInfo, Request
+from headrace.request import Request
+from headrace.wire.messages import NodeInfo
 
 
 class Policy(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from headrace.cache.types import PrefixKey
+from headrace.request import Request
 from headrace.wire import messages as m
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeBusy, NodeError, NodeLost
@@ -63,7 +64,7 @@ class Dispatcher:
         self.metrics = metrics
         self.clock = clock
 
-    def run(self, request: m.Request, ticket: Ticket, show: Callable[[Output], None]) -> Run:
+    def run(self, request: Request, ticket: Ticket, show: Callable[[Output], None]) -> Run:
         """Queues a request. Entering the run starts it when the ticket's turn comes; `show` gets its outputs."""
         return Run(self, request, ticket, show)
 
@@ -74,7 +75,7 @@ class _Attempt:
     `over` is done when the attempt has nothing more to do, or holds the exception of a task that broke.
     """
 
-    def __init__(self, request: m.Request) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: DecodeCall | None = None
@@ -115,7 +116,7 @@ class _Attempt:
 class Run:
     """One request on its way through the nodes. Leaving the `async with` block cancels what still runs."""
 
-    def __init__(self, shared: Dispatcher, request: m.Request, ticket: Ticket, show: Callable[[Output], None]) -> None:
+    def __init__(self, shared: Dispatcher, request: Request, ticket: Ticket, show: Callable[[Output], None]) -> None:
         self._shared = shared
         self._ticket = ticket
         self._now_s = shared.clock
@@ -247,7 +248,7 @@ class Run:
         lost = NodeError(node.info.name, f"what it handed over did not land in {timeout_s:g} s (landing_timeout_s)")
         await self._tell(attempt, ev.PrefillFailed(nonce, lost))
 
-    async def _fetch_source(self, request: m.Request, prefill_node: Node) -> m.FetchSource | None:
+    async def _fetch_source(self, request: Request, prefill_node: Node) -> m.FetchSource | None:
         """A live decode node that may hold more of the prompt than the node that is to compute it."""
         nodes, index = self._shared.nodes, self._shared.index
         keys = await self._keys(request)
@@ -259,7 +260,7 @@ class Run:
         holders = [(node.info, hits[node.id]) for node in fetch_sources if node.id in hits]
         return choose_fetch_source(holders, hits.get(prefill_node.id))
 
-    async def _keys(self, request: m.Request) -> Mapping[int, Sequence[PrefixKey]] | None:
+    async def _keys(self, request: Request) -> Mapping[int, Sequence[PrefixKey]] | None:
         """The prompt's keys by block size, hashed once; None when no node's cache is known to look for them in."""
         index = self._shared.index
         if not self._shared.config.fetch_from_decode or not len(index):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from headrace.request import FinishReason, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeError
 from router.errors import ApiError
@@ -99,7 +100,7 @@ class SendStop:
 class Show:
     """Give the client these tokens."""
 
-    tokens: tuple[m.Token, ...]
+    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class StartOver:
 
 @dataclass(frozen=True)
 class Finish:
-    reason: m.FinishReason
+    reason: FinishReason
 
 
 @dataclass(frozen=True)

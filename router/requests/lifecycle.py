@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headrace.request import FinishReason, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeError, RequestRefused
 from router.errors import ApiError, IllegalTransition, from_node
@@ -51,13 +52,13 @@ class RequestLife:
     that was given up says late must not be passed on to `on`: leaving its calls sees to that.
     """
 
-    def __init__(self, request: m.Request, *, max_attempts: int, now_s: float) -> None:
+    def __init__(self, request: Request, *, max_attempts: int, now_s: float) -> None:
         self.request = request
         self.phase = Phase.QUEUED
         self.entered_s: dict[Phase, float] = {Phase.QUEUED: now_s}
         self.report = RequestReport()
         self.generated: list[int] = []
-        self.finish: m.FinishReason | None = None
+        self.finish: FinishReason | None = None
         self.failure: ApiError | None = None
         self.stopped = False
         self._prompt_shown = False
@@ -71,10 +72,10 @@ class RequestLife:
         self._first: int | None = None
         self._moving = False
         self._landed = False
-        self._early: list[m.Token] = []
-        self._early_finish: m.FinishReason | None = None
-        self._told_finish: m.FinishReason | None = None
-        self._alone_finish = m.FinishReason.LENGTH
+        self._early: list[Token] = []
+        self._early_finish: FinishReason | None = None
+        self._told_finish: FinishReason | None = None
+        self._alone_finish = FinishReason.LENGTH
 
     @property
     def needs_decode(self) -> bool:
@@ -86,7 +87,7 @@ class RequestLife:
         return self.phase in (Phase.DONE, Phase.FAILED)
 
     @property
-    def request_so_far(self) -> m.Request:
+    def request_so_far(self) -> Request:
         """What a node needs to go on: the tokens shown so far follow the prompt."""
         sampling = self.request.sampling
         if self._prompt_shown:
@@ -142,7 +143,7 @@ class RequestLife:
                 if self._moving and self._first is None:
                     self._early_finish = finish
                     return []
-                return self._finish(m.FinishReason.STOP if self.stopped else finish, now_s)
+                return self._finish(FinishReason.STOP if self.stopped else finish, now_s)
             case StopFound():
                 return self._on_stop_found(now_s)
             case PrefillFailed() | m.SessionFailed() | DecodeLost():
@@ -151,7 +152,7 @@ class RequestLife:
                 return self._fail(cause, now_s)
         raise TypeError(f"unknown event {event!r}")
 
-    def _on_tokens(self, tokens: tuple[m.Token, ...], now_s: float) -> list[Instruction]:
+    def _on_tokens(self, tokens: tuple[Token, ...], now_s: float) -> list[Instruction]:
         if self.stopped:
             return []
         if self._moving and self._first is None:
@@ -162,7 +163,7 @@ class RequestLife:
             self._enter(Phase.DECODING, now_s)
         return [self._show(tokens)]
 
-    def _on_first_token(self, token: m.Token, finish: m.FinishReason | None, now_s: float) -> list[Instruction]:
+    def _on_first_token(self, token: Token, finish: FinishReason | None, now_s: float) -> list[Instruction]:
         self._require("FirstToken", Phase.PREFILLING, Phase.MOVING, Phase.DECODING)
         if self._first is not None:
             return []  # a repeated prefill samples what the client has already seen
@@ -170,7 +171,7 @@ class RequestLife:
             return []  # the prompt's own logprobs are wanted, nothing more
         self._first = token.id
         if not self._moving:
-            self._alone_finish = finish or m.FinishReason.LENGTH
+            self._alone_finish = finish or FinishReason.LENGTH
             return [self._show((token,))]
         if finish is not None:
             return [self._show((token,)), *self._finish(finish, now_s)]
@@ -188,7 +189,7 @@ class RequestLife:
         self.stopped = True
         if self.phase is Phase.DECODING:
             return [SendStop()]  # it publishes what it decoded, and reports
-        return self._finish(m.FinishReason.STOP, now_s)
+        return self._finish(FinishReason.STOP, now_s)
 
     def _on_failure(self, event: PrefillFailed | m.SessionFailed | DecodeLost, now_s: float) -> list[Instruction]:
         if isinstance(event, DecodeLost):
@@ -217,7 +218,7 @@ class RequestLife:
         if isinstance(cause, RequestRefused):
             return self._fail(from_node(cause), now_s)
         if self.stopped:
-            return self._finish(m.FinishReason.STOP, now_s)
+            return self._finish(FinishReason.STOP, now_s)
         if self._told_finish is not None and not self._early:
             return self._finish(self._told_finish, now_s)  # every token was shown, only the report is lost
         if not isinstance(cause, NodeBusy):
@@ -234,11 +235,11 @@ class RequestLife:
         self._begin_attempt()
         return [StartOver()]
 
-    def _show(self, tokens: tuple[m.Token, ...]) -> Show:
+    def _show(self, tokens: tuple[Token, ...]) -> Show:
         self.generated.extend(token.id for token in tokens)
         return Show(tokens)
 
-    def _finish(self, reason: m.FinishReason, now_s: float) -> list[Instruction]:
+    def _finish(self, reason: FinishReason, now_s: float) -> list[Instruction]:
         self._enter(Phase.DONE, now_s)
         self.finish = reason
         return [Finish(reason)]

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.wire.messages import Request
+from headrace.request import Request
 from router.errors import IllegalTransition
 from router.requests.events import Event, Instruction, Phase
 from router.requests.lifecycle import RequestLife

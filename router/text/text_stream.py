@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.wire.messages import Sampling, Token
+from headrace.request import Sampling, Token
 from router.text.detokenizer import Detokenizer, TokenBytes
 from router.text.stop_strings import StopStrings
 

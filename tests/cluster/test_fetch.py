@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from decode_node.config import DecodeNodeConfig
+from headrace.request import Request
 from headrace.wire.client import GrpcNodeClient
-from headrace.wire.messages import FetchSource, NodeStatus, Request
+from headrace.wire.messages import FetchSource, NodeStatus
 from prefill_node.config import FetchConfig, PrefillNodeConfig
 from tests.support.cluster.cluster import SMALL, Process, with_engine
 from tests.support.cluster.nodes import decode_alone, first_token, node_client, status_of, total

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.request import Request
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import TransferBroken
 from headrace.wire.messages import (
@@ -17,7 +18,6 @@ from headrace.wire.messages import (
     DecodeEvent,
     PrefillRequest,
     Renew,
-    Request,
     Reservation,
     SessionFailed,
     Start,

@@ -12,8 +12,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from headrace.cache.layout import CacheLayout
 from headrace.engine.build import build_engine
+from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcNodeClient
-from headrace.wire.messages import PrefillRequest, Request, Reservation, Sampling
+from headrace.wire.messages import PrefillRequest, Reservation
 from node_runtime.notes import decode_note
 from node_runtime.plans import plan_of
 from prefill_node.config import PrefillNodeConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Sampled
-from headrace.wire.messages import Request
+from headrace.request import Request
 from tests.support.engine.driving import GREEDY, Run, engine_of, generate, request
 from tests.support.engine.oracle import MIN_MARGIN
 

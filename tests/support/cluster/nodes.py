@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
+from headrace.request import Request
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheSnapshotPart
 from headrace.wire.client import GrpcNodeClient
@@ -19,7 +20,6 @@ from headrace.wire.messages import (
     PrefillDone,
     PrefillReport,
     PrefillRequest,
-    Request,
     Start,
     Tokens,
 )

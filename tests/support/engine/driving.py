@@ -9,7 +9,7 @@ from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Event, Finished, Job, Sampled, Sequence
 from headrace.models.weights import load_config
-from headrace.wire.messages import Request, Sampling
+from headrace.request import Request, Sampling
 
 SMALL = EngineConfig(cache_bytes=32 << 20, max_step_tokens=256, max_running=16, threads=1)
 GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)

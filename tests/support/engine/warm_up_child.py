@@ -24,7 +24,7 @@ from headrace.forward.memory import CacheMemory
 from headrace.kernels.attention import paged_attention
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from headrace.models.weights import dummy_model, load_config
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 from tests.support.kernels.compiling_child import Driver
 
 LIMITS = {"max_step_tokens": 4096, "max_running": 32, "max_tokens": 4096}

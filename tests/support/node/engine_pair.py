@@ -7,7 +7,7 @@ import torch
 from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Admitted, Finished, Sampled
-from headrace.wire.messages import FinishReason, Request
+from headrace.request import FinishReason, Request
 from tests.support.engine.driving import Run, resume_locally, submit
 
 

@@ -17,6 +17,7 @@ from decode_node.role import Decode
 from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
 from headrace.engine.loop import EngineLoop
+from headrace.request import Request
 from headrace.wire.errors import CheckpointGone, RequestRefused, TransferBroken
 from headrace.wire.messages import (
     DecodeDone,
@@ -28,7 +29,6 @@ from headrace.wire.messages import (
     PrefillDone,
     PrefillReport,
     PrefillRequest,
-    Request,
     Reservation,
     Start,
     Tokens,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.cache.layout import CacheLayout
+from headrace.request import Alternative, FinishReason, Logprobs, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.errors import NodeError, TransferBroken
@@ -90,7 +91,7 @@ class _FakeNode:
         self.eos_id = eos_id
         self.resumed_tokens = resumed_tokens
         self.faults: list[Fault] = []
-        self.requests: list[m.Request] = []
+        self.requests: list[Request] = []
         self.fetch_sources: list[m.FetchSource | None] = []  # of its prefills
         self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # what it tells of its cache
         self.num_subscriptions = 0
@@ -101,26 +102,26 @@ class _FakeNode:
     def take_fault(self) -> Fault | None:
         return self.faults.pop(0) if self.faults else None
 
-    def token(self, request: m.Request, place: int) -> tuple[m.Token, m.FinishReason | None]:
+    def token(self, request: Request, place: int) -> tuple[Token, FinishReason | None]:
         """The token at `place` after the prompt, and whether it is the last."""
         sampling = request.sampling
         token_id = self.answer[place % len(self.answer)]
         logprobs = None
         if sampling.logprobs is not None:
-            top = tuple(m.Alternative((token_id + i) % 256, -0.5 - i) for i in range(sampling.logprobs))
-            logprobs = m.Logprobs(-0.5, top)
+            top = tuple(Alternative((token_id + i) % 256, -0.5 - i) for i in range(sampling.logprobs))
+            logprobs = Logprobs(-0.5, top)
         finish = None
         is_eos = token_id == self.eos_id and not sampling.ignore_eos
         if place + 1 >= sampling.min_tokens and (is_eos or token_id in sampling.stop_token_ids):
-            finish = m.FinishReason.STOP
+            finish = FinishReason.STOP
         elif place + 1 >= sampling.max_tokens:
-            finish = m.FinishReason.LENGTH
-        return m.Token(token_id, logprobs), finish
+            finish = FinishReason.LENGTH
+        return Token(token_id, logprobs), finish
 
-    def prompt_logprobs(self, request: m.Request) -> m.PromptLogprobs:
+    def prompt_logprobs(self, request: Request) -> m.PromptLogprobs:
         first, *others = request.tokens
-        scored = (m.Token(token_id, m.Logprobs(-1.0)) for token_id in others)
-        return m.PromptLogprobs((m.Token(first), *scored))
+        scored = (Token(token_id, Logprobs(-1.0)) for token_id in others)
+        return m.PromptLogprobs((Token(first), *scored))
 
     async def close(self) -> None:
         assert self.open_calls == 0, f"{self.name} was closed under {self.open_calls} calls"
@@ -280,7 +281,7 @@ class FakeDecodeCall(_Call):
             yield m.Tokens(tuple(tokens))
             sent += len(tokens)
         report = m.DecodeReport(node.name, 32, 16, state, 0, (32,))
-        yield m.DecodeDone(finish or m.FinishReason.STOP, report)
+        yield m.DecodeDone(finish or FinishReason.STOP, report)
 
     async def _receive(self, breaks: bool) -> AsyncIterator[m.DecodeEvent]:
         """Reserves, and waits until some prefill node has handed over."""

@@ -11,7 +11,7 @@ from headrace.engine.sampler import Draw
 from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
 from headrace.models.weights import dummy_model, load_config
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 from tests.support.engine.driving import (
     GREEDY,
     assert_nothing_in_use,

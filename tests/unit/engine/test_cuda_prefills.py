@@ -16,7 +16,7 @@ from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
 from headrace.models.model import HybridModel
 from headrace.models.weights import dummy_model, load_config
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 from tests.support.engine.driving import (
     GREEDY,
     Run,

@@ -10,7 +10,7 @@ from headrace.cache.hits import ReceiveState
 from headrace.engine.config import ConfigError, EngineConfig, PoolSizes
 from headrace.engine.engine import BadRequest, RequestTooLarge
 from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
-from headrace.wire.messages import FinishReason
+from headrace.request import FinishReason
 from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit
 from tests.support.engine.oracle import clear_prompt, greedy, oracle, random_prompt
 

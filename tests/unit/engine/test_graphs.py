@@ -20,7 +20,7 @@ from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.lib.dot import dot_block
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 from tests.support.engine.oracle import random_prompt
 
 BLOCK_SIZE, VOCAB = 4, 50

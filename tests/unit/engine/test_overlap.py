@@ -7,7 +7,7 @@ import pytest
 
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Finished, Sampled
-from headrace.wire.messages import FinishReason, Sampling
+from headrace.request import FinishReason, Sampling
 from tests.support.engine.driving import (
     GREEDY,
     Run,

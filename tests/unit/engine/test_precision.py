@@ -16,7 +16,7 @@ from headrace.engine.sampler import Draw
 from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
 from headrace.models.weights import load_model
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 from tiny_models.recall import RecallQuestion, held_out_questions, is_right
 
 MODELS = Path(__file__).parents[3] / "tiny_models"

@@ -8,7 +8,7 @@ import pytest
 from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
-from headrace.wire.messages import FinishReason, Sampling
+from headrace.request import FinishReason, Sampling
 from tests.support.engine.driving import (
     GREEDY,
     Run,

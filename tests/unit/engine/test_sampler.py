@@ -13,7 +13,7 @@ from transformers import (
 
 from headrace.engine.randomness import uniform
 from headrace.engine.sampler import Draw, sample, score
-from headrace.wire.messages import Sampling
+from headrace.request import Sampling
 
 RANDOM = Sampling(max_tokens=1, seed=0)
 VOCAB = 50

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.request import Request
 from headrace.wire.errors import DeadlineExceeded, NodeLost
-from headrace.wire.messages import FetchReply, FetchRequest, PrefillRequest, Request, Reservation
+from headrace.wire.messages import FetchReply, FetchRequest, PrefillRequest, Reservation
 from prefill_node.config import FetchConfig
 from tests.support.cluster.nodes import total
 from tests.support.engine.driving import GREEDY, request

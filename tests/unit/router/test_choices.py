@@ -2,7 +2,8 @@
 
 import json
 
-from headrace.wire.messages import PromptLogprobs, Token
+from headrace.request import Token
+from headrace.wire.messages import PromptLogprobs
 from router.api.choices import Choice
 from router.api.generation import OrderDesk
 from router.api.schemas import CompletionBody, parse_body

@@ -2,7 +2,8 @@
 
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
-from headrace.wire.messages import Request, Role, Sampling
+from headrace.request import Request, Sampling
+from headrace.wire.messages import Role
 from router.cluster.fetch_sources import LONG_PROMPT_TOKENS, PromptKeys, choose_fetch_source
 from tests.support.router.fake_nodes import fetch_source, node_info
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
 from router.errors import ApiError, IllegalTransition, deadline_passed
@@ -25,9 +26,9 @@ from router.requests.events import (
 from router.requests.lifecycle import RequestLife
 from tests.support.router.fake_nodes import LAYOUT
 
-A, B, C = m.Token(7), m.Token(8), m.Token(9)
+A, B, C = Token(7), Token(8), Token(9)
 LANDED = m.TransferReport(8, 100, 200, 0.5)
-DECODED = m.DecodeDone(m.FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "received", 0, (48,)))
+DECODED = m.DecodeDone(FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "received", 0, (48,)))
 PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
 
 
@@ -36,8 +37,8 @@ def reservation(nonce: int) -> m.Reservation:
 
 
 def life(**sampling: int) -> RequestLife:
-    settings = m.Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
-    return RequestLife(m.Request("r", tuple(range(40)), 40, settings), max_attempts=3, now_s=0.0)
+    settings = Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
+    return RequestLife(Request("r", tuple(range(40)), 40, settings), max_attempts=3, now_s=0.0)
 
 
 def after(request: RequestLife, *events: object) -> RequestLife:
@@ -71,7 +72,7 @@ def test_remote_life_from_queue_to_done():
     assert request.phase is Phase.DECODING
     assert request.on(PREFILLED, 5.5) == []
     assert request.on(m.Tokens((B, C)), 6.0) == [Show((B, C))]
-    assert request.on(DECODED, 7.0) == [Finish(m.FinishReason.LENGTH)]
+    assert request.on(DECODED, 7.0) == [Finish(FinishReason.LENGTH)]
     assert request.phase is Phase.DONE
     assert request.generated == [7, 8, 9]
     assert request.entered_s == {
@@ -108,8 +109,8 @@ def test_local_life_counts_what_the_decode_node_resumed():
     assert request.phase is Phase.PREFILLING
     assert request.on(m.Tokens((A,)), 1.0) == [Show((A,))]
     assert request.phase is Phase.DECODING
-    done = m.DecodeDone(m.FinishReason.STOP, m.DecodeReport("d0", 32, 24, "resumed", 16))
-    assert request.on(done, 2.0) == [Finish(m.FinishReason.STOP)]
+    done = m.DecodeDone(FinishReason.STOP, m.DecodeReport("d0", 32, 24, "resumed", 16))
+    assert request.on(done, 2.0) == [Finish(FinishReason.STOP)]
     assert request.report.cached_tokens(40) == 24
     report = request.report.json()
     assert (report["path"], report["prefill"], report["transfer"]) == ("local", None, None)
@@ -117,7 +118,7 @@ def test_local_life_counts_what_the_decode_node_resumed():
 
 def test_first_token_that_finishes_ends_the_answer_without_the_decode_node():
     request = prefilling()
-    assert request.on(m.FirstToken(A, m.FinishReason.STOP), 1.0) == [Show((A,)), Finish(m.FinishReason.STOP)]
+    assert request.on(m.FirstToken(A, FinishReason.STOP), 1.0) == [Show((A,)), Finish(FinishReason.STOP)]
     assert request.on(PREFILLED, 2.0) == []  # its report may still come
     assert request.report.cached_tokens(40) == 16
 
@@ -126,15 +127,15 @@ def test_one_token_needs_a_prefill_node_only():
     request = life(max_tokens=1)
     assert not request.needs_decode
     after(request, PrefillStarted("p0", None))
-    assert request.on(m.FirstToken(A, m.FinishReason.LENGTH), 1.0) == [Show((A,))]
-    assert request.on(PREFILLED, 2.0) == [Finish(m.FinishReason.LENGTH)]
+    assert request.on(m.FirstToken(A, FinishReason.LENGTH), 1.0) == [Show((A,))]
+    assert request.on(PREFILLED, 2.0) == [Finish(FinishReason.LENGTH)]
 
 
 def test_prompt_logprobs_alone():
     request = after(life(max_tokens=0), PrefillStarted("p0", None))
     logprobs = m.PromptLogprobs((A, B))
     assert request.on(logprobs, 1.0) == [ShowPrompt(logprobs)]
-    assert request.on(PREFILLED, 2.0) == [Finish(m.FinishReason.LENGTH)]
+    assert request.on(PREFILLED, 2.0) == [Finish(FinishReason.LENGTH)]
     assert request.generated == []
 
 
@@ -220,7 +221,7 @@ def test_an_end_that_overtakes_the_first_token_waits_for_it():
     request = after(prefilling(), LANDED, m.Tokens((B,)))
     assert request.on(DECODED, 3.0) == []
     shown = request.on(m.FirstToken(A), 4.0)
-    assert shown == [Show((A,)), Show((B,)), Finish(m.FinishReason.LENGTH)]
+    assert shown == [Show((A,)), Show((B,)), Finish(FinishReason.LENGTH)]
 
 
 def test_a_lost_decode_node_migrates_prompt_and_tokens():
@@ -253,23 +254,23 @@ def test_stop_while_decoding_waits_for_the_report_and_drops_later_tokens():
     request = decoding()
     assert request.on(StopFound(), 1.0) == [SendStop()]
     assert request.on(m.Tokens((B,)), 2.0) == []
-    assert request.on(DECODED, 3.0) == [Finish(m.FinishReason.STOP)]
+    assert request.on(DECODED, 3.0) == [Finish(FinishReason.STOP)]
     assert request.generated == [7]
 
 
 def test_stop_before_decoding_finishes_at_once():
-    assert moving().on(StopFound(), 1.0) == [Finish(m.FinishReason.STOP)]
+    assert moving().on(StopFound(), 1.0) == [Finish(FinishReason.STOP)]
 
 
 def test_a_decode_node_lost_after_stop_changes_nothing():
     request = after(decoding(), StopFound())
-    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(m.FinishReason.STOP)]
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(FinishReason.STOP)]
 
 
 def test_a_decode_node_lost_after_its_last_token_costs_only_the_report():
     request = decoding()
-    request.on(m.Tokens((m.Token(9),), m.FinishReason.LENGTH), 1.0)
-    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(m.FinishReason.LENGTH)]
+    request.on(m.Tokens((Token(9),), FinishReason.LENGTH), 1.0)
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(FinishReason.LENGTH)]
 
 
 def test_giving_up_fails_with_its_cause():

@@ -1,4 +1,5 @@
-from headrace.wire.messages import Request, Role, Sampling
+from headrace.request import Request, Sampling
+from headrace.wire.messages import Role
 from router.cluster.policy import RoundRobin
 from tests.support.router.fake_nodes import node_info
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.request import Request
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
 from router.cluster.policy import POLICIES
@@ -97,7 +98,7 @@ async def test_a_hand_over_that_the_decode_node_refuses_is_repeated(start_router
 
 
 class AlwaysTheFirst:
-    def pick(self, candidates: Sequence[m.NodeInfo], request: m.Request) -> m.NodeInfo:
+    def pick(self, candidates: Sequence[m.NodeInfo], request: Request) -> m.NodeInfo:
         return candidates[0]
 
 

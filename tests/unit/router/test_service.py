@@ -8,10 +8,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcNodeClient, RegistryClient
 from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, NodeLost, RequestRefused, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import Peer, PrefillRequest, Registered, Request, Role, Sampling, Start, Stop
+from headrace.wire.messages import Peer, PrefillRequest, Registered, Role, Start, Stop
 from headrace.wire.server import ControlServer, ListenError
 from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter

@@ -1,15 +1,7 @@
 import pytest
 
-from headrace.wire.messages import (
-    DecodeDone,
-    DecodeReport,
-    FinishReason,
-    LocalPrefill,
-    Request,
-    Sampling,
-    Token,
-    Tokens,
-)
+from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.wire.messages import DecodeDone, DecodeReport, LocalPrefill, Tokens
 from router.errors import IllegalTransition, deadline_passed
 from router.requests.events import DecodeStarted, GaveUp, Phase
 from router.requests.table import RECENT, RequestTable

@@ -8,10 +8,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcFetchClient, GrpcNodeClient, RegistryClient
 from headrace.wire.errors import NodeLost, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import FetchRequest, FetchSource, Request, Reservation, Role, Sampling, Start
+from headrace.wire.messages import FetchRequest, FetchSource, Reservation, Role, Start
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import Identity, TlsConfig, load_identity
 from router.__main__ import _config, main

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import grpc
 import pytest
 
+from headrace.request import Request, Sampling
 from headrace.wire.client import _GrpcDecodeCall
 from headrace.wire.errors import NodeBusy, NodeLost
-from headrace.wire.messages import Request, Sampling, Start
+from headrace.wire.messages import Start
 
 NODES_WORD = (grpc.StatusCode.RESOURCE_EXHAUSTED, "8 requests wait already")
 GRPCS_OWN = (grpc.StatusCode.INTERNAL, "Internal error from Core")

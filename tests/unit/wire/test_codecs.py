@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cache.layout import CacheLayout
+from headrace.request import Request, Sampling
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
@@ -57,7 +58,7 @@ DECODE_EVENTS = (
     m.Reservation, m.LocalPrefill, m.SessionFailed, m.TransferReport, m.Tokens, m.DecodeDone, m.PromptLogprobs,
 )  # fmt: skip
 PLAIN = (
-    m.NodeInfo, m.NodeStatus, m.Request, m.Sampling, m.PrefillReport, m.DecodeReport, m.FetchRequest, m.FetchReply,
+    m.NodeInfo, m.NodeStatus, Request, Sampling, m.PrefillReport, m.DecodeReport, m.FetchRequest, m.FetchReply,
 )  # fmt: skip
 
 
@@ -110,8 +111,8 @@ def test_no_protobuf_field_is_forgotten(message: str):
 def test_zero_and_absent_differ():
     for logprobs in (None, 0):
         message = pb.Sampling()
-        codecs.encode(m.Sampling(max_tokens=1, seed=0, logprobs=logprobs), message)
-        assert codecs.decode(message, m.Sampling).logprobs == logprobs
+        codecs.encode(Sampling(max_tokens=1, seed=0, logprobs=logprobs), message)
+        assert codecs.decode(message, Sampling).logprobs == logprobs
 
 
 def test_a_field_without_a_counterpart_is_an_error():
@@ -132,7 +133,7 @@ def test_an_unknown_event_names_the_cause():
 def test_a_reservation_tells_its_secret_on_the_wire_and_in_no_repr():
     secret = b"only the two nodes may know this"
     reservation = m.Reservation(7, 0, 16, "d0:2", LAYOUT, 1 << 20, 5.0, secret)
-    work = m.PrefillRequest(m.Request("r", (1,), 1, m.Sampling(1, 0)), reservation)
+    work = m.PrefillRequest(Request("r", (1,), 1, Sampling(1, 0)), reservation)
     assert codecs.decode_prefill_request(codecs.encode_prefill_request(work)) == work
     for said in (repr(work), str(reservation), repr(m.FetchRequest(b"key", reservation))):
         assert "two nodes" not in said and secret.hex() not in said

@@ -35,7 +35,8 @@ ONE_PREFILL = """
 import asyncio
 import sys
 from headrace.wire.client import GrpcNodeClient
-from headrace.wire.messages import PrefillRequest, Request, Sampling
+from headrace.request import Request, Sampling
+from headrace.wire.messages import PrefillRequest
 
 async def main():
     request = PrefillRequest(Request("r", (1,), 1, Sampling(1, 0)))

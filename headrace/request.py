@@ -1,0 +1,84 @@
+"""A generation request and the tokens of its answer, as router, engine and wire messages share them.
+
+Frozen dataclasses; counts are in tokens, logprobs are natural logarithms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling parameters of a request. The router validates their ranges; nodes do not check them again.
+
+    seed             always set: seed and position fix the random draw on any node
+    top_k            0: no limit
+    logprobs         alternatives to report beside each chosen token; None: no logprobs at all
+    prompt_logprobs  the same for the prompt's tokens
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt with its sampling parameters.
+
+    tokens             the prompt, then the tokens that another node generated before a migration
+    num_prompt_tokens  how many of `tokens` are the prompt
+    salt               separates tenants: prefixes are shared only under the same salt
+    boundaries         positions in the prompt that are good places for a checkpoint
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    num_prompt_tokens: int
+    sampling: Sampling
+    salt: bytes = b""
+    boundaries: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A token that could have been chosen at a position."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Log-probabilities at one position, before temperature and penalties; `top` is sorted, most likely first."""
+
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a prompt or an answer."""
+
+    id: int
+    logprobs: Logprobs | None = None
+
+
+class FinishReason(Enum):
+    """Why generation ended: a stop token or stop string, or the limit on tokens."""
+
+    STOP = "stop"
+    LENGTH = "length"
