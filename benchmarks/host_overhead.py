@@ -31,7 +31,7 @@ from headrace.request import Request
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
-from router.api.generation import OrderDesk
+from router.api.generation import RequestBuilder
 from router.api.schemas import CompletionBody, parse_body
 from router.text.tokens import ModelTokens
 
@@ -101,25 +101,25 @@ class Node:
 
 def measure(num_tokens: int, rounds: int) -> Stages:
     tokens = ModelTokens(MODEL)
-    desk = OrderDesk("bench", tokens, lambda: 2 * num_tokens)
+    builder = RequestBuilder("bench", tokens, lambda: 2 * num_tokens)
     config = EngineConfig(threads=1, cache_bytes=CACHE_BYTES, max_model_tokens=2 * num_tokens)
     decode, prefill = (
         Node(name, build_engine(str(MODEL), config, time.monotonic), policy)
         for name, policy in (("decode node", ReceiveState()), ("prefill node", ResumeLocally()))
     )
     body = body_of(fresh(num_tokens, seed=0), 2)
-    (request,) = desk.completion(parse_body(CompletionBody, body)).requests
+    (request,) = builder.completion(parse_body(CompletionBody, body)).requests
     for node in (decode, prefill):
         node.fill(replace(request, request_id=node.name))
     stages = Stages()
     for _ in range(rounds):
-        once(body, desk, decode, prefill, stages)
+        once(body, builder, decode, prefill, stages)
     return stages
 
 
-def once(body: bytes, desk: OrderDesk, decode: Node, prefill: Node, stages: Stages) -> None:
+def once(body: bytes, builder: RequestBuilder, decode: Node, prefill: Node, stages: Stages) -> None:
     parsed = stages.time("router: parses the body", lambda: parse_body(CompletionBody, body))
-    (request,) = stages.time("router: makes the order", lambda: desk.completion(parsed)).requests
+    (request,) = stages.time("router: builds the request", lambda: builder.completion(parsed)).requests
     start = m.Start(request, may_prefill_remotely=True, max_message_bytes=None)
     sent = stages.time(
         "router: writes the decode call", lambda: codecs.encode_decode_command(start).SerializeToString()

@@ -16,8 +16,8 @@ from headrace.wire.messages import NodeInfo, Role
 from headrace.wire.server import ListenError
 from headrace.wire.tls import load_identity
 from router.api.app import build_app
-from router.api.completions import Front
-from router.api.generation import OrderDesk
+from router.api.completions import CompletionService
+from router.api.generation import RequestBuilder
 from router.cluster.nodes import NodeTable
 from router.cluster.policy import POLICIES
 from router.cluster.prefix_index import PrefixIndex
@@ -65,10 +65,10 @@ class RouterServer:
         metrics.watch(self.nodes.all, table.counts, index)
         policies = {role: POLICIES[config.policy]() for role in Role}
         dispatcher = Dispatcher(config, self.nodes, table, policies, metrics, index, clock)
-        desk = OrderDesk(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
-        front = Front(config.served_model_name, tokens, desk, dispatcher, admission)
+        builder = RequestBuilder(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
+        service = CompletionService(config.served_model_name, tokens, builder, dispatcher, admission)
         status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, index, clock)
-        self.app = build_app(front, status, config.max_body_bytes)
+        self.app = build_app(service, status, config.max_body_bytes)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity)
         self._closed = asyncio.Event()
         self.url = ""

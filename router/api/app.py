@@ -14,8 +14,8 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from router.api.completions import Front
-from router.api.generation import Order
+from router.api.completions import CompletionService
+from router.api.generation import GenerationRequest
 from router.errors import ApiError
 from router.status import ClusterStatus
 
@@ -25,7 +25,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number
 T = TypeVar("T")
 
 
-def build_app(front: Front, status: ClusterStatus, max_body_bytes: int) -> FastAPI:
+def build_app(service: CompletionService, status: ClusterStatus, max_body_bytes: int) -> FastAPI:
     """The ASGI application over what the router is made of."""
     app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(ApiError, _on_api_error)
@@ -34,11 +34,11 @@ def build_app(front: Front, status: ClusterStatus, max_body_bytes: int) -> FastA
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _respond(request, front, front.chat, max_body_bytes)
+        return await _respond(request, service, service.chat, max_body_bytes)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _respond(request, front, front.completion, max_body_bytes)
+        return await _respond(request, service, service.completion, max_body_bytes)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -72,13 +72,15 @@ def build_app(front: Front, status: ClusterStatus, max_body_bytes: int) -> FastA
     return app
 
 
-async def _respond(request: Request, front: Front, parse: Callable[[bytes], Order], max_body_bytes: int) -> Response:
+async def _respond(
+    request: Request, service: CompletionService, parse: Callable[[bytes], GenerationRequest], max_body_bytes: int
+) -> Response:
     data = await _read_body(request, max_body_bytes)
-    order = parse(data) if len(data) < LARGE_BODY_BYTES else await asyncio.to_thread(parse, data)
-    if not order.stream:
-        answer = await _unless_gone(request.receive, front.answer(order))
+    generation = parse(data) if len(data) < LARGE_BODY_BYTES else await asyncio.to_thread(parse, data)
+    if not generation.stream:
+        answer = await _unless_gone(request.receive, service.answer(generation))
         return Response(answer, media_type="application/json")
-    events = front.stream(order)
+    events = service.stream(generation)
     # Nothing is sent before the first event, so that its errors still have a status code.
     first = await _unless_gone(request.receive, events.__anext__())
     return _EventStream(first, events)

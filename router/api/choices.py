@@ -1,4 +1,4 @@
-"""The choices of one order side by side: outputs of their requests in, pieces of text out."""
+"""The choices of one generation request side by side: outputs of their requests in, deltas of text out."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from typing import Any
 
 from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import PromptLogprobs
-from router.api.generation import Order
+from router.api.generation import GenerationRequest
 from router.api.mailbox import Mailbox
 from router.requests.dispatch import Ended, Output, Run
 from router.requests.events import Show, ShowPrompt
 from router.text.detokenizer import Detokenizer
-from router.text.text_stream import Answer, Piece
+from router.text.text_stream import TextDelta, TextStream
 from router.text.tokens import ModelTokens
 
 
 class Choice:
     """One request's answer, and the prompt before it where the client wants an echo."""
 
-    def __init__(self, index: int, order: Order, tokens: ModelTokens) -> None:
+    def __init__(self, index: int, generation: GenerationRequest, tokens: ModelTokens) -> None:
         self.index = index
-        self.request: Request = order.requests[index]
-        self._echo = order.prompt_of(index).text if order.echo else ""
+        self.request: Request = generation.requests[index]
+        self._echo = generation.prompt_of(index).text if generation.echo else ""
         self._token_bytes = tokens.token_bytes
-        self.answer = Answer(tokens.token_bytes, self.request.sampling, order.stops, tokens.eos_ids, len(self._echo))
+        self.answer = TextStream(
+            tokens.token_bytes, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo)
+        )
 
-    def prompt_piece(self, logprobs: PromptLogprobs) -> Piece:
+    def prompt_delta(self, logprobs: PromptLogprobs) -> TextDelta:
         """The echoed prompt with its logprobs."""
         offsets, length, detokenizer = [], 0, Detokenizer(self._token_bytes)
         for token in logprobs.tokens:
             offsets.append(length)
             length += len(detokenizer.push(token.id))
-        return Piece(self._take_echo(), logprobs.tokens, tuple(offsets))
+        return TextDelta(self._take_echo(), logprobs.tokens, tuple(offsets))
 
-    def text_piece(self, tokens: list[Token]) -> Piece:
+    def text_delta(self, tokens: list[Token]) -> TextDelta:
         """More text, after the echoed prompt if that is still to come."""
-        piece = self.answer.push(tokens)
-        return Piece(self._take_echo() + piece.text, piece.tokens, piece.offsets)
+        delta = self.answer.push(tokens)
+        return TextDelta(self._take_echo() + delta.text, delta.tokens, delta.offsets)
 
-    def last_piece(self) -> Piece:
+    def last_delta(self) -> TextDelta:
         """What was held back."""
-        return Piece(self._take_echo() + self.answer.finish())
+        return TextDelta(self._take_echo() + self.answer.finish())
 
     def _take_echo(self) -> str:
         echo, self._echo = self._echo, ""
@@ -49,19 +51,19 @@ class Choice:
 
 
 class Choices:
-    """Reads what all requests of an order show. `runs` are filled in by whoever starts the requests."""
+    """Reads what all requests show. `runs` are filled in by whoever starts the requests."""
 
-    def __init__(self, order: Order, tokens: ModelTokens) -> None:
-        self._order = order
+    def __init__(self, generation: GenerationRequest, tokens: ModelTokens) -> None:
+        self._generation = generation
         self._mailbox: Mailbox[tuple[int, Output]] = Mailbox()
-        self.all = [Choice(index, order, tokens) for index in range(len(order.requests))]
+        self.all = [Choice(index, generation, tokens) for index in range(len(generation.requests))]
         self.runs: list[Run] = []
 
     def inbox(self, index: int) -> Callable[[Output], None]:
         """Where a request's outputs go."""
         return lambda output: self._mailbox.put((index, output))
 
-    async def pieces(self) -> AsyncIterator[tuple[Choice, Piece, FinishReason | None]]:
+    async def deltas(self) -> AsyncIterator[tuple[Choice, TextDelta, FinishReason | None]]:
         """Pieces as they come, the last of each choice with its finish reason; raises a request's ApiError."""
         left = len(self.all)
         async for batch in self._mailbox.batches():
@@ -72,17 +74,17 @@ class Choices:
                     case Show(shown):
                         tokens.setdefault(index, []).extend(shown)
                     case ShowPrompt(logprobs):
-                        yield choice, choice.prompt_piece(logprobs), None
+                        yield choice, choice.prompt_delta(logprobs), None
                     case Ended(failure):
                         if index in tokens:
-                            yield choice, choice.text_piece(tokens.pop(index)), None
+                            yield choice, choice.text_delta(tokens.pop(index)), None
                         if failure is not None:
                             raise failure
                         left -= 1
-                        yield choice, choice.last_piece(), self._finish_reason(choice)
+                        yield choice, choice.last_delta(), self._finish_reason(choice)
             for index, gathered in tokens.items():
                 choice = self.all[index]
-                yield choice, choice.text_piece(gathered), None
+                yield choice, choice.text_delta(gathered), None
                 if choice.answer.stop_found:
                     await self.runs[index].stop()
             if left == 0:
@@ -94,7 +96,7 @@ class Choices:
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage; a prompt with several choices counts once, cached tokens as its first choice had them."""
-        prompts = [self.runs[i].life for i in range(0, len(self.runs), self._order.choices_per_prompt)]
+        prompts = [self.runs[i].life for i in range(0, len(self.runs), self._generation.choices_per_prompt)]
         num_prompt = sum(life.request.num_prompt_tokens for life in prompts)
         num_generated = sum(choice.answer.num_tokens for choice in self.all)
         cached = sum(life.report.cached_tokens(life.request.num_prompt_tokens) for life in prompts)
@@ -104,7 +106,7 @@ class Choices:
             "total_tokens": num_prompt + num_generated,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-        if self._order.report:
+        if self._generation.report:
             reports = [run.life.report.json() for run in self.runs]
             usage["headrace"] = reports[0] if len(reports) == 1 else reports
         return usage

@@ -1,4 +1,4 @@
-"""Answers orders: runs their requests, turns tokens into text, counts the usage. Knows no web framework."""
+"""The service behind /v1/chat/completions and /v1/completions, without a web framework."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from http import HTTPStatus
 
 from headrace.wire.messages import Role
 from router.api.choices import Choices
-from router.api.generation import Order, OrderDesk
-from router.api.responses import DONE, Replies, event
+from router.api.generation import GenerationRequest, RequestBuilder
+from router.api.responses import DONE, ResponseWriter, event
 from router.api.schemas import ChatBody, CompletionBody, GenerationBody, parse_body
 from router.errors import ApiError, overloaded
 from router.requests.admission import Admission
 from router.requests.dispatch import Dispatcher
-from router.text.text_stream import Piece
+from router.text.text_stream import TextDelta
 from router.text.tokens import ModelTokens
 
 
-class Front:
+class CompletionService:
     """Bodies in, JSON or server-sent events out."""
 
     def __init__(
-        self, model: str, tokens: ModelTokens, desk: OrderDesk, dispatcher: Dispatcher, admission: Admission
+        self, model: str, tokens: ModelTokens, builder: RequestBuilder, dispatcher: Dispatcher, admission: Admission
     ) -> None:
         self._model = model
         self._tokens = tokens
-        self._desk = desk
+        self._builder = builder
         self._dispatcher = dispatcher
         self._admission = admission
 
-    def chat(self, data: bytes) -> Order:
-        """The order in a chat request's body; raises ApiError."""
+    def chat(self, data: bytes) -> GenerationRequest:
+        """The generation request in a chat body; raises ApiError."""
         body = parse_body(ChatBody, data)
         self._check_model(body)
-        return self._desk.chat(body)
+        return self._builder.chat(body)
 
-    def completion(self, data: bytes) -> Order:
-        """The order in a completion request's body; raises ApiError."""
+    def completion(self, data: bytes) -> GenerationRequest:
+        """The generation request in a completion body; raises ApiError."""
         body = parse_body(CompletionBody, data)
         self._check_model(body)
-        return self._desk.completion(body)
+        return self._builder.completion(body)
 
     def _check_model(self, body: GenerationBody) -> None:
         if body.model is not None and body.model != self._model:
@@ -51,34 +51,36 @@ class Front:
                 code="model_not_found",
             )
 
-    async def answer(self, order: Order) -> bytes:
+    async def answer(self, generation: GenerationRequest) -> bytes:
         """The whole answer; raises the first ApiError of any choice."""
-        pieces: list[list[Piece]] = [[] for _ in order.requests]
-        reasons = [""] * len(order.requests)
-        async with self._running(order) as choices:
-            async for choice, piece, reason in choices.pieces():
-                pieces[choice.index].append(piece)
+        deltas: list[list[TextDelta]] = [[] for _ in generation.requests]
+        reasons = [""] * len(generation.requests)
+        async with self._running(generation) as choices:
+            async for choice, delta, reason in choices.deltas():
+                deltas[choice.index].append(delta)
                 if reason is not None:
                     reasons[choice.index] = reason.value
             usage = choices.usage()
-        return Replies(order, self._tokens.token_bytes).whole(list(zip(pieces, reasons, strict=True)), usage)
+        return ResponseWriter(generation, self._tokens.token_bytes).whole(
+            list(zip(deltas, reasons, strict=True)), usage
+        )
 
-    async def stream(self, order: Order) -> AsyncGenerator[bytes]:
+    async def stream(self, generation: GenerationRequest) -> AsyncGenerator[bytes]:
         """Server-sent events. An error before the first is raised, a later one is an event, and the last."""
-        replies = Replies(order, self._tokens.token_bytes)
+        writer = ResponseWriter(generation, self._tokens.token_bytes)
         begun: set[int] = set()  # choices of which something was sent
         try:
-            async with self._running(order) as choices:
-                async for choice, piece, reason in choices.pieces():
-                    data = b"" if choice.index in begun else replies.opening(choice.index)
-                    data += replies.piece(choice.index, piece)
+            async with self._running(generation) as choices:
+                async for choice, delta, reason in choices.deltas():
+                    data = b"" if choice.index in begun else writer.opening(choice.index)
+                    data += writer.delta(choice.index, delta)
                     if reason is not None:
-                        data += replies.closing(choice.index, reason.value)
+                        data += writer.closing(choice.index, reason.value)
                     if data:
                         begun.add(choice.index)
                         yield data
-                if order.include_usage:
-                    yield replies.usage(choices.usage())
+                if generation.include_usage:
+                    yield writer.usage(choices.usage())
             yield DONE
         except ApiError as error:
             if not begun:
@@ -86,17 +88,17 @@ class Front:
             yield event(error.json())
 
     @asynccontextmanager
-    async def _running(self, order: Order) -> AsyncIterator[Choices]:
-        """Queues an order's requests and runs them; leaving cancels what still runs."""
+    async def _running(self, generation: GenerationRequest) -> AsyncIterator[Choices]:
+        """Queues the requests and runs them; leaving cancels what still runs."""
         # A registered one that was just lost is worth waiting for: it may be back within a heartbeat.
         if not any(node.info.role is Role.DECODE for node in self._dispatcher.nodes.all()):
             raise overloaded("no decode node is registered; see /cluster", retry_after_s=2)
-        choices = Choices(order, self._tokens)
+        choices = Choices(generation, self._tokens)
         async with AsyncExitStack() as stack:
-            tickets = self._admission.line_up(len(order.requests))
-            for ticket in tickets:
-                stack.callback(ticket.drop)
-            for choice, ticket in zip(choices.all, tickets, strict=True):
-                run = self._dispatcher.run(choice.request, ticket, choices.inbox(choice.index))
+            permits = self._admission.acquire(len(generation.requests))
+            for permit in permits:
+                stack.callback(permit.release)
+            for choice, permit in zip(choices.all, permits, strict=True):
+                run = self._dispatcher.run(choice.request, permit, choices.inbox(choice.index))
                 choices.runs.append(await stack.enter_async_context(run))
             yield choices

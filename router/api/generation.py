@@ -28,7 +28,7 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Order:
+class GenerationRequest:
     """What one HTTP request asks for: `requests` has `choices_per_prompt` entries for each prompt, in order."""
 
     id: str
@@ -50,8 +50,8 @@ class Order:
         return self.prompts[index // self.choices_per_prompt]
 
 
-class OrderDesk:
-    """Makes orders for one model. `max_model_tokens` says what the cluster's nodes can hold, if any is there."""
+class RequestBuilder:
+    """Builds generation requests for one model. `max_model_tokens` returns the nodes' limit, None without nodes."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class OrderDesk:
         self._max_model_tokens = max_model_tokens
         self._draw_seed = draw_seed
 
-    def chat(self, body: ChatBody) -> Order:
+    def chat(self, body: ChatBody) -> GenerationRequest:
         """Raises ApiError (400) for what this model cannot do."""
         if body.max_tokens == 0 or body.max_completion_tokens == 0:
             raise bad_request("max_tokens 0: a chat must have at least 1", "max_tokens")
@@ -79,15 +79,15 @@ class OrderDesk:
         self._max_tokens(len(chat.tokens), wanted, "messages")
         prompt = Prompt(chat.tokens, "", chat.boundaries())
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return self._order(body, [prompt], "messages", wanted, logprobs=logprobs, is_chat=True)
+        return self._build(body, [prompt], "messages", wanted, logprobs=logprobs, is_chat=True)
 
-    def completion(self, body: CompletionBody) -> Order:
+    def completion(self, body: CompletionBody) -> GenerationRequest:
         """Raises ApiError (400) for what this model cannot do."""
         if body.max_tokens == 0 and not body.echo:
             raise bad_request("max_tokens 0: needs echo, or there is nothing to answer", "max_tokens")
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         prompts = self._prompts(body.prompt, bool(body.echo))
-        return self._order(
+        return self._build(
             body,
             prompts,
             "prompt",
@@ -129,7 +129,7 @@ class OrderDesk:
             field,
         )
 
-    def _order(
+    def _build(
         self,
         body: GenerationBody,
         prompts: Sequence[Prompt],
@@ -140,8 +140,8 @@ class OrderDesk:
         prompt_logprobs: int | None = None,
         is_chat: bool = False,
         echo: bool = False,
-    ) -> Order:
-        order_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+    ) -> GenerationRequest:
+        completion_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         own = body.headrace or HeadraceOptions()
         count = body.n or 1
         if count * len(prompts) > MAX_CHOICES:
@@ -155,13 +155,13 @@ class OrderDesk:
             for _ in range(count):
                 seed = (first_seed + len(requests)) % _UINT64
                 sampling = _sampling(body, max_tokens, seed, logprobs, prompt_logprobs)
-                name = f"{order_id}-{len(requests)}"
+                name = f"{completion_id}-{len(requests)}"
                 requests.append(
                     Request(name, prompt.tokens, len(prompt.tokens), sampling, own.salt.encode(), boundaries)
                 )
         options = body.stream_options
-        return Order(
-            id=order_id,
+        return GenerationRequest(
+            id=completion_id,
             created=int(time.time()),
             model=self._model,
             is_chat=is_chat,

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.api.generation import Order
+from router.api.generation import GenerationRequest
 from router.api.logprobs import chat_logprobs, completion_logprobs
 from router.text.detokenizer import TokenBytes
-from router.text.text_stream import Piece
+from router.text.text_stream import TextDelta
 
 DONE = b"data: [DONE]\n\n"
 
@@ -19,41 +19,43 @@ def event(data: str) -> bytes:
     return f"data: {data}\n\n".encode()
 
 
-class Replies:
-    """Renders one order's answer; chat and completions differ in how text and logprobs are wrapped."""
+class ResponseWriter:
+    """Renders one generation request's answer; chat and completions differ in how text and logprobs are wrapped."""
 
-    def __init__(self, order: Order, names: TokenBytes) -> None:
-        self._order = order
+    def __init__(self, generation: GenerationRequest, names: TokenBytes) -> None:
+        self._generation = generation
         self._names = names
-        self._object = "chat.completion.chunk" if order.is_chat else "text_completion"
+        self._object = "chat.completion.chunk" if generation.is_chat else "text_completion"
         self._head = self._envelope(self._object)[:-1]
-        self._usage_tail = ',"usage":null}' if order.include_usage else "}"
+        self._usage_tail = ',"usage":null}' if generation.include_usage else "}"
 
     def _envelope(self, kind: str) -> str:
-        order = self._order
-        return json.dumps({"id": order.id, "object": kind, "created": order.created, "model": order.model})
+        generation = self._generation
+        return json.dumps(
+            {"id": generation.id, "object": kind, "created": generation.created, "model": generation.model}
+        )
 
     def opening(self, index: int) -> bytes:
         """Before a choice's first text: a chat says who speaks."""
-        if not self._order.is_chat:
+        if not self._generation.is_chat:
             return b""
         return self._chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def delta(self, index: int, delta: TextDelta) -> bytes:
         """Some more text of a choice; nothing while a character is incomplete or a stop string may begin."""
-        logprobs = self._logprobs(index, piece)
-        has_ids = self._order.return_token_ids and piece.tokens
-        if not piece.text and logprobs is None and not has_ids:
+        logprobs = self._logprobs(index, delta)
+        has_ids = self._generation.return_token_ids and delta.tokens
+        if not delta.text and logprobs is None and not has_ids:
             return b""
-        text = json.dumps(piece.text)
-        body = f'"delta":{{"content":{text}}}' if self._order.is_chat else f'"text":{text}'
-        if self._order.return_token_ids:
-            body += f',"token_ids":{[token.id for token in piece.tokens]}'
+        text = json.dumps(delta.text)
+        body = f'"delta":{{"content":{text}}}' if self._generation.is_chat else f'"text":{text}'
+        if self._generation.return_token_ids:
+            body += f',"token_ids":{[token.id for token in delta.tokens]}'
         return self._chunk(index, body, json.dumps(logprobs), None)
 
     def closing(self, index: int, finish_reason: str) -> bytes:
         """After a choice's last text."""
-        body = '"delta":{}' if self._order.is_chat else '"text":""'
+        body = '"delta":{}' if self._generation.is_chat else '"text":""'
         return self._chunk(index, body, "null", finish_reason)
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
@@ -65,29 +67,29 @@ class Replies:
         choice = f'{{"index":{index},{body},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return event(f'{self._head},"choices":[{choice}]{self._usage_tail}')
 
-    def whole(self, choices: Sequence[tuple[Sequence[Piece], str]], usage: Mapping[str, Any]) -> bytes:
-        """The answer without streaming: each choice's pieces and finish reason."""
-        rendered = [self._choice(index, pieces, reason) for index, (pieces, reason) in enumerate(choices)]
-        head = json.loads(self._envelope("chat.completion" if self._order.is_chat else self._object))
+    def whole(self, choices: Sequence[tuple[Sequence[TextDelta], str]], usage: Mapping[str, Any]) -> bytes:
+        """The answer without streaming: each choice's deltas and finish reason."""
+        rendered = [self._choice(index, deltas, reason) for index, (deltas, reason) in enumerate(choices)]
+        head = json.loads(self._envelope("chat.completion" if self._generation.is_chat else self._object))
         return json.dumps({**head, "choices": rendered, "usage": usage}).encode()
 
-    def _choice(self, index: int, pieces: Sequence[Piece], finish_reason: str) -> dict[str, Any]:
-        joined = Piece(
-            "".join(piece.text for piece in pieces),
-            tuple(token for piece in pieces for token in piece.tokens),
-            tuple(offset for piece in pieces for offset in piece.offsets),
+    def _choice(self, index: int, deltas: Sequence[TextDelta], finish_reason: str) -> dict[str, Any]:
+        joined = TextDelta(
+            "".join(delta.text for delta in deltas),
+            tuple(token for delta in deltas for token in delta.tokens),
+            tuple(offset for delta in deltas for offset in delta.offsets),
         )
         logprobs = self._logprobs(index, joined)
         end: dict[str, Any] = {"logprobs": logprobs, "finish_reason": finish_reason}
-        if self._order.return_token_ids:
+        if self._generation.return_token_ids:
             end["token_ids"] = [token.id for token in joined.tokens]
-        if self._order.is_chat:
+        if self._generation.is_chat:
             return {"index": index, "message": {"role": "assistant", "content": joined.text}, **end}
         return {"index": index, "text": joined.text, **end}
 
-    def _logprobs(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        if self._order.requests[index].sampling.logprobs is None or not piece.tokens:
+    def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
+        if self._generation.requests[index].sampling.logprobs is None or not delta.tokens:
             return None
-        if self._order.is_chat:
-            return chat_logprobs(piece.tokens, self._names)
-        return completion_logprobs(piece.tokens, piece.offsets, self._names)
+        if self._generation.is_chat:
+            return chat_logprobs(delta.tokens, self._names)
+        return completion_logprobs(delta.tokens, delta.offsets, self._names)

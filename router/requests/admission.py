@@ -16,16 +16,16 @@ class Admission:
     def __init__(self, max_concurrent: int, max_queue: int) -> None:
         self._free = max_concurrent
         self._max_queue = max_queue
-        self._waiting: deque[Ticket] = deque()
+        self._waiting: deque[AdmissionPermit] = deque()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def line_up(self, count: int) -> list[Ticket]:
-        """Tickets for `count` requests of one client, all or none; raises 429 when the queue has no room.
+    def acquire(self, count: int) -> list[AdmissionPermit]:
+        """Permits for `count` requests of one client, all or none; raises 429 when the queue has no room.
 
-        Every ticket must be entered or dropped: both give its place back.
+        Every permit must be entered or released: both give its place back.
         """
         waiting_after = self.waiting + count - self._free
         if waiting_after > self._max_queue:
@@ -36,46 +36,46 @@ class Admission:
                 code="queue_full",
                 retry_after_s=1,
             )
-        tickets = [Ticket(self) for _ in range(count)]
-        self._waiting.extend(tickets)
+        permits = [AdmissionPermit(self) for _ in range(count)]
+        self._waiting.extend(permits)
         self._call_next()
-        return tickets
+        return permits
 
     def _call_next(self) -> None:
         while self._free and self._waiting:
             self._free -= 1
-            self._waiting.popleft().turn.set()
+            self._waiting.popleft().granted.set()
 
-    def _leave(self, ticket: Ticket) -> None:
-        if ticket.turn.is_set():
+    def _leave(self, permit: AdmissionPermit) -> None:
+        if permit.granted.is_set():
             self._free += 1
         else:
-            self._waiting.remove(ticket)
+            self._waiting.remove(permit)
         self._call_next()
 
 
-class Ticket:
-    """One place in the line. `async with ticket:` waits for the turn and holds it."""
+class AdmissionPermit:
+    """The right of one request to run, once granted. `async with permit:` waits for the grant and holds it."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._dropped = False
-        self.turn = asyncio.Event()
+        self._released = False
+        self.granted = asyncio.Event()
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Gives the place back; more than once does no harm."""
-        if not self._dropped:
-            self._dropped = True
+        if not self._released:
+            self._released = True
             self._admission._leave(self)
 
     async def __aenter__(self) -> None:
         try:
-            await self.turn.wait()
+            await self.granted.wait()
         except BaseException:
-            self.drop()
+            self.release()
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.drop()
+        self.release()

@@ -22,7 +22,7 @@ from router.config import RouterConfig
 from router.errors import ApiError, deadline_passed, overloaded
 from router.metrics import RouterMetrics
 from router.requests import events as ev
-from router.requests.admission import Ticket
+from router.requests.admission import AdmissionPermit
 from router.requests.events import Phase
 from router.requests.lifecycle import RequestLife
 from router.requests.table import RequestTable
@@ -64,9 +64,9 @@ class Dispatcher:
         self.metrics = metrics
         self.clock = clock
 
-    def run(self, request: Request, ticket: Ticket, show: Callable[[Output], None]) -> Run:
-        """Queues a request. Entering the run starts it when the ticket's turn comes; `show` gets its outputs."""
-        return Run(self, request, ticket, show)
+    def run(self, request: Request, permit: AdmissionPermit, show: Callable[[Output], None]) -> Run:
+        """Queues a request. Entering the run starts it once the permit is granted; `show` gets its outputs."""
+        return Run(self, request, permit, show)
 
 
 class _Attempt:
@@ -116,9 +116,11 @@ class _Attempt:
 class Run:
     """One request on its way through the nodes. Leaving the `async with` block cancels what still runs."""
 
-    def __init__(self, shared: Dispatcher, request: Request, ticket: Ticket, show: Callable[[Output], None]) -> None:
+    def __init__(
+        self, shared: Dispatcher, request: Request, permit: AdmissionPermit, show: Callable[[Output], None]
+    ) -> None:
         self._shared = shared
-        self._ticket = ticket
+        self._permit = permit
         self._now_s = shared.clock
         self._deadline_s = shared.clock() + shared.config.request_timeout_s
         self._show = show
@@ -136,7 +138,7 @@ class Run:
     async def __aexit__(self, *exc_info: object) -> None:
         self._driver.cancel()
         await asyncio.gather(self._driver, return_exceptions=True)
-        self._ticket.drop()
+        self._permit.release()
         if not self.life.is_over:
             cause = ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left")
             self.life.on(ev.GaveUp(cause), self._now_s())
@@ -153,7 +155,7 @@ class Run:
     async def _drive(self) -> None:
         timeout_s = self._shared.config.request_timeout_s
         try:
-            async with asyncio.timeout(timeout_s), self._ticket:
+            async with asyncio.timeout(timeout_s), self._permit:
                 while not self.life.is_over:
                     await self._try_once()
         except TimeoutError:

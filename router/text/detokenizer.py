@@ -50,7 +50,7 @@ class TokenBytes:
 
 
 class Detokenizer:
-    """One text in the making. The pieces that `push` and `finish` return join to `TokenBytes.decode`."""
+    """One text in the making. The deltas that `push` and `finish` return join to `TokenBytes.decode`."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes

@@ -1,4 +1,4 @@
-"""Stop strings over text that comes in pieces: found across pieces, and never shown."""
+"""Stop strings over text that comes in deltas: found across deltas, and never shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class StopStrings:
     """Watches one text. What may be the beginning of a stop string is held back until that is known.
 
     The stop string that is complete first wins, the longest of those; so the outcome does not depend on
-    how the text was cut into pieces.
+    how the text was cut into deltas.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""One choice in the making: tokens in, pieces of text out."""
+"""One choice in the making: tokens in, deltas of text out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextDelta:
     """What may be shown now. `offsets`: where each token's text begins in the whole text, in characters."""
 
     text: str
@@ -19,7 +19,7 @@ class Piece:
     offsets: tuple[int, ...] = ()
 
 
-class Answer:
+class TextStream:
     """Text and number of tokens of one choice; its text begins `offset` characters after an echoed prompt's start.
 
     The token that ends the sequence counts, but adds no text; neither does anything from a stop string on.
@@ -47,7 +47,7 @@ class Answer:
         """Whether a stop string was found: nothing more will be shown."""
         return self._stops.found
 
-    def push(self, tokens: Sequence[Token]) -> Piece:
+    def push(self, tokens: Sequence[Token]) -> TextDelta:
         """The text that these tokens make certain, and those of them that belong to the answer."""
         shown: list[str] = []
         offsets: list[int] = []
@@ -60,7 +60,7 @@ class Answer:
             self._offset += len(text)
             if text:
                 shown.append(text if self.num_tokens <= self._min_tokens else self._stops.push(text))
-        return Piece("".join(shown), tuple(tokens[: len(offsets)]), tuple(offsets))
+        return TextDelta("".join(shown), tuple(tokens[: len(offsets)]), tuple(offsets))
 
     def finish(self) -> str:
         """What was held back: the beginning of a stop string that did not come, half a character."""

@@ -5,7 +5,7 @@ import json
 from headrace.request import Token
 from headrace.wire.messages import PromptLogprobs
 from router.api.choices import Choice
-from router.api.generation import OrderDesk
+from router.api.generation import RequestBuilder
 from router.api.schemas import CompletionBody, parse_body
 from router.text.tokens import ModelTokens
 
@@ -13,15 +13,15 @@ PROMPT = "a 😀 b"
 
 
 def test_offsets_count_a_character_that_is_split_over_tokens_once(tokens: ModelTokens):
-    desk = OrderDesk("little", tokens, lambda: 100)
+    builder = RequestBuilder("little", tokens, lambda: 100)
     body = {"prompt": PROMPT, "echo": True, "logprobs": 1}
-    choice = Choice(0, desk.completion(parse_body(CompletionBody, json.dumps(body).encode())), tokens)
+    choice = Choice(0, builder.completion(parse_body(CompletionBody, json.dumps(body).encode())), tokens)
     ids = tokens.encode(PROMPT)
     written = [tokens.token_bytes.in_text(token_id) for token_id in ids]
     assert any(data and not data.decode(errors="ignore") for data in written), "a token that is no whole character"
 
-    echoed = choice.prompt_piece(PromptLogprobs(tuple(map(Token, ids))))
+    echoed = choice.prompt_delta(PromptLogprobs(tuple(map(Token, ids))))
     whole_before = [b"".join(written[:count]).decode(errors="ignore") for count in range(len(ids))]
     assert echoed.text == PROMPT
     assert echoed.offsets == tuple(map(len, whole_before))
-    assert choice.text_piece([Token(tokens.encode("c")[0])]).offsets == (len(PROMPT),)
+    assert choice.text_delta([Token(tokens.encode("c")[0])]).offsets == (len(PROMPT),)

@@ -1,11 +1,11 @@
-"""Bodies to orders, and every refusal that needs no node."""
+"""Bodies to generation requests, and every refusal that needs no node."""
 
 import json
 from typing import Any
 
 import pytest
 
-from router.api.generation import Order, OrderDesk
+from router.api.generation import GenerationRequest, RequestBuilder
 from router.api.schemas import ChatBody, CompletionBody, parse_body
 from router.errors import ApiError
 from router.text.tokens import ModelTokens
@@ -15,37 +15,37 @@ CHAT = {"messages": [{"role": "user", "content": "What is the code of June?"}]}
 
 
 @pytest.fixture
-def desk(tokens: ModelTokens) -> OrderDesk:
-    return OrderDesk("little", tokens, lambda: 100, draw_seed=lambda: 2**64 - 1)
+def builder(tokens: ModelTokens) -> RequestBuilder:
+    return RequestBuilder("little", tokens, lambda: 100, draw_seed=lambda: 2**64 - 1)
 
 
-def chat(desk: OrderDesk, **fields: Any) -> Order:
-    return desk.chat(parse_body(ChatBody, json.dumps(CHAT | fields).encode()))
+def chat(builder: RequestBuilder, **fields: Any) -> GenerationRequest:
+    return builder.chat(parse_body(ChatBody, json.dumps(CHAT | fields).encode()))
 
 
-def completion(desk: OrderDesk, **fields: Any) -> Order:
-    return desk.completion(parse_body(CompletionBody, json.dumps({"prompt": "a code"} | fields).encode()))
+def completion(builder: RequestBuilder, **fields: Any) -> GenerationRequest:
+    return builder.completion(parse_body(CompletionBody, json.dumps({"prompt": "a code"} | fields).encode()))
 
 
-def test_defaults(desk: OrderDesk):
-    (request,) = chat(desk).requests
+def test_defaults(builder: RequestBuilder):
+    (request,) = chat(builder).requests
     sampling = request.sampling
     assert sampling.max_tokens == 100 - len(request.tokens)  # all that the model holds
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, 0, 0.0)
     assert sampling.seed == 2**64 - 1
     assert sampling.logprobs is None
-    assert completion(desk).requests[0].sampling.max_tokens == 16
+    assert completion(builder).requests[0].sampling.max_tokens == 16
 
 
-def test_every_field_arrives(desk: OrderDesk):
-    order = chat(
-        desk,
+def test_every_field_arrives(builder: RequestBuilder):
+    generation = chat(
+        builder,
         max_completion_tokens=9, temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=-1, repetition_penalty=1.5,
         presence_penalty=-1, frequency_penalty=2, logprobs=True, top_logprobs=3, stop="x", stop_token_ids=[5],
         min_tokens=2, ignore_eos=True, stream=True, stream_options={"include_usage": True},
         headrace={"checkpoint_at": [3], "salt": "tenant"}, user="someone", unknown_field={"a": 1},
     )  # fmt: skip
-    (request,) = order.requests
+    (request,) = generation.requests
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0.0, 0.5, 0)
     assert (sampling.min_p, sampling.seed, sampling.repetition_penalty) == (0.1, 2**64 - 1, 1.5)
@@ -53,39 +53,42 @@ def test_every_field_arrives(desk: OrderDesk):
     assert (sampling.stop_token_ids, sampling.min_tokens, sampling.ignore_eos) == ((5,), 2, True)
     assert request.salt == b"tenant"
     assert 3 in request.boundaries
-    assert order.stops == ("x",)
-    assert (order.stream, order.include_usage, order.report) == (True, True, False)
+    assert generation.stops == ("x",)
+    assert (generation.stream, generation.include_usage, generation.report) == (True, True, False)
 
 
-def test_null_is_the_default(desk: OrderDesk):
-    order = chat(desk, temperature=None, stop=None, seed=None, n=None, max_tokens=None, stream=None, tools=None)
-    assert len(order.requests) == 1
+def test_null_is_the_default(builder: RequestBuilder):
+    generation = chat(builder, temperature=None, stop=None, seed=None, n=None, max_tokens=None, stream=None, tools=None)
+    assert len(generation.requests) == 1
 
 
-def test_choices_have_their_own_seeds_and_ids(desk: OrderDesk):
-    order = completion(desk, prompt=["a", "b c"], n=2, seed=2**63 - 1)
-    seeds = [request.sampling.seed for request in order.requests]
+def test_choices_have_their_own_seeds_and_ids(builder: RequestBuilder):
+    generation = completion(builder, prompt=["a", "b c"], n=2, seed=2**63 - 1)
+    seeds = [request.sampling.seed for request in generation.requests]
     assert seeds == [2**63 - 1, 2**63, 2**63 + 1, 2**63 + 2]
-    assert len({request.request_id for request in order.requests}) == 4
-    assert [order.prompt_of(index).text for index in range(4)] == ["a", "a", "b c", "b c"]
+    assert len({request.request_id for request in generation.requests}) == 4
+    assert [generation.prompt_of(index).text for index in range(4)] == ["a", "a", "b c", "b c"]
 
 
-def test_prompts_of_every_shape(desk: OrderDesk, tokens: ModelTokens):
+def test_prompts_of_every_shape(builder: RequestBuilder, tokens: ModelTokens):
     text = tuple(tokens.encode("a code"))
     for prompt in ("a code", ["a code"], list(text), [list(text)]):
-        assert [r.tokens for r in completion(desk, prompt=prompt).requests] == [text]
-    assert len(completion(desk, prompt=[[5], [6, 7]]).requests) == 2
+        assert [r.tokens for r in completion(builder, prompt=prompt).requests] == [text]
+    assert len(completion(builder, prompt=[[5], [6, 7]]).requests) == 2
 
 
-def test_echo_asks_for_the_prompts_logprobs(desk: OrderDesk):
-    (request,) = completion(desk, echo=True, logprobs=2, max_tokens=0).requests
+def test_echo_asks_for_the_prompts_logprobs(builder: RequestBuilder):
+    (request,) = completion(builder, echo=True, logprobs=2, max_tokens=0).requests
     assert request.sampling.prompt_logprobs == 2
-    assert completion(desk, logprobs=2).requests[0].sampling.prompt_logprobs is None
+    assert completion(builder, logprobs=2).requests[0].sampling.prompt_logprobs is None
 
 
-def test_content_parts_are_joined(desk: OrderDesk):
+def test_content_parts_are_joined(builder: RequestBuilder):
     parts = [{"type": "text", "text": "What is the code "}, {"type": "text", "text": "of June?"}]
-    assert chat(desk, messages=[{"role": "user", "content": parts}]).requests[0].tokens == chat(desk).requests[0].tokens
+    assert (
+        chat(builder, messages=[{"role": "user", "content": parts}]).requests[0].tokens
+        == chat(builder).requests[0].tokens
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,18 +127,18 @@ def test_content_parts_are_joined(desk: OrderDesk):
         ({"headrace": {"checkpoint_at": [99]}}, "checkpoint_at 99 lies beyond the prompt"),
     ],
 )
-def test_bad_chats(desk: OrderDesk, fields: dict[str, Any], message: str):
+def test_bad_chats(builder: RequestBuilder, fields: dict[str, Any], message: str):
     with pytest.raises(ApiError, match=message) as refused:
-        chat(desk, **fields)
+        chat(builder, **fields)
     assert refused.value.status == 400
 
 
 def test_a_chat_that_is_too_long_is_refused_before_the_ends_of_its_messages_are_searched(
-    desk: OrderDesk, monkeypatch: pytest.MonkeyPatch
+    builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ):
     renderings = count_renderings(monkeypatch)
     with pytest.raises(ApiError, match=r"messages of \d+ tokens exceed the model's length of 100"):
-        chat(desk, messages=CHAT["messages"] * 200)
+        chat(builder, messages=CHAT["messages"] * 200)
     assert len(renderings) == 1
 
 
@@ -161,9 +164,9 @@ def test_a_chat_that_is_too_long_is_refused_before_the_ends_of_its_messages_are_
         ({"best_of": 3}, "best_of other than n is not supported"),
     ],
 )
-def test_bad_completions(desk: OrderDesk, fields: dict[str, Any], message: str):
+def test_bad_completions(builder: RequestBuilder, fields: dict[str, Any], message: str):
     with pytest.raises(ApiError, match=message) as refused:
-        completion(desk, **fields)
+        completion(builder, **fields)
     assert refused.value.status == 400
 
 
@@ -172,14 +175,14 @@ def test_bad_completions(desk: OrderDesk, fields: dict[str, Any], message: str):
     [b"", b"{", b"[1,2]", b"null", b'"x"', b'{"messages":', b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 10_000,
      b'{"prompt": "\\ud800"}', b'{"prompt": 1' + b"0" * 10_000 + b"}"],
 )  # fmt: skip
-def test_bodies_that_are_no_json_object(desk: OrderDesk, data: bytes):
+def test_bodies_that_are_no_json_object(builder: RequestBuilder, data: bytes):
     with pytest.raises(ApiError) as refused:
-        desk.completion(parse_body(CompletionBody, data))
+        builder.completion(parse_body(CompletionBody, data))
     assert refused.value.status == 400
     assert json.loads(refused.value.json())["error"]["type"] == "invalid_request_error"
 
 
-def test_the_error_names_the_field(desk: OrderDesk):
+def test_the_error_names_the_field(builder: RequestBuilder):
     with pytest.raises(ApiError) as refused:
-        chat(desk, temperature=9)
+        chat(builder, temperature=9)
     assert refused.value.param == "temperature"
