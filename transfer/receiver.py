@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from transfer.protocol.events import (
     PeerLost,
     ReceivePayload,
     ReceiverEvent,
-    ReceiverInstruction,
 )
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.protocol.session import ReceiverSession
@@ -87,7 +86,7 @@ class _Arrived:
     summary: Awaitable[Summary]
 
 
-class IncomingTransfer(Transfer[ReceiverEvent, ReceiverInstruction]):
+class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
     """One session's receiving end, and the inbox of its nonce. For the event loop's thread."""
 
     def __init__(
@@ -105,7 +104,9 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceiverInstruction]):
         self._gate = gate
         self._refused_parts = 0
         self._land = land
+        self._to_receive: deque[PlannedMessage] = deque()
         self._arrived: deque[_Arrived] = deque()
+        self._to_land: deque[PlannedMessage] = deque()
         self._digest = plan_digest(plan)
         self._envelope: Envelope | None = None
         self._stop_watching: Callable[[], None] = lambda: None
@@ -131,6 +132,15 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceiverInstruction]):
             arrival.drop()
         else:
             self._queue.put_nowait(arrival)
+
+    def _move(self, instruction: ReceivePayload | Land) -> None:
+        match instruction:
+            case ReceivePayload(message):
+                self._to_receive.append(message)
+            case Land(message):
+                self._to_land.append(message)
+            case _:
+                assert_never(instruction)
 
     def _ending(self) -> None:
         self._transport.forget(self.plan.nonce)
@@ -192,9 +202,9 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceiverInstruction]):
             self._refuse(arrival, refused)
             return
         try:
-            match self._on(PayloadAnnounced(arrival.tag.index, arrival.num_bytes)):
-                case [ReceivePayload(message)]:
-                    await self._receive(arrival, message)
+            self._on(PayloadAnnounced(arrival.tag.index, arrival.num_bytes))
+            while self._to_receive:
+                await self._receive(arrival, self._to_receive.popleft())
         finally:
             arrival.drop()
 
@@ -222,8 +232,9 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceiverInstruction]):
         while self._arrived:
             arrived, has_landed = self._arrived[0], False
             try:
-                if await self._is_right(arrived):
-                    await self._at_callers_blocks(self._scatter(arrived.message, arrived.payload))
+                await self._verify(arrived)
+                while self._to_land:
+                    await self._at_callers_blocks(self._scatter(self._to_land.popleft(), arrived.payload))
                     has_landed = True
             except Exception as error:
                 self._broken_by(error)
@@ -232,14 +243,13 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceiverInstruction]):
             if has_landed:
                 self._on(MessageLanded(arrived.message.index))
 
-    async def _is_right(self, arrived: _Arrived) -> bool:
-        """Verified, and to be landed? Whatever the answer, nothing reads the payload any more."""
+    async def _verify(self, arrived: _Arrived) -> None:
+        """Compares the digest with the envelope's. When it returns, nothing but a landing reads the payload."""
         payload_summary = await arrived.summary
         if self._ended:
-            return False
+            return
         self._digest = message_digest(self._digest, arrived.envelope.fields(), payload_summary)
-        checked = PayloadChecked(arrived.message.index, digest_ok=self._digest == arrived.envelope.digest)
-        return self._on(checked) == [Land(arrived.message)]
+        self._on(PayloadChecked(arrived.message.index, digest_ok=self._digest == arrived.envelope.digest))
 
     async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:
         try:

@@ -26,7 +26,6 @@ from transfer.protocol.events import (
     MessageSent,
     PeerLost,
     SenderEvent,
-    SenderInstruction,
     SendMessage,
     TokensComputed,
 )
@@ -63,7 +62,7 @@ class TransferSender:
         return OutgoingTransfer(plan, peer, secret, self._transport, self._staging, pack, deadline_s, self._clock)
 
 
-class OutgoingTransfer(Transfer[SenderEvent, SenderInstruction]):
+class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
     """One session's sending end. All methods are for the event loop's thread."""
 
     def __init__(
@@ -88,7 +87,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SenderInstruction]):
 
     def tokens_computed(self, num_tokens: int) -> None:
         """The first `num_tokens` of the prompt are computed and in their blocks; never fewer than before."""
-        self._advance(TokensComputed(num_tokens))
+        self._on(TokensComputed(num_tokens))
 
     def finish(self, note: bytes = b"") -> None:
         """The last token is computed and the state final: send it, and the note with it."""
@@ -96,7 +95,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SenderInstruction]):
             raise LayoutMismatch(f"note of {len(note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead")
         self._note = note
         self._moving.computing(False)
-        self._advance(Finished())
+        self._on(Finished())
 
     async def done(self) -> TransferStats:
         """Until every message was taken over by the transport; that it landed is the receiver's to say.
@@ -106,17 +105,15 @@ class OutgoingTransfer(Transfer[SenderEvent, SenderInstruction]):
         await self._wait()
         return self._summary()
 
-    def _advance(self, event: SenderEvent) -> None:
-        for instruction in self._on(event):
-            if isinstance(instruction, SendMessage):
-                self._queue.put_nowait(instruction.message)
+    def _move(self, instruction: SendMessage) -> None:
+        self._queue.put_nowait(instruction.message)
 
     def _ending(self) -> None:
         self._queue.put_nowait(None)
 
     async def _run(self, peer: str) -> None:
         connection = await self._transport.connect(peer, self._deadline_s)
-        stop_watching = connection.watch(lambda reason: self._advance(PeerLost(reason)))
+        stop_watching = connection.watch(lambda reason: self._on(PeerLost(reason)))
         try:
             while (message := await self._queue.get()) is not None and not self._ended:
                 await self._pack_and_send(connection, message)
@@ -153,7 +150,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SenderInstruction]):
             if errors:
                 self._broken_by(cast(Exception, errors[0]))
             elif parts:
-                self._advance(MessageSent(message.index))
+                self._on(MessageSent(message.index))
 
         for part in tuple(under_way):
             part.add_done_callback(taken_over)

@@ -17,7 +17,7 @@ from transfer.protocol.stats import MovingTime, TransferStats, TransferTotals
 from transfer.staging import Staging
 
 Event = TypeVar("Event")
-Instruction = TypeVar("Instruction")
+Move = TypeVar("Move")
 Result = TypeVar("Result")
 
 PIPELINE_DEPTH = 2
@@ -29,9 +29,10 @@ milliseconds. One that is stopped would keep its sessions' staging buffers until
 other peers would wait for them."""
 
 
-class Transfer(Generic[Event, Instruction]):
-    """One session under way. Subclasses do the moving; `cancel` may be called at any time.
+class Transfer(Generic[Event, Move]):
+    """One session under way: feeds it events and obeys its instructions. `cancel` may be called at any time.
 
+    Move         the instructions that move messages; subclasses obey them in `_move`
     transition   the session's `on`
     totals       of `stats`: those of the direction in which it moves
     """
@@ -39,7 +40,7 @@ class Transfer(Generic[Event, Instruction]):
     def __init__(
         self,
         plan: TransferPlan,
-        transition: Callable[[Event | events.Interruption], list[Instruction]],
+        transition: Callable[[Event | events.Interruption], list[Move | events.Complete | events.Fail]],
         transport: Transport,
         totals: TransferTotals,
         staging: Staging,
@@ -68,21 +69,27 @@ class Transfer(Generic[Event, Instruction]):
         """Fail the session, unless it has ended. Await its end to know that nothing touches your blocks."""
         self._on(events.Cancelled())
 
-    def _on(self, event: Event | events.Interruption) -> list[Instruction]:
-        """Take the event, obey what ends the session, and return all instructions."""
-        instructions = self._transition(event)
-        for instruction in instructions:
-            match instruction:
-                case events.Complete():
-                    self._complete = True
-                    self._end()
-                    self._totals.add(self._summary())
-                case events.Fail(cause, reason):
-                    self._failure = TransferFailed(cause, reason)
-                    self._transport.stats.session_failed(cause)
-                    self._transport.hasten(self.plan.nonce, asyncio.get_running_loop().time() + GRACE_S)
-                    self._end()
-        return instructions
+    def _on(self, event: Event | events.Interruption) -> None:
+        for instruction in self._transition(event):
+            self._obey(instruction)
+
+    def _obey(self, instruction: Move | events.Complete | events.Fail) -> None:
+        match instruction:
+            case events.Complete():
+                self._complete = True
+                self._end()
+                self._totals.add(self._summary())
+            case events.Fail(cause, reason):
+                self._failure = TransferFailed(cause, reason)
+                self._transport.stats.session_failed(cause)
+                self._transport.hasten(self.plan.nonce, asyncio.get_running_loop().time() + GRACE_S)
+                self._end()
+            case _:
+                self._move(instruction)
+
+    def _move(self, instruction: Move) -> None:
+        """Hands the instruction's message to the subclass's own tasks; returns at once."""
+        raise NotImplementedError
 
     @property
     def _ended(self) -> bool:
