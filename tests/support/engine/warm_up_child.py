@@ -57,7 +57,7 @@ def main() -> None:
 def choose_triton(modules: list[ModuleType]) -> None:
     """As on a GPU."""
     for module in modules:
-        if module.__name__.startswith("kernels.") and hasattr(module, "runs_triton"):
+        if module.__name__.startswith("headrace.kernels.") and hasattr(module, "runs_triton"):
             module.runs_triton = lambda x: True
     paged_attention.DenseChunks = paged_attention.PagedChunks
     paged_attention.DenseContexts = paged_attention.PagedContexts

@@ -92,7 +92,7 @@ def assert_overlapped_equals_single_file(node: Node, passes: list[list[SequenceS
 
     node.restore(before)
     for name, module in list(sys.modules.items()):
-        if name.startswith("kernels.") and hasattr(module, "OVERLAPPED"):
+        if name.startswith("headrace.kernels.") and hasattr(module, "OVERLAPPED"):
             monkeypatch.setattr(module, "OVERLAPPED", {})
     for n, (steps, logits) in enumerate(zip(passes, replayed, strict=True)):
         node.inputs.load(steps, node.num_rows)
