@@ -26,7 +26,7 @@ from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.server import ControlServer
 from node_runtime.cache_feed import CacheFeed
 from node_runtime.service import NodeService
-from router.cluster.prefix_index import NodeIndex
+from router.cluster.cluster_index import NodeIndex
 
 BLOCK_SIZE = 16
 INCARNATION = 1

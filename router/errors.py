@@ -36,7 +36,7 @@ class MissedUpdates(RouterError):
     """What a node tells of its cache does not follow on what it told before."""
 
 
-class IllegalTransition(RouterError):
+class IllegalEvent(RouterError):
     """A request's events came in an order that the protocol does not allow."""
 
 

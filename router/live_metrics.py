@@ -8,9 +8,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headrace.wire.messages import PoolStatus
-from router.cluster.nodes import Node
-from router.cluster.prefix_index import PrefixIndex
-from router.requests.events import Phase
+from router.cluster.cluster_index import ClusterIndex
+from router.cluster.nodes import NodeEntry
+from router.requests.events import RequestPhase
 
 PLACE = ("node", "role")
 
@@ -19,7 +19,10 @@ class LiveMetrics(Collector):
     """Gauges, and the counters that nodes keep."""
 
     def __init__(
-        self, nodes: Callable[[], Sequence[Node]], phases: Callable[[], dict[Phase, int]], index: PrefixIndex
+        self,
+        nodes: Callable[[], Sequence[NodeEntry]],
+        phases: Callable[[], dict[RequestPhase, int]],
+        index: ClusterIndex,
     ) -> None:
         self._nodes = nodes
         self._phases = phases
@@ -37,11 +40,11 @@ class LiveMetrics(Collector):
     def _open_requests(self) -> GaugeMetricFamily:
         family = GaugeMetricFamily("headrace_requests_open", "Requests by phase", labels=["phase"])
         for phase, count in self._phases().items():
-            if phase not in (Phase.DONE, Phase.FAILED):
+            if phase not in (RequestPhase.DONE, RequestPhase.FAILED):
                 family.add_metric([phase.value], count)
         return family
 
-    def _indexed(self, nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
+    def _indexed(self, nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
         """What the router knows of the nodes' caches, beside what they hold."""
         keys = _gauge("index_keys", "Prefixes of a node that the router knows of", "group")
         followed = _gauge("index_followed", "1 while a node's cache updates arrive")
@@ -54,7 +57,7 @@ class LiveMetrics(Collector):
         yield from (keys, followed)
 
 
-def _node_gauges(nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
+def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
     up = _gauge("node_up", "1 unless a call was lost")
     requests = _gauge("node_requests", "Requests on a node", "phase")
     pools = _gauge("pool_units", "Blocks and slots of a node", "pool", "use")
@@ -73,7 +76,7 @@ def _node_gauges(nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
     yield from (up, requests, pools, indexed, placeholders)
 
 
-def _link_gauges(nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
+def _link_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
     """Of links that are measured; `link_healthy` of all."""
     healthy = _gauge("link_healthy", "1 if the way to a peer works and nothing about it needs looking into", "peer")
     speed = _gauge("link_bytes_per_second", "Measured speed of long messages to a peer", "peer")
@@ -88,7 +91,7 @@ def _link_gauges(nodes: Sequence[Node]) -> Iterator[GaugeMetricFamily]:
     yield from (healthy, speed, round_trip)
 
 
-def _node_counters(nodes: Sequence[Node]) -> Iterator[CounterMetricFamily]:
+def _node_counters(nodes: Sequence[NodeEntry]) -> Iterator[CounterMetricFamily]:
     """A node's counter `x` is `headrace_node_x_total`; `cause=deadline,direction=sent/x` has these two labels more, and
     `state/x` is short for `group=state/x`. All nodes give one name the same labels."""
     families: dict[str, CounterMetricFamily] = {}
@@ -103,7 +106,7 @@ def _node_counters(nodes: Sequence[Node]) -> Iterator[CounterMetricFamily]:
     yield from families.values()
 
 
-def _overlap(nodes: Sequence[Node]) -> GaugeMetricFamily:
+def _overlap(nodes: Sequence[NodeEntry]) -> GaugeMetricFamily:
     """Since the nodes' start; of nodes that have handed over."""
     ratio = _gauge("node_transfer_overlap_ratio", "Share of the seconds of sent hand-overs while the prompt computed")
     for node in nodes:
@@ -124,7 +127,7 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"headrace_{name}", text, labels=[*PLACE, *labels])
 
 
-def _place(node: Node) -> list[str]:
+def _place(node: NodeEntry) -> list[str]:
     return [node.info.name, node.info.role.value]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from router.cluster.nodes import Node
-from router.cluster.prefix_index import PrefixIndex
+from router.cluster.cluster_index import ClusterIndex
+from router.cluster.nodes import NodeEntry
 from router.live_metrics import LiveMetrics
-from router.requests.events import Phase
+from router.requests.events import RequestPhase
 from router.requests.lifecycle import RequestLife
 
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -46,7 +46,10 @@ class RouterMetrics:
         return Histogram(f"headrace_{name}", text, buckets=LATENCY_BUCKETS_S, registry=self.registry)
 
     def watch(
-        self, nodes: Callable[[], Sequence[Node]], phases: Callable[[], dict[Phase, int]], index: PrefixIndex
+        self,
+        nodes: Callable[[], Sequence[NodeEntry]],
+        phases: Callable[[], dict[RequestPhase, int]],
+        index: ClusterIndex,
     ) -> None:
         """Reads nodes, open requests and the index anew at every scrape."""
         self.registry.register(LiveMetrics(nodes, phases, index))
@@ -60,7 +63,7 @@ class RouterMetrics:
             self._itl.observe(seconds / count)
 
     def request_ended(self, life: RequestLife) -> None:
-        outcome = "completed" if life.phase is Phase.DONE else "failed"
+        outcome = "completed" if life.phase is RequestPhase.DONE else "failed"
         if life.failure is not None and life.failure.code == "client_left":
             outcome = "cancelled"
         self._requests.labels(outcome).inc()

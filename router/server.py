@@ -18,15 +18,15 @@ from headrace.wire.tls import load_identity
 from router.api.app import build_app
 from router.api.completions import CompletionService
 from router.api.generation import RequestBuilder
+from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeTable
 from router.cluster.policy import POLICIES
-from router.cluster.prefix_index import PrefixIndex
 from router.cluster.registry import registry_server
 from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
-from router.requests.dispatch import Dispatcher
+from router.requests.driver import RouterContext
 from router.requests.table import RequestTable
 from router.status import ClusterStatus
 from router.text.tokens import ModelTokens
@@ -60,13 +60,13 @@ class RouterServer:
         table = RequestTable(config.max_attempts)
         admission = Admission(config.max_concurrent, config.max_queue)
         metrics = RouterMetrics()
-        self.index = index = PrefixIndex()
+        self.index = index = ClusterIndex()
         self._subscriptions = Subscriptions(self.nodes, index)
         metrics.watch(self.nodes.all, table.counts, index)
         policies = {role: POLICIES[config.policy]() for role in Role}
-        dispatcher = Dispatcher(config, self.nodes, table, policies, metrics, index, clock)
+        context = RouterContext(config, self.nodes, table, policies, metrics, index, clock)
         builder = RequestBuilder(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
-        service = CompletionService(config.served_model_name, tokens, builder, dispatcher, admission)
+        service = CompletionService(config.served_model_name, tokens, builder, context, admission)
         status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, index, clock)
         self.app = build_app(service, status, config.max_body_bytes)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity)

@@ -10,8 +10,8 @@ from typing import Any
 
 from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.messages import LinkStatus, Role
-from router.cluster.nodes import Node, NodeTable
-from router.cluster.prefix_index import PrefixIndex
+from router.cluster.cluster_index import ClusterIndex
+from router.cluster.nodes import NodeEntry, NodeTable
 from router.errors import ApiError, overloaded
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
@@ -28,7 +28,7 @@ class ClusterStatus:
         table: RequestTable,
         admission: Admission,
         metrics: RouterMetrics,
-        index: PrefixIndex,
+        index: ClusterIndex,
         clock: Callable[[], float],
     ) -> None:
         self._model = model
@@ -78,7 +78,7 @@ class ClusterStatus:
         }
 
 
-def _node(node: Node, now_s: float) -> dict[str, Any]:
+def _node(node: NodeEntry, now_s: float) -> dict[str, Any]:
     info, status = node.info, node.status
     is_dead = node.expires_at_s <= now_s
     return {
@@ -98,13 +98,13 @@ def _node(node: Node, now_s: float) -> dict[str, Any]:
     }
 
 
-def _link(node: Node, link: LinkStatus) -> dict[str, Any]:
+def _link(node: NodeEntry, link: LinkStatus) -> dict[str, Any]:
     """What the node measured of its way to a peer; figures are null until it has, or when it cannot."""
     measured = asdict(link)
     return {"from": node.info.name, "to": measured.pop("peer"), **measured}
 
 
-def _index(node: Node, index: PrefixIndex) -> dict[str, Any] | None:
+def _index(node: NodeEntry, index: ClusterIndex) -> dict[str, Any] | None:
     """How much of the node's cache the router knows of; `lag` is in changes, as of the node's last heartbeat."""
     known = index.get(node.id)
     if known is None:

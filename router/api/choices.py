@@ -9,7 +9,7 @@ from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import PromptLogprobs
 from router.api.generation import GenerationRequest
 from router.api.mailbox import Mailbox
-from router.requests.dispatch import Ended, Output, Run
+from router.requests.driver import Ended, Output, RequestDriver
 from router.requests.events import Show, ShowPrompt
 from router.text.detokenizer import Detokenizer
 from router.text.text_stream import TextDelta, TextStream
@@ -57,7 +57,7 @@ class Choices:
         self._generation = generation
         self._mailbox: Mailbox[tuple[int, Output]] = Mailbox()
         self.all = [Choice(index, generation, tokens) for index in range(len(generation.requests))]
-        self.runs: list[Run] = []
+        self.runs: list[RequestDriver] = []
 
     def inbox(self, index: int) -> Callable[[Output], None]:
         """Where a request's outputs go."""

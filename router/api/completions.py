@@ -13,7 +13,7 @@ from router.api.responses import DONE, ResponseWriter, event
 from router.api.schemas import ChatBody, CompletionBody, GenerationBody, parse_body
 from router.errors import ApiError, overloaded
 from router.requests.admission import Admission
-from router.requests.dispatch import Dispatcher
+from router.requests.driver import RequestDriver, RouterContext
 from router.text.text_stream import TextDelta
 from router.text.tokens import ModelTokens
 
@@ -22,12 +22,12 @@ class CompletionService:
     """Bodies in, JSON or server-sent events out."""
 
     def __init__(
-        self, model: str, tokens: ModelTokens, builder: RequestBuilder, dispatcher: Dispatcher, admission: Admission
+        self, model: str, tokens: ModelTokens, builder: RequestBuilder, context: RouterContext, admission: Admission
     ) -> None:
         self._model = model
         self._tokens = tokens
         self._builder = builder
-        self._dispatcher = dispatcher
+        self._context = context
         self._admission = admission
 
     def chat(self, data: bytes) -> GenerationRequest:
@@ -91,7 +91,7 @@ class CompletionService:
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[Choices]:
         """Queues the requests and runs them; leaving cancels what still runs."""
         # A registered one that was just lost is worth waiting for: it may be back within a heartbeat.
-        if not any(node.info.role is Role.DECODE for node in self._dispatcher.nodes.all()):
+        if not any(node.info.role is Role.DECODE for node in self._context.nodes.all()):
             raise overloaded("no decode node is registered; see /cluster", retry_after_s=2)
         choices = Choices(generation, self._tokens)
         async with AsyncExitStack() as stack:
@@ -99,6 +99,6 @@ class CompletionService:
             for permit in permits:
                 stack.callback(permit.release)
             for choice, permit in zip(choices.all, permits, strict=True):
-                run = self._dispatcher.run(choice.request, permit, choices.inbox(choice.index))
+                run = RequestDriver(self._context, choice.request, permit, choices.inbox(choice.index))
                 choices.runs.append(await stack.enter_async_context(run))
             yield choices

@@ -20,7 +20,7 @@ NodeId = tuple[str, int]
 
 
 @dataclass
-class Node:
+class NodeEntry:
     """A registered node. `suspect`: a call to it was lost, and it has not been heard of since. `replaced`: incarnations
     of its name that were registered until it, or one that it replaced, took the name over."""
 
@@ -56,8 +56,8 @@ class NodeTable:
         self._lifetime_s = heartbeat_s * MISSED_HEARTBEATS
         self._clock = clock
         self._connect = connect
-        self._nodes: dict[str, Node] = {}
-        self._retired: list[Node] = []
+        self._nodes: dict[str, NodeEntry] = {}
+        self._retired: list[NodeEntry] = []
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class NodeTable:
         if known is not None:
             replaced = (known.replaced | {known.info.incarnation}) - {info.incarnation}
             self._retire(known)
-        self._nodes[info.name] = Node(info, status, self._connect(info), expires_at_s, replaced)
+        self._nodes[info.name] = NodeEntry(info, status, self._connect(info), expires_at_s, replaced)
         self._tell()
         return True
 
@@ -102,7 +102,7 @@ class NodeTable:
         others = (node.info for node in self.all() if node.info.role is not role)
         return [Peer(info.name, info.incarnation, info.transfer_address, info.device) for info in others]
 
-    def senders_to(self, receiver: NodeInfo) -> list[Node]:
+    def senders_to(self, receiver: NodeInfo) -> list[NodeEntry]:
         """The live nodes of the other role that can hand over to this one, by name."""
         role = Role.PREFILL if receiver.role is Role.DECODE else Role.DECODE
         return [node for node in self.live(role) if transfer_refusal(node.info.device, receiver.device) is None]
@@ -123,7 +123,7 @@ class NodeTable:
             log.warning("node %s missed its heartbeats: taken for dead", node.info.name)
             self._retire(node)
 
-    def live(self, role: Role) -> list[Node]:
+    def live(self, role: Role) -> list[NodeEntry]:
         """The nodes of a role that may be given work, by name."""
         now_s = self._clock()
         found = [
@@ -133,7 +133,7 @@ class NodeTable:
         ]
         return sorted(found, key=lambda node: node.info.name)
 
-    def all(self) -> list[Node]:
+    def all(self) -> list[NodeEntry]:
         """Every registered node, suspects included, by name."""
         return sorted(self._nodes.values(), key=lambda node: node.info.name)
 
@@ -143,7 +143,7 @@ class NodeTable:
         return min((node.info.max_model_tokens for node in self._nodes.values()), default=None)
 
     @asynccontextmanager
-    async def in_use(self, node: Node) -> AsyncIterator[NodeClient]:
+    async def in_use(self, node: NodeEntry) -> AsyncIterator[NodeClient]:
         """Keeps the node's client open while a call runs on it, even if the node leaves meanwhile."""
         node.calls += 1
         try:
@@ -164,7 +164,7 @@ class NodeTable:
             self._retire(node)
         await self.close_retired()
 
-    def _retire(self, node: Node) -> None:
+    def _retire(self, node: NodeEntry) -> None:
         del self._nodes[node.info.name]
         self._retired.append(node)
         self._tell()

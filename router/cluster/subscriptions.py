@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from headrace.wire.errors import NodeLost
-from router.cluster.nodes import Node, NodeId, NodeTable
-from router.cluster.prefix_index import NodeIndex, PrefixIndex
+from router.cluster.cluster_index import ClusterIndex, NodeIndex
+from router.cluster.nodes import NodeEntry, NodeId, NodeTable
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Subscriptions:
     heartbeats and is forgotten by the node table, which ends its task.
     """
 
-    def __init__(self, nodes: NodeTable, index: PrefixIndex) -> None:
+    def __init__(self, nodes: NodeTable, index: ClusterIndex) -> None:
         self._nodes = nodes
         self._index = index
         self._tasks: dict[NodeId, asyncio.Task[None]] = {}
@@ -49,7 +49,7 @@ class Subscriptions:
             known = self._index.add(node_id, node.info.layout.block_size)
             self._tasks[node_id] = asyncio.create_task(self._follow(node, known))
 
-    async def _follow(self, node: Node, known: NodeIndex) -> None:
+    async def _follow(self, node: NodeEntry, known: NodeIndex) -> None:
         told = ""
         while True:
             try:
@@ -61,7 +61,7 @@ class Subscriptions:
             known.lost()
             await asyncio.sleep(RETRY_S)
 
-    async def _apply_updates(self, node: Node, known: NodeIndex) -> None:
+    async def _apply_updates(self, node: NodeEntry, known: NodeIndex) -> None:
         async with self._nodes.in_use(node) as client, client.cache_updates() as call:
             async for update in call:
                 known.apply(update)

@@ -14,7 +14,7 @@ from headrace.wire.errors import NodeError
 from router.errors import ApiError
 
 
-class Phase(Enum):
+class RequestPhase(Enum):
     QUEUED = "queued"
     RESERVED = "reserved"
     PREFILLING = "prefilling"
@@ -116,13 +116,13 @@ class StartOver:
 
 
 @dataclass(frozen=True)
-class Finish:
+class FinishRequest:
     reason: FinishReason
 
 
 @dataclass(frozen=True)
-class Fail:
+class FailRequest:
     cause: ApiError
 
 
-Instruction = StartPrefill | SendRenew | SendStop | Show | ShowPrompt | StartOver | Finish | Fail
+Instruction = StartPrefill | SendRenew | SendStop | Show | ShowPrompt | StartOver | FinishRequest | FailRequest

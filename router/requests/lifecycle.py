@@ -1,7 +1,7 @@
 """The life of one request as pure logic: what nodes say comes in, instructions go out.
 
 Nothing here opens a call or reads a clock: `RequestLife.on(event, now_s)` is tested by literals, and
-`router/requests/dispatch.py` does what it says.
+`router/requests/driver.py` does what it says.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import replace
 from headrace.request import FinishReason, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeError, RequestRefused
-from router.errors import ApiError, IllegalTransition, from_node
+from router.errors import ApiError, IllegalEvent, from_node
 from router.requests.events import (
     DecodeLost,
     DecodeStarted,
     Event,
-    Fail,
-    Finish,
+    FailRequest,
+    FinishRequest,
     GaveUp,
     Instruction,
-    Phase,
     PrefillFailed,
     PrefillStarted,
+    RequestPhase,
     SendRenew,
     SendStop,
     Show,
@@ -33,15 +33,21 @@ from router.requests.events import (
 )
 from router.requests.report import RequestReport
 
-_NEXT: dict[Phase, frozenset[Phase]] = {
-    Phase.QUEUED: frozenset({Phase.RESERVED, Phase.PREFILLING}),
-    Phase.RESERVED: frozenset({Phase.PREFILLING, Phase.MOVING, Phase.MIGRATING, Phase.DONE}),
-    Phase.PREFILLING: frozenset({Phase.RESERVED, Phase.MOVING, Phase.DECODING, Phase.MIGRATING, Phase.DONE}),
-    Phase.MOVING: frozenset({Phase.RESERVED, Phase.DECODING, Phase.MIGRATING, Phase.DONE}),
-    Phase.DECODING: frozenset({Phase.MIGRATING, Phase.DONE}),
-    Phase.MIGRATING: frozenset({Phase.RESERVED, Phase.PREFILLING, Phase.DONE}),
-    Phase.DONE: frozenset(),
-    Phase.FAILED: frozenset(),
+_NEXT: dict[RequestPhase, frozenset[RequestPhase]] = {
+    RequestPhase.QUEUED: frozenset({RequestPhase.RESERVED, RequestPhase.PREFILLING}),
+    RequestPhase.RESERVED: frozenset(
+        {RequestPhase.PREFILLING, RequestPhase.MOVING, RequestPhase.MIGRATING, RequestPhase.DONE}
+    ),
+    RequestPhase.PREFILLING: frozenset(
+        {RequestPhase.RESERVED, RequestPhase.MOVING, RequestPhase.DECODING, RequestPhase.MIGRATING, RequestPhase.DONE}
+    ),
+    RequestPhase.MOVING: frozenset(
+        {RequestPhase.RESERVED, RequestPhase.DECODING, RequestPhase.MIGRATING, RequestPhase.DONE}
+    ),
+    RequestPhase.DECODING: frozenset({RequestPhase.MIGRATING, RequestPhase.DONE}),
+    RequestPhase.MIGRATING: frozenset({RequestPhase.RESERVED, RequestPhase.PREFILLING, RequestPhase.DONE}),
+    RequestPhase.DONE: frozenset(),
+    RequestPhase.FAILED: frozenset(),
 }
 
 
@@ -54,8 +60,8 @@ class RequestLife:
 
     def __init__(self, request: Request, *, max_attempts: int, now_s: float) -> None:
         self.request = request
-        self.phase = Phase.QUEUED
-        self.entered_s: dict[Phase, float] = {Phase.QUEUED: now_s}
+        self.phase = RequestPhase.QUEUED
+        self.entered_s: dict[RequestPhase, float] = {RequestPhase.QUEUED: now_s}
         self.report = RequestReport()
         self.generated: list[int] = []
         self.finish: FinishReason | None = None
@@ -84,7 +90,7 @@ class RequestLife:
 
     @property
     def is_over(self) -> bool:
-        return self.phase in (Phase.DONE, Phase.FAILED)
+        return self.phase in (RequestPhase.DONE, RequestPhase.FAILED)
 
     @property
     def request_so_far(self) -> Request:
@@ -95,10 +101,10 @@ class RequestLife:
         return replace(self.request, tokens=(*self.request.tokens, *self.generated), sampling=sampling)
 
     def on(self, event: Event, now_s: float) -> list[Instruction]:
-        """What to do about an event; raises IllegalTransition when it cannot happen in this phase."""
+        """What to do about an event; raises IllegalEvent when it cannot happen in this phase."""
         if self.is_over:
             if not isinstance(event, m.PrefillDone):
-                raise IllegalTransition(f"{type(event).__name__} for a request that is {self.phase.value}")
+                raise IllegalEvent(f"{type(event).__name__} for a request that is {self.phase.value}")
             self.report.prefill_done(event.report)
             return []
         match event:
@@ -111,15 +117,15 @@ class RequestLife:
             case PrefillStarted(node, nonce):
                 self._nonce = nonce
                 self.report.prefill_started(node)
-                self._enter(Phase.PREFILLING if self._first is None else Phase.MOVING, now_s)
+                self._enter(RequestPhase.PREFILLING if self._first is None else RequestPhase.MOVING, now_s)
                 return []
             case m.Reservation():
-                self._enter(Phase.RESERVED, now_s)
+                self._enter(RequestPhase.RESERVED, now_s)
                 self._nonce, self._moving = event.nonce, True
                 self.report.reserved(event)
                 return [StartPrefill(event, self._first)]
             case m.LocalPrefill(resumed_tokens):
-                self._enter(Phase.PREFILLING, now_s)
+                self._enter(RequestPhase.PREFILLING, now_s)
                 self.report.local_prefill(resumed_tokens)
                 return []
             case m.PromptLogprobs():
@@ -131,7 +137,7 @@ class RequestLife:
                 self.report.prefill_done(report)
                 return [] if self._moving else self._finish(self._alone_finish, now_s)
             case m.TransferReport():
-                self._require("TransferReport", Phase.PREFILLING, Phase.MOVING)
+                self._require("TransferReport", RequestPhase.PREFILLING, RequestPhase.MOVING)
                 self._landed = True
                 self.report.transfer = event
                 if self._first is None:
@@ -159,12 +165,12 @@ class RequestLife:
             # The decode node was quicker than the first token's way from the prefill node.
             self._early.extend(tokens)
             return []
-        if self.phase is not Phase.DECODING:
-            self._enter(Phase.DECODING, now_s)
+        if self.phase is not RequestPhase.DECODING:
+            self._enter(RequestPhase.DECODING, now_s)
         return [self._show(tokens)]
 
     def _on_first_token(self, token: Token, finish: FinishReason | None, now_s: float) -> list[Instruction]:
-        self._require("FirstToken", Phase.PREFILLING, Phase.MOVING, Phase.DECODING)
+        self._require("FirstToken", RequestPhase.PREFILLING, RequestPhase.MOVING, RequestPhase.DECODING)
         if self._first is not None:
             return []  # a repeated prefill samples what the client has already seen
         if self.request.sampling.max_tokens == 0:
@@ -175,26 +181,26 @@ class RequestLife:
             return [self._show((token,))]
         if finish is not None:
             return [self._show((token,)), *self._finish(finish, now_s)]
-        self._enter(Phase.MOVING, now_s)
+        self._enter(RequestPhase.MOVING, now_s)
         early = self._decode(now_s) if self._landed else []
         return [self._show((token,)), *early]
 
     def _decode(self, now_s: float) -> list[Instruction]:
-        self._enter(Phase.DECODING, now_s)
+        self._enter(RequestPhase.DECODING, now_s)
         early, self._early = tuple(self._early), []
         ended = [] if self._early_finish is None else self._finish(self._early_finish, now_s)
         return [*([self._show(early)] if early else []), *ended]
 
     def _on_stop_found(self, now_s: float) -> list[Instruction]:
         self.stopped = True
-        if self.phase is Phase.DECODING:
+        if self.phase is RequestPhase.DECODING:
             return [SendStop()]  # it publishes what it decoded, and reports
         return self._finish(FinishReason.STOP, now_s)
 
     def _on_failure(self, event: PrefillFailed | m.SessionFailed | DecodeLost, now_s: float) -> list[Instruction]:
         if isinstance(event, DecodeLost):
             return self._on_decode_lost(event.cause, now_s)
-        if event.nonce != self._nonce or self.phase is Phase.DECODING:
+        if event.nonce != self._nonce or self.phase is RequestPhase.DECODING:
             return []  # already repaired, or landed before
         if isinstance(event, m.SessionFailed):
             cause: NodeError | None = NodeError(self.report.decode_node or "decode node", event.cause)
@@ -225,13 +231,13 @@ class RequestLife:
             self._decode_failures += 1
             if self._decode_failures >= self._max_attempts:
                 return self._fail(from_node(cause), now_s)
-            if self.phase not in (Phase.QUEUED, Phase.MIGRATING):
+            if self.phase not in (RequestPhase.QUEUED, RequestPhase.MIGRATING):
                 self.report.migrations += 1
         return self._start_over(now_s)
 
     def _start_over(self, now_s: float) -> list[Instruction]:
-        if self.phase not in (Phase.QUEUED, Phase.MIGRATING):
-            self._enter(Phase.MIGRATING, now_s)
+        if self.phase not in (RequestPhase.QUEUED, RequestPhase.MIGRATING):
+            self._enter(RequestPhase.MIGRATING, now_s)
         self._begin_attempt()
         return [StartOver()]
 
@@ -240,24 +246,24 @@ class RequestLife:
         return Show(tokens)
 
     def _finish(self, reason: FinishReason, now_s: float) -> list[Instruction]:
-        self._enter(Phase.DONE, now_s)
+        self._enter(RequestPhase.DONE, now_s)
         self.finish = reason
-        return [Finish(reason)]
+        return [FinishRequest(reason)]
 
     def _fail(self, cause: ApiError, now_s: float) -> list[Instruction]:
-        self.phase = Phase.FAILED
-        self.entered_s[Phase.FAILED] = now_s
+        self.phase = RequestPhase.FAILED
+        self.entered_s[RequestPhase.FAILED] = now_s
         self.failure = cause
-        return [Fail(cause)]
+        return [FailRequest(cause)]
 
-    def _require(self, event: str, *phases: Phase) -> None:
+    def _require(self, event: str, *phases: RequestPhase) -> None:
         if self.phase not in phases:
-            raise IllegalTransition(f"{event} for a request that is {self.phase.value}")
+            raise IllegalEvent(f"{event} for a request that is {self.phase.value}")
 
-    def _enter(self, phase: Phase, now_s: float) -> None:
+    def _enter(self, phase: RequestPhase, now_s: float) -> None:
         if phase is self.phase:
             return
         if phase not in _NEXT[self.phase]:
-            raise IllegalTransition(f"a request that is {self.phase.value} cannot become {phase.value}")
+            raise IllegalEvent(f"a request that is {self.phase.value} cannot become {phase.value}")
         self.phase = phase
         self.entered_s.setdefault(phase, now_s)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.request import Request
-from router.errors import IllegalTransition
-from router.requests.events import Event, Instruction, Phase
+from router.errors import IllegalEvent
+from router.requests.events import Event, Instruction, RequestPhase
 from router.requests.lifecycle import RequestLife
 
 RECENT = 20
@@ -21,12 +21,12 @@ class RequestTable:
         self._max_attempts = max_attempts
         self._open: dict[str, RequestLife] = {}
         self._recent: deque[RequestLife] = deque(maxlen=RECENT)
-        self.ended: Counter[Phase] = Counter()
+        self.ended: Counter[RequestPhase] = Counter()
 
     def open(self, request: Request, now_s: float) -> RequestLife:
         """Takes a new request in, queued; its id must not be in use."""
         if request.request_id in self._open:
-            raise IllegalTransition(f"request {request.request_id} is already in the table")
+            raise IllegalEvent(f"request {request.request_id} is already in the table")
         life = RequestLife(request, max_attempts=self._max_attempts, now_s=now_s)
         self._open[request.request_id] = life
         return life
@@ -39,16 +39,16 @@ class RequestTable:
         """Forgets a request that is over, but for the page's list of recent ones."""
         life = self._open[request_id]
         if not life.is_over:
-            raise IllegalTransition(f"request {request_id} is still {life.phase.value}")
+            raise IllegalEvent(f"request {request_id} is still {life.phase.value}")
         del self._open[request_id]
         self.ended[life.phase] += 1
         self._recent.append(life)
         return life
 
-    def counts(self) -> dict[Phase, int]:
+    def counts(self) -> dict[RequestPhase, int]:
         """Open requests by phase, and how many ended done or failed since the start."""
         open_ones = Counter(life.phase for life in self._open.values())
-        return {phase: open_ones[phase] + self.ended[phase] for phase in Phase}
+        return {phase: open_ones[phase] + self.ended[phase] for phase in RequestPhase}
 
     def rows(self, now_s: float) -> Iterator[dict[str, Any]]:
         """For /cluster: open requests, oldest first, then the recent ones, newest first."""
@@ -62,6 +62,6 @@ class RequestTable:
                 "decode_node": life.report.decode_node,
                 "cached_tokens": life.report.cached_tokens(life.request.num_prompt_tokens),
                 "migrations": life.report.migrations,
-                "age_s": round(now_s - life.entered_s[Phase.QUEUED], 3),
+                "age_s": round(now_s - life.entered_s[RequestPhase.QUEUED], 3),
                 "error": None if life.failure is None else life.failure.message,
             }

@@ -14,16 +14,16 @@ from headrace.request import Request
 from headrace.wire import messages as m
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeBusy, NodeError, NodeLost
+from router.cluster.cluster_index import ClusterIndex
 from router.cluster.fetch_sources import PromptKeys, choose_fetch_source
-from router.cluster.nodes import Node, NodeId, NodeTable
+from router.cluster.nodes import NodeEntry, NodeId, NodeTable
 from router.cluster.policy import Policy
-from router.cluster.prefix_index import PrefixIndex
 from router.config import RouterConfig
 from router.errors import ApiError, deadline_passed, overloaded
 from router.metrics import RouterMetrics
 from router.requests import events as ev
 from router.requests.admission import AdmissionPermit
-from router.requests.events import Phase
+from router.requests.events import RequestPhase
 from router.requests.lifecycle import RequestLife
 from router.requests.table import RequestTable
 
@@ -43,33 +43,24 @@ class Ended:
 Output = ev.Show | ev.ShowPrompt | Ended
 
 
-class Dispatcher:
-    """What every request's drive shares. `clock` yields seconds; `policies` has one object a role."""
+@dataclass(frozen=True)
+class RouterContext:
+    """The parts of a router that every request's driver uses.
 
-    def __init__(
-        self,
-        config: RouterConfig,
-        nodes: NodeTable,
-        table: RequestTable,
-        policies: Mapping[m.Role, Policy],
-        metrics: RouterMetrics,
-        index: PrefixIndex,
-        clock: Callable[[], float],
-    ) -> None:
-        self.config = config
-        self.nodes = nodes
-        self.index = index
-        self.table = table
-        self.policies = policies
-        self.metrics = metrics
-        self.clock = clock
+    policies   one object a role, since each keeps its own turn
+    clock      yields seconds
+    """
 
-    def run(self, request: Request, permit: AdmissionPermit, show: Callable[[Output], None]) -> Run:
-        """Queues a request. Entering the run starts it once the permit is granted; `show` gets its outputs."""
-        return Run(self, request, permit, show)
+    config: RouterConfig
+    nodes: NodeTable
+    table: RequestTable
+    policies: Mapping[m.Role, Policy]
+    metrics: RouterMetrics
+    index: ClusterIndex
+    clock: Callable[[], float]
 
 
-class _Attempt:
+class Attempt:
     """One decode call with the prefill calls for it, or one prefill call alone.
 
     `over` is done when the attempt has nothing more to do, or holds the exception of a task that broke.
@@ -79,9 +70,9 @@ class _Attempt:
         self.request = request
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: DecodeCall | None = None
-        self.decode_node: Node | None = None
+        self.decode_node: NodeEntry | None = None
         self.prefill: asyncio.Task[None] | None = None
-        self.prefill_node: Node | None = None
+        self.prefill_node: NodeEntry | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -113,25 +104,25 @@ class _Attempt:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Run:
+class RequestDriver:
     """One request on its way through the nodes. Leaving the `async with` block cancels what still runs."""
 
     def __init__(
-        self, shared: Dispatcher, request: Request, permit: AdmissionPermit, show: Callable[[Output], None]
+        self, context: RouterContext, request: Request, permit: AdmissionPermit, show: Callable[[Output], None]
     ) -> None:
-        self._shared = shared
+        self._context = context
         self._permit = permit
-        self._now_s = shared.clock
-        self._deadline_s = shared.clock() + shared.config.request_timeout_s
+        self._now_s = context.clock
+        self._deadline_s = context.clock() + context.config.request_timeout_s
         self._show = show
         self._avoid: set[NodeId] = set()
         self._patience_ends_s: float | None = None
-        self._attempt: _Attempt | None = None
+        self._attempt: Attempt | None = None
         self._prompt_keys = PromptKeys()
         self._last_shown_s: float | None = None
-        self.life: RequestLife = shared.table.open(request, shared.clock())
+        self.life: RequestLife = context.table.open(request, context.clock())
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> RequestDriver:
         self._driver = asyncio.create_task(self._drive())
         return self
 
@@ -142,7 +133,7 @@ class Run:
         if not self.life.is_over:
             cause = ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left")
             self.life.on(ev.GaveUp(cause), self._now_s())
-        self._shared.metrics.request_ended(self._shared.table.close(self.life.request.request_id))
+        self._context.metrics.request_ended(self._context.table.close(self.life.request.request_id))
 
     async def stop(self) -> None:
         """The client's text is complete: the end comes when the decode node has reported."""
@@ -153,7 +144,7 @@ class Run:
     # ------------------------------------------------------------ the driver
 
     async def _drive(self) -> None:
-        timeout_s = self._shared.config.request_timeout_s
+        timeout_s = self._context.config.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s), self._permit:
                 while not self.life.is_over:
@@ -172,9 +163,9 @@ class Run:
             self.life.on(ev.GaveUp(cause), self._now_s())
 
     async def _try_once(self) -> None:
-        attempt = self._attempt = _Attempt(self.life.request_so_far)
+        attempt = self._attempt = Attempt(self.life.request_so_far)
         try:
-            if self.life.needs_decode or not self._shared.nodes.live(m.Role.PREFILL):
+            if self.life.needs_decode or not self._context.nodes.live(m.Role.PREFILL):
                 await self._on_decode_node(attempt)
             else:
                 attempt.prefill = attempt.spawn(self._prefill(attempt, None, None))
@@ -182,13 +173,13 @@ class Run:
         finally:
             await attempt.cancel()
 
-    async def _on_decode_node(self, attempt: _Attempt) -> None:
+    async def _on_decode_node(self, attempt: Attempt) -> None:
         node = attempt.decode_node = await self._pick(m.Role.DECODE)
-        may_prefill_remotely = self.life.needs_decode and bool(self._shared.nodes.senders_to(node.info))
-        start = m.Start(attempt.request, may_prefill_remotely, self._shared.nodes.max_message_bytes(node.info))
+        may_prefill_remotely = self.life.needs_decode and bool(self._context.nodes.senders_to(node.info))
+        start = m.Start(attempt.request, may_prefill_remotely, self._context.nodes.max_message_bytes(node.info))
         try:
             async with (
-                self._shared.nodes.in_use(node) as client,
+                self._context.nodes.in_use(node) as client,
                 client.decode(start, timeout_s=self._remaining_s()) as call,
             ):
                 attempt.call = call
@@ -197,7 +188,7 @@ class Run:
                 if start.may_prefill_remotely:
                     await self._keys(attempt.request)  # the decode node reserves meanwhile
                 await attempt.over
-                if self.life.phase is Phase.DONE and attempt.prefill is not None:
+                if self.life.phase is RequestPhase.DONE and attempt.prefill is not None:
                     # The client has every token; only the final usage waits for this.
                     await asyncio.wait({attempt.prefill}, timeout=REPORT_GRACE_S)
                 await attempt.cancel()
@@ -205,7 +196,7 @@ class Run:
             self._note_failure(node, error)
             await self._tell(attempt, ev.DecodeLost(error))
 
-    async def _read(self, attempt: _Attempt, node: Node, call: DecodeCall) -> None:
+    async def _read(self, attempt: Attempt, node: NodeEntry, call: DecodeCall) -> None:
         try:
             async for event in call:
                 await self._tell(attempt, event)
@@ -216,7 +207,7 @@ class Run:
             self._note_failure(node, error)
             await self._tell(attempt, ev.DecodeLost(error))
 
-    async def _prefill(self, attempt: _Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
+    async def _prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         nonce = None if reservation is None else reservation.nonce
         receiver = None if reservation is None else attempt.decode_node
         if not self._candidates(m.Role.PREFILL, receiver):
@@ -227,7 +218,7 @@ class Run:
         work = m.PrefillRequest(attempt.request, reservation, first_token, fetch_source)
         try:
             async with (
-                self._shared.nodes.in_use(node) as client,
+                self._context.nodes.in_use(node) as client,
                 client.prefill(work, timeout_s=self._remaining_s()) as call,
             ):
                 await self._tell(attempt, ev.PrefillStarted(node.info.name, nonce))
@@ -242,17 +233,17 @@ class Run:
             self._note_failure(node, error)
             await self._tell(attempt, ev.PrefillFailed(nonce, error))
 
-    async def _expect_landing(self, attempt: _Attempt, node: Node, nonce: int) -> None:
+    async def _expect_landing(self, attempt: Attempt, node: NodeEntry, nonce: int) -> None:
         """What was handed over lands by then, or not as it was sent: bytes that a network damages can pass for a
         stranger's, which the decode node ignores while it waits for the session's own until the session's deadline."""
-        timeout_s = self._shared.config.landing_timeout_s
+        timeout_s = self._context.config.landing_timeout_s
         await asyncio.sleep(timeout_s)
         lost = NodeError(node.info.name, f"what it handed over did not land in {timeout_s:g} s (landing_timeout_s)")
         await self._tell(attempt, ev.PrefillFailed(nonce, lost))
 
-    async def _fetch_source(self, request: Request, prefill_node: Node) -> m.FetchSource | None:
+    async def _fetch_source(self, request: Request, prefill_node: NodeEntry) -> m.FetchSource | None:
         """A live decode node that may hold more of the prompt than the node that is to compute it."""
-        nodes, index = self._shared.nodes, self._shared.index
+        nodes, index = self._context.nodes, self._context.index
         keys = await self._keys(request)
         if keys is None:
             return None
@@ -264,18 +255,18 @@ class Run:
 
     async def _keys(self, request: Request) -> Mapping[int, Sequence[PrefixKey]] | None:
         """The prompt's keys by block size, hashed once; None when no node's cache is known to look for them in."""
-        index = self._shared.index
-        if not self._shared.config.fetch_from_decode or not len(index):
+        index = self._context.index
+        if not self._context.config.fetch_from_decode or not len(index):
             return None
         return await self._prompt_keys.of(request, index.block_sizes)
 
     # ------------------------------------------------------------ events and instructions
 
-    async def _tell(self, attempt: _Attempt, event: ev.Event) -> None:
+    async def _tell(self, attempt: Attempt, event: ev.Event) -> None:
         """Passes an event on, and obeys. A late event of an attempt that is over is dropped."""
-        if attempt.over.done() and not (self.life.phase is Phase.DONE and isinstance(event, m.PrefillDone)):
+        if attempt.over.done() and not (self.life.phase is RequestPhase.DONE and isinstance(event, m.PrefillDone)):
             return
-        for instruction in self._shared.table.on(self.life.request.request_id, event, self._now_s()):
+        for instruction in self._context.table.on(self.life.request.request_id, event, self._now_s()):
             match instruction:
                 case ev.Show(tokens):
                     self._note_tokens(len(tokens))
@@ -292,30 +283,30 @@ class Run:
                         self._avoid.add(attempt.prefill_node.id)
                         self._patience_ends_s = None
                     if attempt.decode_node is not None:
-                        max_bytes = self._shared.nodes.max_message_bytes(attempt.decode_node.info)
+                        max_bytes = self._context.nodes.max_message_bytes(attempt.decode_node.info)
                         await attempt.send(m.Renew(failed_nonce, max_bytes))
                 case ev.SendStop():
                     await attempt.send(m.Stop())
-                case ev.StartOver() | ev.Finish() | ev.Fail():
+                case ev.StartOver() | ev.FinishRequest() | ev.FailRequest():
                     attempt.end()
 
     def _note_tokens(self, count: int) -> None:
         now_s = self._now_s()
         if self._last_shown_s is None:
-            self._shared.metrics.first_token(now_s - self.life.entered_s[Phase.QUEUED])
+            self._context.metrics.first_token(now_s - self.life.entered_s[RequestPhase.QUEUED])
         else:
-            self._shared.metrics.next_tokens(count, now_s - self._last_shown_s)
+            self._context.metrics.next_tokens(count, now_s - self._last_shown_s)
         self._last_shown_s = now_s
         self._patience_ends_s = None
 
     # ------------------------------------------------------------ nodes
 
-    def _candidates(self, role: m.Role, receiver: Node | None) -> list[Node]:
+    def _candidates(self, role: m.Role, receiver: NodeEntry | None) -> list[NodeEntry]:
         """Live nodes of this role; with a receiver, those that can hand over to it."""
-        nodes = self._shared.nodes
+        nodes = self._context.nodes
         return nodes.live(role) if receiver is None else nodes.senders_to(receiver.info)
 
-    async def _pick(self, role: m.Role, receiver: Node | None = None) -> Node:
+    async def _pick(self, role: m.Role, receiver: NodeEntry | None = None) -> NodeEntry:
         """A candidate that has not failed this request, if possible one that reaches the receiver; or else any after a
         pause.
 
@@ -326,20 +317,20 @@ class Run:
             fresh = [node.info for node in live.values() if node.id not in self._avoid]
             if fresh:
                 reaching = [info for info in fresh if receiver is None or live[info.name].reaches(receiver.info)]
-                return live[self._shared.policies[role].pick(reaching or fresh, self.life.request).name]
+                return live[self._context.policies[role].pick(reaching or fresh, self.life.request).name]
             if self._patience_ends_s is None:
-                self._patience_ends_s = self._now_s() + self._shared.config.busy_timeout_s
+                self._patience_ends_s = self._now_s() + self._context.config.busy_timeout_s
             if self._now_s() >= self._patience_ends_s:
                 state = "stayed busy" if live else "was there"
                 subject = "every" if live else "no"
                 raise overloaded(
-                    f"{subject} {role.value} node {state} for {self._shared.config.busy_timeout_s:g} s "
+                    f"{subject} {role.value} node {state} for {self._context.config.busy_timeout_s:g} s "
                     "(busy_timeout_s); try again later"
                 )
             await asyncio.sleep(RETRY_PAUSE_S)
             self._avoid -= {node.id for node in live.values()}
 
-    def _note_failure(self, node: Node, error: NodeError) -> None:
+    def _note_failure(self, node: NodeEntry, error: NodeError) -> None:
         log.info("request %s: %s", self.life.request.request_id, error)
         self._avoid.add(node.id)
         if isinstance(error, NodeLost):
@@ -347,7 +338,7 @@ class Run:
         if not isinstance(error, NodeBusy):
             self._patience_ends_s = None  # it had room: time spent working is no time spent waiting for room
         elif self._patience_ends_s is None:
-            self._patience_ends_s = self._now_s() + self._shared.config.busy_timeout_s
+            self._patience_ends_s = self._now_s() + self._context.config.busy_timeout_s
 
     def _remaining_s(self) -> float:
         return max(self._deadline_s - self._now_s(), 0.001)

@@ -10,7 +10,7 @@ from headrace.cache.journal import Journal, Reader
 from headrace.cache.types import PrefixKey
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
 from node_runtime.cache_feed import CacheFeed
-from router.cluster.prefix_index import NodeIndex, PrefixIndex
+from router.cluster.cluster_index import ClusterIndex, NodeIndex
 from router.errors import MissedUpdates
 from tests.support.cache.cache_node import FakeNode
 
@@ -93,7 +93,7 @@ def test_what_was_known_stays_a_hint_while_a_node_is_not_followed() -> None:
 
 
 def test_nodes_are_kept_apart() -> None:
-    index = PrefixIndex()
+    index = ClusterIndex()
     for name, blocks in (("d0", KEYS[:1]), ("d1", KEYS[:2])):
         index.add((name, 7), 16).apply(CacheSnapshotPart(7, 1, tuple(blocks), (), True))
     found = index.match({16: KEYS}, max_tokens=64)
@@ -131,7 +131,7 @@ def test_checkpoints_that_end_no_block_of_the_asker_do_not_count() -> None:
 
 
 def test_nodes_of_different_block_sizes_are_matched_each_by_its_own_keys() -> None:
-    index = PrefixIndex()
+    index = ClusterIndex()
     keys = {size: prefix_keys(range(64), size) for size in (16, 32)}
     for name, size in (("d0", 16), ("d1", 32)):
         index.add((name, 7), size).apply(CacheSnapshotPart(7, 1, tuple(keys[size][:2]), (keys[size][1],), True))

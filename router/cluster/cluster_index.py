@@ -101,7 +101,7 @@ class NodeIndex:
                 self._checkpoints.discard(key)
 
 
-class PrefixIndex:
+class ClusterIndex:
     """The caches of all nodes that are subscribed to."""
 
     def __init__(self) -> None:

@@ -5,16 +5,16 @@ import pytest
 from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
-from router.errors import ApiError, IllegalTransition, deadline_passed
+from router.errors import ApiError, IllegalEvent, deadline_passed
 from router.requests.events import (
     DecodeLost,
     DecodeStarted,
-    Fail,
-    Finish,
+    FailRequest,
+    FinishRequest,
     GaveUp,
-    Phase,
     PrefillFailed,
     PrefillStarted,
+    RequestPhase,
     SendRenew,
     SendStop,
     Show,
@@ -63,25 +63,25 @@ def test_remote_life_from_queue_to_done():
     request = life()
     assert request.on(DecodeStarted("d0"), 1.0) == []
     assert request.on(reservation(1), 2.0) == [StartPrefill(reservation(1), None)]
-    assert request.phase is Phase.RESERVED
+    assert request.phase is RequestPhase.RESERVED
     assert request.on(PrefillStarted("p0", 1), 3.0) == []
-    assert request.phase is Phase.PREFILLING
+    assert request.phase is RequestPhase.PREFILLING
     assert request.on(m.FirstToken(A), 4.0) == [Show((A,))]
-    assert request.phase is Phase.MOVING
+    assert request.phase is RequestPhase.MOVING
     assert request.on(LANDED, 5.0) == []
-    assert request.phase is Phase.DECODING
+    assert request.phase is RequestPhase.DECODING
     assert request.on(PREFILLED, 5.5) == []
     assert request.on(m.Tokens((B, C)), 6.0) == [Show((B, C))]
-    assert request.on(DECODED, 7.0) == [Finish(FinishReason.LENGTH)]
-    assert request.phase is Phase.DONE
+    assert request.on(DECODED, 7.0) == [FinishRequest(FinishReason.LENGTH)]
+    assert request.phase is RequestPhase.DONE
     assert request.generated == [7, 8, 9]
     assert request.entered_s == {
-        Phase.QUEUED: 0.0,
-        Phase.RESERVED: 2.0,
-        Phase.PREFILLING: 3.0,
-        Phase.MOVING: 4.0,
-        Phase.DECODING: 5.0,
-        Phase.DONE: 7.0,
+        RequestPhase.QUEUED: 0.0,
+        RequestPhase.RESERVED: 2.0,
+        RequestPhase.PREFILLING: 3.0,
+        RequestPhase.MOVING: 4.0,
+        RequestPhase.DECODING: 5.0,
+        RequestPhase.DONE: 7.0,
     }
 
 
@@ -106,11 +106,11 @@ def test_report_is_the_one_of_the_design():
 
 def test_local_life_counts_what_the_decode_node_resumed():
     request = after(life(), DecodeStarted("d0"), m.LocalPrefill(24))
-    assert request.phase is Phase.PREFILLING
+    assert request.phase is RequestPhase.PREFILLING
     assert request.on(m.Tokens((A,)), 1.0) == [Show((A,))]
-    assert request.phase is Phase.DECODING
+    assert request.phase is RequestPhase.DECODING
     done = m.DecodeDone(FinishReason.STOP, m.DecodeReport("d0", 32, 24, "resumed", 16))
-    assert request.on(done, 2.0) == [Finish(FinishReason.STOP)]
+    assert request.on(done, 2.0) == [FinishRequest(FinishReason.STOP)]
     assert request.report.cached_tokens(40) == 24
     report = request.report.json()
     assert (report["path"], report["prefill"], report["transfer"]) == ("local", None, None)
@@ -118,7 +118,7 @@ def test_local_life_counts_what_the_decode_node_resumed():
 
 def test_first_token_that_finishes_ends_the_answer_without_the_decode_node():
     request = prefilling()
-    assert request.on(m.FirstToken(A, FinishReason.STOP), 1.0) == [Show((A,)), Finish(FinishReason.STOP)]
+    assert request.on(m.FirstToken(A, FinishReason.STOP), 1.0) == [Show((A,)), FinishRequest(FinishReason.STOP)]
     assert request.on(PREFILLED, 2.0) == []  # its report may still come
     assert request.report.cached_tokens(40) == 16
 
@@ -128,14 +128,14 @@ def test_one_token_needs_a_prefill_node_only():
     assert not request.needs_decode
     after(request, PrefillStarted("p0", None))
     assert request.on(m.FirstToken(A, FinishReason.LENGTH), 1.0) == [Show((A,))]
-    assert request.on(PREFILLED, 2.0) == [Finish(FinishReason.LENGTH)]
+    assert request.on(PREFILLED, 2.0) == [FinishRequest(FinishReason.LENGTH)]
 
 
 def test_prompt_logprobs_alone():
     request = after(life(max_tokens=0), PrefillStarted("p0", None))
     logprobs = m.PromptLogprobs((A, B))
     assert request.on(logprobs, 1.0) == [ShowPrompt(logprobs)]
-    assert request.on(PREFILLED, 2.0) == [Finish(FinishReason.LENGTH)]
+    assert request.on(PREFILLED, 2.0) == [FinishRequest(FinishReason.LENGTH)]
     assert request.generated == []
 
 
@@ -152,7 +152,7 @@ def test_a_failed_prefill_renews_the_reservation_and_repeats_the_shown_token(cau
     request = moving()
     assert request.on(PrefillFailed(1, cause), 1.0) == [SendRenew(1)]
     assert request.on(reservation(2), 2.0) == [StartPrefill(reservation(2), first_token=7)]
-    assert request.phase is Phase.RESERVED
+    assert request.phase is RequestPhase.RESERVED
     after(request, PrefillStarted("p1", 2))
     assert request.on(m.FirstToken(A), 3.0) == []  # the client has it
     assert request.on(LANDED, 4.0) == []
@@ -175,9 +175,9 @@ def test_repairs_are_bounded():
         assert request.on(PrefillFailed(nonce, NodeLost("p0", "gone")), 1.0) == [SendRenew(nonce)]
         after(request, reservation(nonce + 1), PrefillStarted("p0", nonce + 1))
     (failed,) = request.on(PrefillFailed(3, NodeLost("p0", "gone")), 1.0)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, FailRequest)
     assert failed.cause.status == 503
-    assert request.phase is Phase.FAILED
+    assert request.phase is RequestPhase.FAILED
 
 
 def test_busy_nodes_do_not_use_attempts_up():
@@ -190,7 +190,7 @@ def test_busy_nodes_do_not_use_attempts_up():
 def test_without_prefill_nodes_the_request_starts_over():
     request = after(life(), DecodeStarted("d0"), reservation(1))
     assert request.on(PrefillFailed(1, None), 1.0) == [StartOver()]
-    assert after(request, m.LocalPrefill(0)).phase is Phase.PREFILLING
+    assert after(request, m.LocalPrefill(0)).phase is RequestPhase.PREFILLING
 
 
 def test_a_prefill_that_fails_after_landing_needs_no_repair():
@@ -213,7 +213,7 @@ def test_tokens_that_overtake_the_first_one_are_held_back():
     assert request.on(LANDED, 1.0) == []
     assert request.on(m.Tokens((B,)), 2.0) == []
     assert request.on(m.FirstToken(A), 3.0) == [Show((A,)), Show((B,))]
-    assert request.phase is Phase.DECODING
+    assert request.phase is RequestPhase.DECODING
     assert request.on(m.Tokens((C,)), 4.0) == [Show((C,))]
 
 
@@ -221,13 +221,13 @@ def test_an_end_that_overtakes_the_first_token_waits_for_it():
     request = after(prefilling(), LANDED, m.Tokens((B,)))
     assert request.on(DECODED, 3.0) == []
     shown = request.on(m.FirstToken(A), 4.0)
-    assert shown == [Show((A,)), Show((B,)), Finish(FinishReason.LENGTH)]
+    assert shown == [Show((A,)), Show((B,)), FinishRequest(FinishReason.LENGTH)]
 
 
 def test_a_lost_decode_node_migrates_prompt_and_tokens():
     request = after(decoding(), m.Tokens((B,)))
     assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [StartOver()]
-    assert request.phase is Phase.MIGRATING
+    assert request.phase is RequestPhase.MIGRATING
     assert request.request_so_far.tokens == (*range(40), 7, 8)
     assert request.request_so_far.num_prompt_tokens == 40
     after(request, DecodeStarted("d1"), reservation(5), PrefillStarted("p0", 5))
@@ -240,13 +240,13 @@ def test_a_lost_decode_node_migrates_prompt_and_tokens():
 def test_a_decode_node_lost_before_it_answered_is_no_migration():
     request = after(life(), DecodeStarted("d0"))
     assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [StartOver()]
-    assert request.phase is Phase.QUEUED
+    assert request.phase is RequestPhase.QUEUED
     assert request.report.migrations == 0
 
 
 def test_a_refusal_fails_at_once_with_400():
     (failed,) = life().on(DecodeLost(RequestRefused("d0", "too long")), 1.0)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, FailRequest)
     assert failed.cause.status == 400
 
 
@@ -254,29 +254,29 @@ def test_stop_while_decoding_waits_for_the_report_and_drops_later_tokens():
     request = decoding()
     assert request.on(StopFound(), 1.0) == [SendStop()]
     assert request.on(m.Tokens((B,)), 2.0) == []
-    assert request.on(DECODED, 3.0) == [Finish(FinishReason.STOP)]
+    assert request.on(DECODED, 3.0) == [FinishRequest(FinishReason.STOP)]
     assert request.generated == [7]
 
 
 def test_stop_before_decoding_finishes_at_once():
-    assert moving().on(StopFound(), 1.0) == [Finish(FinishReason.STOP)]
+    assert moving().on(StopFound(), 1.0) == [FinishRequest(FinishReason.STOP)]
 
 
 def test_a_decode_node_lost_after_stop_changes_nothing():
     request = after(decoding(), StopFound())
-    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(FinishReason.STOP)]
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [FinishRequest(FinishReason.STOP)]
 
 
 def test_a_decode_node_lost_after_its_last_token_costs_only_the_report():
     request = decoding()
     request.on(m.Tokens((Token(9),), FinishReason.LENGTH), 1.0)
-    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [Finish(FinishReason.LENGTH)]
+    assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [FinishRequest(FinishReason.LENGTH)]
 
 
 def test_giving_up_fails_with_its_cause():
     request = decoding()
     cause = deadline_passed(5)
-    assert request.on(GaveUp(cause), 1.0) == [Fail(cause)]
+    assert request.on(GaveUp(cause), 1.0) == [FailRequest(cause)]
     assert isinstance(request.failure, ApiError)
 
 
@@ -292,5 +292,5 @@ def test_giving_up_fails_with_its_cause():
     ],
 )
 def test_illegal_transitions_raise(request_, event):
-    with pytest.raises(IllegalTransition):
+    with pytest.raises(IllegalEvent):
         request_.on(event, 1.0)

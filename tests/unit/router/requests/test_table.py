@@ -2,8 +2,8 @@ import pytest
 
 from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire.messages import DecodeDone, DecodeReport, LocalPrefill, Tokens
-from router.errors import IllegalTransition, deadline_passed
-from router.requests.events import DecodeStarted, GaveUp, Phase
+from router.errors import IllegalEvent, deadline_passed
+from router.requests.events import DecodeStarted, GaveUp, RequestPhase
 from router.requests.table import RECENT, RequestTable
 
 
@@ -16,18 +16,24 @@ def test_counts_follow_the_phases():
     table.open(request("a"), 0.0)
     table.open(request("b"), 0.0)
     table.on("b", LocalPrefill(0), 1.0)
-    assert {phase: n for phase, n in table.counts().items() if n} == {Phase.QUEUED: 1, Phase.PREFILLING: 1}
+    assert {phase: n for phase, n in table.counts().items() if n} == {
+        RequestPhase.QUEUED: 1,
+        RequestPhase.PREFILLING: 1,
+    }
     table.on("a", GaveUp(deadline_passed(1)), 2.0)
     table.close("a")
-    assert {phase: n for phase, n in table.counts().items() if n} == {Phase.PREFILLING: 1, Phase.FAILED: 1}
+    assert {phase: n for phase, n in table.counts().items() if n} == {
+        RequestPhase.PREFILLING: 1,
+        RequestPhase.FAILED: 1,
+    }
 
 
 def test_an_open_request_cannot_be_closed_nor_opened_twice():
     table = RequestTable(max_attempts=3)
     table.open(request("a"), 0.0)
-    with pytest.raises(IllegalTransition, match="still queued"):
+    with pytest.raises(IllegalEvent, match="still queued"):
         table.close("a")
-    with pytest.raises(IllegalTransition, match="already in the table"):
+    with pytest.raises(IllegalEvent, match="already in the table"):
         table.open(request("a"), 0.0)
 
 
