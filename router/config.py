@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.wire.tls import TlsConfig
-from router.cluster.policy import POLICIES
 from router.errors import ConfigError
 
 
@@ -19,7 +18,6 @@ class RouterConfig:
     host, port          where HTTP clients connect
     control_host, control_port  where nodes register (gRPC)
     served_model_name   the name in /v1/models and in requests; empty: the folder's name
-    policy              how nodes are picked
     fetch_from_decode   a prefill node fetches from a decode node what that one knows more of a prompt: its blocks
                         and the checkpoint that its answer left, so that a chat's next turn computes only what is new
     max_concurrent      requests given to nodes at a time (a prompt of a list, or one of `n`, is a request)
@@ -40,7 +38,6 @@ class RouterConfig:
     control_host: str = "127.0.0.1"
     control_port: int = 8001
     served_model_name: str = ""
-    policy: str = "round_robin"
     fetch_from_decode: bool = True
     max_concurrent: int = 64
     max_queue: int = 256
@@ -59,8 +56,6 @@ class RouterConfig:
             raise ConfigError(f"model_path {self.model_path}: no config.json there; give a checkpoint's folder")
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", self.model_path.resolve().name)
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy {self.policy!r}: use one of {', '.join(POLICIES)}")
         for name in ("port", "control_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise ConfigError(f"{name} {getattr(self, name)}: use 0 (any free port) to 65535")

@@ -20,7 +20,7 @@ from router.api.completions import CompletionService
 from router.api.generation import RequestBuilder
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeTable
-from router.cluster.policy import POLICIES
+from router.cluster.policy import Policy, RoundRobin
 from router.cluster.registry import registry_server
 from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
@@ -37,7 +37,10 @@ log = logging.getLogger(__name__)
 class RouterServer:
     """Starts in a running event loop, of any thread.
 
-    `connect_to` opens the client to a registered node; None: over gRPC. Raises TlsError, ModelFolderError.
+    connect_to   opens the client to a registered node; None: over gRPC
+    new_policy   makes the object that picks the nodes of one role
+
+    Raises TlsError, ModelFolderError.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class RouterServer:
         config: RouterConfig,
         *,
         connect_to: Callable[[NodeInfo], NodeClient] | None = None,
+        new_policy: Callable[[], Policy] = RoundRobin,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -63,7 +67,7 @@ class RouterServer:
         self.index = index = ClusterIndex()
         self._subscriptions = Subscriptions(self.nodes, index)
         metrics.watch(self.nodes.all, table.counts, index)
-        policies = {role: POLICIES[config.policy]() for role in Role}
+        policies = {role: new_policy() for role in Role}
         context = RouterContext(config, self.nodes, table, policies, metrics, index, clock)
         builder = RequestBuilder(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
         service = CompletionService(config.served_model_name, tokens, builder, context, admission)

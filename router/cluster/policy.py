@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.request import Request
@@ -27,6 +27,3 @@ class RoundRobin:
         chosen = next((node for node in candidates if node.name > self._last), candidates[0])
         self._last = chosen.name
         return chosen
-
-
-POLICIES: Mapping[str, Callable[[], Policy]] = {"round_robin": RoundRobin}

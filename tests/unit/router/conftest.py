@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.cluster.policy import Policy, RoundRobin
 from router.config import RouterConfig
 from router.server import RouterServer
 from router.text.tokens import ModelTokens
@@ -47,10 +48,17 @@ async def start_router(model_folder: Path) -> AsyncIterator[StartRouter]:
     """`await start_router(cluster, max_queue=3)`: every node of the cluster is registered."""
     async with AsyncExitStack() as stack:
 
-        async def start(cluster: FakeCluster, register: bool = True, **settings: object) -> Running:
+        async def start(
+            cluster: FakeCluster,
+            register: bool = True,
+            new_policy: Callable[[], Policy] = RoundRobin,
+            **settings: object,
+        ) -> Running:
             # Fake nodes send no heartbeats: they live for 3 x 60 s.
             defaults = {"port": 0, "control_port": 0, "heartbeat_s": 60.0, "shutdown_grace_s": 2.0}
-            server = RouterServer(RouterConfig(model_folder, **(defaults | settings)), connect_to=cluster.connect)
+            server = RouterServer(
+                RouterConfig(model_folder, **(defaults | settings)), connect_to=cluster.connect, new_policy=new_policy
+            )
             await server.start()
             stack.push_async_callback(server.stop)
             http = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=20))

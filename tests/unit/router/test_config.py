@@ -16,7 +16,6 @@ from router.errors import ConfigError
     ("fields", "message"),
     [
         ({"model_path": "/nowhere"}, "model_path /nowhere: no config.json there"),
-        ({"policy": "best"}, "policy 'best': use one of round_robin"),
         ({"port": 70000}, "port 70000: use 0"),
         ({"max_concurrent": 0}, "max_concurrent 0: must be at least 1"),
         ({"max_queue": -1}, "max_queue -1: must be at least 0"),

@@ -10,7 +10,6 @@ import pytest
 from headrace.request import Request
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
-from router.cluster.policy import POLICIES
 from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import (
     FakeCluster,
@@ -103,13 +102,12 @@ class AlwaysTheFirst:
 
 
 async def test_after_a_hand_over_that_failed_another_prefill_node_is_asked(
-    start_router: StartRouter, answer: list[int], monkeypatch: pytest.MonkeyPatch
+    start_router: StartRouter, answer: list[int]
 ):
     """A stopped prefill node says nothing: it is the decode node that tells of it, at the session's deadline."""
-    monkeypatch.setitem(POLICIES, "always_the_first", AlwaysTheFirst)
     cluster = fake_cluster(answer, prefill=2, eos_id=0)
     cluster.nodes["d0"].faults = [Fault(TransferBroken("d0", "deadline"))]
-    running = await start_router(cluster, policy="always_the_first")
+    running = await start_router(cluster, new_policy=AlwaysTheFirst)
     result = await ask(running)
     assert text_of(result) == TEXT
     assert result["usage"]["headrace"]["prefill"]["node"] == "p1"
