@@ -87,7 +87,7 @@ def replay(trace: Trace, cache: PrefixCache, policy: CheckpointPolicy, chunk_tok
 
 
 def _prefill(cache: PrefixCache, claim: Claim, prompt: Prompt, policy: CheckpointPolicy, chunk_tokens: int) -> None:
-    facts = PromptFacts(prompt.num_tokens, BLOCK_TOKENS, junction=claim.junction)
+    facts = PromptFacts(prompt.num_tokens, BLOCK_TOKENS, branch_point=claim.branch_point)
     for span in _chunks(claim.reused_tokens, prompt.num_tokens, chunk_tokens):
         wanted = policy.prompt_boundaries(span, facts)
         emitted = _reserve(cache, claim, [boundary for boundary in wanted if boundary.num_tokens < span.end])

@@ -19,9 +19,9 @@ from pathlib import Path
 from benchmarks.cache_replay import BLOCK_TOKENS, Trace, replay
 from benchmarks.shapes import SHAPES
 from headrace.cache.checkpoints import (
+    CHECKPOINT_GRID_TOKENS,
     CHECKPOINT_POLICIES,
     DEFAULT_CHECKPOINT_POLICY,
-    SPARE_GRID_TOKENS,
     checkpoint_policy,
 )
 from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, EVICTION_POLICIES, eviction_policy
@@ -48,7 +48,7 @@ class Setting:
 @dataclass(frozen=True)
 class Options:
     chunk_tokens: int
-    spare_grid_tokens: int
+    checkpoint_grid_tokens: int
     limit: int | None
 
 
@@ -69,7 +69,7 @@ def hit_share(trace: Trace, setting: Setting, options: Options) -> float:
         block_size=BLOCK_TOKENS,
         eviction=eviction_policy(setting.eviction, attention_tokens(model)),
     )
-    policy = checkpoint_policy("none" if is_bound else setting.checkpoints, options.spare_grid_tokens)
+    policy = checkpoint_policy("none" if is_bound else setting.checkpoints, options.checkpoint_grid_tokens)
     replayed = replay(trace, cache, policy, options.chunk_tokens)
     cache.check()
     return replayed.attention_share if is_bound else replayed.resumed_share
@@ -170,11 +170,11 @@ def main() -> None:
     parser.add_argument("--budget-gb", type=float, action="append", help=f"default: {BUDGETS_GB}")
     parser.add_argument("--share", type=float, help="of the budget, for states; default: the engine's own ratio")
     parser.add_argument("--chunk-tokens", type=int, default=8192, help="of a prefill step; `align` depends on it")
-    parser.add_argument("--spare-grid-tokens", type=int, default=SPARE_GRID_TOKENS, help="of `branch`")
+    parser.add_argument("--checkpoint-grid-tokens", type=int, default=CHECKPOINT_GRID_TOKENS, help="of `branch`")
     parser.add_argument("--limit", type=int, help="only the first so many requests")
     parser.add_argument("--plot", type=Path, help="write the figure here")
     args = parser.parse_args()
-    options = Options(args.chunk_tokens, args.spare_grid_tokens, args.limit)
+    options = Options(args.chunk_tokens, args.checkpoint_grid_tokens, args.limit)
     shapes = args.shape or list(SHAPES)
     for shape in shapes:
         share = args.share or state_share(layout_of(shape), SHAPES[shape].max_position)

@@ -42,7 +42,7 @@ def main() -> None:
         config = EngineConfig(
             cache_bytes=arguments.cache_mib << 20,
             state_share=0.5,
-            spare_grid_tokens=arguments.tokens,  # none: the hints alone decide how many there are
+            checkpoint_grid_tokens=arguments.tokens,  # none: the hints alone decide how many there are
             threads=arguments.threads,
         )
         built = build_engine(str(path), config, time.monotonic)

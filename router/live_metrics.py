@@ -62,7 +62,7 @@ def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
     requests = _gauge("node_requests", "Requests on a node", "phase")
     pools = _gauge("pool_units", "Blocks and slots of a node", "pool", "use")
     indexed = _gauge("node_indexed", "Blocks and checkpoints of a node that a prompt can find", "group")
-    placeholders = _gauge("node_placeholders", "Block boundaries of a node that have the block but no checkpoint")
+    tombstones = _gauge("node_tombstones", "Block boundaries of a node that have the block but no checkpoint")
     for node in nodes:
         place, status = _place(node), node.status
         up.add_metric(place, 0 if node.suspect else 1)
@@ -72,8 +72,8 @@ def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
         _add_pool(pools, [*place, "slots"], status.slots)
         indexed.add_metric([*place, "attention"], status.blocks.indexed)
         indexed.add_metric([*place, "state"], status.slots.indexed)
-        placeholders.add_metric(place, status.blocks.indexed - status.slots.indexed)
-    yield from (up, requests, pools, indexed, placeholders)
+        tombstones.add_metric(place, status.blocks.indexed - status.slots.indexed)
+    yield from (up, requests, pools, indexed, tombstones)
 
 
 def _link_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from headrace.cache.errors import UnknownCheckpointPolicy
-from headrace.cache.types import FIRM, Tier
+from headrace.cache.types import PRIMARY, Tier
 
 T = TypeVar("T")
 
@@ -24,26 +24,26 @@ class ChunkSpan:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A position whose state is to be kept, and how firmly."""
+    """A position whose state is to be kept, and its tier: lower tiers are evicted first."""
 
     num_tokens: int
-    tier: Tier = FIRM
+    tier: Tier = PRIMARY
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What a policy may know of a prompt.
+    """The facts of a prompt that a policy may use.
 
     num_tokens   its length
     block_size   tokens a block
     hints        the router's boundaries (end of the system prompt, of each message), in tokens, unaligned
-    junction     where the prompt left a known prefix that had no checkpoint (`Claim.junction`)
+    branch_point where the prompt left a known prefix that had no checkpoint (`Claim.branch_point`)
     """
 
     num_tokens: int
     block_size: int
     hints: tuple[int, ...] = ()
-    junction: int | None = None
+    branch_point: int | None = None
 
     @property
     def last_boundary(self) -> int:
@@ -52,10 +52,10 @@ class PromptFacts:
 
 
 def by_need(boundaries: Sequence[Boundary]) -> list[Boundary]:
-    """The order in which ascending boundaries of one chunk should get slots, should these not suffice.
+    """The order in which ascending boundaries of one chunk get slots when there are not enough.
 
-    The firmest first; of these the last one, where the next turn resumes, and then the shallow ones, which others
-    are likelier to share.
+    Higher tiers first; within a tier the last boundary, where the next turn resumes, and then the shallow ones, which
+    other prompts are likelier to share.
     """
     return sorted((*boundaries[-1:], *boundaries[:-1]), key=lambda boundary: -boundary.tier)
 
@@ -67,15 +67,15 @@ class CheckpointPolicy(Protocol):
     def name(self) -> str: ...
 
     def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
-        """What to keep of a prefill chunk: ascending multiples of the block size in (start, end]."""
+        """The boundaries to keep of a prefill chunk: ascending multiples of the block size in (start, end]."""
         ...
 
     def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
-        """Whether a running decode whose state stands at `num_tokens` keeps it as a checkpoint."""
+        """True if a running decode keeps its state after `num_tokens` tokens as a checkpoint."""
         ...
 
     def superseded(self, decoded: Sequence[T]) -> Sequence[T]:
-        """Of the checkpoints that a request's decode left so far, those that one more makes superfluous."""
+        """The checkpoints to drop, among those that a request's decode left so far, when it leaves one more."""
         ...
 
 
@@ -95,7 +95,7 @@ class KeepNone:
 
 
 class _KeepNewestDecoded:
-    """Of the answer only the newest boundary is kept: that is where the next turn resumes."""
+    """Keeps only the newest boundary of the answer: that is where the next turn resumes."""
 
     def decoded_boundary(self, num_tokens: int, block_size: int) -> bool:
         return num_tokens % block_size == 0
@@ -105,19 +105,18 @@ class _KeepNewestDecoded:
 
 
 class Align(_KeepNewestDecoded):
-    """The last block boundary that each prefill chunk reached, and the junction.
+    """The last block boundary that each prefill chunk reached, and the branch point.
 
-    Without the junction, prompts that share less than a whole chunk would never resume, however often they
-    came.
+    Without the branch point, prompts that share less than a whole chunk would never resume, however often they came.
     """
 
     name = "align"
 
     def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
         positions = {span.end // prompt.block_size * prompt.block_size}
-        if prompt.junction is not None:
-            positions.add(prompt.junction)
-        return _firm(span, positions)
+        if prompt.branch_point is not None:
+            positions.add(prompt.branch_point)
+        return _primary(span, positions)
 
 
 class Every:
@@ -136,45 +135,45 @@ class Every:
         return ()
 
 
-SPARE_GRID_TOKENS = 512
+CHECKPOINT_GRID_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Branch(_KeepNewestDecoded):
-    """Where prompts are likely to part: the prompt's last boundary, the router's hints, and the junction.
+    """The places where prompts are likely to part: the last boundary, the router's hints, and the branch point.
 
-    Between them a grid of spare checkpoints, for those who part where nobody foresaw it. Every grid position
-    has the tier of the largest power of two that divides its number: when room gets short, every second one
-    goes, then every second one of those left. So while there is room the grid is as fine as `every` would
-    be, and when there is none it costs the firm ones nothing.
+    Between these primary checkpoints stands a grid of others, for prompts that part somewhere else. Each grid position
+    has the tier of the largest power of two that divides its number: when slots get scarce, every second grid
+    checkpoint is evicted, then every second one of those left. So with many slots the grid is as fine as `every`, and
+    with few it costs the primary checkpoints nothing.
     """
 
-    spare_grid_tokens: int = SPARE_GRID_TOKENS
+    checkpoint_grid_tokens: int = CHECKPOINT_GRID_TOKENS
     name = "branch"
 
     def prompt_boundaries(self, span: ChunkSpan, prompt: PromptFacts) -> tuple[Boundary, ...]:
         size = prompt.block_size
         positions = {prompt.last_boundary}
         positions.update(hint // size * size for hint in prompt.hints)
-        if prompt.junction is not None:
-            positions.add(prompt.junction)
-        firm = _firm(span, positions)
-        step = max(self.spare_grid_tokens // size, 1) * size
+        if prompt.branch_point is not None:
+            positions.add(prompt.branch_point)
+        primary = _primary(span, positions)
+        step = max(self.checkpoint_grid_tokens // size, 1) * size
         last = min(span.end, prompt.last_boundary)
-        spare = (
-            Boundary(number * step, _spare_tier(number))
+        grid = (
+            Boundary(number * step, _grid_tier(number))
             for number in range(span.start // step + 1, last // step + 1)
             if number * step not in positions
         )
-        return tuple(sorted((*firm, *spare), key=lambda boundary: boundary.num_tokens))
+        return tuple(sorted((*primary, *grid), key=lambda boundary: boundary.num_tokens))
 
 
-def _spare_tier(number: int) -> Tier:
-    """0 for odd numbers, 1 for twice an odd number and so on, below FIRM."""
-    return Tier(min((number & -number).bit_length(), FIRM) - 1)
+def _grid_tier(number: int) -> Tier:
+    """0 for odd numbers, 1 for twice an odd number and so on, below PRIMARY."""
+    return Tier(min((number & -number).bit_length(), PRIMARY) - 1)
 
 
-def _firm(span: ChunkSpan, positions: Iterable[int]) -> tuple[Boundary, ...]:
+def _primary(span: ChunkSpan, positions: Iterable[int]) -> tuple[Boundary, ...]:
     return tuple(Boundary(position) for position in sorted(positions) if span.start < position <= span.end)
 
 
@@ -185,10 +184,10 @@ DEFAULT_CHECKPOINT_POLICY = Branch.name
 
 
 def checkpoint_policy(
-    name: str = DEFAULT_CHECKPOINT_POLICY, spare_grid_tokens: int = SPARE_GRID_TOKENS
+    name: str = DEFAULT_CHECKPOINT_POLICY, checkpoint_grid_tokens: int = CHECKPOINT_GRID_TOKENS
 ) -> CheckpointPolicy:
     """The policy called `name`. Raises UnknownCheckpointPolicy, listing the known ones."""
-    policies: tuple[CheckpointPolicy, ...] = (KeepNone(), Align(), Every(), Branch(spare_grid_tokens))
+    policies: tuple[CheckpointPolicy, ...] = (KeepNone(), Align(), Every(), Branch(checkpoint_grid_tokens))
     for policy in policies:
         if policy.name == name:
             return policy

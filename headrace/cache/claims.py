@@ -1,4 +1,4 @@
-"""What requests and leases hold in the cache: values that own references."""
+"""Claims and holds: values that own a request's or a lease's references to blocks and slots."""
 
 from dataclasses import dataclass, field
 
@@ -10,18 +10,18 @@ from headrace.cache.types import BlockId, SlotId
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """What one running request holds, from `PrefixCache.claim` to `PrefixCache.release`.
+    """The blocks and the slot of one running request, from `PrefixCache.claim` to `PrefixCache.release`.
 
     block_ids       its blocks in order; the first `reused_tokens` worth are shared and must not be written
     slot            its own slot; each step writes the state there
     source          checkpoint that the next step reads instead of `slot`, None once `slot` has been written
     hit             what the prompt matched, limited to what it was allowed to reuse
     reused_tokens   tokens that need neither computing nor receiving
-    junction        where the prompt left a known prefix that has no checkpoint: its prefill should leave one
+    branch_point    where the prompt left a known prefix that has no checkpoint: its prefill should leave one
     tail            deepest index entry known for its tokens (the cache's own book-keeping)
-    firm_tokens     where the deepest firm checkpoint of its prefix stands, as far as it knows
+    primary_tokens  position of the deepest known primary checkpoint of its prefix
     checkpoints     those on its prefix, found or published, by position; some may be gone again
-    num_reserved    slots it has been given for further ones
+    num_reserved    slots reserved for further checkpoints
     """
 
     block_ids: list[BlockId]
@@ -29,9 +29,9 @@ class Claim:
     source: Checkpoint | None
     hit: PrefixHit
     reused_tokens: int
-    junction: int | None
+    branch_point: int | None
     tail: Entry | None
-    firm_tokens: int
+    primary_tokens: int
     checkpoints: list[Checkpoint] = field(default_factory=list)
     num_reserved: int = 0
     released: bool = False
@@ -43,7 +43,7 @@ class Claim:
 
     @property
     def num_checkpoints(self) -> int:
-        """How many slots the checkpoints on its prefix fill, those under way among them; not fewer than really."""
+        """Slots that the checkpoints on its prefix fill, those being written included; an upper bound."""
         return len(self.checkpoints) + self.num_reserved
 
     def require_held(self) -> None:
@@ -54,7 +54,7 @@ class Claim:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """References to a checkpoint and the blocks below it that no request holds: what a lease keeps from eviction.
+    """A lease's references to a checkpoint and the blocks below it, which keep them from eviction.
 
     `tail` is the index entry of the last block (the cache's own book-keeping).
     """

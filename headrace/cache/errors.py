@@ -1,4 +1,4 @@
-"""Errors of the cache. Lack of room is no error: it is `None` or `False`."""
+"""Errors of the cache. A full cache is no error: calls return `None` or `False`."""
 
 
 class CacheError(Exception):
@@ -10,7 +10,7 @@ class CorruptCache(CacheError):
 
 
 class NotHeld(CacheError):
-    """A block, slot or claim was used or given back by someone who does not hold it."""
+    """A block, slot or claim was used or given back by a caller that does not hold it."""
 
 
 class MisplacedState(CacheError):

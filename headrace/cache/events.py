@@ -1,8 +1,7 @@
-"""What becomes findable in a cache and what stops being so, as values: the stream that a node publishes.
+"""Cache events: blocks and checkpoints that become findable or stop being so, as a node publishes them.
 
-In order: a block's parent is stored before it and evicted after it; a checkpoint is stored after the block
-that ends where it stands and evicted before it. Applying the events of a cache to what it held before gives
-what it holds now.
+Order: a block's parent is stored before it and evicted after it; a checkpoint is stored after the block at whose end it
+stands and evicted before it. Applying a cache's events to its earlier contents gives its present contents.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ class CheckpointStored:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEvicted:
-    """Gone for whatever reason: evicted, forgotten with the blocks below it, or superseded."""
+    """The checkpoint is gone: evicted, forgotten with the blocks below it, or superseded."""
 
     key: PrefixKey
 
@@ -43,10 +42,10 @@ CacheEvent = BlockStored | BlockEvicted | CheckpointStored | CheckpointEvicted
 
 @dataclass(frozen=True, slots=True)
 class CacheContents:
-    """The keys of what is findable at one moment.
+    """The keys of all findable blocks and checkpoints at one moment.
 
     Keys alone, because they are taken between two steps: a million blocks cost 30 ms this way and a second as
-    events. A prefix comes before those that go on from it.
+    events. A prefix comes before its extensions.
     """
 
     blocks: list[PrefixKey]

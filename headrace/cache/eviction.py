@@ -1,17 +1,17 @@
-"""Which cached block or checkpoint goes first when room is needed: one policy object over both pools.
+"""Eviction order of cached blocks and checkpoints: one policy object over both pools.
 
-Blocks go by recency under every policy. They come in chains that lose their suffix first, each saves about
-the same work per byte, and a chain is worth nothing without its start.
+Blocks are evicted by recency under every policy. They form chains that lose their suffix first, each saves about the
+same work per byte, and a chain is worth nothing without its start.
 
-Checkpoints go tier by tier: spare ones (`headrace.cache.types.FIRM`) before all others, the densest grid first, each
-tier by recency. What is asked of the policy is the worth of a firm checkpoint. Within the tier the order is
-that of GreedyDual (Young 1994; Cao and Irani 1997): an id enters with the priority `clock + worth`, the
-lowest priority goes, and the clock moves on to it. So what is worth nothing to anybody ages whatever it would
-save, and with equal worths the order is plain recency. Worths are rounded to powers of two: then an id
-enters at the end of its worth's queue, and the next to go is the lowest of a few queue heads, O(1).
+Checkpoints are evicted tier by tier: grid checkpoints (see `headrace.cache.types.PRIMARY`) before primary ones, the
+densest grid first, each tier by recency. The policy only gives the worth of a primary checkpoint. Within that tier the
+order is GreedyDual's (Young 1994; Cao and Irani 1997): an id enters with the priority `clock + worth`, the lowest
+priority is evicted, and the clock advances to it. So an unused checkpoint ages whatever work it would save, and with
+equal worths the order is plain recency. Worths are rounded to powers of two: then an id enters at the end of its
+worth's queue, and the next to be evicted is the lowest of a few queue heads, O(1).
 
-The FLOP-aware worth is the idea of Marconi (Pan et al., MLSys 2025): the work that a checkpoint saves for
-its bytes. All states of a model have one size, so the bytes cancel out.
+The FLOP-aware worth is Marconi's (Pan et al., MLSys 2025): the work that a checkpoint saves for its bytes. All states
+of a model have one size, so the bytes cancel out.
 """
 
 import heapq
@@ -22,43 +22,43 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.cache.errors import UnknownEvictionPolicy
-from headrace.cache.types import FIRM, Tier
+from headrace.cache.types import PRIMARY, Tier
 
 Id = TypeVar("Id", bound=int)
 
 
 class Rank(NamedTuple):
-    """Why an id stays: a lower tier goes before a higher one, within a tier see the module's text."""
+    """Eviction rank of an id: lower tiers are evicted first; the module docstring has the order within a tier."""
 
     tier: Tier
     worth: float
 
 
 class EvictionOrder(Protocol[Id]):
-    """The unused ids of a pool, in the order in which they go. Every operation but iteration is O(1)."""
+    """The unused ids of a pool in eviction order. Every operation but iteration is O(1)."""
 
     def __contains__(self, id_: Id) -> bool: ...
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Id]:
-        """The next to go first."""
+        """Ids in eviction order, the next to be evicted first."""
         ...
 
     def add(self, id_: Id) -> None:
-        """It has been used just now, and nobody uses it any more."""
+        """Adds an id that was used until now and is unused from here on."""
         ...
 
     def remove(self, id_: Id) -> None:
-        """It is used again, or gone."""
+        """Removes an id that is used again, or evicted."""
         ...
 
     def touch(self, id_: Id) -> None:
-        """It counts as used just now."""
+        """Counts the id as used just now."""
         ...
 
-    def first(self, up_to: Tier = FIRM) -> Id | None:
-        """The next to go among the tiers up to this one; None if there is none."""
+    def first(self, up_to: Tier = PRIMARY) -> Id | None:
+        """The next id to evict among the tiers up to this one; None if there is none."""
         ...
 
 
@@ -87,7 +87,7 @@ class Recency(Generic[Id]):
     def touch(self, id_: Id) -> None:
         self._ids.move_to_end(id_)
 
-    def first(self, up_to: Tier = FIRM) -> Id | None:
+    def first(self, up_to: Tier = PRIMARY) -> Id | None:
         return next(iter(self._ids), None)
 
 
@@ -104,11 +104,11 @@ class _TierQueues(Generic[Id]):
 
 
 class Ranked(Generic[Id]):
-    """By tier, then by GreedyDual. `rank` is asked when an id enters."""
+    """Order by tier, then by GreedyDual. `rank` is called when an id enters."""
 
     def __init__(self, rank: Callable[[Id], Rank]) -> None:
         self._rank = rank
-        self._tiers: dict[Tier, _TierQueues[Id]] = {Tier(tier): _TierQueues() for tier in range(FIRM + 1)}
+        self._tiers: dict[Tier, _TierQueues[Id]] = {Tier(tier): _TierQueues() for tier in range(PRIMARY + 1)}
         self._queue_of: dict[Id, OrderedDict[Id, float]] = {}
 
     def __contains__(self, id_: Id) -> bool:
@@ -137,29 +137,29 @@ class Ranked(Generic[Id]):
         self.remove(id_)
         self.add(id_)
 
-    def first(self, up_to: Tier = FIRM) -> Id | None:
+    def first(self, up_to: Tier = PRIMARY) -> Id | None:
         for number in range(up_to + 1):
             tier = self._tiers[Tier(number)]
             if (head := tier.first()) is not None:
-                # Whoever asks evicts it next; until then nothing with a lower priority can come.
+                # The caller evicts it next; until then no id with a lower priority can enter.
                 tier.clock, id_ = head
                 return id_
         return None
 
 
 class EvictionPolicy(Protocol):
-    """What firm checkpoints are worth."""
+    """The worth of primary checkpoints."""
 
     @property
     def name(self) -> str: ...
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
-        """Of a checkpoint at `num_tokens` when the one above it stands at `above_tokens`; above 0."""
+        """The worth, above 0, of a checkpoint at `num_tokens` below one at `above_tokens`."""
         ...
 
 
 class Lru:
-    """All are worth the same: the least recently used goes first."""
+    """Equal worths: the least recently used is evicted first."""
 
     name = "lru"
 
@@ -169,7 +169,7 @@ class Lru:
 
 @dataclass(frozen=True)
 class FlopAware:
-    """The work that a checkpoint saves whoever resumes from it, in tokens' worth of linear layers.
+    """The work that resuming from a checkpoint saves, in tokens' worth of linear layers.
 
     attention_tokens   position at which attending to the prefix costs a token as much as all else
     """

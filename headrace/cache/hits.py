@@ -1,4 +1,4 @@
-"""What a prompt finds in the cache, as a value, and the policies that decide how much of it is reused."""
+"""The prefix hit of a prompt as a value, and the policies that decide how much of it is reused."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,11 +6,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """Match lengths of one prompt, in tokens, for each cache group; all are multiples of the block size.
+    """Match lengths of one prompt for each cache group, in tokens; all are multiples of the block size.
 
     attention_tokens   leading tokens whose attention blocks are cached
     state_tokens       position of the deepest checkpoint of the prompt; an absent state is no match
-    resumable_tokens   position from which a local prefill can go on: both groups are cached there
+    resumable_tokens   position from which a local prefill can resume: both groups are cached there
     """
 
     attention_tokens: int
@@ -23,12 +23,12 @@ class HitPolicy(Protocol):
 
     @property
     def state_arrives(self) -> bool:
-        """Whether a transfer will write the state: the request waits for it before it computes anything."""
+        """True if a transfer will write the state: the request waits for it before it computes anything."""
         ...
 
     @property
     def is_lookup(self) -> bool:
-        """Whether what is found counts as a hit: each prompt is looked up once, however often it is admitted."""
+        """True if the hit counts in the statistics: each prompt counts once, however often it is admitted."""
         ...
 
     def reuse_limit(self, num_tokens: int) -> int:
@@ -43,13 +43,13 @@ class HitPolicy(Protocol):
         """Position of the checkpoint that the request reads first; None: it reads none."""
         ...
 
-    def junction(self, hit: PrefixHit) -> int | None:
-        """Where the prompt leaves a known prefix that has no checkpoint; its own prefill should leave one."""
+    def branch_point(self, hit: PrefixHit) -> int | None:
+        """The position where the prompt leaves a known prefix that has no checkpoint; its prefill should leave one."""
         ...
 
 
 class ResumeLocally:
-    """Local prefill: the state is here or is computed here, so both groups limit what is reused.
+    """Local prefill: the state is cached here or computed here, so both groups limit what is reused.
 
     At least one token is always computed, because the first new token needs the logits of the last prompt
     token.
@@ -67,14 +67,14 @@ class ResumeLocally:
     def resume_tokens(self, hit: PrefixHit) -> int | None:
         return hit.resumable_tokens or None
 
-    def junction(self, hit: PrefixHit) -> int | None:
+    def branch_point(self, hit: PrefixHit) -> int | None:
         return hit.attention_tokens if hit.attention_tokens > hit.resumable_tokens else None
 
 
 class ResumeAgain(ResumeLocally):
-    """A request goes on that was admitted before: preempted, or waiting for a state that did not come.
+    """Local prefill of a request that was admitted before: preempted, or waiting for a state that did not arrive.
 
-    What it finds now is mostly what it left itself.
+    Most of its hit is its own earlier work, so it does not count as one.
     """
 
     is_lookup = False
@@ -95,15 +95,15 @@ class ReceiveState:
     def resume_tokens(self, hit: PrefixHit) -> int | None:
         return None
 
-    def junction(self, hit: PrefixHit) -> int | None:
+    def branch_point(self, hit: PrefixHit) -> int | None:
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """Local prefill from a state that arrives: another node sends what it has of the first `num_tokens` tokens.
+    """Local prefill from a state that arrives: another node sends its cache of the first `num_tokens` tokens.
 
-    What is here counts up to there, since the rest of the prompt is computed from that state on.
+    Local blocks are reused up to that position; the rest of the prompt is computed from the received state.
 
     num_tokens   a multiple of the block size, and less than the prompt: at least one token is always computed
     """
@@ -121,5 +121,5 @@ class FetchState:
     def resume_tokens(self, hit: PrefixHit) -> int | None:
         return None
 
-    def junction(self, hit: PrefixHit) -> int | None:
+    def branch_point(self, hit: PrefixHit) -> int | None:
         return hit.attention_tokens if hit.attention_tokens > self.num_tokens else None

@@ -1,10 +1,9 @@
-"""The prefix index: which prefix is in which block, and which of them have a checkpoint.
+"""The prefix index: which prefix is in which block, and which prefixes have a checkpoint.
 
-A tree of entries, one for each cached full block, also reachable by key, by block and by checkpoint slot. It
-is prefix-closed: the parent of an indexed entry is indexed. Two things follow. The longest match of a chain
-of keys is found by bisection, because if key `i` is known so is every key before it. And an entry is removed
-with everything below it in the tree, because nothing could find that any more; each entry is removed once, so
-this is O(1) amortised.
+A tree of entries, one for each cached full block, also reachable by key, by block and by checkpoint slot. It is
+prefix-closed: the parent of an indexed entry is indexed. Two things follow. The longest match of a chain of keys is
+found by bisection, because if key `i` is known so is every key before it. And an entry is removed with everything
+below it in the tree, because that could no longer be found; each entry is removed once, so this is O(1) amortised.
 
 The index knows nothing of references; `headrace.cache.prefix_cache` keeps it in step with the pools.
 """
@@ -21,9 +20,9 @@ from headrace.cache.types import BlockId, PrefixKey, SlotId, Tier
 class Checkpoint:
     """An immutable state at exactly `num_tokens` of the prefix `key`, kept in `slot`.
 
-    tier           how firmly it is kept: `FIRM` or less
-    above_tokens   where the firm checkpoint above it stood when it was published; from there to here is what
-                   it saves whoever resumes from it
+    tier           `PRIMARY` or less; lower tiers are evicted first
+    above_tokens   position of the primary checkpoint above it when it was published; resuming from this one saves the
+                   tokens from there to here
     """
 
     key: PrefixKey
@@ -59,14 +58,14 @@ class Entry:
             child = child.next_sibling
 
     def adopt(self, child: "Entry") -> None:
-        """`child`, whose parent this is, is one of its children from now on."""
+        """Links `child`, whose parent this is, among its children."""
         child.next_sibling = self.first_child
         if self.first_child is not None:
             self.first_child.previous_sibling = child
         self.first_child = child
 
     def leave_parent(self) -> None:
-        """It is no longer among its parent's children; it still knows its parent."""
+        """Unlinks the entry from its parent's children; `parent` itself stays set."""
         before, after = self.previous_sibling, self.next_sibling
         if before is not None:
             before.next_sibling = after
@@ -149,7 +148,7 @@ class PrefixIndex:
         while pending:
             current = pending.pop()
             pending.extend(current.children())
-            # Nothing points down or sideways any more: what is let go is freed at once, without the collector.
+            # No links down or sideways remain, so reference counting frees the entries without the collector.
             current.first_child = current.previous_sibling = current.next_sibling = None
             current.indexed = False
             del self._entries[current.key], self._by_block[current.block]

@@ -1,10 +1,10 @@
-"""The event stream of one cache: numbered, bounded, and consistent with a snapshot for those who join late.
+"""The event stream of one cache: numbered, bounded, and consistent with a snapshot for late readers.
 
 One journal, any number of readers. A reader gets a snapshot that holds everything up to some sequence number,
 then every later event exactly once and in order. One that falls behind by more than the journal keeps gets a
-new snapshot instead of what it missed, so no reader, however slow, makes the node grow.
+new snapshot instead of the events it missed, so a slow reader never makes the node's memory grow.
 
-Belongs to the thread that calls the cache, like the cache itself.
+Not thread-safe: it belongs to the thread that calls the cache.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ DEFAULT_MAX_EVENTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that is findable after the event number `sequence`; forget what you knew."""
+    """All that is findable after the event number `sequence`; it replaces the reader's earlier contents."""
 
     sequence: int
     contents: CacheContents
@@ -34,9 +34,9 @@ class Batch:
 
 
 class Reader:
-    """One subscriber's place in a journal.
+    """One subscriber's position in a journal.
 
-    `on_news` is called when there is something to read, once after each read.
+    `on_news` is called when there is something to read, at most once after each read.
     """
 
     def __init__(self, on_news: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class Reader:
 
 
 class Journal:
-    """Numbers the events of a cache from 1 on, and keeps the last `max_events` while somebody reads.
+    """Numbers the events of a cache from 1 on, and keeps the last `max_events` while there are readers.
 
     `record` is the cache's `on_event`; without readers it only counts.
     """
@@ -67,7 +67,7 @@ class Journal:
             self._up_to_date.pop().on_news()
 
     def read(self, reader: Reader, contents: Callable[[], CacheContents]) -> Snapshot | Batch | None:
-        """All that `reader` has not seen yet; None if that is nothing. A new reader joins by its first read.
+        """Everything `reader` has not seen yet, None if that is nothing. A new reader joins by its first read.
 
         `contents` is the cache's; it is called only for a snapshot.
         """

@@ -1,8 +1,8 @@
-"""What two nodes must agree on before the cache bytes of one may be put into the other, and what is converted.
+"""The layout of cache bytes that two nodes must agree on before one's can be copied into the other.
 
-A `CacheLayout` is a value without tensors: it travels in reservations and registrations, sizes both
-pools, and names the first field in which two nodes differ. On the wire lies what the receiver's reservation says:
-blocks of its own size, and states of a dtype that it chose (`on_wire`); whoever sends converts.
+A `CacheLayout` is a value without tensors: it travels in reservations and registrations, sizes both pools, and names
+the first field in which two nodes differ. The sender converts to the receiver's layout: blocks of its block size, and
+states of the dtype that it chose (`on_wire`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LAYOUT_VERSION = 1
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 CONVERTED = ("block_size", "state_dtype")
-"""Fields in which the two sides of a hand-over may differ."""
+"""Fields in which the two sides of a transfer may differ."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class CacheLayout:
         return self.conv_bytes + self.rec_bytes
 
     def on_wire(self, state_dtype: str | None) -> CacheLayout:
-        """What messages to a node of this layout look like, if its states arrive as `state_dtype`; None: as it keeps
-        them."""
+        """The layout of messages to a node of this layout, with states as `state_dtype`; None: in its own dtype."""
         return self if state_dtype is None else replace(self, state_dtype=state_dtype)
 
     @property
@@ -77,7 +76,7 @@ class CacheLayout:
         return max(replace(self, state_dtype=dtype).state_bytes for dtype in DTYPE_BYTES)
 
     def unconvertible(self, other: CacheLayout) -> str | None:
-        """The first field with both values that forbids hand-overs between these layouts; None: there is none."""
+        """The first field, with both values, that forbids transfers between these layouts; None: there is none."""
         alike = replace(other, **{name: getattr(self, name) for name in CONVERTED})
         return self.mismatch(alike)
 

@@ -13,7 +13,7 @@ LeaseId = NewType("LeaseId", int)
 
 
 class Leases:
-    """The leases of one node, e.g. on the blocks of finished prefills until their hand-over lands.
+    """The leases of one node, e.g. on the blocks of finished prefills until their transfer is complete.
 
     ```python
     lease = leases.grant(partial(cache.drop, cache.hold_checkpoint(checkpoint)), deadline_s=now_s + 30)

@@ -3,10 +3,11 @@
 An id is in exactly one of three places:
 
     free      nobody refers to it, its contents mean nothing
-    cached    the prefix index refers to it and nobody else does; kept in the order in which they will go
-    in use    somebody holds a reference; the index may refer to it as well
+    cached    only the prefix index refers to it; kept in eviction order
+    in use    a claim or a lease holds a reference; the index may refer to it as well
 
-A pool does not evict: the index must hear of it first. `first()` names the candidate, `uncache()` frees it.
+A pool does not evict by itself, because the index must forget the id first: `first()` names the candidate, `uncache()`
+frees it.
 Every operation is O(1) for each id.
 """
 
@@ -16,14 +17,14 @@ from typing import Generic, TypeVar
 
 from headrace.cache.errors import CorruptCache, NotHeld
 from headrace.cache.eviction import EvictionOrder
-from headrace.cache.types import FIRM, BlockId, SlotId, Tier
+from headrace.cache.types import PRIMARY, BlockId, SlotId, Tier
 
 Id = TypeVar("Id", bound=int)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Where the ids of a pool are; free + cached + in_use = total."""
+    """Counts of a pool's ids by place; free + cached + in_use = total."""
 
     free: int
     cached: int
@@ -47,12 +48,12 @@ class _Pool(Generic[Id]):
         free, cached = len(self._free), len(self._unused)
         return PoolCounts(free=free, cached=cached, in_use=self._total - free - cached)
 
-    def room(self, keeping: Iterable[Id] = ()) -> int:
+    def capacity(self, keeping: Iterable[Id] = ()) -> int:
         """How many ids could be reserved, evicting if need be, while those in `keeping` stay."""
         return len(self._free) + len(self._unused) - sum(id_ in self._unused for id_ in keeping)
 
     def reserve(self, num: int) -> list[Id] | None:
-        """Take `num` free ids, each with one reference; None and no change if fewer are free."""
+        """Takes `num` free ids, each with one reference; None and no change if fewer are free."""
         if num > len(self._free):
             return None
         ids = [self._free.pop() for _ in range(num)]
@@ -61,7 +62,7 @@ class _Pool(Generic[Id]):
         return ids
 
     def acquire(self, id_: Id) -> None:
-        """Add a reference to an id that is cached or in use. Raises NotHeld if it is free."""
+        """Adds a reference to an id that is cached or in use. Raises NotHeld if it is free."""
         if not self._references[id_]:
             if id_ not in self._unused:
                 raise NotHeld(f"{type(self).__name__}: {id_} is free and cannot be shared: reserve it")
@@ -69,7 +70,7 @@ class _Pool(Generic[Id]):
         self._references[id_] += 1
 
     def drop(self, id_: Id) -> None:
-        """Give a reference back; with the last one the id becomes cached, used just now, or free. Raises NotHeld."""
+        """Gives a reference back; with the last one the id becomes cached, used just now, or free. Raises NotHeld."""
         if not self._references[id_]:
             raise NotHeld(f"{type(self).__name__}: {id_} was given back without being held: released twice?")
         self._references[id_] -= 1
@@ -87,7 +88,7 @@ class _Pool(Generic[Id]):
         self._indexed[id_] = True
 
     def uncache(self, id_: Id) -> None:
-        """The index has forgotten `id_`: free it now, or with its last reference. Raises NotHeld."""
+        """The index has forgotten `id_`: it is free now, or with its last reference. Raises NotHeld."""
         if not self._indexed[id_]:
             raise NotHeld(f"{type(self).__name__}: {id_} cannot be evicted: it is not cached")
         self._indexed[id_] = False
@@ -96,16 +97,16 @@ class _Pool(Generic[Id]):
             self._free.append(id_)
 
     def touch(self, id_: Id) -> None:
-        """Let `id_` count as used just now if it is cached; an id in use is left as it is."""
+        """Counts `id_` as used just now if it is cached; an id in use is left as it is."""
         if id_ in self._unused:
             self._unused.touch(id_)
 
-    def first(self, up_to: Tier = FIRM) -> Id | None:
-        """The next id to evict, of the tiers up to this one; evict it, or ask again later."""
+    def first(self, up_to: Tier = PRIMARY) -> Id | None:
+        """The next id to evict among the tiers up to this one; None if there is none."""
         return self._unused.first(up_to)
 
     def unused(self) -> list[Id]:
-        """The cached ids in the order in which they go."""
+        """The cached ids in eviction order."""
         return list(self._unused)
 
     def indexed(self) -> set[Id]:
@@ -119,7 +120,7 @@ class _Pool(Generic[Id]):
         return bool(self._indexed[id_])
 
     def check(self) -> None:
-        """Raise CorruptCache unless free + cached + in use = total and each id is where its state says."""
+        """Raises CorruptCache unless free + cached + in use = total and each id is in exactly one place."""
         free, unused = set(self._free), set(self._unused)
         held = {id_ for id_, count in enumerate(self._references) if count > 0}
         name = type(self).__name__

@@ -1,7 +1,7 @@
-"""The prefix cache of one node: what requests claim, publish, donate and give back.
+"""The prefix cache of one node: requests claim blocks and slots, publish and donate them, and give them back.
 
-Calls are atomic: each does all that it says or, when there is no room, nothing. Nothing here touches a tensor
-or waits. All calls come from one thread, between steps.
+Calls are atomic: each does its whole work or, when the cache is full, nothing. Nothing here touches a tensor or waits.
+All calls come from one thread, between steps.
 
 A step of a running request, in order: read `claim.source_slot`, or `claim.slot` if that is None; write
 `claim.slot`; then `state_written(claim)`, `publish_blocks(...)`, and perhaps `publish_checkpoint` for the
@@ -19,7 +19,7 @@ from headrace.cache.hits import HitPolicy, PrefixHit
 from headrace.cache.index import Checkpoint, Entry
 from headrace.cache.stats import CacheStats
 from headrace.cache.storage import Storage
-from headrace.cache.types import FIRM, BlockId, PrefixKey, SlotId, Tier
+from headrace.cache.types import PRIMARY, BlockId, PrefixKey, SlotId, Tier
 
 PREFIX_SHARE = 2
 """Once no slot is free, the checkpoints along one prefix fill at most 1/PREFIX_SHARE of them: neither a long prompt
@@ -27,10 +27,10 @@ nor a chat of many turns can drive out all others'."""
 
 
 class PrefixCache:
-    """Two pools that share nothing, under one index of prefixes.
+    """Two independent pools under one index of prefixes.
 
-    eviction   what is evicted first; None: the default policy
-    on_event   hears of everything that becomes findable or stops being so, as it happens
+    eviction   eviction order of checkpoints; None: the default policy
+    on_event   called for everything that becomes findable or stops being so, as it happens
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PrefixCache:
     # Matching and claiming
 
     def match(self, keys: Sequence[PrefixKey], *, max_tokens: int) -> PrefixHit:
-        """What the first `max_tokens` tokens of a prompt find. Read-only: the eviction order stays, too."""
+        """The hit of a prompt's first `max_tokens` tokens. Read-only: the eviction order stays, too."""
         deepest = self._storage.index.deepest(keys, max_tokens // self.block_size)
         if deepest is None:
             return PrefixHit(attention_tokens=0, state_tokens=0, resumable_tokens=0)
@@ -76,14 +76,14 @@ class PrefixCache:
         max_reuse_tokens: int,
         spare_blocks: int = 0,
     ) -> Claim | None:
-        """Start a request: share what it reuses, reserve blocks up to `num_tokens` and a slot of its own.
+        """Starts a request: shares the blocks it reuses, reserves blocks up to `num_tokens` and a slot of its own.
 
         keys               of the prompt's full blocks
         hit_policy         how much of the hit is reused, and whether a checkpoint is read first
         max_reuse_tokens   usually `hit_policy.reuse_limit(prompt length)`
-        spare_blocks       how many more blocks must stay to be had, so that running requests can grow
+        spare_blocks       how many more blocks must stay available, so that running requests can grow
 
-        None, and no change, if there is not enough room even when everything evictable were evicted.
+        None, and no change, if the cache is too full even when everything evictable were evicted.
         """
         storage = self._storage
         hit = self.match(keys, max_tokens=max_reuse_tokens)
@@ -94,7 +94,7 @@ class PrefixCache:
         num_new = max(0, self._num_blocks(num_tokens) - len(shared))
         kept_slots = () if source is None else (source.slot,)
         num_wanted = num_new + spare_blocks
-        if storage.blocks.room(keeping=shared) < num_wanted or storage.slots.room(keeping=kept_slots) < 1:
+        if storage.blocks.capacity(keeping=shared) < num_wanted or storage.slots.capacity(keeping=kept_slots) < 1:
             return None
 
         storage.acquire_blocks(shared)
@@ -110,23 +110,23 @@ class PrefixCache:
             source=source,
             hit=hit,
             reused_tokens=reused_tokens,
-            junction=hit_policy.junction(hit),
+            branch_point=hit_policy.branch_point(hit),
             tail=tail,
-            firm_tokens=hit.state_tokens,
+            primary_tokens=hit.state_tokens,
             checkpoints=_checkpoints_through(tail),
         )
 
     def extend(self, claim: Claim, num_tokens: int) -> bool:
-        """Append blocks until `claim` covers `num_tokens`. False, and no change, if there is no room."""
+        """Appends blocks until `claim` covers `num_tokens`. False, and no change, if there are too few."""
         claim.require_held()
         num_new = max(0, self._num_blocks(num_tokens) - len(claim.block_ids))
-        if self._storage.blocks.room() < num_new:
+        if self._storage.blocks.capacity() < num_new:
             return False
         claim.block_ids.extend(self._storage.reserve_blocks(num_new))
         return True
 
     def release(self, claim: Claim) -> None:
-        """End a request, at any time: give back all that `claim` holds. Raises NotHeld the second time."""
+        """Ends a request at any time: gives back all that `claim` holds. Raises NotHeld the second time."""
         claim.require_held()
         claim.released = True
         self._storage.drop_blocks(claim.block_ids, claim.tail)
@@ -137,7 +137,7 @@ class PrefixCache:
     # Publishing
 
     def publish_blocks(self, claim: Claim, keys: Sequence[PrefixKey], num_computed_tokens: int) -> None:
-        """Make the full blocks of the first `num_computed_tokens` tokens findable; O(1) for each new block.
+        """Makes the full blocks of the first `num_computed_tokens` tokens findable; O(1) for each new block.
 
         `keys` are those of the request's tokens, at least one for each full block; else raises BadTokens. A
         key that is known keeps its first block; the claim's copy stays private and is free again after
@@ -151,7 +151,7 @@ class PrefixCache:
                 f"but the claim has {len(claim.block_ids)} blocks and {len(keys)} keys"
             )
         storage, tail = self._storage, claim.tail
-        # Another request's block above ours was evicted, and ours forgotten with it: publish them again.
+        # Another request's block above ours was evicted, and ours were forgotten with it: publish them again.
         while tail is not None and not tail.indexed:
             tail = tail.parent
         for position in range(storage.depth(tail), num_full):
@@ -159,15 +159,15 @@ class PrefixCache:
             tail = storage.index.get(key) or storage.index_block(key, tail, block)
         claim.tail = tail
 
-    def reserve_slot(self, claim: Claim, tier: Tier = FIRM) -> SlotId | None:
+    def reserve_slot(self, claim: Claim, tier: Tier = PRIMARY) -> SlotId | None:
         """A slot for a checkpoint that a kernel will emit; owned by the caller until published or given back.
 
-        Evicts, if need be, a checkpoint that nobody reads: of this tier or below, and one on the claim's prefix
-        when these have their share of the slots. None if there is none to evict.
+        Evicts, if need be, an unreferenced checkpoint of this tier or below; one on the claim's own prefix when these
+        fill their share of the slots (`PREFIX_SHARE`). None if there is none to evict.
         """
         claim.require_held()
         while not self._storage.slots.num_free and claim.num_checkpoints >= self._max_checkpoints:
-            if tier < FIRM or not self._give_up_deepest(claim):
+            if tier < PRIMARY or not self._give_up_deepest(claim):
                 return None
         slot = self._storage.reserve_slot(tier)
         claim.num_reserved += slot is not None
@@ -179,7 +179,7 @@ class PrefixCache:
         claim.num_reserved -= 1
 
     def publish_checkpoint(
-        self, claim: Claim, key: PrefixKey, num_tokens: int, slot: SlotId, tier: Tier = FIRM
+        self, claim: Claim, key: PrefixKey, num_tokens: int, slot: SlotId, tier: Tier = PRIMARY
     ) -> Checkpoint | None:
         """Donate a reserved slot, whose state is that of the `num_tokens` tokens that `key` names.
 
@@ -196,11 +196,11 @@ class PrefixCache:
         self._storage.slots.drop(slot)
         return checkpoint
 
-    def donate_running(self, claim: Claim, key: PrefixKey, num_tokens: int, tier: Tier = FIRM) -> bool:
-        """Turn the running state of `claim` into a checkpoint; nothing is copied.
+    def donate_running(self, claim: Claim, key: PrefixKey, num_tokens: int, tier: Tier = PRIMARY) -> bool:
+        """Turns the running state of `claim` into a checkpoint; nothing is copied.
 
         The next step reads that checkpoint (`claim.source`, referenced) and writes a newly reserved slot.
-        False, and no change, if no slot is to be had, if there is a checkpoint already, or if the blocks are
+        False, and no change, if no slot is available, if there is a checkpoint already, or if the blocks are
         not findable. Raises MisplacedState if `key` names another number of tokens, or if the claim's slot
         has not been written yet.
         """
@@ -215,16 +215,16 @@ class PrefixCache:
         return True
 
     def state_written(self, claim: Claim) -> None:
-        """A step has written `claim.slot`: it is read from now on, and the source, if any, is let go."""
+        """A step has written `claim.slot`: the next step reads it, and the source, if any, is released."""
         claim.require_held()
         if claim.source is not None:
             self._storage.slots.drop(claim.source.slot)
             claim.source = None
 
     def unpublish(self, checkpoint: Checkpoint) -> bool:
-        """Forget a superseded checkpoint and free its slot. False, no change, if it is referenced or gone.
+        """Forgets a superseded checkpoint and frees its slot. False, no change, if it is referenced or gone.
 
-        Called before `donate_running`, it makes the room that the donation needs.
+        Called before `donate_running`, it frees the slot that the donation needs.
         """
         return self._storage.forget_checkpoint(checkpoint)
 
@@ -255,7 +255,7 @@ class PrefixCache:
     # Looking inside
 
     def contents(self) -> CacheContents:
-        """What is findable now: a late joiner's snapshot."""
+        """The findable blocks and checkpoints at this moment: a snapshot for late readers."""
         index = self._storage.index
         return CacheContents(index.keys(), [checkpoint.key for checkpoint in index.checkpoints()])
 
@@ -295,7 +295,7 @@ class PrefixCache:
         return entry.checkpoint
 
     def _vacant_entry(self, key: PrefixKey, num_tokens: int) -> Entry | None:
-        """Where a checkpoint under `key` would go; None if its blocks are unknown or it has one already."""
+        """The entry that a checkpoint under `key` would get; None if its blocks are unknown or it has one already."""
         entry = self._storage.index.get(key)
         if entry is None:
             return None
@@ -304,29 +304,29 @@ class PrefixCache:
         return entry if entry.checkpoint is None else None
 
     def _give_up_deepest(self, claim: Claim) -> bool:
-        """The deepest spare checkpoint of a prefix, or else its deepest: others are likelier to share the shallow ones.
+        """Gives up a prefix's deepest grid checkpoint, or else its deepest: others are likelier to share shallow ones.
 
-        One that is gone already is taken off its list instead. False if there is none, somebody reads them all, or
-        the deepest are those under way.
+        One that is gone already is taken off the claim's list instead. False if there is none, all of them are
+        referenced, or the deepest are still being written.
         """
         storage, own = self._storage, claim.checkpoints
-        for i in _spare_first(own, with_firm=not claim.num_reserved):
+        for i in _grid_first(own, with_primary=not claim.num_reserved):
             if storage.forget_checkpoint(own[i]) or storage.index.find(own[i]) is None:
                 del own[i]
                 return True
         return False
 
     def _publish(self, claim: Claim, entry: Entry, slot: SlotId, tier: Tier) -> Checkpoint:
-        checkpoint = self._storage.index_state(entry, slot, tier, min(claim.firm_tokens, entry.num_tokens - 1))
+        checkpoint = self._storage.index_state(entry, slot, tier, min(claim.primary_tokens, entry.num_tokens - 1))
         claim.num_reserved -= 1
         claim.checkpoints.append(checkpoint)
-        if tier == FIRM:
-            claim.firm_tokens = entry.num_tokens
+        if tier == PRIMARY:
+            claim.primary_tokens = entry.num_tokens
         return checkpoint
 
     def _resume_from(self, source: Checkpoint) -> None:
         self._storage.slots.acquire(source.slot)
-        source.tier = FIRM  # where one prompt has left it, others will
+        source.tier = PRIMARY  # where one prompt branched off, others will
         self._storage.totals.checkpoints_used += source.num_resumes == 0
         source.num_resumes += 1
 
@@ -344,22 +344,22 @@ class PrefixCache:
         totals.state_looked_up_tokens += max_reuse_tokens
         totals.state_hit_tokens += hit.state_tokens
         totals.resumable_tokens += hit.resumable_tokens
-        totals.placeholder_tokens += hit.attention_tokens - hit.state_tokens
-        totals.junctions += hit_policy.junction(hit) is not None
+        totals.tombstone_tokens += hit.attention_tokens - hit.state_tokens
+        totals.branch_points += hit_policy.branch_point(hit) is not None
 
 
 def _checkpoints_through(tail: Entry | None) -> list[Checkpoint]:
-    """Those of a prefix in order."""
+    """The checkpoints of a prefix in order."""
     found = [] if tail is None else [entry.checkpoint for entry in tail.upward() if entry.checkpoint is not None]
     found.reverse()
     return found
 
 
-def _spare_first(own: Sequence[Checkpoint], *, with_firm: bool) -> Iterator[int]:
-    """Positions in `own`, the last first: of what is still spare (whoever resumes makes it firm), then of firm."""
-    yield from (i for i in reversed(range(len(own))) if own[i].tier < FIRM)
-    if with_firm:
-        yield from (i for i in reversed(range(len(own))) if own[i].tier == FIRM)
+def _grid_first(own: Sequence[Checkpoint], *, with_primary: bool) -> Iterator[int]:
+    """Indexes into `own`, deepest first: the grid checkpoints that no request resumed from, then the primary ones."""
+    yield from (i for i in reversed(range(len(own))) if own[i].tier < PRIMARY)
+    if with_primary:
+        yield from (i for i in reversed(range(len(own))) if own[i].tier == PRIMARY)
 
 
 def _blocks_through(tail: Entry | None) -> list[BlockId]:

@@ -1,4 +1,4 @@
-"""Counts of what the cache did and holds, kept apart for the two groups."""
+"""Counters of the cache's work and contents, separate for the two groups."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from headrace.cache.pools import PoolCounts
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Totals since the start. Lookups are granted claims: a claim that found no room counts nothing.
+    """Totals since the start. Lookups are granted claims: a claim that the cache could not grant counts nothing.
 
-    The state group is looked up only by claims that compute their prompt here: where the state arrives by
-    transfer there is nothing to hit or to miss.
+    The state group is looked up only by claims that compute their prompt here: a state that arrives by transfer is
+    neither a hit nor a miss.
 
     lookups                      claims granted; each looks the attention group up
     looked_up_tokens             tokens that those claims might have reused
@@ -19,14 +19,14 @@ class CacheCounters:
     state_looked_up_tokens       tokens that those claims might have reused
     state_hit_tokens             of these, up to the deepest checkpoint
     resumable_tokens             of these, where both groups match
-    placeholder_tokens           of these, matched by attention blocks beyond the deepest checkpoint: not cached
-    junctions                    of those claims, the ones that left a known prefix where it has no checkpoint
+    tombstone_tokens             of these, matched by attention blocks beyond the deepest checkpoint: not cached
+    branch_points                of those claims, the ones that left a known prefix where it has no checkpoint
     reused_tokens                of all claims, tokens really reused
     block_evictions              blocks that the index had to forget
     checkpoints_published        emitted or donated states that became findable
     checkpoints_used             of these, those resumed from at least once, here or on a node they were sent to
-    checkpoints_evicted          of these, those forgotten to make room, or with the blocks below them
-    checkpoints_evicted_unused   of the evicted, those that nobody ever resumed from
+    checkpoints_evicted          of these, those evicted for their slot, or with the blocks below them
+    checkpoints_evicted_unused   of the evicted, those that were never resumed from
     """
 
     lookups: int = 0
@@ -36,8 +36,8 @@ class CacheCounters:
     state_looked_up_tokens: int = 0
     state_hit_tokens: int = 0
     resumable_tokens: int = 0
-    placeholder_tokens: int = 0
-    junctions: int = 0
+    tombstone_tokens: int = 0
+    branch_points: int = 0
     reused_tokens: int = 0
     block_evictions: int = 0
     checkpoints_published: int = 0
@@ -48,7 +48,7 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A snapshot: where the blocks and the slots are, how many of each can be found, and the totals."""
+    """A snapshot: blocks and slots by place, how many of each are findable, and the totals."""
 
     blocks: PoolCounts
     slots: PoolCounts

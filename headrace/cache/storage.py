@@ -1,11 +1,10 @@
-"""The pools and the index, kept in step: what is indexed is marked so in its pool, and the reverse.
+"""The two pools and the index, kept consistent: an id is indexed if and only if its pool marks it so.
 
-Eviction. The order is `headrace.cache.eviction`'s; for blocks it is that of last use. Whenever one of them is given
-back, so are those above it in its prefix, after it; hence within a prefix the suffix is always the first to
-go (`check()` asserts it). A block that two requests computed at the same time is indexed once; the second
-request keeps its own copy to itself, and what it publishes further on hangs below the first one's block.
-Should that block be evicted, all below it is forgotten as well, and the second request publishes its own
-copies with its next full block.
+Eviction follows `headrace.cache.eviction`; blocks are evicted by last use. A block is given back before those above it
+in its prefix, so the suffix of a prefix is always evicted first (`check()` asserts it). A block that two requests
+computed at the same time is indexed once; the second request keeps its own copy private, and what it publishes later
+hangs below the first one's block. If that block is evicted, everything below it is forgotten as well, and the second
+request publishes its own copies with its next full block.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from headrace.cache.eviction import EvictionPolicy, Rank, Ranked, Recency
 from headrace.cache.index import Checkpoint, Entry, PrefixIndex
 from headrace.cache.pools import BlockPool, StatePool
 from headrace.cache.stats import CacheCounters
-from headrace.cache.types import FIRM, BlockId, PrefixKey, SlotId, Tier
+from headrace.cache.types import PRIMARY, BlockId, PrefixKey, SlotId, Tier
 
 
 class Storage:
@@ -43,10 +42,10 @@ class Storage:
         """How many blocks lead from the start of the prompt through `entry`."""
         return 0 if entry is None else entry.num_tokens // self.block_size
 
-    # Taking room
+    # Reserving
 
     def reserve_blocks(self, num: int) -> list[BlockId]:
-        """`num` blocks, evicting as needed. The caller has seen that there is room for them."""
+        """`num` blocks, evicting as needed. The caller has checked the pool's `capacity`."""
         while (blocks := self.blocks.reserve(num)) is None:
             first = self.blocks.first()
             if first is None:
@@ -60,8 +59,8 @@ class Storage:
                 self._on_event(BlockEvicted(entry.key))
         return blocks
 
-    def reserve_slot(self, tier: Tier = FIRM) -> SlotId | None:
-        """One slot, evicting if need be what is of this tier or below; None if there is none."""
+    def reserve_slot(self, tier: Tier = PRIMARY) -> SlotId | None:
+        """One slot, evicting if need be a checkpoint of this tier or below; None if there is none."""
         if not self.slots.num_free:
             first = self.slots.first(tier)
             if first is None:
@@ -74,9 +73,9 @@ class Storage:
     def _rank(self, slot: SlotId) -> Rank:
         checkpoint = self.index.by_slot(slot).checkpoint
         assert checkpoint is not None, "the index finds slots by their checkpoints"
-        if checkpoint.tier < FIRM:
+        if checkpoint.tier < PRIMARY:
             return Rank(checkpoint.tier, worth=1.0)
-        return Rank(FIRM, self._eviction.worth(checkpoint.above_tokens, checkpoint.num_tokens))
+        return Rank(PRIMARY, self._eviction.worth(checkpoint.above_tokens, checkpoint.num_tokens))
 
     def _evicted(self, checkpoint: Checkpoint) -> None:
         self._removed(checkpoint)

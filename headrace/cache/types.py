@@ -14,8 +14,8 @@ PrefixKey = NewType("PrefixKey", bytes)
 PREFIX_KEY_BYTES = 32
 
 Tier = NewType("Tier", int)
-"""How firmly a checkpoint is kept: a lower tier goes before a higher one. See `FIRM`."""
+"""Eviction tier of a checkpoint: lower tiers are evicted first. See `PRIMARY`."""
 
-FIRM = Tier(6)
-"""The tier of checkpoints that a request is likely to resume from. Those below it are spare: kept while there
-is room, never at the expense of a higher tier, and firm once somebody has resumed from them."""
+PRIMARY = Tier(6)
+"""The tier of checkpoints that a request is likely to resume from. Those below it are grid checkpoints: kept while
+slots are free, never at the expense of a higher tier, and made primary once a request has resumed from them."""

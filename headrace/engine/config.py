@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.cache.checkpoints import DEFAULT_CHECKPOINT_POLICY, SPARE_GRID_TOKENS, checkpoint_policy
+from headrace.cache.checkpoints import CHECKPOINT_GRID_TOKENS, DEFAULT_CHECKPOINT_POLICY, checkpoint_policy
 from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
 from headrace.cache.layout import DTYPE_BYTES, CacheLayout
 
@@ -36,7 +36,7 @@ class EngineConfig:
     state_share        of that budget, for states and checkpoints, the rest is for blocks; None: one state for
                        every 8,192 tokens of blocks, or for an eighth of the model's length if that is less
     checkpoint_policy  none, align, every or branch (docs/cache-policy.md)
-    spare_grid_tokens  branch only: how far apart checkpoints are that are kept while there is room
+    checkpoint_grid_tokens  branch only: distance of the grid checkpoints, which are kept while slots are free
     eviction_policy    flop_aware or lru (docs/cache-policy.md)
     max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it
     max_running        requests in one step
@@ -54,7 +54,7 @@ class EngineConfig:
     cache_bytes: int | None = None
     state_share: float | None = None
     checkpoint_policy: str = DEFAULT_CHECKPOINT_POLICY
-    spare_grid_tokens: int = SPARE_GRID_TOKENS
+    checkpoint_grid_tokens: int = CHECKPOINT_GRID_TOKENS
     eviction_policy: str = DEFAULT_EVICTION_POLICY
     max_step_tokens: int = 1024
     max_running: int = 64
@@ -73,7 +73,7 @@ class EngineConfig:
             raise ConfigError(f"load_format {self.load_format!r}: use one of {', '.join(LOAD_FORMATS)}")
         if self.state_share is not None and not 0 < self.state_share < 1:
             raise ConfigError(f"state_share {self.state_share}: must lie between 0 and 1, both pools need some")
-        for name in ("block_size", "max_step_tokens", "max_running", "spare_grid_tokens"):
+        for name in ("block_size", "max_step_tokens", "max_running", "checkpoint_grid_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
         for name in ("threads", "cache_bytes", "max_model_tokens"):

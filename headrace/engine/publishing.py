@@ -95,7 +95,7 @@ class Publisher:
         if not sequence.is_prefilling:
             return Share(planned, [], None)
         facts = PromptFacts(
-            sequence.prefill_length, self._cache.block_size, sequence.request.boundaries, sequence.held.junction
+            sequence.prefill_length, self._cache.block_size, sequence.request.boundaries, sequence.held.branch_point
         )
         boundaries = self._policy.prompt_boundaries(span, facts)
         at_end = next((boundary for boundary in boundaries if boundary.num_tokens == span.end), None)

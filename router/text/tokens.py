@@ -19,7 +19,8 @@ MAX_ENDS = 32
 """How many messages' ends are looked for at a chat's beginning, and how many at its end: each costs a rendering.
 
 Early ends are what chats share (system prompt, examples), late ones where the next turn, or another try at this
-one, goes on. Where a chat leaves a known one in its middle, the nodes' checkpoint policy finds the junction unasked.
+one, goes on. Where a chat leaves a known one in its middle, the nodes' checkpoint policy finds the branch
+point unasked.
 """
 
 

@@ -135,7 +135,7 @@ async def test_metrics_per_node_and_group(tiny_checkpoint, tmp_path: Path) -> No
         assert of("index_keys", node, "state") == nodes[node]["index"]["checkpoints"]
         indexed = {group: of("node_indexed", node, group) for group in ("attention", "state")}
         assert indexed == {group: of("index_keys", node, group) for group in indexed}
-        assert of("node_placeholders", node) == indexed["attention"] - indexed["state"] > 0
+        assert of("node_tombstones", node) == indexed["attention"] - indexed["state"] > 0
         assert of("node_evictions_total", node, "attention") == of("node_evictions_total", node, "state") == 0
         assert of("node_checkpoints_evicted_unused_total", node) == 0
     # The decode node's states arrived: no lookup of its state group. Its blocks of the first turn did not move.

@@ -8,7 +8,14 @@ cache that serves another prompt's blocks, or a state that somebody overwrote, i
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.cache.checkpoints import SPARE_GRID_TOKENS, Boundary, ChunkSpan, PromptFacts, by_need, checkpoint_policy
+from headrace.cache.checkpoints import (
+    CHECKPOINT_GRID_TOKENS,
+    Boundary,
+    ChunkSpan,
+    PromptFacts,
+    by_need,
+    checkpoint_policy,
+)
 from headrace.cache.claims import Claim
 from headrace.cache.events import CacheEvent
 from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
@@ -50,7 +57,7 @@ class FakeNode:
         num_slots: int = 16,
         block_size: int = 16,
         eviction: str = DEFAULT_EVICTION_POLICY,
-        spare_grid_tokens: int = SPARE_GRID_TOKENS,
+        checkpoint_grid_tokens: int = CHECKPOINT_GRID_TOKENS,
         on_event: Callable[[CacheEvent], None] = lambda event: None,
     ) -> None:
         self.cache = PrefixCache(
@@ -60,7 +67,7 @@ class FakeNode:
             eviction=eviction_policy(eviction),
             on_event=on_event,
         )
-        self.policy = checkpoint_policy(policy, spare_grid_tokens)
+        self.policy = checkpoint_policy(policy, checkpoint_grid_tokens)
         self.block_bytes: dict[BlockId, Tokens] = {}
         self.slot_bytes: dict[SlotId, Tokens] = {}
 
@@ -77,7 +84,7 @@ class FakeNode:
         hints: tuple[int, ...] = (),
         salt: bytes = b"",
     ) -> Request | None:
-        """Claim room for a prompt; what is reused must hold the prompt's own bytes."""
+        """Claims blocks and a slot for a prompt; what is reused must hold the prompt's own bytes."""
         hit_policy = hit_policy or ResumeLocally()
         size = self.cache.block_size
         hasher = PrefixHasher(size, salt)
@@ -93,7 +100,7 @@ class FakeNode:
             return None
         for position in range(claim.reused_tokens // size):
             assert self.block_bytes[claim.block_ids[position]] == tuple(tokens[: (position + 1) * size])
-        facts = PromptFacts(len(tokens), size, hints, claim.junction)
+        facts = PromptFacts(len(tokens), size, hints, claim.branch_point)
         return Request(list(tokens), hasher, claim, facts, claim.reused_tokens)
 
     def start_chunk(self, request: Request, end: int) -> None:

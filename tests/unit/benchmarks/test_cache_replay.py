@@ -52,7 +52,7 @@ def test_an_infinite_cache_finds_all_that_came_before(trace: Trace) -> None:
 
 
 def test_a_budget_of_gigabytes_becomes_blocks_and_slots(trace: Trace) -> None:
-    options = Options(chunk_tokens=8192, spare_grid_tokens=512, limit=None)
+    options = Options(chunk_tokens=8192, checkpoint_grid_tokens=512, limit=None)
     ample = hit_share(trace, Setting("qwen35-4b", 10, "every", "lru", None), options)
     assert ample == infinite_share(trace)
     bound = hit_share(trace, Setting("qwen35-4b", 10, "attention only", "lru", None), options)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from headrace.cache.checkpoints import CHECKPOINT_POLICIES, Boundary, ChunkSpan, PromptFacts, checkpoint_policy
 from headrace.cache.errors import UnknownCheckpointPolicy
-from headrace.cache.types import FIRM
+from headrace.cache.types import PRIMARY
 
 
 def boundaries(policy: str, span: tuple[int, int], num_tokens: int, **facts) -> tuple[int, ...]:
@@ -19,13 +19,13 @@ def named_by(policy: str, span: tuple[int, int], prompt: PromptFacts) -> tuple[B
 @pytest.mark.parametrize(
     ("policy", "span", "facts", "expected"),
     [
-        ("none", (0, 100), {"hints": (32,), "junction": 48}, ()),
+        ("none", (0, 100), {"hints": (32,), "branch_point": 48}, ()),
         ("align", (0, 100), {}, (96,)),
         ("align", (0, 96), {}, (96,)),
         ("align", (96, 100), {}, ()),
         ("align", (90, 100), {}, (96,)),
         ("align", (0, 15), {}, ()),
-        ("align", (0, 100), {"hints": (32,), "junction": 48}, (48, 96)),
+        ("align", (0, 100), {"hints": (32,), "branch_point": 48}, (48, 96)),
         ("every", (0, 100), {}, (16, 32, 48, 64, 80, 96)),
         ("every", (32, 64), {}, (48, 64)),
         ("every", (33, 63), {}, (48,)),
@@ -33,8 +33,8 @@ def named_by(policy: str, span: tuple[int, int], prompt: PromptFacts) -> tuple[B
         ("branch", (0, 100), {}, (96,)),
         ("branch", (0, 64), {}, ()),
         ("branch", (96, 100), {}, ()),
-        ("branch", (0, 100), {"hints": (40, 47, 5, 100, 1000), "junction": 64}, (32, 64, 96)),
-        ("branch", (32, 64), {"hints": (40, 47, 70), "junction": 64}, (64,)),
+        ("branch", (0, 100), {"hints": (40, 47, 5, 100, 1000), "branch_point": 64}, (32, 64, 96)),
+        ("branch", (32, 64), {"hints": (40, 47, 70), "branch_point": 64}, (64,)),
     ],
 )
 def test_boundaries_of_one_chunk_of_a_prompt_of_100(policy, span, facts, expected) -> None:
@@ -53,10 +53,10 @@ def test_branch_keeps_the_last_boundary_that_the_same_prompt_can_resume_from(num
     st.none() | st.integers(0, 18).map(lambda block: block * 16),
     st.integers(1, 70),
 )
-def test_chunks_name_ascending_boundaries_within_themselves(policy, num_tokens, hints, junction, chunk) -> None:
+def test_chunks_name_ascending_boundaries_within_themselves(policy, num_tokens, hints, branch_point, chunk) -> None:
     for start in range(0, num_tokens, chunk):
         span = (start, min(start + chunk, num_tokens))
-        named = boundaries(policy, span, num_tokens, hints=tuple(hints), junction=junction)
+        named = boundaries(policy, span, num_tokens, hints=tuple(hints), branch_point=branch_point)
         assert list(named) == sorted(set(named))
         assert all(span[0] < position <= span[1] and position % 16 == 0 for position in named)
 
@@ -92,22 +92,22 @@ def test_the_default_is_branch_and_an_unknown_name_lists_the_known_ones() -> Non
         checkpoint_policy("brunch")
 
 
-def test_branch_keeps_a_spare_grid_whose_every_second_position_goes_first() -> None:
+def test_branch_keeps_a_grid_whose_every_second_position_goes_first() -> None:
     prompt = PromptFacts(num_tokens=1100, block_size=16, hints=(256,))
-    named = checkpoint_policy("branch", spare_grid_tokens=128).prompt_boundaries(ChunkSpan(0, 1100), prompt)
+    named = checkpoint_policy("branch", checkpoint_grid_tokens=128).prompt_boundaries(ChunkSpan(0, 1100), prompt)
     tiers = {boundary.num_tokens: boundary.tier for boundary in named}
-    assert tiers == {128: 0, 256: FIRM, 384: 0, 512: 2, 640: 0, 768: 1, 896: 0, 1024: 3, 1088: FIRM}
+    assert tiers == {128: 0, 256: PRIMARY, 384: 0, 512: 2, 640: 0, 768: 1, 896: 0, 1024: 3, 1088: PRIMARY}
 
 
-def test_no_spare_position_is_as_firm_as_a_firm_one() -> None:
+def test_no_grid_position_has_the_primary_tier() -> None:
     prompt = PromptFacts(num_tokens=1 << 20, block_size=16)
     named = checkpoint_policy("branch").prompt_boundaries(ChunkSpan(0, 1 << 20), prompt)
-    assert {boundary.tier for boundary in named} == set(range(FIRM + 1))
-    assert [boundary.num_tokens for boundary in named if boundary.tier == FIRM] == [prompt.last_boundary]
+    assert {boundary.tier for boundary in named} == set(range(PRIMARY + 1))
+    assert [boundary.num_tokens for boundary in named if boundary.tier == PRIMARY] == [prompt.last_boundary]
 
 
 def test_a_grid_finer_than_a_block_is_every_boundary() -> None:
-    named = checkpoint_policy("branch", spare_grid_tokens=8).prompt_boundaries(
+    named = checkpoint_policy("branch", checkpoint_grid_tokens=8).prompt_boundaries(
         ChunkSpan(0, 70), PromptFacts(num_tokens=70, block_size=16)
     )
     assert [boundary.num_tokens for boundary in named] == [16, 32, 48, 64]

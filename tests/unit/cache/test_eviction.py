@@ -1,4 +1,4 @@
-"""What goes first when room is short, and what happens to those whose prefix went."""
+"""Eviction order when the pools are full, and the fate of entries whose prefix was evicted."""
 
 import pytest
 
@@ -170,9 +170,9 @@ def test_a_checkpoint_read_by_a_request_survives_the_loss_of_its_prefix_until_it
     cache.check()
 
 
-def test_spare_checkpoints_take_only_room_that_no_firm_one_needs() -> None:
-    node = FakeNode(num_slots=5, spare_grid_tokens=SIZE)
-    node.serve(text(9, 1))  # 16 .. 112 spare, 128 firm: those that found a slot beside the running one
+def test_grid_checkpoints_take_only_slots_that_no_primary_one_needs() -> None:
+    node = FakeNode(num_slots=5, checkpoint_grid_tokens=SIZE)
+    node.serve(text(9, 1))  # 16 .. 112 grid, 128 primary: those that found a slot beside the running one
     assert node.cache.stats().slots.cached == 4
     for kind in (2, 3, 4):
         node.serve(text(2, kind))
@@ -180,9 +180,9 @@ def test_spare_checkpoints_take_only_room_that_no_firm_one_needs() -> None:
     assert [node.match(text(2, kind)).state_tokens for kind in (2, 3, 4)] == [SIZE, SIZE, SIZE]
 
 
-def test_a_spare_checkpoint_that_somebody_resumed_from_is_firm() -> None:
-    node = FakeNode(num_slots=4, spare_grid_tokens=SIZE, eviction="lru")
-    node.serve(text(4, 1))  # spare at 16 and 32, firm at 48
+def test_a_grid_checkpoint_that_somebody_resumed_from_is_primary() -> None:
+    node = FakeNode(num_slots=4, checkpoint_grid_tokens=SIZE, eviction="lru")
+    node.serve(text(4, 1))  # grid at 16 and 32, primary at 48
     node.serve(text(2, 1) + text(1, 2))  # resumes at 32 and leaves no other
     node.serve(text(2, 3))
     node.serve(text(2, 4))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.cache.errors import UnknownEvictionPolicy
 from headrace.cache.eviction import FlopAware, Rank, Ranked, eviction_policy
-from headrace.cache.types import FIRM, SlotId, Tier
+from headrace.cache.types import PRIMARY, SlotId, Tier
 
 
 def order_of(**ranks: tuple[int, float]) -> tuple[Ranked[SlotId], dict[str, SlotId]]:
@@ -21,7 +21,7 @@ def order_of(**ranks: tuple[int, float]) -> tuple[Ranked[SlotId], dict[str, Slot
     return order, slots
 
 
-def evict(order: Ranked[SlotId], slots: dict[str, SlotId], up_to: int = FIRM) -> str | None:
+def evict(order: Ranked[SlotId], slots: dict[str, SlotId], up_to: int = PRIMARY) -> str | None:
     first = order.first(Tier(up_to))
     if first is None:
         return None
@@ -30,28 +30,28 @@ def evict(order: Ranked[SlotId], slots: dict[str, SlotId], up_to: int = FIRM) ->
 
 
 def test_with_equal_worths_the_least_recently_used_goes_first() -> None:
-    order, slots = order_of(a=(FIRM, 8), b=(FIRM, 8), c=(FIRM, 8))
+    order, slots = order_of(a=(PRIMARY, 8), b=(PRIMARY, 8), c=(PRIMARY, 8))
     order.touch(slots["a"])
     assert [evict(order, slots) for _ in range(4)] == ["b", "c", "a", None]
 
 
 def test_lower_tiers_go_first_whatever_they_are_worth() -> None:
-    order, slots = order_of(a=(FIRM, 1), b=(1, 1000), c=(0, 10), d=(1, 10))
+    order, slots = order_of(a=(PRIMARY, 1), b=(1, 1000), c=(0, 10), d=(1, 10))
     assert list(order) == [slots[name] for name in "cdba"]
     assert [evict(order, slots) for _ in range(4)] == ["c", "d", "b", "a"]
 
 
-def test_a_spare_one_finds_no_room_above_its_tier() -> None:
-    order, slots = order_of(a=(FIRM, 1), b=(2, 1))
+def test_a_spare_one_takes_no_slot_above_its_tier() -> None:
+    order, slots = order_of(a=(PRIMARY, 1), b=(2, 1))
     assert evict(order, slots, up_to=1) is None
     assert evict(order, slots, up_to=2) == "b"
     assert evict(order, slots, up_to=5) is None
 
 
 def test_what_saves_more_stays_longer_but_not_for_ever() -> None:
-    order, slots = order_of(big=(FIRM, 1024))
+    order, slots = order_of(big=(PRIMARY, 1024))
     small = [SlotId(number) for number in range(1, 100)]
-    order._rank = lambda slot: Rank(FIRM, 1024 if slot == slots["big"] else 128)
+    order._rank = lambda slot: Rank(PRIMARY, 1024 if slot == slots["big"] else 128)
     survived = 0
     for slot in small:  # a stream of small ones through a pool of two
         order.add(slot)
@@ -66,13 +66,13 @@ def test_what_saves_more_stays_longer_but_not_for_ever() -> None:
 
 
 def test_use_makes_it_young_again() -> None:
-    order, slots = order_of(a=(FIRM, 4), b=(FIRM, 4), c=(FIRM, 4))
+    order, slots = order_of(a=(PRIMARY, 4), b=(PRIMARY, 4), c=(PRIMARY, 4))
     assert evict(order, slots) == "a"
     order.touch(slots["b"])
     assert [evict(order, slots), evict(order, slots)] == ["c", "b"]
 
 
-@given(st.lists(st.tuples(st.integers(0, FIRM), st.floats(1, 1e9)), max_size=30))
+@given(st.lists(st.tuples(st.integers(0, PRIMARY), st.floats(1, 1e9)), max_size=30))
 def test_iteration_is_the_order_of_eviction(ranks: list[tuple[int, float]]) -> None:
     order: Ranked[SlotId] = Ranked(lambda slot: Rank(Tier(ranks[slot][0]), ranks[slot][1]))
     for number in range(len(ranks)):

@@ -2,7 +2,7 @@
 
 The model knows nothing of trees, order or eviction. It knows who holds which block and slot, what bytes
 were written to each, and which prefixes were published. From that follow the exact counts in use and the
-exact answer to "is there room"; what can be found must hold the right bytes, must have been published, and
+exact answer to "is there capacity"; what can be found must hold the right bytes, must have been published, and
 may disappear only by an eviction and only if no request reuses it.
 """
 
@@ -66,7 +66,7 @@ class CacheMachine(RuleBasedStateMachine):
             num_slots=num_slots,
             block_size=SIZE,
             eviction=eviction,
-            spare_grid_tokens=SIZE,
+            checkpoint_grid_tokens=SIZE,
             on_event=self.hear,
         )
         self.heard: dict[tuple[type, PrefixKey], CacheEvent] = {}

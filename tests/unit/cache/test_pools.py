@@ -79,9 +79,9 @@ def test_an_uncached_id_is_free_at_once_or_with_its_last_reference() -> None:
 def test_room_counts_what_eviction_would_free_but_not_what_must_stay() -> None:
     pool, (first, second) = pool_with_cached(2)
     (held,) = pool.reserve(1) or []
-    assert pool.room() == 3
-    assert pool.room(keeping=[first]) == 2
-    assert pool.room(keeping=[held, first, second]) == 1
+    assert pool.capacity() == 3
+    assert pool.capacity(keeping=[first]) == 2
+    assert pool.capacity(keeping=[held, first, second]) == 1
 
 
 def test_misuse_is_refused_and_changes_nothing() -> None:

@@ -43,7 +43,7 @@ def test_claim_shares_the_resumed_prefix_and_reserves_the_rest() -> None:
     cache = new_cache()
     published(cache, 16, 8)
     claim = claimed(cache, 18)
-    assert (claim.reused_tokens, claim.junction) == (8, 16)
+    assert (claim.reused_tokens, claim.branch_point) == (8, 16)
     assert claim.hit == PrefixHit(16, 8, 8)
     assert len(claim.block_ids) == len(set(claim.block_ids)) == 5
     assert claim.source is not None and claim.source.num_tokens == 8

@@ -9,7 +9,7 @@ from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
 from headrace.cache.index import Checkpoint
 from headrace.cache.pools import PoolCounts
 from headrace.cache.prefix_cache import PrefixCache
-from headrace.cache.types import FIRM, Tier
+from headrace.cache.types import PRIMARY, Tier
 from tests.support.cache.prefix_caches import KEYS, SIZE, claimed, new_cache, published
 
 
@@ -149,7 +149,7 @@ def test_a_hold_keeps_a_checkpoint_and_its_blocks_after_the_request_is_gone() ->
         cache.drop(hold)
 
 
-def test_a_checkpoint_held_for_another_node_counts_as_used_and_is_firm() -> None:
+def test_a_checkpoint_held_for_another_node_counts_as_used_and_is_primary() -> None:
     cache = new_cache()
     claim = claimed(cache, 8)
     cache.publish_blocks(claim, KEYS, 8)
@@ -161,18 +161,18 @@ def test_a_checkpoint_held_for_another_node_counts_as_used_and_is_firm() -> None
     hold = cache.hold_checkpoint(checkpoint)
     assert hold is not None
     cache.drop(hold)
-    assert checkpoint.tier == FIRM
+    assert checkpoint.tier == PRIMARY
     assert cache.stats().totals.checkpoints_used == 1
     cache.check()
 
 
-def test_a_claim_at_its_share_gives_up_what_is_spare_before_what_another_has_resumed_from() -> None:
+def test_a_claim_at_its_share_gives_up_grid_checkpoints_before_what_another_has_resumed_from() -> None:
     cache = new_cache(num_blocks=40, num_slots=8)
     owner = claimed(cache, 20)
     cache.publish_blocks(owner, KEYS, 20)
-    shallow, middle, deep = (spare_checkpoint(cache, owner, position) for position in (4, 8, 12))
-    cache.release(claimed(cache, 13))  # resumes from the deepest, which is firm from now on
-    assert deep.tier == FIRM
+    shallow, middle, deep = (grid_checkpoint(cache, owner, position) for position in (4, 8, 12))
+    cache.release(claimed(cache, 13))  # resumes from the deepest, which is primary from now on
+    assert deep.tier == PRIMARY
     others = [claimed(cache, 4, keys=[]) for _ in range(cache.stats().slots.free - 1)]
     assert cache.reserve_slot(owner) is not None  # now its checkpoints have their share, and no slot is free
     assert cache.reserve_slot(owner) is not None
@@ -181,7 +181,7 @@ def test_a_claim_at_its_share_gives_up_what_is_spare_before_what_another_has_res
     assert len(others) == 3
 
 
-def spare_checkpoint(cache: PrefixCache, claim: Claim, position: int) -> Checkpoint:
+def grid_checkpoint(cache: PrefixCache, claim: Claim, position: int) -> Checkpoint:
     slot = cache.reserve_slot(claim, Tier(2))
     assert slot is not None
     checkpoint = cache.publish_checkpoint(claim, KEYS[position // SIZE - 1], position, slot, Tier(2))

@@ -22,7 +22,7 @@ def admitted(node: FakeNode, tokens: list[int], **options) -> Request:
     return request
 
 
-def test_1_a_short_prompt_takes_four_blocks_and_one_slot_and_caches_no_placeholder() -> None:
+def test_1_a_short_prompt_takes_four_blocks_and_one_slot_and_caches_no_tombstone() -> None:
     node = FakeNode(policy="align")
     request = admitted(node, text(55, 1))
     assert len(request.claim.block_ids) == 4
@@ -47,7 +47,7 @@ def test_2_a_longer_prompt_resumes_at_the_kept_boundary_of_the_first(policy, of_
     node.serve(text(48, 1))
     longer = admitted(node, text(48, 1) + text(7, 2))
     assert longer.claim.hit == PrefixHit(48, of_the_first, of_the_first)
-    assert longer.claim.junction == (None if of_the_first == 48 else 48)
+    assert longer.claim.branch_point == (None if of_the_first == 48 else 48)
 
 
 @pytest.mark.parametrize(("policy", "num_tokens"), [("align", 48), ("branch", 64)])
@@ -56,14 +56,14 @@ def test_2_the_first_to_leave_a_prefix_leaves_a_checkpoint_there_for_the_third(p
     node.serve(text(num_tokens, 1))
     second = admitted(node, text(32, 1) + text(20, 3))
     assert second.claim.hit == PrefixHit(attention_tokens=32, state_tokens=0, resumable_tokens=0)
-    assert (second.claim.junction, second.claim.reused_tokens) == (32, 0)
+    assert (second.claim.branch_point, second.claim.reused_tokens) == (32, 0)
     node.prefill(second)
     assert 32 in second.published
     node.finish(second)
 
     third = admitted(node, text(32, 1) + text(25, 4))
     assert third.claim.hit == PrefixHit(attention_tokens=32, state_tokens=32, resumable_tokens=32)
-    assert third.claim.junction is None
+    assert third.claim.branch_point is None
 
 
 @pytest.mark.parametrize(("policy", "hints"), [("every", ()), ("branch", (32,)), ("branch", (39,))])
@@ -115,7 +115,7 @@ def test_6_a_decode_node_with_all_blocks_and_no_state_needs_the_state_only() -> 
     assert request.claim.hit == PrefixHit(attention_tokens=64, state_tokens=0, resumable_tokens=0)
     assert request.claim.reused_tokens == 64
     assert len(request.claim.block_ids) == 5
-    assert (request.claim.source, request.claim.junction) == (None, None)
+    assert (request.claim.source, request.claim.branch_point) == (None, None)
     node.receive(request)
     node.decode(request, text(3, 9))
 
@@ -304,7 +304,7 @@ def test_18_two_tenants_with_the_same_prompt_share_nothing() -> None:
     assert node.match(text(65, 1), salt=b"tenant a").resumable_tokens == 64
     assert node.match(text(65, 1), salt=b"tenant b") == PrefixHit(0, 0, 0)
     other = admitted(node, text(65, 1), salt=b"tenant b")
-    assert (other.claim.reused_tokens, other.claim.junction) == (0, None)
+    assert (other.claim.reused_tokens, other.claim.branch_point) == (0, None)
 
 
 def test_20_states_of_another_width_are_refused_not_mixed_up() -> None:

@@ -17,12 +17,12 @@ def test_prefills_that_share_a_start_count_per_group() -> None:
         "state/lookups": 1, "state/looked_up_tokens": 47,
         "checkpoints_published": 1,  # at 48
     }  # fmt: skip
-    # 32 tokens in common, no checkpoint there: placeholders, and a junction.
+    # 32 tokens in common, no checkpoint there: tombstones, and a branch point.
     node.serve([*range(32), *range(100, 120)])
     assert counters(node) == {
         "attention/lookups": 2, "attention/looked_up_tokens": 47 + 51, "attention/hit_tokens": 32,
         "state/lookups": 2, "state/looked_up_tokens": 47 + 51,
-        "placeholder_tokens": 32, "junctions": 1,
+        "tombstone_tokens": 32, "branch_points": 1,
         "checkpoints_published": 3,  # at 32 and at 48
     }  # fmt: skip
     # The third sharer resumes there; so does a fourth.
@@ -32,7 +32,7 @@ def test_prefills_that_share_a_start_count_per_group() -> None:
         "attention/lookups": 4, "attention/looked_up_tokens": 47 + 3 * 51, "attention/hit_tokens": 3 * 32,
         "state/lookups": 4, "state/looked_up_tokens": 47 + 3 * 51, "state/hit_tokens": 2 * 32,
         "resumable_tokens": 2 * 32, "reused_tokens": 2 * 32,
-        "placeholder_tokens": 32, "junctions": 1,
+        "tombstone_tokens": 32, "branch_points": 1,
         "checkpoints_published": 5, "checkpoints_used": 1,
     }  # fmt: skip
     stats = node.cache.stats()
