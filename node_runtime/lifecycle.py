@@ -1,0 +1,78 @@
+"""The common part of `DecodeLifecycle` and `PrefillLifecycle`: one request on one node as a value.
+
+Events in, instructions out; nothing here waits, sends, reads a clock or touches the engine. What the router, the
+network or another node may do at any time is an event and never raises. An event that the engine or the driver cannot
+send in the present state raises IllegalTransition: a bug on this node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from transfer.protocol.errors import IllegalTransition
+
+State = TypeVar("State")
+Kind = TypeVar("Kind")
+Message = TypeVar("Message", covariant=True)
+
+
+@dataclass(frozen=True)
+class Done:
+    """The router has everything that it will get; its call is about to end."""
+
+
+@dataclass(frozen=True)
+class Released:
+    """The call has ended and all that the request held is being given back."""
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class CallEnded:
+    """The router's call is over: answered, failed, cancelled or past its deadline."""
+
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True)
+class Reply(Generic[Message]):
+    """Send the message to the router."""
+
+    message: Message
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Fail the call with NoRoom."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Release:
+    """Give blocks and slot back to the engine, as soon as no transfer reads or writes them."""
+
+
+class Lifecycle(Generic[State]):
+    """A request's state; subclasses add `on(event)`."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the router has got its last reply."""
+        return isinstance(self.state, Done | Released)
+
+    def _expect(self, event: object, kind: type[Kind]) -> Kind:
+        """Returns the state if it is of this kind; raises IllegalTransition if it is another."""
+        if not isinstance(self.state, kind):
+            raise self._illegal(event)
+        return self.state
+
+    def _illegal(self, event: object) -> IllegalTransition:
+        return IllegalTransition(f"{type(self).__name__} in {self.state}: got {event}")

@@ -1,0 +1,286 @@
+"""One request on a prefill node: events in, instructions out. `prefill_node/role.py` obeys.
+
+Admitting -> Computing -> Sending -> Done                the decode node receives blocks and state
+Admitting -> Computing -> Done                           nothing to send: no reservation, or the answer has ended
+Admitting -> Fetching -> Computing                       a decode node holds more of the prompt than this node
+Admitting -> Fetching -> Admitting again -> Computing    the fetch failed: the prompt is computed instead
+any of them -> Done                                      the request was refused, or its transfer failed
+any of them -> Released                                  the router's call ended
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
+from node_runtime.lifecycle import CallEnded, Done, Lifecycle, Refuse, Release, Released, Reply
+from prefill_node.fetch_policy import FetchPolicy
+
+# ---------------------------------------------------------------- states
+
+
+@dataclass(frozen=True)
+class Admitting:
+    """The request waits for blocks and a slot. `fetch_failed`: for the second time, to be computed."""
+
+    fetch_failed: bool = False
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """A decode node is asked for blocks and a state; the engine computes nothing yet."""
+
+    admitted: Admitted
+
+
+@dataclass(frozen=True)
+class Computing:
+    """The engine computes the prompt from `resumed_tokens` on, and samples the first token."""
+
+    admitted: Admitted
+    resumed_tokens: int
+    since_s: float
+
+
+@dataclass(frozen=True)
+class Sending:
+    """The router has the first token; blocks and state are still on their way to the decode node."""
+
+    admitted: Admitted
+    resumed_tokens: int
+
+
+PrefillState: TypeAlias = Admitting | Fetching | Computing | Sending | Done | Released
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class FetchLanded:
+    """The blocks and the state of the first `num_tokens` tokens have landed, verified."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class FetchGivenUp:
+    """Nothing was fetched, and nothing lands any more."""
+
+
+@dataclass(frozen=True)
+class TransferSent:
+    """The network has taken over everything that goes to the decode node."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """The transfer to the decode node failed, or a fetch ended in an unknown error."""
+
+    error: Exception
+
+
+PrefillInput: TypeAlias = (
+    Admitted | Refused | Computed | Scored | Sampled | Finished  # from the engine
+    | FetchLanded | FetchGivenUp | TransferSent | Broken  # from the transfers
+    | CallEnded  # from the router
+)  # fmt: skip
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True)
+class StartFetch:
+    """Fetch what `admitted` has no blocks for; it ends in FetchLanded, FetchGivenUp or Broken."""
+
+    admitted: Admitted
+
+
+@dataclass(frozen=True)
+class CancelFetch:
+    """Cancel the fetch; it reports nothing any more."""
+
+
+@dataclass(frozen=True)
+class CountDeclinedFetch:
+    """Record that a fetch was possible and estimated not to pay."""
+
+
+@dataclass(frozen=True)
+class ResumePrefill:
+    """Have the engine compute the prompt from the `num_tokens` tokens that were fetched."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class ComputeInstead:
+    """Have the engine admit the request again and compute what could not be fetched."""
+
+
+@dataclass(frozen=True)
+class SendComputed:
+    """Let the transfer send these tokens' blocks once the device has computed them."""
+
+    computed: Computed
+
+
+@dataclass(frozen=True)
+class SendState:
+    """Let the transfer send the state, and with it the token after which the decode node continues."""
+
+    first_token: int
+
+
+@dataclass(frozen=True)
+class CancelTransfer:
+    """Cancel the transfer to the decode node, unless it is complete."""
+
+
+@dataclass(frozen=True)
+class RecordComputeTime:
+    """Record how long the prompt took from its start to its first token."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Fail the call with this error."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class ReplyPrefilled:
+    """Send PrefillDone, the last message, to the router; see `prefill_report`."""
+
+    admitted: Admitted
+    resumed_tokens: int
+
+
+PrefillReply: TypeAlias = FirstToken | PromptLogprobs
+PrefillInstruction: TypeAlias = (
+    StartFetch | CancelFetch | CountDeclinedFetch | ResumePrefill | ComputeInstead
+    | SendComputed | SendState | CancelTransfer | RecordComputeTime
+    | Reply[PrefillReply] | ReplyPrefilled | Refuse | Fail | Release
+)  # fmt: skip
+
+
+class PrefillLifecycle(Lifecycle[PrefillState]):
+    """One request from its admission to its release.
+
+    policy       decides about a fetch
+    is_sent      a reservation came with the request: blocks and state go to a decode node
+    first_token  what the client has seen already, from a prefill node that failed; None: nothing
+    """
+
+    def __init__(self, policy: FetchPolicy, *, is_sent: bool, first_token: int | None) -> None:
+        super().__init__(Admitting())
+        self._policy = policy
+        self._is_sent = is_sent
+        self._first_token = first_token
+
+    def on(self, event: PrefillInput, now_s: float) -> list[PrefillInstruction]:
+        """Returns what to do about the event. Raises IllegalTransition."""
+        if isinstance(self.state, Released):
+            raise self._illegal(event)
+        match event:
+            case Admitted():
+                return self._admitted(event, self._expect(event, Admitting), now_s)
+            case Refused(message):
+                self._expect(event, Admitting)
+                self.state = Done()
+                return [Refuse(message)]
+            case FetchLanded(num_tokens):
+                admitted = self._expect(event, Fetching).admitted
+                return [ResumePrefill(num_tokens), *self._compute_from(num_tokens, admitted, now_s)]
+            case FetchGivenUp():
+                self._expect(event, Fetching)
+                self.state = Admitting(fetch_failed=True)
+                return [ComputeInstead()]
+            case Computed():
+                self._expect(event, Computing)
+                return self._send(event)
+            case Scored(tokens):
+                self._expect(event, Computing)
+                return [Reply(PromptLogprobs(tokens))]
+            case Sampled():
+                return self._sampled(event, self._expect(event, Computing), now_s)
+            case Finished():
+                return self._finished(event)
+            case TransferSent():
+                state = self._expect(event, Sending)
+                return self._done(state.admitted, state.resumed_tokens)
+            case Broken(error):
+                if self.is_over:
+                    return []
+                self.state = Done()
+                return [Fail(error)]
+            case CallEnded():
+                return self._call_ended()
+            case _:
+                assert_never(event)
+
+    def _admitted(self, admitted: Admitted, before: Admitting, now_s: float) -> list[PrefillInstruction]:
+        if admitted.state_arrives:
+            if before.fetch_failed:
+                raise self._illegal(admitted)
+            self.state = Fetching(admitted)
+            return [StartFetch(admitted)]
+        is_declined = not before.fetch_failed and self._policy.candidate(admitted.hit) is not None
+        declined: list[PrefillInstruction] = [CountDeclinedFetch()] if is_declined else []
+        return declined + self._compute_from(admitted.reused_tokens, admitted, now_s)
+
+    def _compute_from(self, num_tokens: int, admitted: Admitted, now_s: float) -> list[PrefillInstruction]:
+        """The engine computes from here on; what precedes is in the blocks and can be sent."""
+        self.state = Computing(admitted, num_tokens, now_s)
+        return self._send(Computed(num_tokens, admitted.mark)) if num_tokens else []
+
+    def _send(self, computed: Computed) -> list[PrefillInstruction]:
+        return [SendComputed(computed)] if self._is_sent else []
+
+    def _sampled(self, event: Sampled, before: Computing, now_s: float) -> list[PrefillInstruction]:
+        instructions: list[PrefillInstruction] = [RecordComputeTime(now_s - before.since_s)]
+        reply = Reply(FirstToken(event.token, event.finish))
+        # After a retry the decode node continues after the token that the client has seen, whatever is sampled now.
+        if not self._is_sent or (event.finish is not None and self._first_token is None):
+            return [*instructions, reply, *self._done(before.admitted, before.resumed_tokens)]
+        self.state = Sending(before.admitted, before.resumed_tokens)
+        first_token = event.token.id if self._first_token is None else self._first_token
+        return [*instructions, SendState(first_token), reply]
+
+    def _finished(self, event: Finished) -> list[PrefillInstruction]:
+        if isinstance(self.state, Sending):
+            return []  # the first token was the last one, too
+        state = self._expect(event, Computing)
+        return self._done(state.admitted, state.resumed_tokens)
+
+    def _done(self, admitted: Admitted, resumed_tokens: int) -> list[PrefillInstruction]:
+        self.state = Done()
+        return [ReplyPrefilled(admitted, resumed_tokens)]
+
+    def _call_ended(self) -> list[PrefillInstruction]:
+        is_fetching = isinstance(self.state, Fetching)
+        self.state = Released()
+        return [
+            *([CancelFetch()] if is_fetching else []),
+            *([CancelTransfer()] if self._is_sent else []),
+            Release(),
+        ]
+
+
+def prefill_report(
+    node: str, admitted: Admitted, resumed_tokens: int, *, computed_tokens: int, checkpoints: tuple[int, ...]
+) -> PrefillReport:
+    """Tokens between this node's own checkpoint and `resumed_tokens` were fetched."""
+    return PrefillReport(
+        node=node,
+        attention_hit_tokens=admitted.hit.attention_tokens,
+        state_hit_tokens=admitted.hit.state_tokens,
+        resumed_tokens=resumed_tokens,
+        computed_tokens=computed_tokens,
+        checkpoints=checkpoints,
+        fetched_tokens=resumed_tokens - admitted.hit.resumable_tokens,
+    )
