@@ -21,7 +21,7 @@ from headrace.wire.messages import FetchReply, FetchRequest
 from node_runtime.errors import CheckpointGone
 from node_runtime.packing import Held, Place
 from node_runtime.plans import plan_of
-from node_runtime.runtime import Chassis
+from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S
 from transfer.buffers import Buffer
 from transfer.protocol.errors import TransferFailed
@@ -38,12 +38,12 @@ class _Leased:
 
 
 class FetchServer:
-    """Serves exports on one chassis; any number at a time, as many messages on their way as staging has buffers."""
+    """Serves exports on one runtime; any number at a time, as many messages on their way as staging has buffers."""
 
-    def __init__(self, chassis: Chassis) -> None:
-        self._chassis = chassis
-        self._engine = chassis.built.engine
-        self._loop = chassis.loop
+    def __init__(self, runtime: NodeRuntime) -> None:
+        self._runtime = runtime
+        self._engine = runtime.engine
+        self._loop = runtime.loop
         self._served = 0
         self._tokens = 0
         self._bytes = 0
@@ -65,7 +65,7 @@ class FetchServer:
         Raises LayoutMismatch, CheckpointGone, TransferFailed.
         """
         reservation = request.reservation
-        self._chassis.require_layout(reservation.layout)
+        self._runtime.require_layout(reservation.layout)
         plan = plan_of(reservation)
         deadline_s = asyncio.get_running_loop().time() + min(timeout_s, reservation.deadline_s)
         # A little longer than the session: should the clean-up below never come, nothing is held for ever.
@@ -84,7 +84,7 @@ class FetchServer:
                 pack=partial(self._pack, partial(_place, leased.hold, reservation.layout)),
                 deadline_s=deadline_s,
             )
-            await self._chassis.packing.reached(leased.mark)
+            await self._runtime.packing.reached(leased.mark)
             transfer.tokens_computed(reservation.num_tokens)
             transfer.finish()
             stats = await transfer.done()
@@ -92,16 +92,16 @@ class FetchServer:
             self._failures += 1
             raise
         finally:
-            self._chassis.spawn(self._give_back(leasing, transfer))
+            self._runtime.spawn(self._give_back(leasing, transfer))
         self._served += 1
         self._tokens += reservation.num_tokens
         self._bytes += stats.attention_bytes + stats.state_bytes
-        return FetchReply(self._chassis.built.layout)
+        return FetchReply(self._runtime.layout)
 
     @cached_property
     def _sender(self) -> TransferSender:
         """Its staging takes no memory before the first export."""
-        return TransferSender(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
+        return TransferSender(self._runtime.transport, self._runtime.new_staging(PIPELINE_DEPTH))
 
     def _lease(self, request: FetchRequest, deadline_s: float) -> _Leased | None:
         """In the engine's thread: keeps the checkpoint and the blocks below it from eviction; None: it is gone."""
@@ -113,10 +113,10 @@ class FetchServer:
         if hold is None:
             return None
         lease = self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s)
-        return _Leased(hold, lease, self._chassis.built.memory.mark())
+        return _Leased(hold, lease, self._runtime.memory.mark())
 
     async def _pack(self, held: Held, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._chassis.packing.gather(message, buffer, held)
+        await self._runtime.packing.gather(message, buffer, held)
 
     async def _give_back(self, leasing: asyncio.Future[_Leased | None], transfer: OutgoingTransfer | None) -> None:
         if transfer is not None:

@@ -35,7 +35,7 @@ from headrace.wire.messages import (
 )
 from node_runtime.errors import NoRoom
 from node_runtime.notes import decode_note
-from node_runtime.runtime import Chassis
+from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import reserve
 from transfer.protocol.errors import TransferFailed
 from transfer.receiver import IncomingTransfer, Landed, TransferReceiver
@@ -53,13 +53,13 @@ _Item = Event | DecodeCommand | _SessionEnded | BadRequest
 
 
 class Decode:
-    """Serves requests on one chassis; any number at a time."""
+    """Serves requests on one runtime; any number at a time."""
 
-    def __init__(self, chassis: Chassis, config: DecodeNodeConfig) -> None:
-        self._chassis = chassis
+    def __init__(self, runtime: NodeRuntime, config: DecodeNodeConfig) -> None:
+        self._runtime = runtime
         self._config = config
-        self._receiver = TransferReceiver(chassis.transport, chassis.staging)
-        self._accounting = HitAccounting(chassis.built.layout)
+        self._receiver = TransferReceiver(runtime.transport, runtime.staging)
+        self._accounting = HitAccounting(runtime.layout)
 
     def counters(self) -> dict[str, float]:
         return self._accounting.counters()
@@ -71,7 +71,7 @@ class Decode:
 
         Raises BadRequest (a command that `commands` could not read, too), NoRoom.
         """
-        request = _Decode(self._chassis, self._config, self._receiver, self._accounting)
+        request = _Decode(self._runtime, self._config, self._receiver, self._accounting)
         reading = asyncio.create_task(request.read(commands))
         try:
             async with aclosing(request.run(start, timeout_s)) as events:
@@ -79,20 +79,20 @@ class Decode:
                     yield event
         finally:
             reading.cancel()
-            self._chassis.spawn(request.give_back())
+            self._runtime.spawn(request.give_back())
 
 
 class _Decode:
     def __init__(
         self,
-        chassis: Chassis,
+        runtime: NodeRuntime,
         config: DecodeNodeConfig,
         receiver: TransferReceiver,
         accounting: HitAccounting,
     ) -> None:
-        self._chassis = chassis
-        self._engine = chassis.built.engine
-        self._loop = chassis.loop
+        self._runtime = runtime
+        self._engine = runtime.engine
+        self._loop = runtime.loop
         self._config = config
         self._receiver = receiver
         self._accounting = accounting
@@ -175,7 +175,7 @@ class _Decode:
         assert self._admitted is not None and self._sequence is not None
         now_s = asyncio.get_running_loop().time()
         reservation, self._transfer = reserve(
-            self._chassis,
+            self._runtime,
             self._receiver,
             self._sequence,
             self._admitted,
@@ -183,7 +183,7 @@ class _Decode:
             peers_max_bytes=self._peers_max_bytes,
             deadline_s=min(self._deadline_s, now_s + self._config.reservation_timeout_s),
         )
-        self._chassis.spawn(self._watch(self._transfer))
+        self._runtime.spawn(self._watch(self._transfer))
         return reservation
 
     async def _watch(self, transfer: IncomingTransfer) -> None:

@@ -15,8 +15,9 @@ from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import DecodeCommand, Role, Start
-from node_runtime.runtime import Chassis, Node
-from node_runtime.service import NodeService, errors_as_status, read, timeout_s
+from node_runtime.runtime import NodeRuntime
+from node_runtime.server import NodeServer
+from node_runtime.service import errors_as_status, read, timeout_s
 
 
 class DecodeService(rpc.DecodeServicer):
@@ -54,7 +55,7 @@ async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[
 
 
 class _DecodeRole:
-    """What the chassis asks of this role."""
+    """What the runtime asks of this role."""
 
     def __init__(self, decode: Decode, fetch_server: FetchServer) -> None:
         self._decode = decode
@@ -67,13 +68,12 @@ class _DecodeRole:
         """Nothing: its calls have ended with the server, its sessions end with the transport."""
 
 
-def decode_node(config: DecodeNodeConfig) -> Node:
+def decode_node(config: DecodeNodeConfig) -> NodeServer:
     """A decode node, not yet started."""
 
-    def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> _DecodeRole:
-        decode, fetch_server = Decode(chassis, config), FetchServer(chassis)
+    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> _DecodeRole:
+        decode, fetch_server = Decode(runtime, config), FetchServer(runtime)
         rpc.add_DecodeServicer_to_server(DecodeService(decode, fetch_server), server)
-        rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
         return _DecodeRole(decode, fetch_server)
 
-    return Node(config, Role.DECODE, "Decode", serve)
+    return NodeServer(config, Role.DECODE, "Decode", serve)

@@ -15,7 +15,7 @@ import ray.util
 from headrace.wire.messages import NodeInfo
 from node_runtime.config import NodeConfig
 from node_runtime.process import forget_start_up
-from node_runtime.runtime import Node
+from node_runtime.server import NodeServer
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class NodeActor:
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, make_node: Callable[[Config], Node], config: Config, host: str | None
+        self, make_node: Callable[[Config], NodeServer], config: Config, host: str | None
     ) -> None:
         """`host` None: the address of the host that Ray chose."""
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

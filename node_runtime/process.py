@@ -21,7 +21,7 @@ from headrace.wire.tls import TlsError
 from headrace.wire.tls_flags import add_tls_flags, tls_from_flags
 from node_runtime.config import NodeConfig
 from node_runtime.loading import load_dataclass
-from node_runtime.runtime import Node
+from node_runtime.server import NodeServer
 from transfer.protocol.errors import TransferError
 
 Config = TypeVar("Config", bound=NodeConfig)
@@ -30,13 +30,13 @@ NODE_FLAGS = ("model_path", "name", "router_address", "host", "port")
 ENGINE_FLAGS = ("device", "threads", "cache_bytes", "load_format")
 
 
-def run_node(node: Node) -> int:
+def run_node(node: NodeServer) -> int:
     """Blocks until the node has ended; the process's exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     return asyncio.run(_run(node))
 
 
-async def _run(node: Node) -> int:
+async def _run(node: NodeServer) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -70,7 +70,7 @@ def forget_start_up() -> None:
 
 
 def main(
-    argv: Sequence[str] | None, config_type: type[Config], make_node: Callable[[Config], Node], default_name: str
+    argv: Sequence[str] | None, config_type: type[Config], make_node: Callable[[Config], NodeServer], default_name: str
 ) -> int:
     """The command line of `python -m prefill_node` and `python -m decode_node`."""
     parser = argparse.ArgumentParser(description=(config_type.__doc__ or "").splitlines()[0])

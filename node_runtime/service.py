@@ -98,3 +98,12 @@ class NodeService(rpc.NodeServicer):
         async with aclosing(self._cache_updates()) as updates:
             async for update in updates:
                 yield encode_cache_update(update)
+
+
+def add_node_service(
+    server: grpc.aio.Server,
+    info: Callable[[], NodeInfo],
+    status: Callable[[], Awaitable[NodeStatus]],
+    cache_updates: Callable[[], AsyncGenerator[CacheUpdate, None]],
+) -> None:
+    rpc.add_NodeServicer_to_server(NodeService(info, status, cache_updates), server)

@@ -9,7 +9,7 @@ from headrace.engine.sequence import Admitted, Sequence
 from headrace.wire.messages import Reservation
 from node_runtime.packing import Place
 from node_runtime.plans import plan_of, smaller
-from node_runtime.runtime import Chassis
+from node_runtime.runtime import NodeRuntime
 from transfer.buffers import Buffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
@@ -23,7 +23,7 @@ for a device behind whose other work they wait."""
 
 
 def reserve(
-    chassis: Chassis,
+    runtime: NodeRuntime,
     receiver: TransferReceiver,
     sequence: Sequence,
     admitted: Admitted,
@@ -44,21 +44,21 @@ def reserve(
         nonce=new_nonce(),
         attention_hit_tokens=admitted.reused_tokens,
         num_tokens=num_tokens,
-        transfer_address=chassis.transport.address,
-        layout=chassis.wire_layout,
-        max_message_bytes=smaller(chassis.config.message_bytes, peers_max_bytes),
+        transfer_address=runtime.transport.address,
+        layout=runtime.wire_layout,
+        max_message_bytes=smaller(runtime.config.message_bytes, peers_max_bytes),
         deadline_s=deadline_s - asyncio.get_running_loop().time(),
         secret=new_secret(),
     )
-    land = partial(_land, chassis, sequence, admitted)
+    land = partial(_land, runtime, sequence, admitted)
     incoming = receiver.expect(plan_of(reservation), secret=reservation.secret, land=land, deadline_s=deadline_s)
     return reservation, incoming
 
 
 async def _land(
-    chassis: Chassis, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
+    runtime: NodeRuntime, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
 ) -> None:
     """One verified message into the request's own blocks or slot."""
-    await chassis.packing.reached(admitted.mark)
-    wire = chassis.wire_layout
-    await chassis.packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))
+    await runtime.packing.reached(admitted.mark)
+    wire = runtime.wire_layout
+    await runtime.packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))

@@ -26,7 +26,7 @@ from headrace.wire.errors import (
     TransferBroken,
 )
 from headrace.wire.messages import FetchRequest, FetchSource, PrefillRequest
-from node_runtime.runtime import Chassis
+from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import reserve
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_channels import FetchChannels
@@ -66,7 +66,7 @@ class Fetch:
 
     def __init__(
         self,
-        chassis: Chassis,
+        runtime: NodeRuntime,
         incoming: IncomingTransfer,
         client: FetchClient,
         fetch_source: FetchSource,
@@ -76,7 +76,7 @@ class Fetch:
     ) -> None:
         self.fetch_source = fetch_source
         self.saved_tokens = saved_tokens
-        self._chassis = chassis
+        self._runtime = runtime
         self._incoming = incoming
         self._client = client
         self._export = fetch
@@ -87,7 +87,7 @@ class Fetch:
         timeout_s = self._deadline_s - asyncio.get_running_loop().time()
         try:
             reply = await self._client.fetch(self._export, timeout_s=max(timeout_s, 0.001))
-            self._chassis.require_layout(reply.layout)
+            self._runtime.require_layout(reply.layout)
             return (await self._incoming.landed()).stats
         except NodeError as error:
             raise FetchFailed(_CAUSES[type(error)], str(error)) from error
@@ -106,11 +106,13 @@ class Fetch:
 class Fetches:
     """All fetches of one prefill node: its lines to decode nodes, what they cost, and their counts."""
 
-    def __init__(self, chassis: Chassis, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]) -> None:
+    def __init__(
+        self, runtime: NodeRuntime, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]
+    ) -> None:
         self.costs = MeasuredCosts()
-        self._chassis = chassis
+        self._runtime = runtime
         self._config = config
-        self._lines = FetchChannels(connect, asyncio.get_running_loop().time, chassis.spawn, config.timeout_s)
+        self._lines = FetchChannels(connect, asyncio.get_running_loop().time, runtime.spawn, config.timeout_s)
         self._declined = 0
         self._landed = 0
         self._tokens = 0
@@ -131,7 +133,7 @@ class Fetches:
         return FetchPolicy(
             config=self._config,
             costs=self.costs.now,
-            layout=self._chassis.wire_layout,
+            layout=self._runtime.wire_layout,
             num_tokens=len(request.request.tokens),
             fetch_source_tokens=None if request.fetch_source is None else request.fetch_source.num_tokens,
             is_scored=request.request.sampling.prompt_logprobs is not None,
@@ -150,7 +152,7 @@ class Fetches:
         deadline_s = min(deadline_s, asyncio.get_running_loop().time() + self._config.timeout_s)
         try:
             reservation, incoming = reserve(
-                self._chassis,
+                self._runtime,
                 self._receiver,
                 sequence,
                 admitted,
@@ -165,7 +167,7 @@ class Fetches:
         fetch = FetchRequest(_fetch_source_key(sequence, fetch_source), reservation)
         saved_tokens = fetch_source.num_tokens - admitted.hit.resumable_tokens
         return Fetch(
-            self._chassis, incoming, self._lines.to(fetch_source), fetch_source, fetch, deadline_s, saved_tokens
+            self._runtime, incoming, self._lines.to(fetch_source), fetch_source, fetch, deadline_s, saved_tokens
         )
 
     async def run(self, fetch: Fetch) -> None:
@@ -197,7 +199,7 @@ class Fetches:
     @cached_property
     def _receiver(self) -> TransferReceiver:
         """Its staging takes no memory before the first fetch."""
-        return TransferReceiver(self._chassis.transport, self._chassis.new_staging(PIPELINE_DEPTH))
+        return TransferReceiver(self._runtime.transport, self._runtime.new_staging(PIPELINE_DEPTH))
 
 
 def _fetch_source_key(sequence: Sequence, fetch_source: FetchSource) -> PrefixKey:

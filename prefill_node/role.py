@@ -29,7 +29,7 @@ from node_runtime.errors import NoRoom
 from node_runtime.notes import encode_note
 from node_runtime.packing import Place
 from node_runtime.plans import plan_of
-from node_runtime.runtime import Chassis
+from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.fetch import Fetch, Fetches, FetchFailed
@@ -40,20 +40,20 @@ from transfer.sender import OutgoingTransfer, TransferSender
 
 
 class Prefill:
-    """Serves prefills on one chassis; any number at a time. `connect` opens a line to a decode node."""
+    """Serves prefills on one runtime; any number at a time. `connect` opens a line to a decode node."""
 
     def __init__(
-        self, chassis: Chassis, config: PrefillNodeConfig, connect: Callable[[FetchSource], FetchClient]
+        self, runtime: NodeRuntime, config: PrefillNodeConfig, connect: Callable[[FetchSource], FetchClient]
     ) -> None:
-        self._chassis = chassis
-        self._sender = TransferSender(chassis.transport, chassis.staging)
-        self._fetches = Fetches(chassis, config.fetch_from_decode, connect)
+        self._runtime = runtime
+        self._sender = TransferSender(runtime.transport, runtime.staging)
+        self._fetches = Fetches(runtime, config.fetch_from_decode, connect)
 
     def counters(self) -> dict[str, float]:
         return self._fetches.counters()
 
     async def close(self) -> None:
-        """Closes what this role opened beside the chassis; no prefill may be running."""
+        """Closes what this role opened beside the runtime; no prefill may be running."""
         await self._fetches.close()
 
     async def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
@@ -62,24 +62,24 @@ class Prefill:
         Raises LayoutMismatch, BadRequest, NoRoom, TransferFailed.
         """
         if request.reservation is not None:
-            self._chassis.require_layout(request.reservation.layout)
+            self._runtime.require_layout(request.reservation.layout)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        prefill = _Prefill(self._chassis, self._sender, self._fetches, request, deadline_s)
+        prefill = _Prefill(self._runtime, self._sender, self._fetches, request, deadline_s)
         try:
             async with aclosing(prefill.run()) as events:
                 async for event in events:
                     yield event
         finally:
-            self._chassis.spawn(prefill.give_back())
+            self._runtime.spawn(prefill.give_back())
 
 
 class _Prefill:
     def __init__(
-        self, chassis: Chassis, sender: TransferSender, fetches: Fetches, request: PrefillRequest, deadline_s: float
+        self, runtime: NodeRuntime, sender: TransferSender, fetches: Fetches, request: PrefillRequest, deadline_s: float
     ) -> None:
-        self._chassis = chassis
-        self._engine = chassis.built.engine
-        self._loop = chassis.loop
+        self._runtime = runtime
+        self._engine = runtime.engine
+        self._loop = runtime.loop
         self._clock = asyncio.get_running_loop().time
         self._sender = sender
         self._fetches = fetches
@@ -140,7 +140,7 @@ class _Prefill:
         self._loop.post(lambda: self._engine.release(self._sequence))
 
     def _new_sequence(self) -> Sequence:
-        request, config = self._request.request, self._chassis.config
+        request, config = self._request.request, self._runtime.config
         num_output = len(request.tokens) - request.num_prompt_tokens
         return self._engine.sequence(
             Job(
@@ -210,7 +210,7 @@ class _Prefill:
             pack=self._pack,
             deadline_s=deadline_s,
         )
-        self._chassis.spawn(self._report_failure(self._transfer))
+        self._runtime.spawn(self._report_failure(self._transfer))
 
     async def _report_failure(self, transfer: OutgoingTransfer) -> None:
         """A hand-over that fails while the prompt still computes ends the prefill: nobody waits for it."""
@@ -220,7 +220,7 @@ class _Prefill:
             self._inbox.put_nowait(failure)
 
     async def _pack(self, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._chassis.packing.gather(message, buffer, self._place)
+        await self._runtime.packing.gather(message, buffer, self._place)
 
     def _place(self) -> Place:
         assert self._request.reservation is not None, "there is somebody to pack for"
@@ -229,7 +229,7 @@ class _Prefill:
     async def _tell_computed(self, num_tokens: int, mark: Mark | None) -> None:
         """The engine tells of a chunk when it has launched it: it may go when the device has computed it."""
         if self._transfer is not None:
-            await self._chassis.packing.reached(mark)
+            await self._runtime.packing.reached(mark)
             self._transfer.tokens_computed(num_tokens)
 
     def _finish_transfer(self, sampled: Sampled) -> OutgoingTransfer | None:
@@ -246,7 +246,7 @@ class _Prefill:
     def _report(self) -> PrefillReport:
         assert self._admitted is not None, "the engine admits before it computes"
         return PrefillReport(
-            node=self._chassis.config.name,
+            node=self._runtime.config.name,
             attention_hit_tokens=self._admitted.hit.attention_tokens,
             state_hit_tokens=self._admitted.hit.state_tokens,
             resumed_tokens=self._resumed_tokens,

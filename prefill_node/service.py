@@ -12,8 +12,9 @@ from headrace.wire.client import GrpcFetchClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Role
-from node_runtime.runtime import Chassis, Node
-from node_runtime.service import NodeService, errors_as_status, read, timeout_s
+from node_runtime.runtime import NodeRuntime
+from node_runtime.server import NodeServer
+from node_runtime.service import errors_as_status, read, timeout_s
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.role import Prefill
 
@@ -32,13 +33,12 @@ class PrefillService(rpc.PrefillServicer):
                     yield codecs.encode_prefill_event(event)
 
 
-def prefill_node(config: PrefillNodeConfig) -> Node:
+def prefill_node(config: PrefillNodeConfig) -> NodeServer:
     """A prefill node, not yet started."""
 
-    def serve(chassis: Chassis, server: grpc.aio.Server, node: Node) -> Prefill:
-        prefill = Prefill(chassis, config, lambda fetch_source: GrpcFetchClient(fetch_source, node.identity))
+    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> Prefill:
+        prefill = Prefill(runtime, config, lambda fetch_source: GrpcFetchClient(fetch_source, runtime.identity))
         rpc.add_PrefillServicer_to_server(PrefillService(prefill), server)
-        rpc.add_NodeServicer_to_server(NodeService(lambda: node.info, node.status, node.cache_feed.updates), server)
         return prefill
 
-    return Node(config, Role.PREFILL, "Prefill", serve)
+    return NodeServer(config, Role.PREFILL, "Prefill", serve)

@@ -6,7 +6,7 @@ from typing import Any
 from decode_node.config import DecodeNodeConfig
 from decode_node.service import decode_node
 from headrace.wire.messages import NodeInfo
-from node_runtime.runtime import Node
+from node_runtime.server import NodeServer
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
 from tests.support.cluster.cluster import Cluster
@@ -18,7 +18,7 @@ class NodeThatSays:
     device: str
 
 
-def node_that_says(told: NodeThatSays) -> Node:
+def node_that_says(told: NodeThatSays) -> NodeServer:
     config = told.config
     node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
     describe = node._describe

@@ -17,7 +17,7 @@ from pathlib import Path
 from decode_node.config import DecodeNodeConfig
 from decode_node.service import decode_node
 from headrace.wire.messages import NodeInfo
-from node_runtime import runtime as node_chassis
+from node_runtime import server
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
 from tests.support.transfer.faulty import FaultyTransport, flip_chosen
@@ -137,7 +137,7 @@ class FaultyServer:
     def __init__(self, node: FaultyNode) -> None:
         self._journal = Journal(node.journal)
         self._faulty = node
-        vars(node_chassis)["open_transport"] = self._open_faulty
+        vars(server)["open_transport"] = self._open_faulty
         config = node.config
         self._node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
 
@@ -156,7 +156,7 @@ class FaultyServer:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._journal.arm)
 
     def _note_held(self) -> None:
-        staging = self._node.chassis.staging
+        staging = self._node.runtime.staging
         staging.check()
         self._journal.note(
             "held",

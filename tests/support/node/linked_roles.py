@@ -36,7 +36,7 @@ from headrace.wire.messages import (
 )
 from node_runtime.config import NodeConfig
 from node_runtime.errors import CheckpointGone as GoneHere
-from node_runtime.runtime import Chassis
+from node_runtime.runtime import NodeRuntime
 from prefill_node.config import FetchConfig, PrefillNodeConfig
 from prefill_node.role import Prefill
 from tests.support.engine.driving import SMALL
@@ -89,9 +89,9 @@ class Answer:
 @dataclass
 class Linked:
     prefill: Prefill
-    prefill_chassis: Chassis
+    prefill_runtime: NodeRuntime
     decode: Decode
-    decode_chassis: Chassis
+    decode_runtime: NodeRuntime
     fetch_source: LocalFetchSource
 
     async def generate(self, request: Request) -> list[int]:
@@ -140,18 +140,16 @@ class Linked:
 
     def known(self, num_tokens: int) -> FetchSource:
         """The decode node, as the router names it to the prefill node."""
-        chassis = self.decode_chassis
-        return FetchSource(
-            FETCH_SOURCE, "nowhere", num_tokens, chassis.built.layout.block_size, chassis.staging.buffer_bytes
-        )
+        runtime = self.decode_runtime
+        return FetchSource(FETCH_SOURCE, "nowhere", num_tokens, runtime.layout.block_size, runtime.staging.buffer_bytes)
 
     async def settled(self) -> None:
         """Until both nodes have given everything back; their pools hold together."""
         async with asyncio.timeout(TIMEOUT_S):
-            for chassis in (self.prefill_chassis, self.decode_chassis):
-                while chassis.tasks:
-                    await asyncio.gather(*chassis.tasks)
-                await chassis.loop.call(partial(_check_idle, chassis.built.engine))
+            for runtime in (self.prefill_runtime, self.decode_runtime):
+                while runtime.tasks:
+                    await asyncio.gather(*runtime.tasks)
+                await runtime.loop.call(partial(_check_idle, runtime.engine))
 
 
 @asynccontextmanager
@@ -169,27 +167,27 @@ async def linked(
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL, "max_message_bytes": max_message_bytes}
     prefill_config = PrefillNodeConfig("p0", fetch_from_decode=learn, **common | (prefill or {}))
     decode_config = DecodeNodeConfig(FETCH_SOURCE, **common | (decode or {}))
-    prefill_chassis = _chassis(prefill_config, distort(InProcessTransport(network, "p0")))
-    decode_chassis = _chassis(decode_config, InProcessTransport(network, FETCH_SOURCE))
-    fetch_source = LocalFetchSource(FetchServer(decode_chassis))
-    role = Prefill(prefill_chassis, prefill_config, lambda _: fetch_source)
+    prefill_runtime = _runtime(prefill_config, distort(InProcessTransport(network, "p0")))
+    decode_runtime = _runtime(decode_config, InProcessTransport(network, FETCH_SOURCE))
+    fetch_source = LocalFetchSource(FetchServer(decode_runtime))
+    role = Prefill(prefill_runtime, prefill_config, lambda _: fetch_source)
     try:
-        yield Linked(role, prefill_chassis, Decode(decode_chassis, decode_config), decode_chassis, fetch_source)
+        yield Linked(role, prefill_runtime, Decode(decode_runtime, decode_config), decode_runtime, fetch_source)
     finally:
         await role.close()
-        for chassis in (prefill_chassis, decode_chassis):
-            await chassis.transport.close()
-            await chassis.loop.stop(TIMEOUT_S)
+        for runtime in (prefill_runtime, decode_runtime):
+            await runtime.transport.close()
+            await runtime.loop.stop(TIMEOUT_S)
 
 
-def _chassis(config: NodeConfig, transport: Transport) -> Chassis:
+def _runtime(config: NodeConfig, transport: Transport) -> NodeRuntime:
     clock = asyncio.get_running_loop().time
     built = build_engine(config.model_path, config.engine, clock)
     loop = EngineLoop(built.engine, clock, _crashed)
     loop.start()
     buffer_bytes = max(config.message_bytes, built.layout.max_state_bytes)
     staging = Staging(StagingConfig(config.staging_buffers, buffer_bytes))
-    return Chassis(config, built, loop, transport, staging, set())
+    return NodeRuntime(config, built, loop, transport, staging)
 
 
 def _crashed(error: BaseException) -> None:

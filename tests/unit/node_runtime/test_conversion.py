@@ -73,7 +73,7 @@ async def test_states_arrive_in_the_dtype_that_the_receiver_asks_for(model: Path
     for dtype in (None, "float32", "bfloat16", "float16"):
         decode = {"state_wire_dtype": dtype, "local_prefill": ALWAYS_REMOTE}
         async with linked(model, decode=decode) as nodes:
-            layout = nodes.decode_chassis.built.layout
+            layout = nodes.decode_runtime.layout
             for length in (17, 100):
                 prompt = random_prompt(length)
                 answer = await nodes.answer(asked(prompt))
@@ -92,7 +92,7 @@ async def test_what_a_prefill_node_fetches_arrives_as_that_node_asks(model: Path
         generated = await nodes.generate(request(first, replace(GREEDY, max_tokens=17)))
         _, report = await nodes.first_token(asked([*first, *generated, 7, 8]), 96)
         assert report.fetched_tokens == 96
-        layout = nodes.prefill_chassis.built.layout
+        layout = nodes.prefill_runtime.layout
         attention_bytes = 96 // layout.block_size * layout.block_bytes
         expected = attention_bytes + layout.conv_bytes + layout.rec_bytes // 2
         assert nodes.prefill.counters()["fetched_bytes"] == expected

@@ -12,7 +12,7 @@ import pytest
 from headrace.engine.engine import Engine
 from headrace.wire.messages import PrefillRequest, Reservation
 from node_runtime.packing import Held, Packing
-from node_runtime.runtime import Chassis
+from node_runtime.runtime import NodeRuntime
 from tests.support.engine.driving import request
 from tests.support.engine.oracle import random_prompt
 from tests.support.node.linked_roles import TIMEOUT_S, Linked, linked
@@ -43,8 +43,8 @@ class SlowPacking:
         await self._inner.reached(mark)
 
 
-def slowed(chassis: Chassis) -> SlowPacking:
-    packing = vars(chassis)["packing"] = SlowPacking(chassis.packing)
+def slowed(runtime: NodeRuntime) -> SlowPacking:
+    packing = vars(runtime)["packing"] = SlowPacking(runtime.packing)
     return packing
 
 
@@ -54,7 +54,7 @@ def blocks_in_use(engine: Engine) -> int:
 
 
 async def prefilled(nodes: Linked) -> None:
-    layout, address = nodes.decode_chassis.built.layout, nodes.decode_chassis.transport.address
+    layout, address = nodes.decode_runtime.layout, nodes.decode_runtime.transport.address
     reservation = Reservation(new_nonce(), 0, len(PROMPT.tokens), address, layout, 1 << 20, SESSION_S, new_secret())
     async for _ in nodes.prefill.run(PrefillRequest(PROMPT, reservation), TIMEOUT_S):
         pass
@@ -75,14 +75,14 @@ async def test_blocks_stay_leased_while_a_late_gather_reads_them(
     async with linked(tiny_checkpoint("qwen35"), prefill=at_once, decode=at_once) as nodes:
         await nodes.generate(PROMPT)
         await nodes.first_token(PROMPT, KNOWN)
-        chassis = nodes.prefill_chassis if role is prefilled else nodes.decode_chassis
-        packing = slowed(chassis)
+        runtime = nodes.prefill_runtime if role is prefilled else nodes.decode_runtime
+        packing = slowed(runtime)
         async with asyncio.timeout(TIMEOUT_S):
             moving = asyncio.create_task(role(nodes))
             await packing.gathering.wait()
-            while chassis.transport.stats.failures.get("deadline") != 1:
+            while runtime.transport.stats.failures.get("deadline") != 1:
                 await asyncio.sleep(0.01)
-            assert await chassis.loop.call(partial(blocks_in_use, chassis.built.engine)) > 0
+            assert await runtime.loop.call(partial(blocks_in_use, runtime.engine)) > 0
             packing.let_go.set()
             with pytest.raises(TransferFailed, match="deadline"):
                 await moving

@@ -62,7 +62,7 @@ async def test_what_the_decode_node_generated_is_fetched_and_found_again(family:
         assert (report.fetched_tokens, report.resumed_tokens) == (KNOWN - 32, KNOWN)
         assert report.computed_tokens == len(prompt.tokens) - KNOWN
         assert report.checkpoints[0] == KNOWN
-        layout = nodes.prefill_chassis.built.layout
+        layout = nodes.prefill_runtime.layout
         moved = (KNOWN - 32) // 16 * layout.block_bytes + layout.state_bytes
         counters = nodes.prefill.counters()
         assert (counters["fetches"], counters["fetched_tokens"], counters["fetched_bytes"]) == (1, KNOWN - 32, moved)
@@ -84,7 +84,7 @@ async def test_blocks_that_are_here_do_not_move_again(model: Path, asked: Reques
         token, report = await nodes.first_token(parting, KNOWN)
         assert token == greedy(model, parting.tokens, 1)[0]
         assert (report.attention_hit_tokens, report.state_hit_tokens, report.fetched_tokens) == (KNOWN, 0, KNOWN)
-        assert nodes.prefill.counters()["fetched_bytes"] == nodes.prefill_chassis.built.layout.state_bytes
+        assert nodes.prefill.counters()["fetched_bytes"] == nodes.prefill_runtime.layout.state_bytes
         await nodes.settled()
 
 
@@ -120,7 +120,7 @@ async def test_bytes_that_come_twice_are_taken_once(model, asked, expected) -> N
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, KNOWN)
-        assert nodes.prefill_chassis.transport.stats.refusals == {"no_envelope": 1}
+        assert nodes.prefill_runtime.transport.stats.refusals == {"no_envelope": 1}
         await nodes.settled()
 
 
@@ -129,7 +129,7 @@ async def test_a_source_that_dies_in_the_middle_costs_no_token(model, asked, exp
 
     async with linked(model, max_message_bytes=1 << 15) as nodes:
         await nodes.generate(LONG)
-        inner = nodes.prefill_chassis.transport
+        inner = nodes.prefill_runtime.transport
         expect = inner.expect
 
         def die_at_the_third_part(nonce, inbox) -> None:
@@ -140,7 +140,7 @@ async def test_a_source_that_dies_in_the_middle_costs_no_token(model, asked, exp
                     nonlocal arrived
                     arrived += 1
                     if arrived == 3:
-                        dying.append(asyncio.ensure_future(nodes.decode_chassis.transport.close()))
+                        dying.append(asyncio.ensure_future(nodes.decode_runtime.transport.close()))
                     inbox.announced(arrival)
 
             expect(nonce, Dying())
@@ -243,8 +243,8 @@ async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> No
 
     async with linked(model, learn=replace(ALWAYS, timeout_s=TIMEOUT_S)) as nodes:
         nodes.fetch_source.fetch = never_answer
-        layout = nodes.decode_chassis.built.layout
-        target = nodes.decode_chassis.transport
+        layout = nodes.decode_runtime.layout
+        target = nodes.decode_runtime.transport
         reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, 1 << 20, TIMEOUT_S, new_secret())
         work = PrefillRequest(asked, reservation, fetch_source=nodes.known(KNOWN))
         asking = asyncio.ensure_future(anext(nodes.prefill.run(work, TIMEOUT_S)))

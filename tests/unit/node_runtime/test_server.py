@@ -24,10 +24,9 @@ async def main(model, taken):
     except ListenError as error:
         said = str(error)
     engines = [thread.name for thread in threading.enumerate() if thread.name == "engine"]
-    is_open =
-    asyncio.get_running_loop().remove_reader(node_runtime.runtime.transport.progress.worker.epoll_file_descriptor) tasks
-    = len(asyncio.all_tasks()) - 1 print(json.dumps({"said": said, "engines": engines, "transport": is_open, "tasks":
-    tasks}), flush=True)
+    is_open = asyncio.get_running_loop().remove_reader(node.runtime.transport.progress.worker.epoll_file_descriptor)
+    tasks = len(asyncio.all_tasks()) - 1
+    print(json.dumps({"said": said, "engines": engines, "transport": is_open, "tasks": tasks}), flush=True)
 
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace.wire.messages import LinkStatus, Peer
-from node_runtime import links
-from node_runtime.links import Links
+from node_runtime import link_monitor
+from node_runtime.link_monitor import LinkMonitor
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.buffers import HostMemory
 
@@ -19,9 +19,9 @@ D1 = Peer("d1", 1, "d1:2", "cpu")
 @pytest.fixture(autouse=True)
 def small_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes of a size for which nothing waits, as many at any speed; a lost link is due at the next heartbeat."""
-    monkeypatch.setattr(links, "PROBE_BYTES", 1 << 16)
+    monkeypatch.setattr(link_monitor, "PROBE_BYTES", 1 << 16)
     monkeypatch.setattr("transfer.link.LONG_S", 60.0)
-    monkeypatch.setattr(links, "RETRY_S", 0.0)
+    monkeypatch.setattr(link_monitor, "RETRY_S", 0.0)
 
 
 class Network:
@@ -30,12 +30,12 @@ class Network:
     def __init__(self, device: str = "cpu") -> None:
         self._network = InProcessNetwork()
         self.p0 = InProcessTransport(self._network, "p0:2")
-        self.links = Links("p0", self.p0, HostMemory(), device)
-        self._others: list[Links] = []
+        self.links = LinkMonitor("p0", self.p0, HostMemory(), device)
+        self._others: list[LinkMonitor] = []
 
     def start(self, address: str, lanes: tuple[str, ...] = ("in-process",)) -> InProcessTransport:
         transport = InProcessTransport(self._network, address)
-        self._others.append(Links(address, transport, HostMemory(), "cpu"))
+        self._others.append(LinkMonitor(address, transport, HostMemory(), "cpu"))
         return transport
 
     async def until_told(self, *peers: Peer, wanted: str) -> tuple[LinkStatus, ...]:

@@ -35,7 +35,7 @@ class _Link:
         self.stop_watching: Callable[[], None] = lambda: None
 
 
-class Links:
+class LinkMonitor:
     """Belongs to one event loop. `memory` is where staging lies, on `device`: what hand-overs move, is measured."""
 
     def __init__(self, name: str, transport: Transport, memory: StagingMemory, device: str) -> None:

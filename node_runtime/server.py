@@ -1,0 +1,185 @@
+"""A node's life cycle: start engine, transport and gRPC server, register with the router, and stop all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any, Protocol
+
+from headrace.engine.build import build_engine
+from headrace.engine.config import ConfigError
+from headrace.engine.host_memory import keep_freed_memory
+from headrace.engine.loop import EngineLoop
+from headrace.forward.memory import use_device
+from headrace.wire.messages import NodeInfo, NodeStatus, Role
+from headrace.wire.server import ControlServer
+from headrace.wire.tls import load_identity
+from node_runtime.cache_feed import CacheFeed
+from node_runtime.config import NodeConfig
+from node_runtime.link_monitor import LinkMonitor
+from node_runtime.packing import staging_memory
+from node_runtime.registration import Registration
+from node_runtime.runtime import NodeRuntime
+from node_runtime.service import add_node_service
+from node_runtime.status import node_status, transfer_counters
+from transfer.backend import Transport
+from transfer.protocol.envelope import VERSION
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+
+log = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 0.25  # a heartbeat goes out even while a long step keeps the engine busy
+STOP_TIMEOUT_S = 60.0  # for the engine's step in progress
+WARM_UP_TIMEOUT_S = 60.0  # for a staging buffer that nobody else can hold yet
+
+
+class RoleService(Protocol):
+    """A role that serves requests: its counters, and how to close what it opened."""
+
+    def counters(self) -> dict[str, float]: ...
+    async def close(self) -> None: ...
+
+
+class NodeServer:
+    """Starts and stops a node of one role.
+
+    service  the name of the role's gRPC service
+    serve    adds that service to a gRPC server and returns the role
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        role: Role,
+        service: str,
+        serve: Callable[[NodeRuntime, Any], RoleService],
+    ) -> None:
+        self.config = config
+        self._role = role
+        self._service = service
+        self._serve = serve
+        self._incarnation = secrets.randbits(63) | 1
+        self._closed = asyncio.Event()
+        self._crash: BaseException | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._status: NodeStatus | None = None
+
+    async def start(self) -> None:
+        """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
+        if self._device == "cpu":
+            keep_freed_memory()
+        clock = asyncio.get_running_loop().time
+        identity = load_identity(self.config.tls, self.config.host)
+        built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)
+        if self.config.message_bytes < built.layout.block_bytes:
+            raise ConfigError(
+                f"max_message_bytes {self.config.message_bytes} < {built.layout.block_bytes}, the bytes of one "
+                "block of this model: raise it"
+            )
+        self._engine = EngineLoop(built.engine, clock, self._crashed)
+        async with AsyncExitStack() as undo:
+            memory = staging_memory(self.config.engine.device)
+            ucx = replace(self.config.ucx, host=self.config.host, cuda=self._device == "cuda")
+            transport: Transport = open_transport(ucx)
+            undo.push_async_callback(transport.close)
+            buffer_bytes = max(self.config.message_bytes, built.layout.max_state_bytes)
+            staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes), memory)
+            self._link_monitor = LinkMonitor(self.config.name, transport, staging.memory, self._device)
+            undo.push_async_callback(self._link_monitor.close)
+            self._cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
+            self.runtime = NodeRuntime(self.config, built, self._engine, transport, staging, identity)
+            await self.runtime.packing.warm_up(staging, clock() + WARM_UP_TIMEOUT_S)
+            self._engine.post(lambda: use_device(self.config.engine.device))
+            self._engine.start()
+            undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
+            self._server = ControlServer([self._service, "Node"], self._add_services, identity)
+            undo.push_async_callback(self._server.stop, 0.0)
+            port = await self._server.start(self.config.host, self.config.port)
+            undo.pop_all()
+        self.info = self._describe(f"{self.config.host}:{port}")
+        self._registration: Registration | None = None
+        if self.config.router_address is not None:
+            self._registration = Registration(
+                self.config.router_address, self.info, self.status, self._link_monitor.meet, identity
+            )
+            self._registration.start()
+        log.info("%s node %s serves at %s", self._role.value, self.config.name, self.info.address)
+
+    async def status(self) -> NodeStatus:
+        """The engine's status between two steps; the last one known while a step takes long."""
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                self._status = await self._engine.call(lambda: node_status(self.runtime.built))
+        except TimeoutError:
+            if self._status is None:
+                raise
+        transfers = transfer_counters(self.runtime.transport.stats, self.runtime.staging.waits)
+        counters = {**self._status.counters, **transfers, **self._role_service.counters()}
+        return replace(self._status, counters=counters, links=self._link_monitor.report())
+
+    async def stop(self) -> None:
+        """Leaves the router, ends requests in flight after the grace period, and releases everything.
+
+        Idempotent. Raises what could not be ended; the node is closed all the same.
+        """
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        try:
+            if self._registration is not None:
+                await self._registration.stop()
+            self._cache_feed.close()
+            await self._server.stop(self.config.shutdown_grace_s)
+            if self.runtime.tasks:
+                await asyncio.wait(self.runtime.tasks, timeout=self.config.shutdown_grace_s)
+            await self._role_service.close()
+            await self._link_monitor.close()
+            await self.runtime.transport.close()
+            if self._crash is None:
+                await self._engine.stop(STOP_TIMEOUT_S)
+        finally:
+            self._closed.set()
+
+    async def wait_closed(self) -> None:
+        """Waits until the node has ended, by `stop` or by a crash of its engine, which it raises again."""
+        await self._closed.wait()
+        if self._crash is not None:
+            raise self._crash
+
+    def _crashed(self, error: BaseException) -> None:
+        self._crash = error
+        self._stopping = self._stopping or asyncio.create_task(self._stop())
+
+    def _add_services(self, server: Any) -> None:
+        self._role_service = self._serve(self.runtime, server)
+        add_node_service(server, lambda: self.info, self.status, self._cache_feed.updates)
+
+    def _describe(self, address: str) -> NodeInfo:
+        built = self.runtime.built
+        return NodeInfo(
+            name=self.config.name,
+            role=self._role,
+            incarnation=self._incarnation,
+            address=address,
+            transfer_address=self.runtime.transport.address,
+            layout=built.layout,
+            max_model_tokens=built.max_model_tokens,
+            num_blocks=built.sizes.num_blocks,
+            num_slots=built.sizes.num_slots,
+            pid=os.getpid(),
+            device=self._device,
+            max_message_bytes=self.runtime.staging.buffer_bytes,
+            transfer_version=VERSION,
+        )
+
+    @property
+    def _device(self) -> str:
+        return self.config.engine.device.partition(":")[0]
