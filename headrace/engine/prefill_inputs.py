@@ -20,7 +20,7 @@ from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.attention.prefill import PagedChunks
 from headrace.kernels.lib.captured_segments import CapturedSegments
-from headrace.kernels.lib.static_ints import StaticInts
+from headrace.kernels.lib.upload import StaticInts
 
 MOST_SEQUENCES = 8  # room for sixteen would make passes of one to four 3 to 7 % longer
 MOST_WRITES = 16  # states after their last rows, and checkpoints on the way

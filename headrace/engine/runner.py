@@ -22,7 +22,7 @@ from headrace.engine.sampler import Draw, Drawn, choose
 from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan
 from headrace.forward.memory import CacheMemory
-from headrace.forward.upload import upload_values
+from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.models.model import HybridModel
 

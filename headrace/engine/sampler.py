@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.randomness import uniform
-from headrace.forward.upload import upload_values
+from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.draw import draw as draw_tokens
 from headrace.request import Alternative, Logprobs, Sampling, Token
 

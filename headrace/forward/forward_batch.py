@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from headrace.forward.batch import SequenceStep
-from headrace.forward.upload import upload
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
+from headrace.kernels.lib.upload import upload_lists
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _rows(
 ) -> tuple[Tensor, ...]:
     """Tokens, positions, blocks and places in them, in one copy: the first launch of a prompt waits for nothing else.
 
-    Each begins at a multiple of 16 bytes, as in `upload`.
+    Each begins at a multiple of 16 bytes, as in `upload_lists`.
     """
     num_rows = len(decodes) + sum(len(step.tokens) for step in prefills)
     packed = torch.empty(4, num_rows + num_rows % 2, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -118,12 +118,12 @@ def _feed_(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) 
         return
     if drawn is None:
         raise ValueError(f"{len(fed)} steps are to be fed, and nothing was drawn before")
-    rows, places = upload(list(zip(*fed, strict=True)), tokens_T.device)
+    rows, places = upload_lists(list(zip(*fed, strict=True)), tokens_T.device)
     tokens_T.index_copy_(0, rows, drawn.index_select(0, places))
 
 
 def _decode_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> DecodeRows:
-    src_slots, dst_slots = upload(
+    src_slots, dst_slots = upload_lists(
         [[-1 if step.src_slot is None else step.src_slot for step in steps], [step.dst_slot for step in steps]], device
     )
     return DecodeRows(
@@ -168,7 +168,7 @@ def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.d
         rows.extend(range(end - step.num_logits, end))
     if len(rows) == next_prefill and rows == list(range(next_prefill)):
         return None
-    return upload([rows], device)[0]
+    return upload_lists([rows], device)[0]
 
 
 def check_steps(steps: Sequence[SequenceStep], block_size: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -12,24 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def upload(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
-    """An int64 tensor for each list, views of one buffer that came to the device in one copy. Waits for nothing.
-
-    Each begins at a multiple of 16 bytes: Triton compiles another kernel for pointers that do not.
-    """
-    even = [values if len(values) % 2 == 0 else (*values, 0) for values in lists]
-    packed = upload_values(list(chain.from_iterable(even)), device)
-    parts = packed.split([len(values) for values in even])
-    return tuple(part[: len(values)] for part, values in zip(parts, lists, strict=True))
-
-
-def upload_values(values: Sequence, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """As torch.tensor(values), nested lists included, which would wait for all that the device still has to do."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-
-
 def upload_ids(ids: Sequence[int], limit: int, what: str, device: torch.device, room: IdRoom | None = None) -> Tensor:
-    """int64 [len(ids)]; `upload_values`, many times faster for a thousand. Raises IndexError unless in 0..limit-1.
+    """int64 [len(ids)]; `upload_values` of headrace/kernels/lib/upload.py, many times faster for a
+    thousand. Raises IndexError unless in 0..limit-1.
 
     room   by way of which they go to a GPU, at a third of the price of memory for them alone
     """

@@ -13,6 +13,7 @@ from headrace.kernels.attention.prefill import PagedChunks, PrefillTile, paged_p
 from headrace.kernels.attention.prefill_hopper import fits_hopper
 from headrace.kernels.attention.prepare_qkv import prepare_qkv_torch, prepare_qkv_triton
 from headrace.kernels.attention.rotary import inverse_frequencies, rotary_angles, rotary_angles_triton
+from headrace.kernels.lib.sizes import cdiv
 from tests.kernels.naive import NAN, naive_attention
 from tests.support.kernels.compiled import compile_for_h200
 
@@ -27,7 +28,7 @@ class Paged:
 
     def __init__(self, ends: list[int], H: int, KV: int, D: int, dtype: torch.dtype = torch.float32):
         self.H, self.KV, self.D, self.dtype = H, KV, D, dtype
-        counts = [-(-end // BLOCK) for end in ends]
+        counts = [cdiv(end, BLOCK) for end in ends]
         pool = torch.full((sum(counts) + 3, 3, 2, BLOCK, KV, D), NAN, dtype=dtype, device=DEVICE)
         self.k_pool, self.v_pool = pool[:, 1, 0], pool[:, 1, 1]
         free = torch.randperm(len(pool)).tolist()

@@ -3,7 +3,7 @@
 import torch
 
 from headrace.kernels.lib.captured_segments import CapturedSegments
-from headrace.kernels.lib.static_ints import StaticInts
+from headrace.kernels.lib.upload import StaticInts
 
 CPU = torch.device("cpu")
 

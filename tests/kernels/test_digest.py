@@ -4,6 +4,7 @@ import pytest
 import torch
 import xxhash
 
+from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.transfer.digest import (
     BLOCK_BYTES,
     DIGEST_BYTES,
@@ -71,7 +72,7 @@ def test_what_is_no_whole_page_stands_behind_the_others_digests(num_bytes: int):
     pages = random_pages(10, 2048)
     found = torch.full((400,), -1, dtype=torch.int64, device=DEVICE)
     length = digest_pages(pages.to(DEVICE).view(torch.int64), found, num_bytes)
-    whole, end = num_bytes // 2048, -(-length // 8)
+    whole, end = num_bytes // 2048, cdiv(length, 8)
     assert length == whole * DIGEST_BYTES + num_bytes % 2048
     summary = found.cpu().view(torch.uint8)
     assert torch.equal(summary[: whole * DIGEST_BYTES].view(-1, DIGEST_BYTES), digest_pages_xxhash(pages[:whole]))

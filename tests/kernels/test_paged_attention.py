@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill, paged_decode, paged_prefill, store_kv
+from headrace.kernels.lib.sizes import cdiv
 from tests.kernels.naive import NAN, naive_attention
 
 CPU = torch.device("cpu")
@@ -19,7 +20,7 @@ class Paged:
         pool = torch.full((NUM_BLOCKS, 3, 2, BLOCK, KV, D), NAN)
         self.k_pool, self.v_pool = pool[:, 1, 0], pool[:, 1, 1]
         free = torch.randperm(NUM_BLOCKS).tolist()
-        self.blocks = [[free.pop() for _ in range(-(-n // BLOCK))] for n in lengths]
+        self.blocks = [[free.pop() for _ in range(cdiv(n, BLOCK))] for n in lengths]
         self.q = [torch.randn(n, H, D) for n in lengths]
         self.k = [torch.randn(n, KV, D) for n in lengths]
         self.v = [torch.randn(n, KV, D) for n in lengths]

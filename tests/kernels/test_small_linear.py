@@ -10,6 +10,7 @@ from headrace.kernels.dense.linear import LinearWeight, widened_triton
 from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.kernels.dense.small_linear import Tile, small_linear_triton, tile_for
 from headrace.kernels.dense.swiglu import swiglu_torch
+from headrace.kernels.lib.sizes import cdiv
 from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -94,7 +95,7 @@ def test_tiles_of_real_products_fill_the_chip_and_split_evenly(M: int, model: st
         tile = tile_for(M, product.O, product.I, product.form == "parts")
         assert tile.parts == 1 or product.form == "parts"
         assert product.I % (tile.parts * tile.depth) == 0, product
-        programs = -(-product.O // tile.columns) * tile.parts
+        programs = cdiv(product.O, tile.columns) * tile.parts
         if product.form == "parts" and M > 16:
             # As many parts as leave one program a multiprocessor, with all its room for loads in flight: twice as many
             # would be more float32 to write, and spread unevenly (Qwen's 160 programs over 132 multiprocessors).
@@ -115,7 +116,7 @@ def test_an_h200_gets_matrix_units_and_no_spills(model: str):
         assert report.shared_bytes <= SHARED_BYTES_A_BLOCK, (case, report)
         product, M = case
         launch = product_launch(product, M)
-        programs = -(-product.O // launch.constexprs["COLUMNS"]) * launch.constexprs["PARTS"]
+        programs = cdiv(product.O, launch.constexprs["COLUMNS"]) * launch.constexprs["PARTS"]
         resident = 132 * report.resident_warps // launch.num_warps
         assert programs <= resident or product.name == "head", (case, report)
         assert "wgmma.mma_async" in report.ptx or "mma.sync" in report.ptx, case

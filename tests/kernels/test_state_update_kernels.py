@@ -16,8 +16,8 @@ from torch.nn.functional import softplus
 from headrace.kernels.gdn import update as gdn_update
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.update import GdnTile, gdn_update_torch, gdn_update_triton
+from headrace.kernels.lib.exponentials import softplus as softplus_triton
 from headrace.kernels.lib.segments import StateSource
-from headrace.kernels.lib.softplus import softplus as softplus_triton
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.update import ssd_update_torch, ssd_update_triton
 from tests.kernels.naive import NAN, naive_gdn, naive_ssd

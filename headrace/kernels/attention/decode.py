@@ -27,10 +27,10 @@ from torch import Tensor
 from headrace.kernels.attention.prefill import check_paged, padded_table
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.dot import dot_block
-from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
-from headrace.kernels.lib.sizes import next_power_of_2
-from headrace.kernels.lib.upload import upload_int32
+from headrace.kernels.lib.sizes import cdiv, next_power_of_2
+from headrace.kernels.lib.upload import upload_lists
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PagedContexts:
         cls, context_lens: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int, device: torch.device
     ) -> "PagedContexts":
         width, table = padded_table(context_lens, block_ids, block_size)
-        lens_N, flat = upload_int32([context_lens, table], device)
+        lens_N, flat = upload_lists([context_lens, table], device, torch.int32)
         return cls(lens_N, flat.view(len(context_lens), width))
 
 
@@ -73,8 +73,8 @@ MERGED_AT_ONCE = tl.constexpr(32)  # of 64 splits of a head of 256 the registers
 
 def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
     """A power of two, from shapes alone."""
-    wanted = max(LEAST_SPLITS.value, -(-TARGET_PROGRAMS // (num_sequences * num_kv_heads)))
-    useful = -(-table_tokens // split_keys)
+    wanted = max(LEAST_SPLITS.value, cdiv(TARGET_PROGRAMS, num_sequences * num_kv_heads))
+    useful = cdiv(table_tokens, split_keys)
     return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 
 

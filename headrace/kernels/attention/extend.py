@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headrace.kernels.attention.prefill import PagedChunks, _attend, check_paged
 from headrace.kernels.lib.dispatch import UPCAST_DOT
-from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 PROGRAMS = 528  # four for each of an H200's multiprocessors

@@ -24,6 +24,7 @@ from headrace.kernels.attention.decode import PagedContexts, paged_decode_triton
 from headrace.kernels.attention.extend import extend_splits, paged_extend_triton
 from headrace.kernels.attention.prefill import PagedChunks, paged_prefill_triton
 from headrace.kernels.attention.prefill_hopper import fits_hopper, paged_prefill_hopper
+from headrace.kernels.lib.sizes import cdiv
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class DenseChunks:
         visible: list[Tensor | None] = []
         for length, start, ids in zip(lengths, starts, block_ids, strict=True):
             end = start + length
-            used = ids[: -(-end // block_size)]
+            used = ids[: cdiv(end, block_size)]
             blocks.append(torch.tensor(used, dtype=torch.int64, device=device) if start else None)
             mask = torch.ones(length, end, dtype=torch.bool, device=device).tril_(start) if start else None
             visible.append(mask)
@@ -92,10 +93,10 @@ class DenseContexts:
         device: torch.device,
     ) -> "DenseContexts":
         longest = max(context_lens)
-        num_blocks = -(-longest // block_size)
+        num_blocks = cdiv(longest, block_size)
         table = []
         for ids, length in zip(block_ids, context_lens, strict=True):
-            used = list(ids[: -(-length // block_size)])
+            used = list(ids[: cdiv(length, block_size)])
             table.extend(used + used[-1:] * (num_blocks - len(used)))
         hidden = bias = None
         if min(context_lens) != longest:

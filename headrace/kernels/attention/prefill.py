@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.lib.dispatch import UPCAST_DOT
-from headrace.kernels.lib.exp import LOG2_E
-from headrace.kernels.lib.sizes import next_power_of_2
-from headrace.kernels.lib.upload import upload_int32
+from headrace.kernels.lib.exponentials import LOG2_E
+from headrace.kernels.lib.sizes import cdiv, next_power_of_2
+from headrace.kernels.lib.upload import upload_lists
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PagedChunks:
             first_rows.append(first_rows[-1] + length)
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
         width, table = padded_table(ends, block_ids, block_size)
-        first_row_N1, start_N, flat = upload_int32([first_rows, starts, table], device)
+        first_row_N1, start_N, flat = upload_lists([first_rows, starts, table], device, torch.int32)
         return cls(first_row_N1, start_N, flat.view(len(lengths), width))
 
 
@@ -59,10 +59,10 @@ def padded_table(ends: Sequence[int], block_ids: Sequence[Sequence[int]], block_
 
     Returns the width and the rows, one after the other.
     """
-    width = max((-(-end // block_size) for end in ends), default=0)
+    width = max((cdiv(end, block_size) for end in ends), default=0)
     table: list[int] = []
     for end, ids in zip(ends, block_ids, strict=True):
-        used = -(-end // block_size)
+        used = cdiv(end, block_size)
         table.extend(ids[:used])
         table.extend([0] * (width - used))
     return width, table

@@ -23,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from headrace.kernels.attention.prefill import PagedChunks, check_paged
 from headrace.kernels.attention.prefill_hopper_consumers import Queries, consume
 from headrace.kernels.attention.prefill_hopper_warps import Form, Items, Pool, make_ring, produce
-from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import LAYOUT, MULTIPROCESSORS, SPAN, launch_registers, registers, runs_by_hand
 from headrace.kernels.lib.sizes import next_power_of_2
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.lib.dispatch import runs_triton
-from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.segments import PrefillSegments
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 

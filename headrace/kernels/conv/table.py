@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.kernels.lib.upload import upload_int32
+from headrace.kernels.lib.upload import upload_lists
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ConvTable:
     ) -> "ConvTable":
         """`writes` of each sequence are (rows of the sequence before the window, slot)."""
         rows = conv_rows(lengths, src_slots, writes, taps, tile_rows)
-        sequences_N5, tiles_Z2, writes_W2 = upload_int32(rows, device)
+        sequences_N5, tiles_Z2, writes_W2 = upload_lists(rows, device, torch.int32)
         return cls(sequences_N5.view(-1, 5), tiles_Z2.view(-1, 2), writes_W2.view(-1, 2))
 
 

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import (
     LAYOUT,
     MULTIPROCESSORS,

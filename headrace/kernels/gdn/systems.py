@@ -28,7 +28,7 @@ from headrace.kernels.dense.rms_norm import L2_NORM_EPS
 from headrace.kernels.gdn.heads import GdnHeads, log_decay
 from headrace.kernels.lib.chunks import ChunkTable
 from headrace.kernels.lib.dot import dot, swizzle_block
-from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.pdl import fetch
 
 

@@ -14,7 +14,7 @@ import torch
 from headrace.kernels.conv.table import ConvTable, conv_rows
 from headrace.kernels.lib.chunks import ChunkTable, cut, table_rows
 from headrace.kernels.lib.segments import PrefillSegments
-from headrace.kernels.lib.static_ints import StaticInts
+from headrace.kernels.lib.upload import StaticInts
 
 
 class CapturedSegments(PrefillSegments):

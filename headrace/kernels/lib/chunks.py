@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headrace.kernels.lib.upload import upload_int32
+from headrace.kernels.lib.upload import upload_lists
 
 
 class Chunk(NamedTuple):
@@ -35,7 +35,7 @@ class ChunkTable:
     def build(
         cls, chunks_N: Sequence[Sequence[Chunk]], src_slots: Sequence[int | None], device: torch.device
     ) -> "ChunkTable":
-        chunks_C4, sequences_N4 = upload_int32(table_rows(chunks_N, src_slots), device)
+        chunks_C4, sequences_N4 = upload_lists(table_rows(chunks_N, src_slots), device, torch.int32)
         return cls(chunks_C4.view(-1, 4), sequences_N4.view(-1, 4))
 
 

@@ -24,6 +24,7 @@ from triton.runtime._async_compile import AsyncCompileMode, active_mode
 from triton.runtime.jit import KernelInterface
 
 from headrace.kernels.lib import launch
+from headrace.kernels.lib.sizes import cdiv
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class _Ahead(AsyncCompileMode):
         return kernel
 
     def __exit__(self, *error: Any) -> None:
-        every = -(-len(self.raw_futures) // 10)
+        every = cdiv(len(self.raw_futures), 10)
         for done, _ in enumerate(as_completed(self.raw_futures), 1):
             if done % every == 0 or done == len(self.raw_futures):
                 log.info("compiled %d of %d kernels", done, len(self.raw_futures))

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from headrace.kernels.conv.table import ConvTable
 from headrace.kernels.lib.chunks import ChunkTable, cut
+from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.upload import upload_values
 
 CHUNK_SIZE = 32  # fastest on CPU among 16, 32 and 64 for both recurrences
 
@@ -48,9 +50,9 @@ class StateSource:
         cls, slots: Sequence[int | None], device: torch.device, window_offsets: Sequence[int] | None = None
     ) -> "StateSource":
         return cls(
-            slots_N=_upload([-1 if slot is None else slot for slot in slots], device),
+            slots_N=upload_values([-1 if slot is None else slot for slot in slots], device),
             any_fresh=None in slots,
-            window_offsets_N=None if window_offsets is None else _upload(window_offsets, device),
+            window_offsets_N=None if window_offsets is None else upload_values(window_offsets, device),
         )
 
     def read(self, pool: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ class PrefillSegments:
             src_slots=tuple(src_slots),
             source=StateSource.of(src_slots, device, window_offsets),
             writes=tuple(writes),
-            chunk_counts=tuple(-(-length // CHUNK_SIZE) for length in lengths),
+            chunk_counts=tuple(cdiv(length, CHUNK_SIZE) for length in lengths),
             device=torch.device(device),
         )
 
@@ -203,9 +205,3 @@ def steps_of_each(dst_slots: Tensor, num_rows: int) -> int:
     if dst_slots.numel() != num_rows or dst_slots.dim() not in (1, 2):
         raise ValueError(f"{num_rows} rows and destination slots {tuple(dst_slots.shape)} disagree")
     return 1 if dst_slots.dim() == 1 else dst_slots.shape[1]
-
-
-def _upload(values: Sequence[int], device: torch.device) -> Tensor:
-    """An int64 tensor on the device; on CUDA the copy waits for nothing."""
-    pinned = torch.device(device).type == "cuda"
-    return torch.tensor(values, dtype=torch.int64, pin_memory=pinned).to(device, non_blocking=True)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.lib.softplus import softplus
+from headrace.kernels.lib.exponentials import softplus
 
 
 @dataclass(frozen=True)

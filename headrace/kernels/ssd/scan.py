@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headrace.kernels.lib.chunks import ChunkTable
 from headrace.kernels.lib.dot import dot, dot_block, swizzle_block
-from headrace.kernels.lib.exp import LOG2_E
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.segments import PrefillSegments
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 from headrace.kernels.ssd.heads import SsdHeads, time_step

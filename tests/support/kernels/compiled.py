@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from headrace.kernels.lib.sizes import cdiv
 from tests.support.kernels.sass import reads_of_nothing, sums_of_one_half
 
 COMPILE_TIMEOUT_S = 360  # dozens of kernels, nothing cached, a machine that others use, too
@@ -145,7 +146,7 @@ def _binary_tool(cubin: bytes, name: str, option: str) -> str:
 
 
 def _resident_warps(registers: int, shared_bytes: int, num_warps: int) -> int:
-    a_warp = -(-registers * 32 // 256) * 256  # registers are handed out to warps in steps of 256
+    a_warp = cdiv(registers * 32, 256) * 256  # registers are handed out to warps in steps of 256
     blocks = min(64 // num_warps, 32, REGISTERS_A_MULTIPROCESSOR // (a_warp * num_warps))
     if shared_bytes:
         blocks = min(blocks, 228 * 1024 // (shared_bytes + 1024))
