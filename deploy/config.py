@@ -1,32 +1,29 @@
-"""A cluster as one YAML file: what runs, how many of it, and where."""
+"""A cluster as one YAML file: its router, its nodes and their placement."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from decode_node.config import DecodeNodeConfig
-from deploy.errors import ConfigError
-from headrace.engine.config import ConfigError as NodeConfigError
+from headrace.config import at_least, build, checkpoint_folders, error_in, positive, read_yaml, refuse
 from headrace.wire.tls import TlsConfig
-from node_runtime.loading import load_dataclass
 from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
-from router.errors import RouterError
-from transfer.protocol.errors import TransferError
+
+DAY_S = 86400
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What Ray sets aside for one node, and where it puts it.
+    """Resources that Ray reserves for one node, and the host that it picks.
 
     num_cpus   logical CPUs; a fraction lets nodes share a core
     num_gpus   GPUs; with `node.engine.device: cuda` each node gets one of its own
-    resources  custom Ray resources, such as `{prefill_host: 1}`: how a role is kept to its hosts
+    resources  custom Ray resources, such as `{prefill_host: 1}`: they keep a role to its hosts
     strategy   pack: fill a host before the next; spread: over as many hosts as possible
     """
 
@@ -36,42 +33,55 @@ class Placement:
     strategy: Literal["pack", "spread"] = "pack"
 
     def __post_init__(self) -> None:
-        for name in ("num_cpus", "num_gpus"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)}: must not be negative")
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise ValueError(f"num_gpus {self.num_gpus}: Ray gives whole GPUs above 1; use {int(self.num_gpus)}")
+        refuse(at_least(self, 0, "num_cpus", "num_gpus"), self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        if 1 < self.num_gpus < math.inf and self.num_gpus != int(self.num_gpus):
+            yield f"num_gpus {self.num_gpus}: Ray gives whole GPUs above 1; use {int(self.num_gpus)}"
+        for name, amount in self.resources.items():
+            if not 0 <= amount < math.inf:
+                yield f"resources {name}: {amount}: must be at least 0"
 
 
 @dataclass(frozen=True)
 class PrefillRole:
-    """`count` prefill nodes p0, p1, ... that share `node`'s settings, each placed by `placement`."""
+    """The prefill nodes p0, p1, ... of a cluster.
+
+    node       settings that all of them share
+    count      number of nodes
+    placement  resources of each node
+    """
 
     node: PrefillNodeConfig
     count: int = 1
     placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
-        _check_count(self.count)
+        refuse(at_least(self, 1, "count", remedy=" node in each role"))
 
 
 @dataclass(frozen=True)
 class DecodeRole:
-    """`count` decode nodes d0, d1, ... that share `node`'s settings, each placed by `placement`."""
+    """The decode nodes d0, d1, ... of a cluster.
+
+    node       settings that all of them share
+    count      number of nodes
+    placement  resources of each node
+    """
 
     node: DecodeNodeConfig
     count: int = 1
     placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
-        _check_count(self.count)
+        refuse(at_least(self, 1, "count", remedy=" node in each role"))
 
 
 @dataclass(frozen=True)
 class RayConfig:
-    """Which Ray the nodes run in.
+    """The Ray cluster in which the nodes run.
 
-    address          of a running Ray cluster, or `auto` on one of its hosts; None: a Ray of our own, on this host
+    address          address of a running Ray cluster, or `auto` on one of its hosts; None: a new Ray, on this host
     start_timeout_s  the whole cluster must be ready by then
     stop_timeout_s   nodes get this long to end their requests; after that their processes are killed
     """
@@ -81,18 +91,25 @@ class RayConfig:
     stop_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:
-        for name in ("start_timeout_s", "stop_timeout_s"):
-            if not 0 < getattr(self, name) < 86400:
-                raise ValueError(f"{name} {getattr(self, name)}: must be above 0 and below a day")
+        names = ("start_timeout_s", "stop_timeout_s")
+        values = {name: getattr(self, name) for name in names}
+        too_long = [
+            f"{name} {value}: must be below a day" for name, value in values.items() if DAY_S <= value < math.inf
+        ]
+        refuse(positive(self, *names), too_long)
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
     """A whole cluster.
 
-    name   of the cluster: `headrace status`, `chat` and `down` find it by this name
-    model  the checkpoint's folder; it must be at the same path on every host
-    tls    certificates of the control plane, for the router and every node: each host has its own at these paths
+    model    the checkpoint's folder; it must be at the same path on every host
+    router   the router's settings
+    prefill  the prefill nodes
+    decode   the decode nodes
+    ray      the Ray cluster in which they run
+    name     `headrace status`, `chat` and `down` find the cluster by this name
+    tls      certificates of the control plane, for the router and every node: each host has its own at these paths
     """
 
     model: Path
@@ -104,18 +121,15 @@ class ClusterConfig:
     tls: TlsConfig | None = None
 
     def __post_init__(self) -> None:
+        name = []
         if not self.name or not all(letter.isalnum() or letter in "-_" for letter in self.name):
-            raise ValueError(f"name {self.name!r}: use letters, digits, - and _; it names a file")
-
-
-def _check_count(count: int) -> None:
-    if count < 1:
-        raise ValueError(f"count {count}: each role needs at least 1 node")
+            name = [f"name {self.name!r}: use letters, digits, - and _; it names a file"]
+        refuse(name, checkpoint_folders(self, "model"))
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line says; it wins over the cluster file. None: not said."""
+    """The command line's values, which override the cluster file; None: the flag is not given."""
 
     model: Path | None = None
     prefill: int | None = None
@@ -125,8 +139,8 @@ class Overrides:
     name: str | None = None
 
     def keys(self) -> dict[tuple[str, ...], object]:
-        """Path in the cluster file to the value that stands there instead."""
-        said: dict[tuple[str, ...], object] = {
+        """Path in the cluster file -> the value that replaces the one there."""
+        given: dict[tuple[str, ...], object] = {
             ("model",): None if self.model is None else str(self.model.resolve()),
             ("prefill", "count"): self.prefill,
             ("decode", "count"): self.decode,
@@ -134,7 +148,7 @@ class Overrides:
             ("router", "port"): self.port,
             ("name",): self.name,
         }
-        return {path: value for path, value in said.items() if value is not None}
+        return {path: value for path, value in given.items() if value is not None}
 
 
 def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConfig:
@@ -144,12 +158,7 @@ def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConf
     """
     if file is None:
         return cluster_config(_overridden({}, overrides), source="command line", base=Path.cwd())
-    try:
-        data = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML: {error}") from None
+    data = read_yaml(file)
     return cluster_config(_overridden(data, overrides), source=str(file), base=file.parent)
 
 
@@ -165,61 +174,63 @@ def _overridden(data: Any, overrides: Overrides) -> Any:
     return data
 
 
-def cluster_config(data: object, *, source: str, base: Path) -> ClusterConfig:
-    """`data` (a cluster file's mapping) as a config; what one place knows is filled in everywhere.
+_NODE_KEYS = ("name", "model_path", "router_address", "host", "port", "tls")
+_DERIVED = {("router",): ("model_path", "tls"), ("prefill", "node"): _NODE_KEYS, ("decode", "node"): _NODE_KEYS}
 
-    Raises ConfigError.
+
+def cluster_config(data: Mapping[str, Any], *, source: str, base: Path) -> ClusterConfig:
+    """`data` (a cluster file's mapping) as a config; the model and `tls` are copied to the router and every node.
+
+    Raises ConfigError with every fault.
     """
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{source}: {data!r} is not a mapping of keys to values")
-    if not isinstance(data.get("model"), str):
-        raise ConfigError(f"{source}: model: {data.get('model')!r}: give the checkpoint's folder")
-    _refuse_derived(data, source)
-    model, tls = str((base / data["model"]).resolve()), _resolved(data.get("tls"), base)
-    try:
-        return load_dataclass(
-            ClusterConfig,
-            {
-                **data,
-                "model": model,
-                "tls": tls,
-                "router": _router(data.get("router"), model, tls),
-                "prefill": _role(data.get("prefill"), name="p", model_path=model, tls=tls),
-                "decode": _role(data.get("decode"), name="d", model_path=model, tls=tls),
-                "ray": _with(data.get("ray")),
-            },
-            source,
-        )
-    except NodeConfigError as error:
-        raise ConfigError(str(error)) from None
-    except (RouterError, TransferError) as error:  # not all ValueErrors, so pydantic lets them through
-        raise ConfigError(f"{source}: {error}") from None
+    model, tls = _absolute(data.get("model"), base), _resolved(data.get("tls"), base)
+    whole = {
+        **data,
+        "model": model,
+        "tls": tls,
+        # Nodes get the registry's address from the router, so any free port will do.
+        "router": _with({"control_port": 0}, data.get("router"), model_path=model, tls=tls),
+        "prefill": _role(data.get("prefill"), name="p", model_path=model, tls=tls),
+        "decode": _role(data.get("decode"), name="d", model_path=model, tls=tls),
+    }
+    config, faults = build(ClusterConfig, whole)
+    faults = [*_derived_faults(data), *(fault for fault in faults if not _is_copy(fault))]
+    if config is None or faults:
+        raise error_in(source, faults)
+    return config
 
 
-_DERIVED_OF_NODES = ("name", "model_path", "router_address", "host", "port", "tls")
-
-
-def _refuse_derived(data: Mapping[str, Any], source: str) -> None:
-    """What follows from the rest of the file must not be said twice."""
-    for section, keys in (
-        (("router",), ("model_path", "tls")),
-        (("prefill", "node"), _DERIVED_OF_NODES),
-        (("decode", "node"), _DERIVED_OF_NODES),
-    ):
+def _derived_faults(data: Mapping[str, Any]) -> Iterator[str]:
+    """Faults of settings that follow from the rest of the file: no model, or a derived key that the file sets too."""
+    if data.get("model") is None:
+        yield "model is missing: give the checkpoint's folder"
+    for section, keys in _DERIVED.items():
         inner: Any = data
         for part in section:
             inner = inner.get(part) if isinstance(inner, Mapping) else None
         for key in keys:
             if isinstance(inner, Mapping) and key in inner:
-                once = "say it once, for the whole cluster"
-                remedy = once if key == "tls" else "set for each node at start; remove it"
-                raise ConfigError(f"{source}: {'.'.join(section)}.{key}: {remedy}")
+                remedy = (
+                    "set it once, for the whole cluster" if key == "tls" else "set at start for each node; remove it"
+                )
+                yield f"{'.'.join((*section, key))}: {remedy}"
+
+
+def _is_copy(fault: str) -> bool:
+    """Whether a fault is about a derived value, and repeats the fault of `model` or `tls`."""
+    path = fault.split()[0]
+    copies = [".".join((*section, key)) for section, keys in _DERIVED.items() for key in keys]
+    return fault.startswith("model None") or any(path == copy or path.startswith(f"{copy}.") for copy in copies)
+
+
+def _absolute(model: object, base: Path) -> object:
+    return str((base / model).resolve()) if isinstance(model, str) else model
 
 
 def _resolved(tls: object, base: Path) -> object:
-    """`tls` with absolute paths; anything but a mapping of texts is left for the type check to refuse.
+    """`tls` with absolute paths; the loader refuses anything but a mapping of texts.
 
-    Links are not followed: where they lead may differ from host to host, and from one day to the next.
+    Links are not followed: their targets may differ from host to host, and from one day to the next.
     """
     if not isinstance(tls, Mapping):
         return tls
@@ -227,21 +238,14 @@ def _resolved(tls: object, base: Path) -> object:
     return {**tls, **{name: str((base / path).absolute()) for name, path in files.items()}}
 
 
-def _router(data: object, model: str, tls: object) -> object:
-    """Nodes are told the registry's port, so any free one will do."""
-    if data is None or isinstance(data, Mapping):
-        return {"control_port": 0, **(data or {}), "model_path": model, "tls": tls}
-    return data
-
-
 def _role(data: object, **derived: object) -> object:
     if data is None or isinstance(data, Mapping):
-        return _with(data, node=_with((data or {}).get("node"), **derived))
+        return {**(data or {}), "node": _with({}, (data or {}).get("node"), **derived)}
     return data
 
 
-def _with(data: object, **derived: object) -> object:
-    """A section with what is derived added; anything but a mapping is left for the type check to refuse."""
+def _with(defaults: Mapping[str, object], data: object, **derived: object) -> object:
+    """A section of the file between its defaults and the derived values; the loader refuses anything but a mapping."""
     if data is None or isinstance(data, Mapping):
-        return {**(data or {}), **derived}
+        return {**defaults, **(data or {}), **derived}
     return data

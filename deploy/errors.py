@@ -7,10 +7,6 @@ class DeployError(Exception):
     """Base of this package's errors; the command prints the message and exits with status 1."""
 
 
-class ConfigError(DeployError):
-    """A cluster file is wrong; the message names path, value and remedy."""
-
-
 class AlreadyRunning(DeployError):
     """A cluster of this name runs on this machine."""
 

@@ -12,15 +12,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import yaml
-
-from headrace.engine.config import ConfigError
+from headrace.config import ConfigError, load, read_yaml
 from headrace.wire.tls import TlsError
 from headrace.wire.tls_flags import add_tls_flags, tls_from_flags
 from node_runtime.config import NodeConfig
-from node_runtime.loading import load_dataclass
 from node_runtime.server import NodeServer
 from transfer.protocol.errors import TransferError
 
@@ -97,25 +94,17 @@ def main(
 def node_config(config_type: type[Config], arguments: argparse.Namespace, default_name: str) -> Config:
     """A node's config from its file and the command line, which wins. Raises ConfigError, TlsError, OSError."""
     file: Path | None = arguments.config
-    data = {} if file is None else _read_yaml(file)
-    engine = {**(data.get("engine") or {}), **_said(arguments, ENGINE_FLAGS)}
+    data = {} if file is None else read_yaml(file)
+    engine = data.get("engine") or {}
+    if isinstance(engine, dict):  # anything else is left for the loader to refuse
+        engine = {**engine, **_said(arguments, ENGINE_FLAGS)}
     merged = {"name": default_name, **data, **_said(arguments, NODE_FLAGS), "engine": engine}
     if "model_path" not in merged:
         raise ConfigError("no model: give --model")
-    config = load_dataclass(config_type, merged, str(file or "command line"))
+    config = load(config_type, merged, str(file or "command line"))
     tls = tls_from_flags(arguments)
     return config if tls is None else replace(config, tls=tls)
 
 
 def _said(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, object]:
     return {name: value for name in names if (value := getattr(arguments, name)) is not None}
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML: {error}") from None
-    if not isinstance(data, dict) or not isinstance(data.get("engine") or {}, dict):
-        raise ConfigError(f"{file}: expected fields and their values, and such under engine")
-    return data

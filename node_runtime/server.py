@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Protocol
 
+from headrace.config import ConfigError
 from headrace.engine.build import build_engine
-from headrace.engine.config import ConfigError
 from headrace.engine.host_memory import keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device

@@ -1,23 +1,22 @@
-"""What a prefill node is told at start."""
+"""Settings of a prefill node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.engine.config import ConfigError
+from headrace.config import at_least, positive, refuse
 from node_runtime.config import NodeConfig
 
 
 @dataclass(frozen=True)
 class FetchConfig:
-    """When a prefill node fetches what a decode node holds of a prompt (answers of earlier turns) rather than
-    compute it.
+    """When a prefill node fetches cached parts of a prompt (answers of earlier turns) from a decode node.
 
-    enabled         False: it computes whatever is not in its own cache
-    min_tokens      a fetch must save this many tokens at least
-    max_time_ratio  and be estimated to take at most this share of the time that computing them takes; above 1 it
-                    fetches even what it could compute sooner, to spare its compute for other prompts
-    timeout_s       a fetch that has not landed by then is given up, and the prompt computed
+    enabled         false: the node computes everything that its own cache lacks
+    min_tokens      a fetch must save at least this many tokens
+    max_time_ratio  largest estimated time of a fetch, as a share of the time to compute the same tokens; above 1 the
+                    node fetches even where computing is faster, and saves its compute for other prompts
+    timeout_s       a fetch that has not landed by then is abandoned, and the node computes the prompt
     """
 
     enabled: bool = True
@@ -26,15 +25,17 @@ class FetchConfig:
     timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if self.min_tokens < 1:
-            raise ConfigError(f"min_tokens {self.min_tokens}: must be at least 1; enabled: false turns fetching off")
-        for name in ("max_time_ratio", "timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} {getattr(self, name)}: must be above 0")
+        refuse(
+            at_least(self, 1, "min_tokens", remedy="; enabled: false turns fetching off"),
+            positive(self, "max_time_ratio", "timeout_s"),
+        )
 
 
 @dataclass(frozen=True)
 class PrefillNodeConfig(NodeConfig):
-    """A prefill node; see `NodeConfig`, and `FetchConfig` for what it asks of decode nodes."""
+    """Settings of a prefill node: those of `NodeConfig`, and its own.
+
+    fetch_from_decode  when it fetches cached parts of a prompt from decode nodes
+    """
 
     fetch_from_decode: FetchConfig = field(default_factory=FetchConfig)

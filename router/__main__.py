@@ -9,17 +9,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
-import yaml
-
+from headrace.config import ConfigError, load, read_yaml
 from headrace.wire.server import ListenError
-from headrace.wire.tls import TlsConfig, TlsError
+from headrace.wire.tls import TlsError
 from headrace.wire.tls_flags import add_tls_flags, tls_from_flags
 from router.config import RouterConfig
-from router.errors import ConfigError, RouterError
+from router.errors import RouterError
 from router.server import RouterServer
 
 
@@ -28,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         asyncio.run(_serve(_config(sys.argv[1:] if argv is None else argv)))
+    except ConfigError as error:
+        print(f"router: {error}", file=sys.stderr)
+        return 2
     except (RouterError, ListenError, TlsError) as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
@@ -64,36 +65,11 @@ def _config(argv: Sequence[str]) -> RouterConfig:
     given = {name: value for name, value in vars(arguments).items() if name in hints} | {
         "tls": tls_from_flags(arguments)
     }
-    values = {} if arguments.config is None else _read_yaml(arguments.config)
+    values = {} if arguments.config is None else read_yaml(arguments.config)
     values |= {name: value for name, value in given.items() if value is not None}
     if "model_path" not in values:
         raise ConfigError("model_path is not set: give --model-path")
-    return RouterConfig(**values)
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{file}: expected fields and their values")
-    _refuse_unknown(file, values, RouterConfig)
-    if isinstance(values.get("tls"), dict):
-        _refuse_unknown(file, values["tls"], TlsConfig)
-        try:
-            values["tls"] = TlsConfig(**values["tls"])
-        except TypeError as error:
-            raise ConfigError(f"{file}: tls needs ca, cert and key: {error}") from None
-    return values
-
-
-def _refuse_unknown(file: Path, values: dict[str, Any], config: type) -> None:
-    known = [field.name for field in fields(config)]
-    for name in values:
-        if name not in known:
-            nearest = get_close_matches(str(name), known, n=1, cutoff=0)[0]
-            raise ConfigError(f"{file}: unknown field {name!r}: did you mean {nearest!r}?")
+    return load(RouterConfig, values, str(arguments.config or "command line"))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,37 @@
-"""How a router runs: every setting, validated when the config is built."""
+"""Settings of a router."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.config import at_least, checkpoint_folders, ports, positive, refuse
 from headrace.wire.tls import TlsConfig
-from router.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """Durations are in seconds, sizes in bytes; port 0 means any free port.
+    """Settings of one router. Durations are in seconds, sizes in bytes; port 0 takes a free one.
 
     model_path          folder with config.json and tokenizer.json; the weights are not read
-    host, port          where HTTP clients connect
-    control_host, control_port  where nodes register (gRPC)
-    served_model_name   the name in /v1/models and in requests; empty: the folder's name
-    fetch_from_decode   a prefill node fetches from a decode node what that one knows more of a prompt: its blocks
-                        and the checkpoint that its answer left, so that a chat's next turn computes only what is new
-    max_concurrent      requests given to nodes at a time (a prompt of a list, or one of `n`, is a request)
+    host                address for HTTP clients
+    port                port for HTTP clients
+    control_host        address at which nodes register (gRPC)
+    control_port        port at which nodes register
+    served_model_name   the model's name in /v1/models and in requests; empty: the folder's name
+    fetch_from_decode   prefill nodes fetch the cached part of a prompt from a decode node that holds more of it: its
+                        blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
+                        tokens
+    max_concurrent      requests in flight at the nodes (each prompt of a list, and each of `n`, is one)
     max_queue           requests that may wait for their turn; beyond that clients get 429
     request_timeout_s   a request's whole life, its wait included; beyond that clients get 504
-    busy_timeout_s      how long a request looks for a node with room; beyond that clients get 503
-    landing_timeout_s   how long what a prefill node has handed over may take to land; it is then prefilled once more
+    busy_timeout_s      how long a request looks for a node with free capacity; beyond that clients get 503
+    landing_timeout_s   how long a transfer may take to land after its prefill; then the prompt is prefilled once more
     max_attempts        prefills tried for one request, and decode nodes tried, before it fails
-    max_body_bytes      of an HTTP request
-    heartbeat_s         how often nodes must say that they live; after three missed they count as dead
-    shutdown_grace_s    what requests in flight are given at a stop
-    tls                 this router's certificate on the control plane; None: plain text, whoever reaches it may use it
+    max_body_bytes      largest body of an HTTP request
+    heartbeat_s         interval of the nodes' heartbeats; a node counts as dead after three missed ones
+    shutdown_grace_s    how long requests in flight may continue after a stop
+    tls                 this router's certificate on the control plane; None: plain text, open to anyone who reaches it
     """
 
     model_path: Path
@@ -52,18 +54,14 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_path", Path(self.model_path))
-        if not (self.model_path / "config.json").is_file():
-            raise ConfigError(f"model_path {self.model_path}: no config.json there; give a checkpoint's folder")
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", self.model_path.resolve().name)
-        for name in ("port", "control_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise ConfigError(f"{name} {getattr(self, name)}: use 0 (any free port) to 65535")
-        for name in ("max_concurrent", "max_attempts", "max_body_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
-        if self.max_queue < 0:
-            raise ConfigError(f"max_queue {self.max_queue}: must be at least 0")
-        for name in ("request_timeout_s", "busy_timeout_s", "landing_timeout_s", "heartbeat_s", "shutdown_grace_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} {getattr(self, name)}: must be a positive number of seconds")
+        refuse(
+            checkpoint_folders(self, "model_path"),
+            ports(self, "port", "control_port"),
+            at_least(self, 1, "max_concurrent", "max_attempts", "max_body_bytes"),
+            at_least(self, 0, "max_queue"),
+            positive(
+                self, "request_timeout_s", "busy_timeout_s", "landing_timeout_s", "heartbeat_s", "shutdown_grace_s"
+            ),
+        )

@@ -12,10 +12,6 @@ class RouterError(Exception):
     """Root of the router's errors."""
 
 
-class ConfigError(RouterError):
-    """A setting is wrong; the message names it and the remedy."""
-
-
 class ModelFolderError(RouterError):
     """The model's folder lacks something, or holds what the router cannot read."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from headrace.config import at_least, not_empty, ports, refuse
 from transfer.protocol.errors import TransportUnavailable
 
 
@@ -39,14 +40,12 @@ class UcxConfig:
     cuda_poll_s: float = 0.002
 
     def __post_init__(self) -> None:
-        if not self.transports:
-            raise TransportUnavailable("ucx transports is empty: name some, such as `tcp`")
-        if not 0 <= self.port < 65536:
-            raise TransportUnavailable(f"ucx port {self.port} is not in 0..65535: 0 takes a free one")
-        if self.silence_s < 0.5:
-            raise TransportUnavailable(f"ucx silence_s {self.silence_s} < 0.5: two lost packets would end a connection")
-        if self.cuda_poll_s < 0:
-            raise TransportUnavailable(f"ucx cuda_poll_s {self.cuda_poll_s} < 0: 0 waits for each operation")
+        refuse(
+            not_empty(self, "transports", remedy="name some, such as `tcp`"),
+            ports(self, "port"),
+            at_least(self, 0.5, "silence_s", remedy=", two lost packets would end a connection"),
+            at_least(self, 0, "cuda_poll_s", remedy=", 0 waits for each operation"),
+        )
 
     @property
     def required_transports(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from headrace.cache.eviction import eviction_policy
 from headrace.cache.journal import Journal
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
-from headrace.engine.config import EngineConfig, PoolSizes, measure_free_bytes
+from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.engine import Engine
 from headrace.engine.preemption import LatestArrival
 from headrace.engine.runner import ModelRunner
@@ -89,3 +90,15 @@ def _model(path: str, config: EngineConfig) -> HybridModel:
     if config.load_format == "dummy":
         return dummy_model(load_config(path), dtype, config.device)
     return load_model(path, dtype, config.device)
+
+
+CPU_SHARE = 0.1  # of the available memory: nodes of a test cluster share one machine
+CUDA_SHARE = 0.85  # of the memory that the weights left; the rest is for activations
+
+
+def measure_free_bytes(device: torch.device) -> int:
+    """Memory that the pools of a node on `device` may take now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)

@@ -1,22 +1,17 @@
-"""How one node's engine is set up, and how large its two pools come out."""
+"""Settings of one node's engine, and the sizes of its two pools."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
-from headrace.cache.checkpoints import CHECKPOINT_GRID_TOKENS, DEFAULT_CHECKPOINT_POLICY, checkpoint_policy
-from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, eviction_policy
+from headrace.cache.checkpoints import CHECKPOINT_GRID_TOKENS, CHECKPOINT_POLICIES, DEFAULT_CHECKPOINT_POLICY
+from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, EVICTION_POLICIES
 from headrace.cache.layout import DTYPE_BYTES, CacheLayout
+from headrace.config import ConfigError, at_least, one_of, refuse
 
 STATE_DTYPES = ("float32", "bfloat16")
 LOAD_FORMATS = ("safetensors", "dummy")
-
-
-class ConfigError(ValueError):
-    """A setting cannot work; the message names the field, its value and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +56,25 @@ class EngineConfig:
     max_model_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        checkpoint_policy(self.checkpoint_policy)
-        eviction_policy(self.eviction_policy)
-        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
-            raise ConfigError(f"dtype {self.dtype!r}: use one of {', '.join(DTYPE_BYTES)}")
-        if self.state_dtype not in STATE_DTYPES:
-            raise ConfigError(f"state_dtype {self.state_dtype!r}: use one of {', '.join(STATE_DTYPES)}")
-        if self.is_on_cpu and self.state_dtype != "float32":
-            raise ConfigError(f"state_dtype {self.state_dtype} on {self.device}: use float32, or a GPU")
-        if self.load_format not in LOAD_FORMATS:
-            raise ConfigError(f"load_format {self.load_format!r}: use one of {', '.join(LOAD_FORMATS)}")
+        refuse(
+            one_of(self, DTYPE_BYTES, "dtype"),
+            one_of(self, STATE_DTYPES, "state_dtype"),
+            one_of(self, LOAD_FORMATS, "load_format"),
+            one_of(self, CHECKPOINT_POLICIES, "checkpoint_policy"),
+            one_of(self, EVICTION_POLICIES, "eviction_policy"),
+            at_least(self, 1, "block_size", "max_step_tokens", "max_running", "checkpoint_grid_tokens"),
+            at_least(self, 1, "threads", "cache_bytes", "max_model_tokens", remedy=", or left out"),
+            self._conflicts(),
+        )
+
+    def _conflicts(self) -> Iterator[str]:
+        """Settings that do not go together, and the one with a range of its own."""
+        if self.is_on_cpu and self.state_dtype == "bfloat16":
+            yield f"state_dtype {self.state_dtype} on {self.device}: use float32, or a GPU"
         if self.state_share is not None and not 0 < self.state_share < 1:
-            raise ConfigError(f"state_share {self.state_share}: must lie between 0 and 1, both pools need some")
-        for name in ("block_size", "max_step_tokens", "max_running", "checkpoint_grid_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} {getattr(self, name)}: must be at least 1")
-        for name in ("threads", "cache_bytes", "max_model_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} {value}: must be at least 1, or left out")
-        if self.max_step_tokens < self.max_running:
-            raise ConfigError(
+            yield f"state_share {self.state_share}: must lie between 0 and 1, both pools need some"
+        if 1 <= self.max_step_tokens < self.max_running:
+            yield (
                 f"max_step_tokens {self.max_step_tokens} < max_running {self.max_running}: "
                 "every running request needs a token of the step's budget"
             )
@@ -135,15 +128,3 @@ def state_share(layout: CacheLayout, max_model_tokens: int) -> float:
     num_tokens = min(TOKENS_PER_STATE, max(max_model_tokens // 8, layout.block_size))
     block_bytes = num_tokens / layout.block_size * layout.block_bytes
     return layout.state_bytes / (layout.state_bytes + block_bytes)
-
-
-CPU_SHARE = 0.1  # of the memory that is available: nodes of a test cluster share one machine
-CUDA_SHARE = 0.85  # of what the weights left; the rest is for activations
-
-
-def measure_free_bytes(device: torch.device) -> int:
-    """What the pools of a node on `device` may take, now."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)

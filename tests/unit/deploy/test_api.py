@@ -63,7 +63,7 @@ def ask(router, heard=None):
 
 
 def test_an_answer_arrives_piece_by_piece_with_its_report(router):
-    router.requests.events = (piece(""), piece("The "), piece("code"), {"choices": [], "usage": USAGE}, "[DONE]")
+    router.events = (piece(""), piece("The "), piece("code"), {"choices": [], "usage": USAGE}, "[DONE]")
     heard = []
     answer = ask(router, heard)
     assert heard == ["The ", "code"]
@@ -74,13 +74,13 @@ def test_an_answer_arrives_piece_by_piece_with_its_report(router):
 
 
 def test_an_answer_that_breaks_off_is_an_error(router):
-    router.requests.events = (piece("The "),)
+    router.events = (piece("The "),)
     with pytest.raises(RequestFailed, match="before the answer's end"):
         ask(router)
 
 
 def test_an_error_in_the_stream_is_an_error(router):
-    router.requests.events = (piece("The "), {"error": {"message": "no node is left"}}, "[DONE]")
+    router.events = (piece("The "), {"error": {"message": "no node is left"}}, "[DONE]")
     with pytest.raises(RequestFailed, match="no node is left"):
         ask(router)
 

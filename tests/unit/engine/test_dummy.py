@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.engine.config import ConfigError, EngineConfig
+from headrace.config import ConfigError
+from headrace.engine.config import EngineConfig
 from headrace.engine.runner import ModelRunner
 from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
@@ -47,8 +48,8 @@ def test_the_engine_serves_a_folder_that_has_a_config_only(tiny_checkpoint, tmp_
     ("fields", "message"),
     [
         ({"state_dtype": "bfloat16"}, "state_dtype bfloat16 on cpu: use float32"),
-        ({"state_dtype": "int8", "device": "cuda"}, "state_dtype 'int8': use one of float32, bfloat16"),
-        ({"load_format": "pickle"}, "load_format 'pickle': use one of safetensors, dummy"),
+        ({"state_dtype": "int8", "device": "cuda"}, "state_dtype 'int8': must be one of float32, bfloat16"),
+        ({"load_format": "pickle"}, "load_format 'pickle': must be one of safetensors, dummy"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(fields: dict, message: str) -> None:

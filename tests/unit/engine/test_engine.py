@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from headrace.cache.hits import ReceiveState
-from headrace.engine.config import ConfigError, EngineConfig, PoolSizes
+from headrace.config import ConfigError
+from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.engine import BadRequest, RequestTooLarge
 from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
 from headrace.request import FinishReason

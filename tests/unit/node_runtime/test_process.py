@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decode_node.config import DecodeNodeConfig
-from headrace.engine.config import ConfigError
+from headrace.config import ConfigError
 from node_runtime.process import ENGINE_FLAGS, NODE_FLAGS, main, node_config
 from prefill_node.config import PrefillNodeConfig
 
@@ -39,10 +39,10 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("engine: {load_fromat: dummy}", "engine.load_fromat: unknown key; did you mean load_format?"),
+        ("engine: {load_fromat: dummy}", "engine.load_fromat is an unknown key: did you mean load_format?"),
         ("engine: {max_running: many}", "engine.max_running"),
-        ("engine: dummy", "expected fields"),
-        ("- 1", "expected fields"),
+        ("engine: dummy", "engine 'dummy': must be a mapping"),
+        ("- 1", "[1] must be a mapping"),
         ("a: [", "not YAML"),
         ("ucx: {port: 70000}", "70000"),
     ],

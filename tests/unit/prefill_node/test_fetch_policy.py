@@ -2,7 +2,7 @@ import pytest
 
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
 from headrace.cache.layout import CacheLayout
-from headrace.engine.config import ConfigError
+from headrace.config import ConfigError
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 

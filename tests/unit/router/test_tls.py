@@ -150,13 +150,13 @@ def test_a_router_is_told_by_flags_and_by_its_file(model_folder: Path, files, tm
     file.write_text(f"tls: {{ca: {tls.ca}, cert: {tls.cert}, key: /other, server_name: n}}")
     assert _config([*model, "-c", str(file)]).tls == replace(tls, key="/other", server_name="n")
     assert _config([*model, "-c", str(file), *flags]).tls == tls
-    for text, message in (
-        (f"tls: {{ca: {tls.ca}, cret: x}}", "unknown field 'cret': did you mean 'cert'?"),
-        (f"tls: {{ca: {tls.ca}}}", "tls needs ca, cert and key"),
-        (f"tls: {{ca: {tls.ca}, cert: {tls.cert}, key: /other}}", "tls.key /other: No such file"),
+    for text, status, message in (
+        (f"tls: {{ca: {tls.ca}, cret: x}}", 2, "tls.cret is an unknown key: did you mean cert?"),
+        (f"tls: {{ca: {tls.ca}}}", 2, "tls.cert is missing: add it"),
+        (f"tls: {{ca: {tls.ca}, cert: {tls.cert}, key: /other}}", 1, "tls.key /other: No such file"),
     ):
         file.write_text(text)
-        assert main([*model, "-c", str(file), "--port", "0", "--control-port", "0"]) == 1
+        assert main([*model, "-c", str(file), "--port", "0", "--control-port", "0"]) == status
         assert message in capsys.readouterr().err
 
 
