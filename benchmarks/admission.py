@@ -1,8 +1,8 @@
-"""What it costs to prove a hand-over's messages: microseconds a message, whatever its size, and the alternative.
+"""Cost of authenticating a transfer's messages: microseconds a message of any size, and that of the alternative.
 
     python -m benchmarks.admission [--rounds 20000]
 
-The proof covers an envelope and the digest in it, not the payload again. The last rows say what a keyed hash of the
+The MAC covers an envelope and the digest in it, not the payload again. The last rows show what a keyed hash of the
 payload itself would cost the host beside the digest that it makes anyway.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from blake3 import blake3
 
 from benchmarks.best import best_s
-from transfer.protocol.authentication import Gate, new_secret, proven
+from transfer.protocol.authentication import Verifier, new_secret, sign
 from transfer.protocol.digest import summary
 from transfer.protocol.envelope import Envelope, new_nonce
 from transfer.protocol.errors import Unauthenticated
@@ -28,23 +28,23 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     plan = TransferPlan(new_nonce(), 8192, 0, 16, 65536, PAYLOAD_BYTES, PAYLOAD_BYTES)
     secret = new_secret()
-    claim = Envelope.of(plan.nonce, 5, plan.messages[0], b"").fields() + bytes(16)
-    data, forged = proven(claim, secret), proven(claim, new_secret())
-    gate = Gate(secret)
+    header = Envelope.of(plan.nonce, 5, plan.messages[0]).fields() + bytes(16)
+    data, forged = sign(header, secret), sign(header, new_secret())
+    verifier = Verifier(secret)
 
     def refuse() -> None:
         try:
-            gate.admit_envelope(forged)
+            verifier.verify_envelope(forged)
         except Unauthenticated:
             return
         raise AssertionError("a forged envelope was admitted")
 
-    unproven_s = best_s(lambda: Envelope.decode(claim), REPEATS, rounds)
+    decode_s = best_s(lambda: Envelope.decode(header), REPEATS, rounds)
     print(f"{'microseconds a message':<40}")
-    print(f"{'prove (sender)':<40}{best_s(lambda: proven(claim, secret), REPEATS, rounds) * 1e6:>10.2f}")
-    admit_s = best_s(lambda: gate.admit_envelope(data), REPEATS, rounds)
+    print(f"{'sign (sender)':<40}{best_s(lambda: sign(header, secret), REPEATS, rounds) * 1e6:>10.2f}")
+    admit_s = best_s(lambda: verifier.verify_envelope(data), REPEATS, rounds)
     print(f"{'verify and decode (receiver)':<40}{admit_s * 1e6:>10.2f}")
-    print(f"{'  of these, decode':<40}{unproven_s * 1e6:>10.2f}")
+    print(f"{'  of these, decode':<40}{decode_s * 1e6:>10.2f}")
     print(f"{'refuse a forged one':<40}{best_s(refuse, REPEATS, rounds) * 1e6:>10.2f}")
     payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, np.uint8)
     print(f"{PAYLOAD_BYTES >> 20} MiB on one core, ms")

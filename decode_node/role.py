@@ -34,7 +34,6 @@ from headrace.wire.messages import (
     TransferReport,
 )
 from node_runtime.errors import NoRoom
-from node_runtime.notes import decode_note
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import reserve
 from transfer.protocol.errors import TransferFailed
@@ -197,8 +196,10 @@ class _Decode:
     def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
         if isinstance(outcome, TransferFailed):
             return SessionFailed(nonce, str(outcome))
+        if outcome.first_token is None:
+            raise ValueError("the last message carries no first token: the prefill node runs another version")
         self._is_landed = True
-        sequence, first_token = self._sequence, decode_note(outcome.note)
+        sequence, first_token = self._sequence, outcome.first_token
         assert sequence is not None
         self._loop.post(lambda: self._engine.run_decode(sequence, first_token))
         stats = outcome.stats

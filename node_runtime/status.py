@@ -9,7 +9,7 @@ from headrace.cache.stats import CacheCounters
 from headrace.engine.build import BuiltEngine
 from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.messages import NodeStatus, PoolStatus
-from transfer.protocol.authentication import Refusal
+from transfer.protocol.authentication import RefusalCause
 from transfer.protocol.events import Cause
 from transfer.protocol.stats import TransferTotals, TransportStats, WaitStats
 
@@ -63,7 +63,7 @@ def transfer_counters(stats: TransportStats, waits: WaitStats) -> dict[str, floa
         **_sessions("received", stats.received),
         "transfer_hidden_seconds": stats.sent.hidden_seconds,
         **{f"cause={cause}/transfer_failures": stats.failures.get(cause, 0) for cause in Cause},
-        **{f"cause={cause}/transfer_refused_parts": stats.refusals.get(cause, 0) for cause in Refusal},
+        **{f"cause={cause}/transfer_refused_parts": stats.refusals.get(cause, 0) for cause in RefusalCause},
         "staging_waits": waits.count,
         "staging_wait_seconds": waits.seconds,
     }

@@ -26,7 +26,6 @@ from headrace.wire.messages import (
     Reservation,
 )
 from node_runtime.errors import NoRoom
-from node_runtime.notes import encode_note
 from node_runtime.packing import Place
 from node_runtime.plans import plan_of
 from node_runtime.runtime import NodeRuntime
@@ -238,7 +237,7 @@ class _Prefill:
         # A retry goes on after the token that the client has seen, whatever is sampled this time.
         if self._transfer is None or (sampled.finish is not None and first_token is None):
             return None
-        self._transfer.finish(encode_note(sampled.token.id if first_token is None else first_token))
+        self._transfer.finish(sampled.token.id if first_token is None else first_token)
         return self._transfer
 
     # ------------------------------------------------------------ what it says

@@ -18,7 +18,7 @@ import numpy as np
 
 from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
-from transfer.protocol.authentication import Gate
+from transfer.protocol.authentication import Verifier
 from transfer.protocol.digest import Summary, message_digest, plan_digest
 from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
 from transfer.protocol.errors import MalformedEnvelope, Unauthenticated
@@ -50,9 +50,9 @@ what it has enqueued on the staging memory's stream by then."""
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A session that landed whole. note: what the sender gave to `finish`."""
+    """A session that landed whole. first_token: the one that the sender gave to `finish`, if any."""
 
-    note: bytes
+    first_token: int | None
     stats: TransferStats
 
 
@@ -72,7 +72,7 @@ class TransferReceiver:
         Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
-        return IncomingTransfer(plan, Gate(secret), self._transport, self._staging, land, deadline_s, self._clock)
+        return IncomingTransfer(plan, Verifier(secret), self._transport, self._staging, land, deadline_s, self._clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
     def __init__(
         self,
         plan: TransferPlan,
-        gate: Gate,
+        verifier: Verifier,
         transport: Transport,
         staging: Staging,
         land: LandMessage,
@@ -101,7 +101,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
     ) -> None:
         totals = transport.stats.received
         super().__init__(plan, ReceiverSession(plan).on, transport, totals, staging, deadline_s, clock)
-        self._gate = gate
+        self._verifier = verifier
         self._refused_parts = 0
         self._land = land
         self._to_receive: deque[PlannedMessage] = deque()
@@ -124,7 +124,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
         """
         await self._wait()
         assert self._envelope is not None
-        return Landed(self._envelope.note, self._summary())
+        return Landed(self._envelope.first_token, self._summary())
 
     def announced(self, arrival: Arrival) -> None:
         """The transport has a part for us."""
@@ -167,9 +167,9 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
     async def _take_envelope(self, arrival: Arrival) -> None:
         data = np.empty(ENVELOPE_BYTES, np.uint8)
         try:
-            self._gate.admit_size(arrival.num_bytes)
+            self._verifier.check_size(arrival.num_bytes)
             await arrival.receive(data, self._deadline_s, None)
-            envelope = self._gate.admit_envelope(data.tobytes())
+            envelope = self._verifier.verify_envelope(data.tobytes())
         except Unauthenticated as refused:
             self._refuse(arrival, refused)
             return
@@ -197,7 +197,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
     async def _take_payload(self, arrival: Arrival) -> None:
         """Return when the payload lies in staging; verifying and landing it overlap with receiving the next."""
         try:
-            self._gate.admit_payload(arrival.tag.index)
+            self._verifier.verify_payload(arrival.tag.index)
         except Unauthenticated as refused:
             self._refuse(arrival, refused)
             return

@@ -4,7 +4,7 @@ The whole of its use:
 
     handover = sender.open(plan, peer, secret=..., pack=gather_blocks, deadline_s=loop.time() + 30)
     handover.tokens_computed(2048)          # after each chunk
-    handover.finish(note=b"...")            # after the first token is sampled
+    handover.finish(first_token=42)         # after the first token is sampled
     stats = await handover.done()
 """
 
@@ -17,10 +17,9 @@ import numpy as np
 
 from transfer.backend import Connection, Transport
 from transfer.buffers import Buffer
-from transfer.protocol.authentication import proven, require_secret
+from transfer.protocol.authentication import require_secret, sign
 from transfer.protocol.digest import Summary, message_digest, plan_digest
-from transfer.protocol.envelope import MAX_NOTE_BYTES, Envelope, Tag
-from transfer.protocol.errors import LayoutMismatch
+from transfer.protocol.envelope import Envelope, Tag, require_token
 from transfer.protocol.events import (
     Finished,
     MessageSent,
@@ -80,7 +79,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         self._secret = secret
         self._pack = pack
         self._moving.computing(True)
-        self._note = b""
+        self._first_token: int | None = None
         self._digest = plan_digest(plan)
         self._queue: asyncio.Queue[PlannedMessage | None] = asyncio.Queue()
         self._spawn(self._run(peer))
@@ -89,11 +88,14 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         """The first `num_tokens` of the prompt are computed and in their blocks; never fewer than before."""
         self._on(TokensComputed(num_tokens))
 
-    def finish(self, note: bytes = b"") -> None:
-        """The last token is computed and the state final: send it, and the note with it."""
-        if len(note) > MAX_NOTE_BYTES:
-            raise LayoutMismatch(f"note of {len(note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead")
-        self._note = note
+    def finish(self, first_token: int | None = None) -> None:
+        """Sends the state, which is final, and with it the first token, if one was sampled.
+
+        Raises `LayoutMismatch` when the token does not fit the envelope's field.
+        """
+        if first_token is not None:
+            require_token(first_token)
+        self._first_token = first_token
         self._moving.computing(False)
         self._on(Finished())
 
@@ -166,10 +168,10 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         self, connection: Connection, message: PlannedMessage, payload: Buffer, payload_summary: Summary
     ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         nonce = self.plan.nonce
-        note = self._note if message.state_bytes else b""
-        fields = Envelope.of(nonce, connection.id, message, note).fields()
+        first_token = self._first_token if message.state_bytes else None
+        fields = Envelope.of(nonce, connection.id, message, first_token).fields()
         self._digest = message_digest(self._digest, fields, payload_summary)
-        head = np.frombuffer(proven(fields + self._digest, self._secret), np.uint8)
+        head = np.frombuffer(sign(fields + self._digest, self._secret), np.uint8)
         return (
             connection.send(Tag(nonce, message.index, False), head, self._deadline_s),
             connection.send(Tag(nonce, message.index, True), payload, self._deadline_s),

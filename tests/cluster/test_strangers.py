@@ -72,7 +72,7 @@ async def stranger() -> AsyncIterator[Callable[[Reservation], OutgoingTransfer]]
             plan_of(reservation), reservation.transfer_address, secret=new_secret(), pack=pack, deadline_s=deadline_s
         )
         transfer.tokens_computed(reservation.num_tokens)
-        transfer.finish(b"\x01\x00\x00\x00")
+        transfer.finish(1)
         return transfer
 
     try:
@@ -129,7 +129,7 @@ async def settle(cluster: Cluster) -> None:
 
 
 async def test_a_stranger_with_the_nonce_lands_nothing_and_the_session_goes_on(cluster: Cluster, asked: Request):
-    unproven, unannounced = await refused(cluster, "wrong_proof"), await refused(cluster, "no_envelope")
+    unsigned, unannounced = await refused(cluster, "wrong_mac"), await refused(cluster, "no_envelope")
     async with reserved(cluster, asked) as (_, events), stranger() as forge:
         reservation = await anext(events)
         assert isinstance(reservation, Reservation)
@@ -142,7 +142,7 @@ async def test_a_stranger_with_the_nonce_lands_nothing_and_the_session_goes_on(c
         await prefill(cluster, asked, reservation)
         answer = await rest_of(events)
     assert answer == greedy(cluster.model, PROMPT, SAMPLING.max_tokens)[1:]
-    assert await refused(cluster, "wrong_proof") == unproven + num_messages
+    assert await refused(cluster, "wrong_mac") == unsigned + num_messages
     await settle(cluster)
 
 
@@ -201,6 +201,6 @@ async def test_no_secret_is_in_a_log(cluster: Cluster, asked: Request):
         await prefill(cluster, asked, reservation)
         await rest_of(events)
     logs = "".join(process.log.read_text() for process in cluster.processes.values())
-    assert "a part of a session of 300 tokens was refused, wrong_proof" in logs
+    assert "a part of a session of 300 tokens was refused, wrong_mac" in logs
     assert reservation.secret.hex() not in logs and repr(reservation.secret)[2:-1] not in logs
     assert reservation.secret.hex() not in repr(reservation) and repr(reservation.secret) not in repr(reservation)

@@ -15,7 +15,6 @@ from headrace.engine.build import build_engine
 from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.messages import PrefillRequest, Reservation
-from node_runtime.notes import decode_note
 from node_runtime.plans import plan_of
 from prefill_node.config import PrefillNodeConfig
 from tests.support.cluster.cluster import SMALL, Process
@@ -67,7 +66,8 @@ async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) 
     finally:
         await client.close()
         await transport.close()
-    return decode_note(landed.note), bytes(blocks), bytes(state)
+    assert landed.first_token is not None
+    return landed.first_token, bytes(blocks), bytes(state)
 
 
 def as_dynamic_cache(

@@ -72,7 +72,7 @@ async def test_64_mib_and_a_state_arrive_byte_for_byte(pair):
     sent = prefill.send(plan(1), decode)
     received, stats = await landed, await sent
     assert received["wrong"] == 0
-    assert (received["note"], received["messages"]) == ("note", 9)
+    assert (received["first_token"], received["messages"]) == (42, 9)
     assert (received["attention_bytes"], received["state_bytes"]) == (64 * MIB, 8 * MIB)
     assert stats["messages"] == 9
     for peer in pair:

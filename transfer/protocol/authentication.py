@@ -1,11 +1,11 @@
-"""Who takes part in a session: whoever shows with every message that it knows the session's secret.
+"""Authentication of a session's messages: a MAC in every envelope, keyed with the session's secret.
 
-The receiver draws the secret and issues it in the reservation, over the control plane. Over the data path it never
-travels: each envelope carries a proof instead, a keyed hash of its fields and of the digest in it, which speaks for the
-payload. Who reads all of one session's messages can prove nothing in another, nor another word in this one.
+The receiver draws the secret and issues it in the reservation, over the control plane; it never travels over the data
+path. A sender signs each envelope: the MAC covers its fields and the digest in it, and the digest covers the payload.
+Reading every message of one session does not help to forge one of another session, or another one of this session.
 
-What comes without a proof is refused as if it had never come: it neither lands nor ends the session, so that whoever
-guesses a nonce gains nothing by it. What is proven is the session's to judge. docs/security.md has the threat model.
+A part without a right MAC is refused as if it had never come: it neither lands nor ends the session, so guessing a
+nonce gains nothing. A signed part that is wrong is the session's to judge. docs/security.md has the threat model.
 Source: https://github.com/BLAKE3-team/BLAKE3-specs, keyed hashing, cut to 128 bits.
 """
 
@@ -15,17 +15,17 @@ from enum import StrEnum
 
 from blake3 import blake3
 
-from transfer.protocol.envelope import CLAIM_BYTES, ENVELOPE_BYTES, PROOF_BYTES, Envelope
+from transfer.protocol.envelope import ENVELOPE_BYTES, HEADER_BYTES, MAC_BYTES, Envelope
 from transfer.protocol.errors import MalformedEnvelope, NoSecret, Unauthenticated
 
 SECRET_BYTES = 32
 
 
-class Refusal(StrEnum):
+class RefusalCause(StrEnum):
     """Why a part was refused; the label of the refusal counter."""
 
-    NO_PROOF = "no_proof"
-    WRONG_PROOF = "wrong_proof"
+    NO_MAC = "no_mac"
+    WRONG_MAC = "wrong_mac"
     NO_ENVELOPE = "no_envelope"
 
 
@@ -35,7 +35,7 @@ def new_secret() -> bytes:
 
 
 def require_secret(secret: bytes) -> bytes:
-    """`secret`. Raises NoSecret, without quoting it."""
+    """Returns `secret`. Raises NoSecret, which does not quote it, when its length is wrong."""
     if len(secret) != SECRET_BYTES:
         raise NoSecret(
             f"the reservation's secret has {len(secret)} bytes, not {SECRET_BYTES}: the node that issued it runs "
@@ -44,49 +44,50 @@ def require_secret(secret: bytes) -> bytes:
     return secret
 
 
-def proven(claim: bytes, secret: bytes) -> bytes:
-    """An envelope as it is sent: `Envelope.fields`, the message's digest, and their proof."""
-    if len(claim) != CLAIM_BYTES:
-        raise MalformedEnvelope(f"a claim of {len(claim)} bytes, not {CLAIM_BYTES}: it holds the fields and the digest")
-    return claim + _proof(secret, claim)
+def sign(header: bytes, secret: bytes) -> bytes:
+    """The envelope as it is sent: `header` (`Envelope.fields` and the message's digest), then its MAC."""
+    if len(header) != HEADER_BYTES:
+        raise MalformedEnvelope(f"a header of {len(header)} bytes, not {HEADER_BYTES}: it is the fields and the digest")
+    return header + _mac(secret, header)
 
 
-class Gate:
-    """The receiving end of one session: raises Unauthenticated for what the secret's holder did not send.
+class Verifier:
+    """Admits one session's parts at its receiving end; raises Unauthenticated for all others.
 
-    A payload shows no proof of its own. It is let through once behind the proven envelope that announces it, and must
-    then fit the digest there.
+    A payload has no MAC of its own. One is admitted behind the signed envelope that announces it, and must then match
+    the digest in that envelope.
     """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = require_secret(secret)
-        self._awaited: int | None = None
+        self._announced_index: int | None = None
 
-    def admit_size(self, num_bytes: int) -> None:
-        """Before any byte of an envelope is received."""
+    def check_size(self, num_bytes: int) -> None:
+        """Checks an envelope's size before any of its bytes are received."""
         if num_bytes != ENVELOPE_BYTES:
             raise Unauthenticated(
-                Refusal.NO_PROOF,
+                RefusalCause.NO_MAC,
                 f"an envelope of {num_bytes} bytes, not {ENVELOPE_BYTES}: run one release on all nodes",
             )
 
-    def admit_envelope(self, data: bytes) -> Envelope:
-        """Raises MalformedEnvelope, too: a peer that knows the secret, and writes what is not of this protocol."""
-        self.admit_size(len(data))
-        claim = data[:CLAIM_BYTES]
-        if not hmac.compare_digest(_proof(self._secret, claim), data[CLAIM_BYTES:]):
+    def verify_envelope(self, data: bytes) -> Envelope:
+        """Decodes an envelope whose MAC is right. Raises MalformedEnvelope when a peer signed what is none of ours."""
+        self.check_size(len(data))
+        header = data[:HEADER_BYTES]
+        if not hmac.compare_digest(_mac(self._secret, header), data[HEADER_BYTES:]):
             raise Unauthenticated(
-                Refusal.WRONG_PROOF, "an envelope from somebody who does not know this session's secret"
+                RefusalCause.WRONG_MAC, "an envelope from somebody who does not know this session's secret"
             )
-        envelope = Envelope.decode(claim)
-        self._awaited = envelope.index
+        envelope = Envelope.decode(header)
+        self._announced_index = envelope.index
         return envelope
 
-    def admit_payload(self, index: int) -> None:
-        if index != self._awaited:
-            raise Unauthenticated(Refusal.NO_ENVELOPE, f"payload {index}, which no proven envelope announced")
-        self._awaited = None
+    def verify_payload(self, index: int) -> None:
+        """Admits one payload for each verified envelope."""
+        if index != self._announced_index:
+            raise Unauthenticated(RefusalCause.NO_ENVELOPE, f"payload {index}, which no signed envelope announced")
+        self._announced_index = None
 
 
-def _proof(secret: bytes, claim: bytes) -> bytes:
-    return blake3(claim, key=secret).digest(length=PROOF_BYTES)
+def _mac(secret: bytes, header: bytes) -> bytes:
+    return blake3(header, key=secret).digest(length=MAC_BYTES)

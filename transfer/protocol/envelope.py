@@ -1,9 +1,9 @@
-"""What travels before each payload, and the tag that routes both.
+"""The envelope that travels before each payload, and the tag that routes both.
 
-An envelope says what the payload is; the receiver compares it with its own plan and believes nothing else.
+An envelope describes its payload; the receiver compares it with its own plan and trusts nothing else.
 
-    magic 4s | version u8 | note length u8 | pad 2 | nonce u64 | connection u64 | index u32 | first_block u32
-    | num_blocks u32 | pad 4 | attention_bytes u64 | state_bytes u64 | note 64s | digest 16s | proof 16s
+    magic 4s | version u8 | has_first_token u8 | pad 2 | nonce u64 | connection u64 | index u32 | first_block u32
+    | num_blocks u32 | first_token u32 | attention_bytes u64 | state_bytes u64 | digest 16s | mac 16s
     (little endian)
 """
 
@@ -17,16 +17,17 @@ from transfer.protocol.plan import MAX_MESSAGES, NONCE_BITS, PlannedMessage
 
 MAGIC = b"HRHO"
 VERSION = 5
-MAX_NOTE_BYTES = 64
+TOKEN_BITS = 32
 
-_FIELDS = struct.Struct(f"<4sBB2xQQIII4xQQ{MAX_NOTE_BYTES}s")
-PROOF_BYTES = 16
-CLAIM_BYTES = _FIELDS.size + DIGEST_BYTES
-ENVELOPE_BYTES = CLAIM_BYTES + PROOF_BYTES
+_FIELDS = struct.Struct("<4sBB2xQQIIIIQQ")
+MAC_BYTES = 16
+HEADER_BYTES = _FIELDS.size + DIGEST_BYTES
+"""Bytes that the MAC covers: the fields and the digest."""
+ENVELOPE_BYTES = HEADER_BYTES + MAC_BYTES
 
 
 def new_nonce() -> int:
-    """A nonce that no peer can guess and none has seen: 48 random bits, never 0."""
+    """48 random bits, never 0: no peer can guess it, and no session had it before."""
     return secrets.randbelow((1 << NONCE_BITS) - 1) + 1
 
 
@@ -48,13 +49,13 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One message's description.
+    """One message's description. Raises LayoutMismatch for a first token that is not 32 bits.
 
-    connection   the sender's name for the connection that carries it: lets the receiver notice its loss
-    note         up to 64 bytes of the nodes' own; rides on the last message, empty elsewhere
-    digest       of this message and all before it; known when it is sent, and so once it has arrived
+    connection    the sender's id of the connection that carries it: lets the receiver notice its loss
+    first_token   the token that the prefill node sampled, on the message with the state; None: nothing was sampled
+    digest        of this message and all before it; known when it is sent, and so once it has arrived
 
-    On the wire it is a claim, the fields and the digest, and the proof that its sender knows the session's secret: see
+    On the wire the header, which is the fields and the digest, is followed by its MAC: see
     `transfer.protocol.authentication`.
     """
 
@@ -65,15 +66,15 @@ class Envelope:
     num_blocks: int
     attention_bytes: int
     state_bytes: int
-    note: bytes = b""
+    first_token: int | None = None
     digest: bytes = b""
 
     def __post_init__(self) -> None:
-        if len(self.note) > MAX_NOTE_BYTES:
-            raise LayoutMismatch(f"note of {len(self.note)} bytes > {MAX_NOTE_BYTES}: send it over gRPC instead")
+        if self.first_token is not None:
+            require_token(self.first_token)
 
     @classmethod
-    def of(cls, nonce: int, connection: int, message: PlannedMessage, note: bytes) -> "Envelope":
+    def of(cls, nonce: int, connection: int, message: PlannedMessage, first_token: int | None = None) -> "Envelope":
         return cls(
             nonce=nonce,
             connection=connection,
@@ -82,11 +83,11 @@ class Envelope:
             num_blocks=message.num_blocks,
             attention_bytes=message.attention_bytes,
             state_bytes=message.state_bytes,
-            note=note,
+            first_token=first_token,
         )
 
     def describes(self, nonce: int, message: PlannedMessage) -> bool:
-        """Is this exactly the planned message of exactly that session?"""
+        """Whether this is exactly the planned message of exactly that session."""
         return (
             self.nonce, self.index, self.first_block, self.num_blocks, self.attention_bytes, self.state_bytes
         ) == (
@@ -98,35 +99,40 @@ class Envelope:
         return _FIELDS.pack(
             MAGIC,
             VERSION,
-            len(self.note),
+            self.first_token is not None,
             self.nonce,
             self.connection,
             self.index,
             self.first_block,
             self.num_blocks,
+            self.first_token or 0,
             self.attention_bytes,
             self.state_bytes,
-            self.note,
         )
 
     @classmethod
-    def decode(cls, claim: bytes) -> "Envelope":
-        """Raises `MalformedEnvelope`; whether the fields fit a plan is the session's question."""
-        if len(claim) != CLAIM_BYTES:
-            raise MalformedEnvelope(f"{len(claim)} bytes, not {CLAIM_BYTES}")
-        magic, version, note_bytes, nonce, connection, index, first, num_blocks, attention, state, note = (
-            _FIELDS.unpack_from(claim)
+    def decode(cls, header: bytes) -> "Envelope":
+        """Raises `MalformedEnvelope`. Whether the fields fit a plan is the session's question."""
+        if len(header) != HEADER_BYTES:
+            raise MalformedEnvelope(f"{len(header)} bytes, not {HEADER_BYTES}")
+        magic, version, has_token, nonce, connection, index, first_block, num_blocks, token, attention, state = (
+            _FIELDS.unpack_from(header)
         )
         if magic != MAGIC or version != VERSION:
             raise MalformedEnvelope(
                 f"magic {magic!r} version {version}, not {MAGIC!r} {VERSION}: run one release on all nodes"
             )
-        if note_bytes > MAX_NOTE_BYTES:
-            raise MalformedEnvelope(f"note of {note_bytes} bytes: not of this protocol")
-        envelope = cls(
-            nonce, connection, index, first, num_blocks, attention, state,
-            note[:note_bytes], claim[_FIELDS.size :],
-        )  # fmt: skip
-        if envelope.fields() != claim[: _FIELDS.size]:  # the digest covers the fields, not what pads them
+        if has_token > 1:
+            raise MalformedEnvelope(f"has_first_token is {has_token}, not 0 or 1: not of this protocol")
+        first_token = token if has_token else None
+        digest = header[_FIELDS.size :]
+        envelope = cls(nonce, connection, index, first_block, num_blocks, attention, state, first_token, digest)
+        if envelope.fields() != header[: _FIELDS.size]:  # the digest covers the fields, not what pads them
             raise MalformedEnvelope("bytes that must be zero are not")
         return envelope
+
+
+def require_token(first_token: int) -> None:
+    """Raises `LayoutMismatch` when the token does not fit the envelope's field."""
+    if not 0 <= first_token < 1 << TOKEN_BITS:
+        raise LayoutMismatch(f"first_token {first_token} is not in 0..2^{TOKEN_BITS}-1: token ids are unsigned")

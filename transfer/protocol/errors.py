@@ -38,13 +38,13 @@ class MalformedEnvelope(TransferError):
 
 
 class NoSecret(TransferError):
-    """A reservation came without the secret that its sender must prove; nothing was sent."""
+    """A reservation came without the secret that its sender must sign with; nothing was sent."""
 
 
 class Unauthenticated(TransferError):
-    """A part came from nobody who proved to take part in its session; the session goes on without it.
+    """A part was not sent by the holder of its session's secret; the session continues without it.
 
-    cause   one short word for metrics: see `transfer.protocol.authentication.Refusal`
+    cause   one short word for metrics: see `transfer.protocol.authentication.RefusalCause`
     """
 
     def __init__(self, cause: str, message: str) -> None:

@@ -206,7 +206,7 @@ async def prefill(device: str, num_sessions: int, num_samples: int, pipe: Connec
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
         transfer = sender.open(plan, peer, secret=secret_of(nonce), pack=pack, deadline_s=deadline_s)
         transfer.tokens_computed(plan.num_tokens)
-        transfer.finish(b"note")
+        transfer.finish(42)
         await transfer.done()
 
     for nonces in batches(num_sessions):

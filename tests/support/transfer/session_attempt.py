@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
-from transfer.protocol.authentication import Gate, proven
+from transfer.protocol.authentication import Verifier, sign
 from transfer.protocol.digest import message_digest, plan_digest, summary
 from transfer.protocol.envelope import Envelope
 from transfer.protocol.plan import TransferPlan
@@ -35,9 +35,9 @@ def parts_of(session: int) -> tuple[tuple[Part, Part], ...]:
     digest = plan_digest(plan)
     for message in plan.messages:
         payload = contents(message, plan.nonce)
-        fields = Envelope.of(plan.nonce, session, message, b"").fields()
+        fields = Envelope.of(plan.nonce, session, message).fields()
         digest = message_digest(digest, fields, summary(payload))
-        envelope = proven(fields + digest, secret_of(plan.nonce))
+        envelope = sign(fields + digest, secret_of(plan.nonce))
         parts.append(((message.index, False, envelope), (message.index, True, payload.tobytes())))
     return tuple(parts)
 
@@ -66,7 +66,7 @@ class Attempt:
 
     sender: SenderSession | None
     receiver: ReceiverSession | None
-    gate: Gate
+    verifier: Verifier
     digest: bytes
     wire: tuple[Part, ...] = ()
     in_staging: frozenset[int] = frozenset()
@@ -81,7 +81,7 @@ class Attempt:
     def key(self) -> tuple:
         if self.known_key is None:
             self.known_key = (
-                key_of(self.sender), key_of(self.receiver), key_of(self.gate), self.digest, self.wire,
+                key_of(self.sender), key_of(self.receiver), key_of(self.verifier), self.digest, self.wire,
                 self.in_staging, self.envelope and self.envelope.index, self.announced, self.arrived, self.landing,
                 self.prefill_node_lives, self.has_noticed,
             )  # fmt: skip
@@ -115,6 +115,6 @@ def copy_of(machine: Thing) -> Thing:
     return other
 
 
-def new_attempt(session: int, new_gate: Callable[[bytes], Gate]) -> Attempt:
+def new_attempt(session: int, new_verifier: Callable[[bytes], Verifier]) -> Attempt:
     plan = plan_of(session)
-    return Attempt(None, None, new_gate(secret_of(plan.nonce)), plan_digest(plan))
+    return Attempt(None, None, new_verifier(secret_of(plan.nonce)), plan_digest(plan))

@@ -19,7 +19,7 @@ from tests.support.transfer.session_attempt import (
     plan_of,
     shallow,
 )
-from transfer.protocol.authentication import Gate
+from transfer.protocol.authentication import Verifier
 from transfer.protocol.envelope import Envelope, Tag
 from transfer.protocol.errors import MalformedEnvelope, Unauthenticated
 from transfer.protocol.events import (
@@ -60,7 +60,7 @@ class World:
     mishaps      how many in one run: the network loses, repeats, reorders or damages a part, a process dies, a deadline
                  passes although something could still happen (when nothing else can, deadlines pass anyway)
     is_retry     session 1 takes over session 0's blocks and slot once that has failed, as `Renew` does it
-    new_routes, new_gate, new_receiver   replaced by tests that show what would be found
+    new_routes, new_verifier, new_receiver   replaced by tests that show what would be found
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class World:
         mishaps: int,
         is_retry: bool,
         new_routes: Callable[[], Routes[int]] = Routes,
-        new_gate: Callable[[bytes], Gate] = Gate,
+        new_verifier: Callable[[bytes], Verifier] = Verifier,
         new_receiver: Callable[[TransferPlan], ReceiverSession] = ReceiverSession,
     ) -> None:
         self.mishaps = mishaps
@@ -81,7 +81,7 @@ class World:
         self.routes = new_routes()
         self._new_routes = new_routes
         self._new_receiver = new_receiver
-        self.attempts: tuple[Attempt, Attempt] = (new_attempt(0, new_gate), new_attempt(1, new_gate))
+        self.attempts: tuple[Attempt, Attempt] = (new_attempt(0, new_verifier), new_attempt(1, new_verifier))
         for session in (0,) if is_retry else (0, 1):
             self._begin(self._own(session), session)
 
@@ -249,17 +249,17 @@ class World:
         self._delivers(attempt, session, at)
 
     def _arrives(self, attempt: Attempt, session: int, part: Part) -> None:
-        """As `IncomingTransfer` takes a part: through the gate, and then to the session."""
+        """As `IncomingTransfer` takes a part: through the verifier, and then to the session."""
         index, is_payload, data = part
-        attempt.gate = copy_of(attempt.gate)
+        attempt.verifier = copy_of(attempt.verifier)
         try:
             if is_payload:
-                attempt.gate.admit_payload(index)
+                attempt.verifier.verify_payload(index)
                 instructions = self._tell_receiver(attempt, session, PayloadAnnounced(index, len(data)))
                 if any(isinstance(instruction, ReceivePayload) for instruction in instructions):
                     attempt.announced = part
             else:
-                attempt.envelope = attempt.gate.admit_envelope(data)
+                attempt.envelope = attempt.verifier.verify_envelope(data)
                 self._tell_receiver(attempt, session, EnvelopeArrived(index, attempt.envelope))
         except Unauthenticated:
             pass  # as if it had never come

@@ -79,7 +79,7 @@ class Child:
         self.incoming[planned.nonce] = transfer
         say(expecting=planned.nonce)
         landed = await transfer.landed()
-        return {"note": landed.note.decode(), "wrong": wrong, **asdict(landed.stats)}
+        return {"first_token": landed.first_token, "wrong": wrong, **asdict(landed.stats)}
 
     async def send(self, plan: dict[str, int], peer: str, within_s: float, tokens: int, finish: bool) -> dict[str, Any]:
         planned = TransferPlan(**plan)
@@ -93,13 +93,13 @@ class Child:
         self.outgoing[planned.nonce] = transfer
         transfer.tokens_computed(tokens)
         if finish:
-            transfer.finish(b"note")
+            transfer.finish(42)
         return asdict(await transfer.done())
 
     async def go_on(self, nonce: int, tokens: int) -> None:
         """The rest of a prompt of which only some tokens were computed."""
         self.outgoing[nonce].tokens_computed(tokens)
-        self.outgoing[nonce].finish(b"note")
+        self.outgoing[nonce].finish(42)
 
     async def cancel(self, nonces: list[int]) -> None:
         """Sessions of either direction."""

@@ -70,10 +70,12 @@ class Pair:
     async def land(self, message: PlannedMessage, buffer: Buffer) -> None:
         self.landed.append((message, buffer.copy()))
 
-    def send_all(self, plan: TransferPlan, note: bytes = b"", *, secret: bytes | None = None) -> OutgoingTransfer:
+    def send_all(
+        self, plan: TransferPlan, first_token: int | None = None, *, secret: bytes | None = None
+    ) -> OutgoingTransfer:
         outgoing = self.open(plan, secret=secret)
         outgoing.tokens_computed(plan.num_tokens)
-        outgoing.finish(note)
+        outgoing.finish(first_token)
         return outgoing
 
     async def assert_staging_returns(self) -> None:

@@ -3,7 +3,6 @@ import pytest
 from headrace.cache.layout import CacheLayout
 from headrace.wire.messages import Reservation
 from node_runtime.config import NodeConfig
-from node_runtime.notes import decode_note, encode_note
 from node_runtime.plans import plan_of
 
 LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
@@ -21,12 +20,6 @@ def test_a_plan_covers_the_blocks_beyond_the_attention_hit_and_the_state() -> No
 
 def test_every_block_there_already_leaves_a_state_only_hand_over() -> None:
     assert [(m.num_blocks, m.state_bytes) for m in plan_of(reservation(64, 64)).messages] == [(0, LAYOUT.state_bytes)]
-
-
-def test_a_note_carries_the_first_token() -> None:
-    assert decode_note(encode_note(2**32 - 1)) == 2**32 - 1
-    with pytest.raises(ValueError, match="another version"):
-        decode_note(b"\0\0")
 
 
 @pytest.mark.parametrize("change", [{"name": ""}, {"port": 70000}, {"staging_buffers": 0}, {"shutdown_grace_s": -1}])

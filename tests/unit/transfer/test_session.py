@@ -31,7 +31,7 @@ from transfer.protocol.session import Phase, ReceiverSession, SenderSession
 
 PLAN = small_plan()
 FIRST, SECOND, STATE = PLAN.messages
-ENVELOPES = [Envelope.of(PLAN.nonce, 5, message, b"") for message in PLAN.messages]
+ENVELOPES = [Envelope.of(PLAN.nonce, 5, message) for message in PLAN.messages]
 
 INTERRUPTIONS = [
     (PeerLost("eof"), Cause.PEER_LOST),
@@ -294,7 +294,7 @@ def test_a_complete_session_ignores_what_comes_late(late):
 
 
 RETRY = small_plan(nonce=PLAN.nonce + 1)
-RETRY_ENVELOPES = [Envelope.of(RETRY.nonce, 6, message, b"") for message in RETRY.messages]
+RETRY_ENVELOPES = [Envelope.of(RETRY.nonce, 6, message) for message in RETRY.messages]
 
 
 def test_a_retry_by_another_prefill_node_lands_whole_under_its_fresh_nonce():

@@ -1,6 +1,6 @@
 """Two sessions on one receiver, in every order of events: nothing lands where it does not belong, all comes back.
 
-`tests.support.transfer.session_world` says what is real (both machines, the routes, the gate, envelopes and digests)
+`tests.support.transfer.session_world` says what is real (both machines, routes, verifier, envelopes and digests)
 and what is asserted at each step. The mutants at the end show that each assertion can fail.
 """
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.transfer.exploration import Explored, Violation, explore
 from tests.support.transfer.session_world import World
-from transfer.protocol.authentication import Gate
-from transfer.protocol.envelope import CLAIM_BYTES, Envelope, Tag
+from transfer.protocol.authentication import Verifier
+from transfer.protocol.envelope import HEADER_BYTES, Envelope, Tag
 from transfer.protocol.routing import Routes
 from transfer.protocol.session import Phase, ReceiverSession
 
@@ -77,11 +77,11 @@ class ByIndexOnly(Routes[int]):
         return next(iter(self._expecting.values()), None)
 
 
-class OpenGate(Gate):
-    def admit_envelope(self, data: bytes) -> Envelope:
-        return Envelope.decode(data[:CLAIM_BYTES])
+class OpenVerifier(Verifier):
+    def verify_envelope(self, data: bytes) -> Envelope:
+        return Envelope.decode(data[:HEADER_BYTES])
 
-    def admit_payload(self, index: int) -> None:
+    def verify_payload(self, index: int) -> None:
         """Anybody's."""
 
 
@@ -90,7 +90,7 @@ class Trusting(ReceiverSession):
 
     def _envelope_arrived(self, index, envelope):
         planned = self.plan.messages[index]
-        return super()._envelope_arrived(index, Envelope.of(self.plan.nonce, 0, planned, b""))
+        return super()._envelope_arrived(index, Envelope.of(self.plan.nonce, 0, planned))
 
     def _payload_checked(self, event, index, digest_ok):
         return super()._payload_checked(event, index, True)
@@ -141,7 +141,7 @@ def test_a_router_by_index_is_found_though_gate_and_plan_keep_the_bytes_apart() 
     ("broken", "found"),
     [
         (
-            World(mishaps=0, is_retry=False, new_routes=ByIndexOnly, new_gate=OpenGate, new_receiver=Trusting),
+            World(mishaps=0, is_retry=False, new_routes=ByIndexOnly, new_verifier=OpenVerifier, new_receiver=Trusting),
             "landed what is not its own",
         ),
         (World(mishaps=1, is_retry=False, new_receiver=Trusting), "landed what is not its own"),

@@ -154,7 +154,7 @@ class Transfers(RuleBasedStateMachine):
         session.outgoing.tokens_computed(session.num_tokens)
         if tokens >= session.plan.num_tokens:
             session.is_finished = True
-            session.outgoing.finish(b"note")
+            session.outgoing.finish(42)
         await turns()
 
     @precondition(lambda self: self.sessions)

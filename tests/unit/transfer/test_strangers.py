@@ -13,7 +13,7 @@ from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turn
 from tests.support.transfer.transfer_plans import contents, small_plan
 from transfer.backend import Arrival
 from transfer.buffers import Buffer
-from transfer.protocol.envelope import CLAIM_BYTES, ENVELOPE_BYTES, Tag
+from transfer.protocol.envelope import ENVELOPE_BYTES, HEADER_BYTES, Tag
 from transfer.protocol.errors import NoSecret
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.sender import OutgoingTransfer, TransferSender
@@ -36,7 +36,7 @@ class Stranger:
 
         outgoing = self._sender.open(plan, "d0", secret=secret, pack=pack, deadline_s=soon())
         outgoing.tokens_computed(plan.num_tokens)
-        outgoing.finish(b"forged")
+        outgoing.finish(666)
         return outgoing
 
     async def send(self, tag: Tag, data: bytes) -> None:
@@ -55,11 +55,11 @@ async def test_the_right_nonce_with_a_wrong_secret_neither_lands_a_byte_nor_ends
     await Stranger(pair).send_all(plan).done()
     await turns()
     assert len(pair.landed) == landed
-    assert pair.decode.stats.refusals == {"wrong_proof": 3, "no_envelope": 3}
+    assert pair.decode.stats.refusals == {"wrong_mac": 3, "no_envelope": 3}
     assert pair.decode.stats.failures == {}
     outgoing.tokens_computed(18)
-    outgoing.finish(b"token 42")
-    assert (await incoming.landed()).note == b"token 42"
+    outgoing.finish(42)
+    assert (await incoming.landed()).first_token == 42
     pair.assert_landed_whole(plan)
     await pair.assert_staging_returns()
 
@@ -95,7 +95,7 @@ async def test_what_was_read_of_another_session_is_refused_though_that_one_lande
         await stranger.send(tag, data)  # and under its own, which has ended
     await turns()
     assert pair.landed == []
-    assert pair.decode.stats.refusals == {"wrong_proof": 3, "no_envelope": 3}
+    assert pair.decode.stats.refusals == {"wrong_mac": 3, "no_envelope": 3}
     pair.send_all(second)
     await later.landed()
     pair.assert_landed_whole(second)
@@ -136,7 +136,7 @@ async def test_bytes_of_any_other_length_are_refused_before_they_are_received(da
     for is_payload in (False, True):
         await stranger.send(Tag(NONCE, 0, is_payload), data)
     await turns()
-    assert pair.decode.stats.refusals == {"no_proof": 1, "no_envelope": 1}
+    assert pair.decode.stats.refusals == {"no_mac": 1, "no_envelope": 1}
     pair.send_all(plan)
     await incoming.landed()
     pair.assert_landed_whole(plan)
@@ -162,12 +162,12 @@ async def test_refusals_are_logged_once_a_session_without_the_secret(caplog):
     with caplog.at_level(logging.DEBUG):
         incoming = pair.receiver.expect(plan, secret=secret, land=pair.land, deadline_s=soon())
         stranger = Stranger(pair)
-        await stranger.send(Tag(NONCE, 0, False), bytes(CLAIM_BYTES))  # as an older release sends them
+        await stranger.send(Tag(NONCE, 0, False), bytes(HEADER_BYTES))  # as an older release sends them
         await stranger.send_all(plan).done()
         await turns()
         pair.send_all(plan, secret=secret)
         await incoming.landed()
     (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    said = f"no_proof: an envelope of {CLAIM_BYTES} bytes, not {ENVELOPE_BYTES}: run one release on all nodes"
+    said = f"no_mac: an envelope of {HEADER_BYTES} bytes, not {ENVELOPE_BYTES}: run one release on all nodes"
     assert said in warning.getMessage()
     assert "two nodes" not in caplog.text and secret.hex() not in caplog.text

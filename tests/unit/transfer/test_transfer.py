@@ -10,7 +10,7 @@ from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turn
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer, HostMemory
 from transfer.protocol.digest import summary
-from transfer.protocol.envelope import MAX_NOTE_BYTES, Tag
+from transfer.protocol.envelope import Tag
 from transfer.protocol.errors import IllegalTransition, LayoutMismatch
 from transfer.protocol.plan import PlannedMessage
 from transfer.transfer import GRACE_S
@@ -31,10 +31,10 @@ async def test_blocks_land_while_later_tokens_are_computed_and_the_state_comes_l
     outgoing.tokens_computed(18)
     await turns()
     assert [message.index for message, _ in pair.landed] == [0, 1]
-    outgoing.finish(b"token 42")
+    outgoing.finish(42)
     landed, sent = await incoming.landed(), await outgoing.done()
     pair.assert_landed_whole(plan)
-    assert landed.note == b"token 42"
+    assert landed.first_token == 42
     for stats in (landed.stats, sent):
         assert (stats.attention_tokens, stats.attention_bytes, stats.state_bytes, stats.messages) == (
             10, 300, 300, 3,
@@ -341,10 +341,10 @@ async def test_a_plan_that_fits_no_staging_buffer_is_refused_on_both_sides():
         pair.open(plan)
 
 
-async def test_a_note_too_long_is_refused_before_anything_is_sent():
+async def test_a_first_token_of_more_than_32_bits_is_refused_before_anything_is_sent():
     pair, plan = Pair(), small_plan(NONCE)
     outgoing = pair.open(plan)
     outgoing.tokens_computed(18)
-    with pytest.raises(LayoutMismatch, match="note of 65 bytes"):
-        outgoing.finish(b"x" * (MAX_NOTE_BYTES + 1))
+    with pytest.raises(LayoutMismatch, match="first_token 4294967296 is not in 0"):
+        outgoing.finish(2**32)
     outgoing.cancel()

@@ -27,23 +27,23 @@ async def test_a_flipped_payload_bit_fails_the_session_and_nothing_lands_after_i
 async def test_a_flipped_envelope_bit_never_lands_a_message(byte):
     pair, plan = Pair(flip_bit(Tag(NONCE, 1, False), byte)), small_plan(NONCE)
     incoming = pair.expect(plan)
-    pair.send_all(plan, b"note")
+    pair.send_all(plan, 42)
     failed = await failure(incoming)
-    assert failed.cause == "wrong_order", "the envelope proves nothing, so the one behind it comes too early"
-    assert pair.decode.stats.refusals == {"wrong_proof": 1, "no_envelope": 1}
+    assert failed.cause == "wrong_order", "the envelope is refused, so the one behind it comes too early"
+    assert pair.decode.stats.refusals == {"wrong_mac": 1, "no_envelope": 1}
     assert [message.index for message, _ in pair.landed] == [0]
     await pair.assert_staging_returns()
 
 
-async def test_a_flipped_bit_of_the_note_is_noticed():
-    note_at = 48
-    pair, plan = Pair(flip_bit(Tag(NONCE, 2, False), note_at)), small_plan(NONCE)
+async def test_a_flipped_bit_of_the_first_token_is_noticed():
+    first_token_at = 36
+    pair, plan = Pair(flip_bit(Tag(NONCE, 2, False), first_token_at)), small_plan(NONCE)
     incoming = pair.expect(plan)
-    pair.send_all(plan, b"token 42")
+    pair.send_all(plan, 42)
     await turns()
     leap()
     assert (await failure(incoming)).cause == "deadline", "there is no envelope behind the last one"
-    assert pair.decode.stats.refusals == {"wrong_proof": 1, "no_envelope": 1}
+    assert pair.decode.stats.refusals == {"wrong_mac": 1, "no_envelope": 1}
     assert [message.index for message, _ in pair.landed] == [0, 1]
 
 

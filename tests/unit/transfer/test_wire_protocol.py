@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transfer.protocol.authentication import Gate, proven
+from transfer.protocol.authentication import Verifier, sign
 from transfer.protocol.digest import message_digest, plan_digest, summary
 from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
 from transfer.protocol.plan import TransferPlan
@@ -26,18 +26,20 @@ def documented() -> Callable[..., bytes]:
     return names["envelope"]
 
 
-@pytest.mark.parametrize(
-    ("first_block", "note"), [(0, b"\x07\0\0\0"), (3, b"")], ids=["blocks and state", "a state alone"]
-)
-def test_the_documented_envelope_is_the_one_that_is_sent(documented, first_block: int, note: bytes) -> None:
+@pytest.mark.parametrize(("first_block", "first_token"), [(0, 7), (3, None)], ids=["blocks and state", "a state alone"])
+def test_the_documented_envelope_is_the_one_that_is_sent(documented, first_block: int, first_token: int | None) -> None:
     plan = TransferPlan(77, 40, first_block, 16, 6000, 5001, 1 << 20)
     (message,) = plan.messages
     payload = np.random.default_rng(0).integers(0, 256, message.num_bytes, np.uint8)
-    theirs = documented(astuple(plan), CONNECTION, payload.tobytes(), note, SECRET)
-    fields = Envelope.of(plan.nonce, CONNECTION, message, note).fields()
-    assert theirs == proven(fields + message_digest(plan_digest(plan), fields, summary(payload)), SECRET)
-    admitted = Gate(SECRET).admit_envelope(theirs)
-    assert admitted.describes(plan.nonce, message) and admitted.note == note and len(theirs) == ENVELOPE_BYTES
+    theirs = documented(astuple(plan), CONNECTION, payload.tobytes(), first_token, SECRET)
+    fields = Envelope.of(plan.nonce, CONNECTION, message, first_token).fields()
+    assert theirs == sign(fields + message_digest(plan_digest(plan), fields, summary(payload)), SECRET)
+    admitted = Verifier(SECRET).verify_envelope(theirs)
+    assert (
+        admitted.describes(plan.nonce, message)
+        and admitted.first_token == first_token
+        and len(theirs) == ENVELOPE_BYTES
+    )
 
 
 def test_the_documented_table_has_every_byte_of_an_envelope() -> None:
