@@ -11,7 +11,6 @@ from router.api.generation import GenerationRequest
 from router.api.mailbox import Mailbox
 from router.requests.driver import Ended, Output, RequestDriver
 from router.requests.events import Show, ShowPrompt
-from router.text.detokenizer import Detokenizer
 from router.text.text_stream import TextDelta, TextStream
 from router.text.tokens import ModelTokens
 
@@ -23,14 +22,13 @@ class Choice:
         self.index = index
         self.request: Request = generation.requests[index]
         self._echo = generation.prompt_of(index).text if generation.echo else ""
-        self._token_bytes = tokens.token_bytes
-        self.answer = TextStream(
-            tokens.token_bytes, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo)
-        )
+        self._tokens = tokens
+        detokenizer = tokens.detokenizer(self.request.tokens)
+        self.answer = TextStream(detokenizer, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo))
 
     def prompt_delta(self, logprobs: PromptLogprobs) -> TextDelta:
         """The echoed prompt with its logprobs."""
-        offsets, length, detokenizer = [], 0, Detokenizer(self._token_bytes)
+        offsets, length, detokenizer = [], 0, self._tokens.detokenizer()
         for token in logprobs.tokens:
             offsets.append(length)
             length += len(detokenizer.push(token.id))

@@ -117,7 +117,7 @@ class RequestBuilder:
 
     def _token_prompt(self, ids: Sequence[int], echo: bool) -> Prompt:
         self._check_ids(ids, "prompt")
-        return Prompt(tuple(ids), self._tokens.token_bytes.decode(ids) if echo else "")
+        return Prompt(tuple(ids), self._tokens.decode(ids) if echo else "")
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         known = range(self._tokens.vocab_size)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.request import Token
-from router.text.detokenizer import TokenBytes
+from router.text.token_bytes import TokenBytes
 
 LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's stand-in
 
@@ -23,11 +23,11 @@ def chat_logprobs(tokens: Sequence[Token], names: TokenBytes) -> dict[str, Any]:
 
 
 def _chat_entry(token_id: int, logprob: float, names: TokenBytes) -> dict[str, Any]:
-    data = names.written(token_id)
+    data = names.of(token_id)
     return {
-        "token": data.decode(errors="replace"),
+        "token": names.entry(token_id) if data is None else data.decode(errors="replace"),
         "logprob": max(logprob, LEAST_LOGPROB),
-        "bytes": list(data),
+        "bytes": None if data is None else list(data),
     }
 
 
@@ -51,8 +51,10 @@ def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], names: 
 
 
 def _name(token_id: int, names: TokenBytes) -> str:
-    """A token as a string that no other token has: part of a character is spelled out in bytes."""
-    data = names.written(token_id)
+    """A token's text, its key in `top_logprobs`; part of a character is spelled out in bytes, unlike all others."""
+    data = names.of(token_id)
+    if data is None:
+        return names.entry(token_id)
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -8,8 +8,8 @@ from typing import Any
 
 from router.api.generation import GenerationRequest
 from router.api.logprobs import chat_logprobs, completion_logprobs
-from router.text.detokenizer import TokenBytes
 from router.text.text_stream import TextDelta
+from router.text.token_bytes import TokenBytes
 
 DONE = b"data: [DONE]\n\n"
 

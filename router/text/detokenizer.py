@@ -1,65 +1,79 @@
-"""Tokens of a byte-level BPE to text, one at a time, whole characters only.
+"""Incremental detokenization: token ids in, text out as soon as its characters are complete.
 
-Every token stands for bytes, so a token may end in the middle of a character. The bytes go through an
-incremental UTF-8 decoder: O(length of the token), whatever came before.
+Source: `DecodeStream` of the tokenizers library, primed with the end of the prompt as vLLM's
+`v1/engine/detokenizer.py` does it. A token takes 0.95 us; an incremental UTF-8 decoder over the bytes of byte-level
+tokens, which serves no other tokenizer, takes 0.45 us.
 """
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
-def byte_of_char() -> dict[str, int]:
-    """GPT-2's table: the printable character that stands for each byte in a byte-level vocabulary."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+from router.text.token_bytes import INCOMPLETE
 
-
-_BYTE_OF_CHAR = byte_of_char()
-
-
-def bytes_of_token(token: str) -> bytes:
-    """The bytes of a vocabulary entry; an added token with other characters is taken as it is written."""
-    try:
-        return bytes(_BYTE_OF_CHAR[char] for char in token)
-    except KeyError:
-        return token.encode()
-
-
-class TokenBytes:
-    """Bytes of every token id. Special tokens have none in text; ids without an entry (padding) neither."""
-
-    def __init__(self, vocabulary: Mapping[str, int], special_ids: Sequence[int]) -> None:
-        self._written = {number: bytes_of_token(token) for token, number in vocabulary.items()}
-        special = frozenset(special_ids)
-        self._in_text = {n: data for n, data in self._written.items() if n not in special}
-
-    def in_text(self, token_id: int) -> bytes:
-        """What the token adds to a text."""
-        return self._in_text.get(token_id, b"")
-
-    def written(self, token_id: int) -> bytes:
-        """What the token is called in logprobs: special tokens by their name."""
-        return self._written.get(token_id, b"")
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of all of them; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(map(self.in_text, tokens)).decode(errors="replace")
+MAX_HELD = 32
+"""Tokens held back for the end of a character, which has at most four bytes. Without a bound, a model that repeats
+U+FFFD grows `DecodeStream`'s window, and the time of each step with it."""
+PRIMING_LENGTHS = range(4, 25)  # tokens of the prompt, as in vLLM
 
 
 class Detokenizer:
-    """One text in the making. The deltas that `push` and `finish` return join to `TokenBytes.decode`."""
+    """The text of one sequence of tokens, without its special tokens.
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
-        self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    The text continues `prompt`: decoders that drop a space at the start of a text (Metaspace, WordPiece) keep it here.
+    What `push` and `finish` return joins to the tokenizer's own `decode`, with two exceptions. Byte-fallback decoders
+    turn a whole run of byte tokens into U+FFFD if its end is invalid, but its first characters are already out. And
+    U+FFFD stands for a character whose bytes follow `MAX_HELD` tokens of invalid bytes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._context = _context_of(tokenizer, prompt)
+        self._held: list[int] = []
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
 
     def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
-        return self._decoder.decode(self._token_bytes.in_text(token_id))
+        """The text that this token completes."""
+        self._held.append(token_id)
+        try:
+            text: str | None = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # "Invalid prefix": a token changed the text before it, as in an invalid run of byte tokens
+            return self._restart()
+        if text is not None:
+            self._context, self._held = self._held, []
+            return text
+        return self._restart() if len(self._held) == MAX_HELD else ""
 
     def finish(self) -> str:
-        """What an unfinished character at the end becomes."""
-        return self._decoder.decode(b"", final=True)
+        """The text still held back: an unfinished character becomes U+FFFD."""
+        if not self._held:
+            return ""
+        shown = self._decode(self._context)
+        text = self._decode([*self._context, *self._held])
+        return text[len(shown) :] if text.startswith(shown) else self._decode(self._held)
+
+    def _restart(self) -> str:
+        text = self.finish()
+        self._held = []
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+
+def _context_of(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """A short end of the prompt, with text if it has any, that splits no character; empty if the prompt does."""
+    context: list[int] = []
+    for length in PRIMING_LENGTHS:
+        ids = list(prompt[-length:])
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        if INCOMPLETE not in text:
+            context = ids
+        if (context and text) or length >= len(prompt):
+            break
+    return context

@@ -1,4 +1,4 @@
-"""One choice in the making: tokens in, deltas of text out."""
+"""One choice's text: detokenizes its tokens, and cuts the text at a stop string."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.request import Sampling, Token
-from router.text.detokenizer import Detokenizer, TokenBytes
+from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """What may be shown now. `offsets`: where each token's text begins in the whole text, in characters."""
+    """The next part of a choice's text, and its tokens. `offsets`: where each begins in the text, in characters."""
 
     text: str
     tokens: tuple[Token, ...] = ()
@@ -20,7 +20,7 @@ class TextDelta:
 
 
 class TextStream:
-    """Text and number of tokens of one choice; its text begins `offset` characters after an echoed prompt's start.
+    """The text of one choice and its number of tokens. The text begins at `offset`, the length of an echoed prompt.
 
     The token that ends the sequence counts, but adds no text; neither does anything from a stop string on.
     Stop strings are looked for after the first `min_tokens` tokens only.
@@ -28,13 +28,13 @@ class TextStream:
 
     def __init__(
         self,
-        token_bytes: TokenBytes,
+        detokenizer: Detokenizer,
         sampling: Sampling,
         stops: Sequence[str],
         eos_ids: frozenset[int],
         offset: int = 0,
     ) -> None:
-        self._detokenizer = Detokenizer(token_bytes)
+        self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
         self._min_tokens = sampling.min_tokens
         ending = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else eos_ids)
@@ -44,11 +44,11 @@ class TextStream:
 
     @property
     def stop_found(self) -> bool:
-        """Whether a stop string was found: nothing more will be shown."""
+        """Whether a stop string was found: no more text follows."""
         return self._stops.found
 
     def push(self, tokens: Sequence[Token]) -> TextDelta:
-        """The text that these tokens make certain, and those of them that belong to the answer."""
+        """The text that these tokens complete, and those of them that come before the end of a stop string."""
         shown: list[str] = []
         offsets: list[int] = []
         for token in tokens:
@@ -63,7 +63,7 @@ class TextStream:
         return TextDelta("".join(shown), tuple(tokens[: len(offsets)]), tuple(offsets))
 
     def finish(self) -> str:
-        """What was held back: the beginning of a stop string that did not come, half a character."""
+        """The text still held back: the beginning of a stop string, an unfinished character."""
         if self._stops.found:
             return ""
         return self._stops.push(self._detokenizer.finish()) + self._stops.finish()

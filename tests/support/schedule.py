@@ -14,7 +14,7 @@ UNDISTURBED = frozenset(
         "tests/cluster/test_ucx_transfer.py",  # deadlines of 1 to 2 s over gigabytes
         "tests/cluster/test_ucx_strangers.py",  # a stalled session's deadline, while a neighbour's goes on
         "tests/unit/cache/test_hashing.py",  # tokens a second
-        "tests/unit/router/test_http.py",  # how long the router answers nobody
+        "tests/unit/router/api/test_app.py",  # how long the router answers nobody
     }
 )
 """Files whose tests bound a time that other work on the machine would stretch."""

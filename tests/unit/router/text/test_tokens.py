@@ -7,6 +7,7 @@ from router.errors import ApiError, ModelFolderError
 from router.text.tokens import MAX_ENDS, ModelTokens
 from tests.support.router.model_folder import CHAT_TEMPLATE, END_ID, START_ID, STOP_ID, write_model_folder
 from tests.support.router.template_counter import count_renderings
+from tests.support.router.tokenizer_kinds import KINDS
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -32,7 +33,7 @@ def test_limits_come_from_the_nested_config_and_eos_from_the_generation_config(t
 def test_chat_renders_special_tokens_and_the_assistants_turn(tokens: ModelTokens):
     prompt = tokens.render_chat(CHAT)
     assert prompt.tokens.count(START_ID) == 5
-    text = b"".join(tokens.token_bytes.written(i) for i in prompt.tokens).decode()
+    text = b"".join(tokens.token_bytes.of(i) or b"" for i in prompt.tokens).decode()
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
     assert text.endswith("<|im_start|>assistant\n")
 
@@ -83,7 +84,7 @@ def test_template_helpers_of_hugging_face(tmp_path: Path):
         "{{ bos_token }}{{ {'a': '<&é'} | tojson }}{{ strftime_now('%Y') | length }}{{ eos_token }}\n{%- endfor %}"
     )
     helped = ModelTokens(write_model_folder(tmp_path / "helped", chat_template=template))
-    text = b"".join(helped.token_bytes.written(i) for i in helped.render_chat(CHAT).tokens).decode()
+    text = b"".join(helped.token_bytes.of(i) or b"" for i in helped.render_chat(CHAT).tokens).decode()
     assert text == '<|endoftext|>{"a": "<&é"}4<|endoftext|>'
 
 
@@ -115,17 +116,26 @@ def test_lone_surrogates_are_refused(tokens: ModelTokens):
         tokens.encode("a\ud800")
 
 
-def test_a_folder_without_a_byte_level_tokenizer_is_refused(tmp_path: Path):
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path):
     folder = write_model_folder(tmp_path / "broken")
-    text = (
-        (folder / "tokenizer.json")
-        .read_text()
-        .replace('"decoder":{"type":"ByteLevel"', '"decoder":{"type":"WordPiece"')
-    )
-    text = text.replace('"decoder": {\n    "type": "ByteLevel"', '"decoder": {\n    "type": "WordPiece"')
-    (folder / "tokenizer.json").write_text(text)
-    with pytest.raises(ModelFolderError, match="only byte-level BPE"):
+    (folder / "tokenizer.json").write_text('{"model": {"type": "Abacus"}}')
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json: no tokenizer that the tokenizers library can read"):
         ModelTokens(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json: missing"):
         ModelTokens(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_boundaries_are_the_ends_of_messages_for_a_tokenizer_of_any_kind(kind: str, tmp_path: Path):
+    template = "{% for message in messages %}{{ message.role }} {{ message.content }} </s>{% endfor %}"
+    folder = write_model_folder(tmp_path / kind, chat_template=template)
+    KINDS[kind]().save(str(folder / "tokenizer.json"))
+    tokens = ModelTokens(folder)
+    chat = [{"role": "user", "content": "the code"}, {"role": "assistant", "content": "of June"}]
+    prompt = tokens.render_chat(chat)
+    ends = [
+        position for position, token_id in enumerate(prompt.tokens, 1) if tokens.token_bytes.entry(token_id) == "</s>"
+    ]
+    assert len(ends) == 2
+    assert prompt.boundaries() == tuple(ends)
