@@ -21,8 +21,8 @@ from transformers import DynamicCache, GraniteMoeHybridConfig, PreTrainedConfig,
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from headrace.engine.runner import ModelRunner
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_model
 from tests.support.engine.tiny_checkpoints import build_model, load_oracle

@@ -22,10 +22,10 @@ from benchmarks.gpu_profile import profile
 from benchmarks.shapes import SHAPES
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.sampler import Draw
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.models.config import ModelConfig
-from headrace.models.weights import dummy_model
+from headrace.models.weights import random_model
 from headrace.request import Sampling
 
 DECODE_STEPS = 32  # timed together
@@ -47,7 +47,7 @@ class Bench:
         self.device = torch.device(options.device)
         started_s = time.perf_counter()
         dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
-        model = dummy_model(config, dtype, options.device)
+        model = random_model(config, dtype, options.device)
         num_blocks = max(work.num_sequences * _blocks(work) for work in works)
         num_slots = max(work.num_sequences + _checkpoints(work) for work in works)
         layout = model.cache_layout(BLOCK_SIZE, options.state_dtype)

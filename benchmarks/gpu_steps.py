@@ -18,7 +18,7 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Event, Job, Sampled
-from headrace.models.weights import dummy_model
+from headrace.models.weights import random_model
 from headrace.request import Request, Sampling
 
 TIMED_STEPS = 128
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     shape = shrunk(SHAPES[options.shape]) if options.shrink else SHAPES[options.shape]
     started_s = time.perf_counter()
-    model = dummy_model(shape, getattr(torch, config.model_dtype), config.device)
+    model = random_model(shape, getattr(torch, config.model_dtype), config.device)
     built = engine_around(model, config, time.monotonic)
     print(f"{options.shape}: ready after {time.perf_counter() - started_s:.1f} s", flush=True)
     print("\n| batch | ms a step | tokens/s |\n|---|---|---|")

@@ -25,8 +25,8 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocall
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Job, Sequence
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan
+from headrace.forward.sequence_step import SequenceStep
 from headrace.request import Request
 from headrace.wire import codecs
 from headrace.wire import messages as m

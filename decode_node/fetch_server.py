@@ -16,7 +16,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
 from headrace.engine.loop import EngineLost
-from headrace.forward.memory import Mark
+from headrace.engine.sequence import DeviceEvent
 from headrace.wire.messages import FetchReply, FetchRequest
 from node_runtime.errors import CheckpointGone
 from node_runtime.packing import Held, Place
@@ -34,7 +34,7 @@ from transfer.transfer import PIPELINE_DEPTH
 class _Leased:
     hold: Hold
     lease: LeaseId
-    mark: Mark | None  # what it holds has been computed when the device reaches it
+    device_event: DeviceEvent | None  # what it holds has been computed when the device reaches it
 
 
 class FetchServer:
@@ -84,7 +84,7 @@ class FetchServer:
                 pack=partial(self._pack, partial(_place, leased.hold, reservation.layout)),
                 deadline_s=deadline_s,
             )
-            await self._runtime.packing.reached(leased.mark)
+            await self._runtime.packing.wait_event(leased.device_event)
             transfer.tokens_computed(reservation.num_tokens)
             transfer.finish()
             stats = await transfer.done()
@@ -113,7 +113,7 @@ class FetchServer:
         if hold is None:
             return None
         lease = self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s)
-        return _Leased(hold, lease, self._runtime.memory.mark())
+        return _Leased(hold, lease, self._runtime.memory.record_event())
 
     async def _pack(self, held: Held, message: PlannedMessage, buffer: Buffer) -> None:
         await self._runtime.packing.gather(message, buffer, held)

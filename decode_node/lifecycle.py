@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias, assert_never
 
-from headrace.engine.sequence import Admitted, Computed, Event, Finished, Refused, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Event, Finished, Sampled, Scored
 from headrace.request import FinishReason
 from headrace.wire.messages import (
     DecodeReport,
@@ -82,7 +82,7 @@ class SessionLanded:
 
 
 DecodeInput: TypeAlias = (
-    Admitted | Refused | Computed | Scored | Tokens | Finished  # from the engine
+    Admitted | AdmissionTimedOut | Computed | Scored | Tokens | Finished  # from the engine
     | SessionLanded | SessionFailed  # from the session; each session ends in one of them
     | Renew | Stop | CallEnded  # from the router
 )  # fmt: skip
@@ -147,7 +147,7 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Admitted():
                 self._expect(event, Admitting)
                 return self._admitted(event)
-            case Refused(message):
+            case AdmissionTimedOut(message):
                 self._expect(event, Admitting)
                 self.state = Done()
                 return [Refuse(message)]

@@ -16,7 +16,17 @@ from decode_node.config import DecodeNodeConfig
 from decode_node.inbox import Inbox
 from decode_node.policy import PrefillPlace
 from headrace.engine.engine import BadRequest
-from headrace.engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
+from headrace.engine.sequence import (
+    AdmissionTimedOut,
+    Admitted,
+    Computed,
+    Event,
+    Finished,
+    Job,
+    Sampled,
+    Scored,
+    Sequence,
+)
 from headrace.request import FinishReason
 from headrace.wire.messages import (
     DecodeCommand,
@@ -136,7 +146,7 @@ class _Decode:
                 case Finished(reason):
                     yield DecodeDone(reason, self._report(sequence))
                     return
-                case Refused(message):
+                case AdmissionTimedOut(message):
                     raise NoRoom(message)
                 case BadRequest() as error:
                     raise error

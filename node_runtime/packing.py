@@ -1,7 +1,7 @@
 """Between staging buffers and cache memory: the bytes of one planned message, by whoever may touch the memory.
 
 On a host that is the engine's thread, between two steps. On a GPU nobody's time is spent on copying: the event loop
-enqueues it on the staging memory's stream, beside the engine's, and the device's events (`reached`, and those that
+enqueues it on the staging memory's stream, beside the engine's, and the device's events (`wait_event`, and those that
 sessions wait for) keep the order between both.
 """
 
@@ -15,8 +15,9 @@ import torch
 
 from headrace.cache.layout import DTYPE_BYTES, CacheLayout
 from headrace.engine.loop import EngineLoop
-from headrace.forward.memory import CacheMemory, Mark
-from headrace.forward.upload import IdRoom
+from headrace.engine.sequence import DeviceEvent
+from headrace.forward.memory import CacheMemory
+from headrace.forward.upload import PinnedIds
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
 from transfer.cuda import CudaMemory
@@ -47,16 +48,16 @@ class Packing(Protocol):
     """What `transfer.sender.Pack` and `transfer.receiver.LandMessage` come down to."""
 
     async def gather(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
-        """Fills the buffer, or enqueues that. What it reads must have been computed: see `reached`."""
+        """Fills the buffer, or enqueues that. What it reads must have been computed: see `wait_event`."""
         ...
 
     async def scatter(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
         """Empties the buffer into blocks or the slot, or enqueues that. Nothing the engine has launched may still touch
-        them: see `reached`."""
+        them: see `wait_event`."""
         ...
 
-    async def reached(self, mark: Mark | None) -> None:
-        """Until the device is done with all that the engine had launched when it made the mark."""
+    async def wait_event(self, device_event: DeviceEvent | None) -> None:
+        """Waits until the device has done everything that the engine had launched when it recorded the event."""
         ...
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
@@ -87,7 +88,7 @@ class HostPacking:
     async def scatter(self, message: PlannedMessage, buffer: HostBuffer, held: Held) -> None:
         await self._call(lambda: scatter(self._memory, message, torch.from_numpy(buffer), held()))
 
-    async def reached(self, mark: Mark | None) -> None:
+    async def wait_event(self, device_event: DeviceEvent | None) -> None:
         """What the host has launched has happened."""
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
@@ -100,27 +101,27 @@ class DevicePacking:
     def __init__(self, memory: CacheMemory, staging: CudaMemory) -> None:
         self._memory = memory
         self._staging = staging
-        self._rooms: dict[int, IdRoom] = {}
+        self._pinned_ids: dict[int, PinnedIds] = {}
         """By the address at which a staging buffer begins."""
 
     async def gather(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
         with self._staging.stream():
-            gather(self._memory, message, buffer, held(), self._room(buffer))
+            gather(self._memory, message, buffer, held(), self._pinned_ids_of(buffer))
 
     async def scatter(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
         with self._staging.stream():
-            scatter(self._memory, message, buffer, held(), self._room(buffer))
+            scatter(self._memory, message, buffer, held(), self._pinned_ids_of(buffer))
 
-    def _room(self, buffer: torch.Tensor) -> IdRoom:
+    def _pinned_ids_of(self, buffer: torch.Tensor) -> PinnedIds:
         """What a buffer's last message used is free when the buffer is given to another."""
-        room = self._rooms.get(buffer.data_ptr())
-        if room is None:
-            room = self._rooms[buffer.data_ptr()] = IdRoom(buffer.device)
-        return room
+        pinned_ids = self._pinned_ids.get(buffer.data_ptr())
+        if pinned_ids is None:
+            pinned_ids = self._pinned_ids[buffer.data_ptr()] = PinnedIds(buffer.device)
+        return pinned_ids
 
-    async def reached(self, mark: Mark | None) -> None:
-        if mark is not None:
-            await self._staging.reached(mark)
+    async def wait_event(self, device_event: DeviceEvent | None) -> None:
+        if device_event is not None:
+            await self._staging.wait_event(device_event)
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
         """Kernels are compiled and loaded, those for peers that keep blocks or states otherwise, too."""
@@ -157,24 +158,26 @@ class DevicePacking:
 
 
 def gather(
-    memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place, room: IdRoom | None = None
+    memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place, pinned_ids: PinnedIds | None = None
 ) -> None:
     wire = place.wire or memory.layout
     blocks, state = out[: message.attention_bytes], out[message.attention_bytes :]
     if message.num_blocks:
-        memory.gather_prompt(place.block_ids, wire.block_size, message.first_block, message.num_blocks, blocks, room)
+        memory.gather_prompt(
+            place.block_ids, wire.block_size, message.first_block, message.num_blocks, blocks, pinned_ids
+        )
     if message.state_bytes:
         memory.gather_state(place.slot, state, wire.state_dtype)
 
 
 def scatter(
-    memory: CacheMemory, message: PlannedMessage, src: torch.Tensor, place: Place, room: IdRoom | None = None
+    memory: CacheMemory, message: PlannedMessage, src: torch.Tensor, place: Place, pinned_ids: PinnedIds | None = None
 ) -> None:
     """Blocks on the wire are those of the receiver: only its states may have to be converted."""
     wire = place.wire or memory.layout
     blocks, state = src[: message.attention_bytes], src[message.attention_bytes :]
     if message.num_blocks:
         block_ids = place.block_ids[message.first_block : message.first_block + message.num_blocks]
-        memory.scatter_blocks(block_ids, blocks, room)
+        memory.scatter_blocks(block_ids, blocks, pinned_ids)
     if message.state_bytes:
         memory.scatter_state(place.slot, state, wire.state_dtype)

@@ -59,6 +59,6 @@ async def _land(
     runtime: NodeRuntime, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
 ) -> None:
     """One verified message into the request's own blocks or slot."""
-    await runtime.packing.reached(admitted.mark)
+    await runtime.packing.wait_event(admitted.device_event)
     wire = runtime.wire_layout
     await runtime.packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))

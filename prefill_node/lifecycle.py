@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
 from node_runtime.lifecycle import CallEnded, Done, Lifecycle, Refuse, Release, Released, Reply
 from prefill_node.fetch_policy import FetchPolicy
@@ -82,7 +82,7 @@ class Broken:
 
 
 PrefillInput: TypeAlias = (
-    Admitted | Refused | Computed | Scored | Sampled | Finished  # from the engine
+    Admitted | AdmissionTimedOut | Computed | Scored | Sampled | Finished  # from the engine
     | FetchLanded | FetchGivenUp | TransferSent | Broken  # from the transfers
     | CallEnded  # from the router
 )  # fmt: skip
@@ -189,7 +189,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
         match event:
             case Admitted():
                 return self._admitted(event, self._expect(event, Admitting), now_s)
-            case Refused(message):
+            case AdmissionTimedOut(message):
                 self._expect(event, Admitting)
                 self.state = Done()
                 return [Refuse(message)]
@@ -236,7 +236,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
     def _compute_from(self, num_tokens: int, admitted: Admitted, now_s: float) -> list[PrefillInstruction]:
         """The engine computes from here on; what precedes is in the blocks and can be sent."""
         self.state = Computing(admitted, num_tokens, now_s)
-        return self._send(Computed(num_tokens, admitted.mark)) if num_tokens else []
+        return self._send(Computed(num_tokens, admitted.device_event)) if num_tokens else []
 
     def _send(self, computed: Computed) -> list[PrefillInstruction]:
         return [SendComputed(computed)] if self._is_sent else []

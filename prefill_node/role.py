@@ -12,8 +12,18 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 
-from headrace.engine.sequence import Admitted, Computed, Event, Finished, Job, Refused, Sampled, Scored, Sequence
-from headrace.forward.memory import Mark
+from headrace.engine.sequence import (
+    AdmissionTimedOut,
+    Admitted,
+    Computed,
+    DeviceEvent,
+    Event,
+    Finished,
+    Job,
+    Sampled,
+    Scored,
+    Sequence,
+)
 from headrace.wire.client import FetchClient
 from headrace.wire.messages import (
     FetchSource,
@@ -105,8 +115,8 @@ class _Prefill:
                     await self._begin(admitted)
                 case asyncio.Task() as fetching:
                     await self._fetch_ended(fetching)
-                case Computed(num_tokens, mark):
-                    await self._tell_computed(num_tokens, mark)
+                case Computed(num_tokens, device_event):
+                    await self._tell_computed(num_tokens, device_event)
                 case Scored(tokens):
                     yield PromptLogprobs(tokens)
                 case Sampled() as sampled:
@@ -118,7 +128,7 @@ class _Prefill:
                     break
                 case Finished():
                     break
-                case Refused(message):
+                case AdmissionTimedOut(message):
                     raise NoRoom(message)
                 case TransferFailed() as failure:
                     raise failure
@@ -162,7 +172,7 @@ class _Prefill:
             return
         if not self._has_tried and self._policy.candidate(admitted.hit) is not None:
             self._fetches.declined()
-        await self._computes_from(admitted.reused_tokens, admitted.mark)
+        await self._computes_from(admitted.reused_tokens, admitted.device_event)
 
     def _try_fetch(self, admitted: Admitted) -> None:
         """Its end comes through the inbox: a hand-over that fails meanwhile ends the prefill, and the fetch with it."""
@@ -185,15 +195,15 @@ class _Prefill:
             return
         num_tokens = self._fetch.fetch_source.num_tokens
         self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
-        await self._computes_from(num_tokens, self._admitted.mark)
+        await self._computes_from(num_tokens, self._admitted.device_event)
 
     def _compute_instead(self) -> None:
         self._loop.post(lambda: self._engine.compute_instead(self._sequence))  # it is admitted once more
 
-    async def _computes_from(self, num_tokens: int, mark: Mark | None) -> None:
+    async def _computes_from(self, num_tokens: int, device_event: DeviceEvent | None) -> None:
         self._resumed_tokens, self._began_s = num_tokens, self._clock()
         if num_tokens:
-            await self._tell_computed(num_tokens, mark)
+            await self._tell_computed(num_tokens, device_event)
 
     # ------------------------------------------------------------ the hand-over
 
@@ -225,10 +235,10 @@ class _Prefill:
         assert self._request.reservation is not None, "there is somebody to pack for"
         return Place(self._sequence.held.block_ids, self._sequence.state_slot, self._request.reservation.layout)
 
-    async def _tell_computed(self, num_tokens: int, mark: Mark | None) -> None:
+    async def _tell_computed(self, num_tokens: int, device_event: DeviceEvent | None) -> None:
         """The engine tells of a chunk when it has launched it: it may go when the device has computed it."""
         if self._transfer is not None:
-            await self._runtime.packing.reached(mark)
+            await self._runtime.packing.wait_event(device_event)
             self._transfer.tokens_computed(num_tokens)
 
     def _finish_transfer(self, sampled: Sampled) -> OutgoingTransfer | None:

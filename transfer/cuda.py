@@ -2,8 +2,8 @@
 
 Gathers, digests and scatters follow each other on the memory's own stream, beside the engine's. A gather is enqueued
 when what it reads has been computed, a message is sent when its gather and digest are done, a scatter is enqueued when
-the digest was right, and a session lands when the scatter is done (`reached`, `summary`, `finished`). So no stream ever
-waits for the other, and neither does the engine's thread.
+the digest was right, and a session lands when the scatter is done (`wait_event`, `summary`, `finished`). So no
+stream ever waits for the other, and neither does the engine's thread.
 
 What a message needs besides its buffer (room for its summary, in pinned memory) is made with the buffer: a launch costs
 the host about as much as the kernel runs, and each allocation, small copy or event adds to it.
@@ -116,7 +116,7 @@ class CudaMemory:
     def finished(self) -> asyncio.Future[None]:
         return self._waits.until_done(self._stream, None)
 
-    async def reached(self, event: torch.cuda.Event) -> None:
+    async def wait_event(self, event: torch.cuda.Event) -> None:
         """Until all that was enqueued before the event was recorded, on its stream, is done."""
         if not event.query():
             await asyncio.get_running_loop().run_in_executor(self._threads, event.synchronize)

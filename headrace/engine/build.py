@@ -22,7 +22,7 @@ from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.models.flops import attention_tokens
 from headrace.models.model import HybridModel
-from headrace.models.weights import dummy_model, load_config, load_model
+from headrace.models.weights import load_config, load_model, random_model
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], 
 def _model(path: str, config: EngineConfig) -> HybridModel:
     dtype = getattr(torch, config.model_dtype)
     if config.load_format == "dummy":
-        return dummy_model(load_config(path), dtype, config.device)
+        return random_model(load_config(path), dtype, config.device)
     return load_model(path, dtype, config.device)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import DecodeRows, StepPlan
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource

@@ -29,9 +29,9 @@ from headrace.engine.publishing import Publisher, Share
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import Draw, score
 from headrace.engine.scheduler import Planned, Scheduler, after_turn
-from headrace.engine.sequence import Admitted, Computed, Finished, Job, Refused, Sampled, Scored, Sequence
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Job, Sampled, Scored, Sequence
 from headrace.engine.waiting import WaitingLine
-from headrace.forward.batch import SequenceStep
+from headrace.forward.sequence_step import SequenceStep
 from headrace.request import FinishReason, Request, Token
 
 HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
@@ -206,7 +206,7 @@ class Engine:
         now_s = self._clock()
         self.leases.expire(now_s)
         for late in self._waiting.expire(now_s):
-            late.job.on_event(Refused("no room in the cache before the deadline: retry later, or add nodes"))
+            late.job.on_event(AdmissionTimedOut("no room in the cache before the deadline: retry later, or add nodes"))
         while (sequence := self._waiting.first()) is not None and self._admit(sequence):
             self._waiting.leave(sequence)
 
@@ -314,8 +314,8 @@ class Engine:
             sequence.num_computed = claim.reused_tokens
             self._running.append(sequence)
         if sequence.num_preemptions == 0:
-            mark = self._runner.memory.mark()
-            sequence.job.on_event(Admitted(claim.hit, claim.reused_tokens, policy.state_arrives, mark))
+            device_event = self._runner.memory.record_event()
+            sequence.job.on_event(Admitted(claim.hit, claim.reused_tokens, policy.state_arrives, device_event))
         return True
 
     def _may_grow(self, sequence: Sequence) -> bool:
@@ -374,7 +374,7 @@ class Engine:
         start, end = max(span.start, sequence.computed_before), min(span.end, sequence.prompt_length)
         if start < end:
             sequence.num_prefilled += end - start
-            sequence.job.on_event(Computed(end, self._runner.memory.mark()))
+            sequence.job.on_event(Computed(end, self._runner.memory.record_event()))
 
     def _score(self, sequence: Sequence, logits: Tensor, start: int) -> None:
         """Row i of logits predicts the prompt's token start + i + 1; nothing predicts its first."""

@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan, check_steps
+from headrace.forward.sequence_step import SequenceStep
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from enum import IntEnum
 
 import numpy as np
 
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import PrefillRows, StepPlan
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.attention.prefill import PagedChunks

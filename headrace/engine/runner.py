@@ -19,9 +19,9 @@ from headrace.engine.graphs import (
 )
 from headrace.engine.prefill_inputs import PrefillInputs
 from headrace.engine.sampler import Draw, Drawn, choose
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.models.model import HybridModel

@@ -4,39 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from headrace.cache.claims import Claim
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
-from headrace.forward.memory import Mark
 from headrace.request import FinishReason, Request, Token
+
+
+class DeviceEvent(Protocol):
+    """A point in the work queued on a device: a torch.cuda.Event, without importing torch."""
+
+    def query(self) -> bool:
+        """True once the device has reached it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Blocks until the device has reached it."""
+        ...
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """The cache has made room; `reused_tokens` need neither computing nor receiving. A preempted request is
-    admitted again without a word; one that computes instead of receiving is told again.
+    """The request has its blocks and a slot; `reused_tokens` need neither computing nor receiving.
 
-    `state_arrives`: the engine computes nothing before `run_decode` (the whole prompt has landed) or `resume`
-    (a part of it has).
-    `mark`: what the device still does with these blocks for others, reused or new, ends there.
+    Re-admission after a preemption sends no event; after `Engine.compute_instead` it sends another one.
+
+    state_arrives   the engine computes nothing before `run_decode` (the whole prompt has been received) or `resume`
+                    (a part of it has)
+    device_event    other requests' work on these blocks, reused or new, ends there
     """
 
     hit: PrefixHit
     reused_tokens: int
     state_arrives: bool
-    mark: Mark | None = field(default=None, compare=False)
+    device_event: DeviceEvent | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """The prompt's first `num_tokens` tokens are in the blocks (and the state stands there) once the device has reached
-    the mark. It only grows: what is computed again after a preemption is not told again."""
+    """The prompt's first `num_tokens` tokens are computed, blocks and state, once the device reaches `device_event`.
+
+    Only ever grows: tokens that are computed again after a preemption are not reported again.
+    """
 
     num_tokens: int
-    mark: Mark | None = field(default=None, compare=False)
+    device_event: DeviceEvent | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -62,13 +77,13 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """No room came free before the deadline; the request holds nothing."""
+class AdmissionTimedOut:
+    """The cache had no capacity for the request before its deadline; the request holds nothing."""
 
     message: str
 
 
-Event = Admitted | Computed | Sampled | Scored | Finished | Refused
+Event = Admitted | Computed | Sampled | Scored | Finished | AdmissionTimedOut
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.engine.graphs import Capture, Captured
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import Draw
-from headrace.forward.batch import SequenceStep
+from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.dense.small_linear import MOST_ROWS
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from headrace.kernels.lib.sizes import cdiv

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.forward.batch import SequenceStep
+from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
 from headrace.kernels.lib.upload import upload_lists

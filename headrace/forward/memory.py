@@ -2,17 +2,13 @@
 
 from collections.abc import Sequence
 from math import gcd
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
-from headrace.forward.upload import IdRoom, upload_ids
+from headrace.forward.upload import PinnedIds, upload_ids
 from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
-
-Mark: TypeAlias = torch.cuda.Event
-"""A point in what the device has been given to do; who waits for it sleeps."""
 
 
 def use_device(device: str) -> None:
@@ -59,19 +55,19 @@ class CacheMemory:
         first_block: int,
         num_blocks: int,
         out: Tensor,
-        room: IdRoom | None = None,
+        pinned_ids: PinnedIds | None = None,
     ) -> None:
         """Copy a part of the prompt that lies in `block_ids` to out, as blocks of `block_size` tokens.
 
         first_block, num_blocks   the part, in blocks of that size; what of the last one is beyond the prompt's own
                                   blocks is filled with tokens of the prompt, which nobody reads
         out                       uint8 [num_blocks * bytes of such a block]
-        room                      for the blocks' ids, see `upload_ids`
+        pinned_ids                for the blocks' ids, see `upload_ids`
         """
         own_size = self.layout.block_size
         start, end = first_block * block_size, (first_block + num_blocks) * block_size
         within = range(start // own_size, min(-(-end // own_size), len(block_ids)))
-        ids = self._blocks(block_ids[within.start : within.stop], room)
+        ids = self._blocks(block_ids[within.start : within.stop], pinned_ids)
         if own_size == block_size:
             gather_rows(self._block_bytes, ids, out)
             return
@@ -94,9 +90,9 @@ class CacheMemory:
         planes_BPR = blocks_BR[:, None, :] * num_planes + planes_P[None, :, None]
         return (planes_BPR * rows_a_plane + (at_BR % rows_a_plane)[:, None, :]).flatten()
 
-    def scatter_blocks(self, block_ids: Sequence[int], src: Tensor, room: IdRoom | None = None) -> None:
+    def scatter_blocks(self, block_ids: Sequence[int], src: Tensor, pinned_ids: PinnedIds | None = None) -> None:
         """Copy src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
-        scatter_rows(self._block_bytes, self._blocks(block_ids, room), src)
+        scatter_rows(self._block_bytes, self._blocks(block_ids, pinned_ids), src)
 
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
         """Copy one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
@@ -121,16 +117,19 @@ class CacheMemory:
             arrived.view(-1).view(torch.uint8).copy_(rec_src)
             self.rec[slot].copy_(_cast(arrived, self.rec.dtype))
 
-    def mark(self) -> Mark | None:
-        """Behind all that has been launched on this memory; None on a host, where it has happened."""
+    def record_event(self) -> torch.cuda.Event | None:
+        """An event behind everything launched on this memory so far; None on a CPU, where it has already happened.
+
+        Waiting for it blocks instead of spinning.
+        """
         if self.device.type != "cuda":
             return None
-        mark = torch.cuda.Event(blocking=True)
-        mark.record(torch.cuda.current_stream(self.device))
-        return mark
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
-    def _blocks(self, block_ids: Sequence[int], room: IdRoom | None) -> Tensor:
-        return upload_ids(block_ids, self.num_blocks, "block", self.device, room)
+    def _blocks(self, block_ids: Sequence[int], pinned_ids: PinnedIds | None) -> Tensor:
+        return upload_ids(block_ids, self.num_blocks, "block", self.device, pinned_ids)
 
     def _state(self, slot: int) -> tuple[Tensor, Tensor]:
         """Conv windows and recurrent part as bytes: two pieces, which the driver copies as fast as any kernel."""

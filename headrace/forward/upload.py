@@ -11,18 +11,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def upload_ids(ids: Sequence[int], limit: int, what: str, device: torch.device, room: IdRoom | None = None) -> Tensor:
+def upload_ids(
+    ids: Sequence[int], limit: int, what: str, device: torch.device, pinned_ids: PinnedIds | None = None
+) -> Tensor:
     """int64 [len(ids)]; `upload_values` of headrace/kernels/lib/upload.py, many times faster for a
     thousand. Raises IndexError unless in 0..limit-1.
 
-    room   by way of which they go to a GPU, at a third of the price of memory for them alone
+    pinned_ids   by way of which they go to a GPU, at a third of the price of memory for them alone
     """
     values = np.frombuffer(array("q", ids), np.int64)
     if len(values) and values.view(np.uint64).max() >= limit:  # as an unsigned number a negative one is larger, too
         wrong = values[(values < 0) | (values >= limit)][0]
         raise IndexError(f"{what} {wrong} is not in 0..{limit - 1}")
-    if room is not None:
-        return room.upload(values)
+    if pinned_ids is not None:
+        return pinned_ids.upload(values)
     if device.type != "cuda":
         return torch.from_numpy(values)
     pinned = torch.empty(len(values), dtype=torch.int64, pin_memory=True)  # torch keeps used ones at hand
@@ -30,7 +32,7 @@ def upload_ids(ids: Sequence[int], limit: int, what: str, device: torch.device, 
     return pinned.to(device, non_blocking=True)
 
 
-class IdRoom:
+class PinnedIds:
     """Pinned memory and as much of the device's, for ids that are uploaded and used before the next ones are.
 
     It is their owner who sees to that, and that all of it happens on one stream.

@@ -14,8 +14,8 @@ DT_MIN, DT_MAX = 1e-3, 1e-1  # Mamba2's steps at initialisation (Dao & Gu 2024):
 A_MAX = 16.0
 
 
-class DummyCheckpoint:
-    """Stands in for `Checkpoint`: any name has a tensor, filled on the device, that depends on name and seed alone.
+class RandomWeights:
+    """Stands in for `WeightFiles`: any name has a tensor, filled on the device, that depends on name and seed alone.
 
     Rows of matrices have length about one, so that activations keep their size from layer to layer; the vectors
     that a state's decay is made of are drawn as its authors initialise them.
@@ -28,7 +28,7 @@ class DummyCheckpoint:
         self.remaining: Set[str] = frozenset()  # no name is there beforehand: loaders take the plainest layout
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """As `Checkpoint.take`, of any name."""
+        """As `WeightFiles.take`, of any name."""
         generator = torch.Generator(self._device).manual_seed(_seed_of(f"{self._seed}/{name}"))
         weight = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         match name.rsplit(".", 2)[-2:]:
@@ -50,7 +50,7 @@ class DummyCheckpoint:
         """Nothing is left over."""
 
 
-def dummy_fingerprint(config: str, device: torch.device, seed: int = SEED) -> str:
+def random_fingerprint(config: str, device: torch.device, seed: int = SEED) -> str:
     """That of no files: another device's random numbers are other weights."""
     return blake3(f"dummy/{seed}/{device.type}/{config}".encode()).hexdigest()
 

@@ -16,8 +16,8 @@ from headrace.models.config import ModelError
 SAMPLE_BYTES = 1024  # of each tensor's start, middle and end, for the fingerprint
 
 
-class Tensors(Protocol):
-    """Where a model's weights come from: `Checkpoint`, or `DummyCheckpoint`."""
+class WeightSource(Protocol):
+    """The tensors of a model by name: `WeightFiles`, or `RandomWeights`."""
 
     @property
     def remaining(self) -> Set[str]: ...
@@ -29,15 +29,17 @@ class Tensors(Protocol):
     def assert_all_taken(self) -> None: ...
 
 
-class Checkpoint:
-    """Tensors are taken once each, read to the device and cast there; what nobody took is an error
-    (`assert_all_taken`)."""
+class WeightFiles:
+    """WeightSource of a model folder: each is taken once, read to the device and cast there.
+
+    WeightSource that were not taken are an error (`assert_all_taken`).
+    """
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device):
         self.path = path
         self._dtype = dtype
         self._remaining: dict[str, Any] = {}  # name -> the open file that has it
-        for file in weight_files(path):
+        for file in safetensors_files(path):
             handle = safe_open(file, framework="pt", device=str(device))
             self._remaining.update(dict.fromkeys(handle.keys(), handle))
 
@@ -64,7 +66,7 @@ class Checkpoint:
             raise ModelError(f"{self.path} holds unexpected tensors: {_some(self._remaining)}")
 
 
-def weight_files(path: Path) -> list[Path]:
+def safetensors_files(path: Path) -> list[Path]:
     """model.safetensors, or the files that model.safetensors.index.json names."""
     index = path / "model.safetensors.index.json"
     if index.exists():
@@ -84,7 +86,7 @@ def fingerprint(path: Path, config: str) -> str:
     Two finetunes of one architecture differ in it; so may two shardings of the same weights.
     """
     digest = blake3(config.encode())
-    for file in weight_files(path):
+    for file in safetensors_files(path):
         with file.open("rb") as handle:
             (header_bytes,) = struct.unpack("<Q", handle.read(8))
             header = handle.read(header_bytes)

@@ -11,8 +11,8 @@ from headrace.models.families.family import Family
 from headrace.models.families.granite import BAMBA, GRANITE
 from headrace.models.families.qwen import QWEN
 from headrace.models.model import HybridModel
-from headrace.models.random_weights import DummyCheckpoint, dummy_fingerprint
-from headrace.models.weight_files import Checkpoint, Tensors, fingerprint
+from headrace.models.random_weights import RandomWeights, random_fingerprint
+from headrace.models.weight_files import WeightFiles, WeightSource, fingerprint
 
 FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": BAMBA,
@@ -42,30 +42,30 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
     """
     path = Path(path)
     family, config = _read(path)
-    checkpoint = Checkpoint(path, dtype, torch.device(device))
-    checkpoint.skip(*family.skipped)
-    return _assemble(family, config, checkpoint, fingerprint(path, config.canonical()))
+    weights = WeightFiles(path, dtype, torch.device(device))
+    weights.skip(*family.skipped)
+    return _assemble(family, config, weights, fingerprint(path, config.canonical()))
 
 
-def dummy_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
+def random_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
     """A model of that shape with random weights, made on `device`: no file is read."""
     place = torch.device(device)
-    identity = dummy_fingerprint(config.canonical(), place)
-    return _assemble(FAMILIES[config.architecture], config, DummyCheckpoint(dtype, place), identity)
+    identity = random_fingerprint(config.canonical(), place)
+    return _assemble(FAMILIES[config.architecture], config, RandomWeights(dtype, place), identity)
 
 
-def _assemble(family: Family, config: ModelConfig, tensors: Tensors, fingerprint: str) -> HybridModel:
-    names = tensors.remaining
+def _assemble(family: Family, config: ModelConfig, weights: WeightSource, fingerprint: str) -> HybridModel:
+    names = weights.remaining
     base = next((p for p in BASE_PREFIXES if f"{p}embed_tokens.weight" in names), BASE_PREFIXES[-1])
-    embedding = tensors.take(f"{base}embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    embedding = weights.take(f"{base}embed_tokens.weight", (config.vocab_size, config.hidden_size))
     if config.tied_embeddings:
-        tensors.skip("lm_head.weight")  # some files repeat the embedding under this name
+        weights.skip("lm_head.weight")  # some files repeat the embedding under this name
         head = embedding
     else:
-        head = tensors.take("lm_head.weight", (config.vocab_size, config.hidden_size))
-    layers = tuple(family.load_layer(tensors, f"{base}layers.{i}", config, i) for i in range(len(config.layers)))
-    norm = tensors.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
-    tensors.assert_all_taken()
+        head = weights.take("lm_head.weight", (config.vocab_size, config.hidden_size))
+    layers = tuple(family.load_layer(weights, f"{base}layers.{i}", config, i) for i in range(len(config.layers)))
+    norm = weights.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
+    weights.assert_all_taken()
     return HybridModel(
         config=config,
         fingerprint=fingerprint,

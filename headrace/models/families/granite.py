@@ -12,7 +12,7 @@ from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.mamba2 import Mamba2
 from headrace.models.model import DecoderLayer
-from headrace.models.weight_files import Tensors
+from headrace.models.weight_files import WeightSource
 
 
 def read_granite(raw: RawConfig) -> ModelConfig:
@@ -107,56 +107,56 @@ def _number(value: float | dict) -> float:
     return float(value["__float__"]) if isinstance(value, dict) else float(value)
 
 
-def load_granite_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
     hidden, inner = config.hidden_size, config.intermediate_size
     mlp = f"{prefix}.shared_mlp"
     shared = SwiGlu(
-        gate_up=LinearWeight(checkpoint.take(f"{mlp}.input_linear.weight", (2 * inner, hidden))),
-        down=LinearWeight(checkpoint.take(f"{mlp}.output_linear.weight", (hidden, inner))),
+        gate_up=LinearWeight(weights.take(f"{mlp}.input_linear.weight", (2 * inner, hidden))),
+        down=LinearWeight(weights.take(f"{mlp}.output_linear.weight", (hidden, inner))),
     )
     feed_forward: SwiGlu | MixtureOfExperts = shared
     if config.moe is not None:
-        feed_forward = _load_moe(checkpoint, f"{prefix}.block_sparse_moe", config.moe, shared)
+        feed_forward = _load_moe(weights, f"{prefix}.block_sparse_moe", config.moe, shared)
     return DecoderLayer(
-        mixer=_load_mixer(checkpoint, prefix, config, layer),
+        mixer=_load_mixer(weights, prefix, config, layer),
         feed_forward=feed_forward,
-        mixer_norm=checkpoint.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
-        feed_forward_norm=checkpoint.take(f"{prefix}.post_attention_layernorm.weight", (hidden,), torch.float32),
+        mixer_norm=weights.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
+        feed_forward_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,), torch.float32),
         norm_eps=config.norm_eps,
         residual_multiplier=config.residual_multiplier,
     )
 
 
-def _load_moe(checkpoint: Tensors, prefix: str, moe: MoeConfig, shared: SwiGlu) -> MixtureOfExperts:
+def _load_moe(weights: WeightSource, prefix: str, moe: MoeConfig, shared: SwiGlu) -> MixtureOfExperts:
     num, inner, hidden = moe.num_experts, moe.intermediate_size, shared.down.out_features
     return MixtureOfExperts(
         config=moe,
-        router=checkpoint.take(f"{prefix}.router.layer.weight", (num, hidden)),
-        gate_up=checkpoint.take(f"{prefix}.input_linear.weight", (num, 2 * inner, hidden)),
-        down=checkpoint.take(f"{prefix}.output_linear.weight", (num, hidden, inner)),
+        router=weights.take(f"{prefix}.router.layer.weight", (num, hidden)),
+        gate_up=weights.take(f"{prefix}.input_linear.weight", (num, 2 * inner, hidden)),
+        down=weights.take(f"{prefix}.output_linear.weight", (num, hidden, inner)),
         shared=shared,
         shared_gate=None,
     )
 
 
-def load_bamba_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_bamba_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
     hidden = config.hidden_size
     return DecoderLayer(
-        mixer=_load_mixer(checkpoint, prefix, config, layer),
-        feed_forward=SwiGlu.load(checkpoint, f"{prefix}.feed_forward", hidden, config.intermediate_size),
-        mixer_norm=checkpoint.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
-        feed_forward_norm=checkpoint.take(f"{prefix}.pre_ff_layernorm.weight", (hidden,), torch.float32),
+        mixer=_load_mixer(weights, prefix, config, layer),
+        feed_forward=SwiGlu.load(weights, f"{prefix}.feed_forward", hidden, config.intermediate_size),
+        mixer_norm=weights.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
+        feed_forward_norm=weights.take(f"{prefix}.pre_ff_layernorm.weight", (hidden,), torch.float32),
         norm_eps=config.norm_eps,
         residual_multiplier=config.residual_multiplier,
     )
 
 
-def _load_mixer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> Attention | Mamba2:
+def _load_mixer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> Attention | Mamba2:
     index, hidden, eps = config.mixer_index(layer), config.hidden_size, config.norm_eps
     if config.layers[layer].mixer == "attention":
-        return Attention.load(checkpoint, f"{prefix}.self_attn", config.attention, index, hidden, eps)
+        return Attention.load(weights, f"{prefix}.self_attn", config.attention, index, hidden, eps)
     assert isinstance(config.state, Mamba2Config)
-    return Mamba2.load(checkpoint, f"{prefix}.mamba", config.state, index, hidden, eps)
+    return Mamba2.load(weights, f"{prefix}.mamba", config.state, index, hidden, eps)
 
 
 GRANITE = Family(read_granite, load_granite_layer)

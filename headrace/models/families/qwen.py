@@ -14,7 +14,7 @@ from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.gated_delta import GatedDelta
 from headrace.models.model import DecoderLayer
-from headrace.models.weight_files import Tensors
+from headrace.models.weight_files import WeightSource
 
 NORM_OFFSET = 1.0
 
@@ -80,18 +80,18 @@ def _feed_forward(raw: RawConfig, moe: MoeConfig | None, layer: int) -> Literal[
     return "dense" if moe is None or dense else "moe"
 
 
-def load_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
     hidden = config.hidden_size
 
     def norm(name: str) -> Tensor:
-        return NORM_OFFSET + checkpoint.take(f"{prefix}.{name}.weight", (hidden,), torch.float32)
+        return NORM_OFFSET + weights.take(f"{prefix}.{name}.weight", (hidden,), torch.float32)
 
     if config.layers[layer].feed_forward == "moe":
-        feed_forward: SwiGlu | MixtureOfExperts = _load_moe(checkpoint, f"{prefix}.mlp", config)
+        feed_forward: SwiGlu | MixtureOfExperts = _load_moe(weights, f"{prefix}.mlp", config)
     else:
-        feed_forward = SwiGlu.load(checkpoint, f"{prefix}.mlp", hidden, config.intermediate_size)
+        feed_forward = SwiGlu.load(weights, f"{prefix}.mlp", hidden, config.intermediate_size)
     return DecoderLayer(
-        mixer=_load_mixer(checkpoint, prefix, config, layer),
+        mixer=_load_mixer(weights, prefix, config, layer),
         feed_forward=feed_forward,
         mixer_norm=norm("input_layernorm"),
         feed_forward_norm=norm("post_attention_layernorm"),
@@ -100,57 +100,57 @@ def load_layer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int
     )
 
 
-def _load_mixer(checkpoint: Tensors, prefix: str, config: ModelConfig, layer: int) -> Attention | GatedDelta:
+def _load_mixer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> Attention | GatedDelta:
     index, hidden, eps = config.mixer_index(layer), config.hidden_size, config.norm_eps
     if config.layers[layer].mixer == "attention":
-        return Attention.load(checkpoint, f"{prefix}.self_attn", config.attention, index, hidden, eps)
+        return Attention.load(weights, f"{prefix}.self_attn", config.attention, index, hidden, eps)
     assert isinstance(config.state, GatedDeltaConfig)
     prefix = f"{prefix}.linear_attn"
-    fused = f"{prefix}.in_proj_qkvz.weight" in checkpoint.remaining
+    fused = f"{prefix}.in_proj_qkvz.weight" in weights.remaining
     load_in_proj = _load_fused_in_proj if fused else _load_split_in_proj
-    in_proj = load_in_proj(checkpoint, prefix, config.state, hidden)
-    return GatedDelta.load(checkpoint, prefix, config.state, index, in_proj, eps)
+    in_proj = load_in_proj(weights, prefix, config.state, hidden)
+    return GatedDelta.load(weights, prefix, config.state, index, in_proj, eps)
 
 
-def _load_split_in_proj(checkpoint: Tensors, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
+def _load_split_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
     """Qwen3.5: four matrices, already in our order."""
     rows = {"qkv": c.conv_channels, "z": c.value_size, "b": c.num_value_heads, "a": c.num_value_heads}
-    return torch.cat([checkpoint.take(f"{prefix}.in_proj_{n}.weight", (r, hidden)) for n, r in rows.items()])
+    return torch.cat([weights.take(f"{prefix}.in_proj_{n}.weight", (r, hidden)) for n, r in rows.items()])
 
 
-def _load_fused_in_proj(checkpoint: Tensors, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
+def _load_fused_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
     """Qwen3-Next: two matrices, a key head's rows together: q, k, its value heads' v and z; their b and a."""
     Hk, value_rows = c.num_key_heads, c.value_size // c.num_key_heads
-    qkvz = checkpoint.take(f"{prefix}.in_proj_qkvz.weight", (2 * c.key_size + 2 * c.value_size, hidden))
-    ba = checkpoint.take(f"{prefix}.in_proj_ba.weight", (2 * c.num_value_heads, hidden))
+    qkvz = weights.take(f"{prefix}.in_proj_qkvz.weight", (2 * c.key_size + 2 * c.value_size, hidden))
+    ba = weights.take(f"{prefix}.in_proj_ba.weight", (2 * c.num_value_heads, hidden))
     by_head = qkvz.view(Hk, -1, hidden).split((c.key_dim, c.key_dim, value_rows, value_rows), dim=1)
     b_and_a = ba.view(Hk, 2, -1, hidden).unbind(1)
     return torch.cat([part.reshape(-1, hidden) for part in (*by_head, *b_and_a)])
 
 
-def _load_moe(checkpoint: Tensors, prefix: str, config: ModelConfig) -> MixtureOfExperts:
+def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> MixtureOfExperts:
     assert config.moe is not None
     moe, hidden = config.moe, config.hidden_size
-    gate_up, down = _load_experts(checkpoint, f"{prefix}.experts", moe, hidden)
+    gate_up, down = _load_experts(weights, f"{prefix}.experts", moe, hidden)
     return MixtureOfExperts(
         config=moe,
-        router=checkpoint.take(f"{prefix}.gate.weight", (moe.num_experts, hidden)),
+        router=weights.take(f"{prefix}.gate.weight", (moe.num_experts, hidden)),
         gate_up=gate_up,
         down=down,
-        shared=SwiGlu.load(checkpoint, f"{prefix}.shared_expert", hidden, moe.shared_intermediate_size),
-        shared_gate=checkpoint.take(f"{prefix}.shared_expert_gate.weight", (1, hidden)),
+        shared=SwiGlu.load(weights, f"{prefix}.shared_expert", hidden, moe.shared_intermediate_size),
+        shared_gate=weights.take(f"{prefix}.shared_expert_gate.weight", (1, hidden)),
     )
 
 
-def _load_experts(checkpoint: Tensors, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
+def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
     """gate_up [E, 2 I, hidden] and down [E, hidden, I], from one matrix an expert or from stacked tensors."""
     num, inner = moe.num_experts, moe.intermediate_size
-    if f"{prefix}.gate_up_proj" in checkpoint.remaining:
+    if f"{prefix}.gate_up_proj" in weights.remaining:
         return (
-            checkpoint.take(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
-            checkpoint.take(f"{prefix}.down_proj", (num, hidden, inner)),
+            weights.take(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
+            weights.take(f"{prefix}.down_proj", (num, hidden, inner)),
         )
-    take, each = checkpoint.take, range(num)
+    take, each = weights.take, range(num)
     gates = [take(f"{prefix}.{e}.gate_proj.weight", (inner, hidden)) for e in each]
     ups = [take(f"{prefix}.{e}.up_proj.weight", (inner, hidden)) for e in each]
     downs = [take(f"{prefix}.{e}.down_proj.weight", (hidden, inner)) for e in each]

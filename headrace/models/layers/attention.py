@@ -14,7 +14,7 @@ from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.models.config import AttentionConfig
 from headrace.models.layers.step import Step
-from headrace.models.weight_files import Tensors
+from headrace.models.weight_files import WeightSource
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Attention:
     @classmethod
     def load(
         cls,
-        checkpoint: Tensors,
+        weights: WeightSource,
         prefix: str,
         config: AttentionConfig,
         index: int,
@@ -41,24 +41,24 @@ class Attention:
         """From q_proj, k_proj, v_proj, o_proj; norm weights are stored as offsets from one."""
         H, KV, D = config.num_heads, config.num_kv_heads, config.head_dim
         q_rows = 2 * H * D if config.has_output_gate else H * D
-        q = checkpoint.take(f"{prefix}.q_proj.weight", (q_rows, hidden))
-        k = checkpoint.take(f"{prefix}.k_proj.weight", (KV * D, hidden))
-        v = checkpoint.take(f"{prefix}.v_proj.weight", (KV * D, hidden))
+        q = weights.take(f"{prefix}.q_proj.weight", (q_rows, hidden))
+        k = weights.take(f"{prefix}.k_proj.weight", (KV * D, hidden))
+        v = weights.take(f"{prefix}.v_proj.weight", (KV * D, hidden))
         gate = []
         if config.has_output_gate:  # on disk each head's query rows are followed by its gate rows
             q, gate_rows = q.view(H, 2, D, hidden).unbind(1)
             q, gate = q.reshape(H * D, hidden), [gate_rows.reshape(H * D, hidden)]
         qk_norm = None
         if config.has_qk_norm:
-            q_norm = checkpoint.take(f"{prefix}.q_norm.weight", (D,), torch.float32)
-            k_norm = checkpoint.take(f"{prefix}.k_norm.weight", (D,), torch.float32)
+            q_norm = weights.take(f"{prefix}.q_norm.weight", (D,), torch.float32)
+            k_norm = weights.take(f"{prefix}.k_norm.weight", (D,), torch.float32)
             qk_norm = 1.0 + torch.cat((q_norm.expand(H, D), k_norm.expand(KV, D)))
         return cls(
             config=config,
             index=index,
             norm_eps=norm_eps,
             in_proj=LinearWeight(torch.cat((q, k, v, *gate))),
-            out_proj=LinearWeight(checkpoint.take(f"{prefix}.o_proj.weight", (hidden, H * D))),
+            out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, H * D))),
             qk_norm_JD=qk_norm,
         )
 

@@ -11,7 +11,7 @@ from headrace.kernels.dense.residual import Product
 from headrace.kernels.moe.experts import moe_experts
 from headrace.kernels.moe.routing import moe_route
 from headrace.models.config import MoeConfig
-from headrace.models.weight_files import Tensors
+from headrace.models.weight_files import WeightSource
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class SwiGlu:
     down: LinearWeight  # [hidden, I]
 
     @classmethod
-    def load(cls, checkpoint: Tensors, prefix: str, hidden: int, intermediate: int) -> "SwiGlu":
+    def load(cls, weights: WeightSource, prefix: str, hidden: int, intermediate: int) -> "SwiGlu":
         """From gate_proj, up_proj and down_proj."""
-        gate = checkpoint.take(f"{prefix}.gate_proj.weight", (intermediate, hidden))
-        up = checkpoint.take(f"{prefix}.up_proj.weight", (intermediate, hidden))
-        down = checkpoint.take(f"{prefix}.down_proj.weight", (hidden, intermediate))
+        gate = weights.take(f"{prefix}.gate_proj.weight", (intermediate, hidden))
+        up = weights.take(f"{prefix}.up_proj.weight", (intermediate, hidden))
+        down = weights.take(f"{prefix}.down_proj.weight", (hidden, intermediate))
         return cls(LinearWeight(torch.cat((gate, up))), LinearWeight(down))
 
     def __call__(self, x: Tensor) -> Product:

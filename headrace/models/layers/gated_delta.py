@@ -21,7 +21,7 @@ from headrace.kernels.gdn.update import gdn_update
 from headrace.kernels.lib.segments import PrefillSegments
 from headrace.models.config import GatedDeltaConfig
 from headrace.models.layers.step import Step
-from headrace.models.weight_files import Tensors
+from headrace.models.weight_files import WeightSource
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class GatedDelta:
     @classmethod
     def load(
         cls,
-        checkpoint: Tensors,
+        weights: WeightSource,
         prefix: str,
         config: GatedDeltaConfig,
         index: int,
@@ -47,7 +47,7 @@ class GatedDelta:
     ) -> "GatedDelta":
         """`in_proj` comes from the family: the releases cut it differently."""
         Hv = config.num_value_heads
-        conv = checkpoint.take(f"{prefix}.conv1d.weight", (config.conv_channels, 1, config.conv_taps))
+        conv = weights.take(f"{prefix}.conv1d.weight", (config.conv_channels, 1, config.conv_taps))
         return cls(
             config=config,
             index=index,
@@ -55,11 +55,11 @@ class GatedDelta:
             in_proj=LinearWeight(in_proj),
             conv_weight=conv.squeeze(1),
             heads=GdnHeads(
-                A=-checkpoint.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
-                dt_bias=checkpoint.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
+                A=-weights.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
+                dt_bias=weights.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
             ),
-            norm_D=checkpoint.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
-            out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
+            norm_D=weights.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
+            out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
         )
 
     def __call__(self, x: Tensor, step: Step) -> Product:

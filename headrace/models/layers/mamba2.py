@@ -21,7 +21,7 @@ from headrace.kernels.ssd.prefill import ssd_prefill
 from headrace.kernels.ssd.update import ssd_update
 from headrace.models.config import Mamba2Config
 from headrace.models.layers.step import Step
-from headrace.models.weight_files import Tensors
+from headrace.models.weight_files import WeightSource
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Mamba2:
     @classmethod
     def load(
         cls,
-        checkpoint: Tensors,
+        weights: WeightSource,
         prefix: str,
         config: Mamba2Config,
         index: int,
@@ -47,23 +47,23 @@ class Mamba2:
         norm_eps: float,
     ) -> "Mamba2":
         inner, H, channels = config.inner_size, config.num_heads, config.conv_channels
-        conv = checkpoint.take(f"{prefix}.conv1d.weight", (channels, 1, config.conv_taps))
+        conv = weights.take(f"{prefix}.conv1d.weight", (channels, 1, config.conv_taps))
         return cls(
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=LinearWeight(checkpoint.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden))),
+            in_proj=LinearWeight(weights.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden))),
             conv_weight=conv.squeeze(1),
-            conv_bias=checkpoint.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
+            conv_bias=weights.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
             heads=SsdHeads(
-                A=-checkpoint.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
-                D=checkpoint.take(f"{prefix}.D", (H,), torch.float32),
-                dt_bias=checkpoint.take(f"{prefix}.dt_bias", (H,), torch.float32),
+                A=-weights.take(f"{prefix}.A_log", (H,), torch.float32).exp(),
+                D=weights.take(f"{prefix}.D", (H,), torch.float32),
+                dt_bias=weights.take(f"{prefix}.dt_bias", (H,), torch.float32),
                 dt_min=config.dt_min,
                 dt_max=config.dt_max,
             ),
-            norm_I=checkpoint.take(f"{prefix}.norm.weight", (inner,), torch.float32),
-            out_proj=LinearWeight(checkpoint.take(f"{prefix}.out_proj.weight", (hidden, inner))),
+            norm_I=weights.take(f"{prefix}.norm.weight", (inner,), torch.float32),
+            out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
     def __call__(self, x: Tensor, step: Step) -> Product:

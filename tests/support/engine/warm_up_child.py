@@ -19,11 +19,11 @@ from headrace.engine.graphs import Captured
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import Draw
 from headrace.engine.warm_up import warm_up
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention import paged_attention
 from headrace.kernels.lib.compile_ahead import compiling_ahead
-from headrace.models.weights import dummy_model, load_config
+from headrace.models.weights import load_config, random_model
 from headrace.request import Sampling
 from tests.support.kernels.compiling_child import Driver
 
@@ -39,7 +39,7 @@ def main() -> None:
     config = load_config(sys.argv[1])
     attention = next(layer for layer in config.layers if layer.mixer == "attention")
     config = replace(config, layers=(*config.layers, attention))
-    model = dummy_model(config, torch.bfloat16)
+    model = random_model(config, torch.bfloat16)
     memory = CacheMemory(model.cache_layout(block_size=16), num_blocks=600, num_slots=40)
     runner, rehearsal = ModelRunner(model, memory), ModelRunner(model, memory)
     with compiling_ahead():

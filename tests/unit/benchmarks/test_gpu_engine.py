@@ -7,8 +7,8 @@ import pytest
 from benchmarks.gpu_engine import prefill_steps, shrunk, shrunk_works
 from benchmarks.gpu_floors import WORKS, Decode, Prefill, floor_ms, reach_ms
 from benchmarks.shapes import GRANITE_H_MICRO, QWEN35_4B, SHAPES
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import check_steps
+from headrace.forward.sequence_step import SequenceStep
 
 ANCHOR_FLOORS_MS = {  # shared/anchors/h200.md
     "prefill 2,048": 17,

@@ -23,7 +23,7 @@ from decode_node.lifecycle import (
     with_joined_tokens,
 )
 from headrace.cache.hits import PrefixHit
-from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.request import FinishReason, Token
 from headrace.wire.messages import (
     DecodeReport,
@@ -87,7 +87,7 @@ def test_a_prompt_that_is_computed_here_opens_no_session() -> None:
 
 def test_a_request_that_finds_no_blocks_is_refused() -> None:
     request = new_lifecycle()
-    assert request.on(Refused("no blocks before the deadline")) == [Refuse("no blocks before the deadline")]
+    assert request.on(AdmissionTimedOut("no blocks before the deadline")) == [Refuse("no blocks before the deadline")]
     assert request.is_over
     assert request.on(CallEnded()) == [Release()]
 
@@ -171,7 +171,7 @@ def test_a_call_that_ends_gives_everything_back_in_every_state(state: DecodeStat
 EVENTS: dict[str, DecodeInput] = {
     "admitted": REMOTE,
     "admitted to compute": LOCAL,
-    "refused": Refused("late"),
+    "refused": AdmissionTimedOut("late"),
     "computed": Computed(64),
     "scored": Scored(()),
     "tokens": SECOND,

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.engine.graphs import Captured, CapturedPasses, StepGraphs
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES, PrefillInputs
 from headrace.engine.runner import ModelRunner
-from headrace.forward.batch import SequenceStep
+from headrace.forward.sequence_step import SequenceStep
 from tests.support.engine.oracle import random_prompt
 
 BLOCKS_EACH = 4

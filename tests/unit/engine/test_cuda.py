@@ -8,9 +8,9 @@ import torch
 
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import Draw
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
-from headrace.models.weights import dummy_model, load_config
+from headrace.forward.sequence_step import SequenceStep
+from headrace.models.weights import load_config, random_model
 from headrace.request import Sampling
 from tests.support.engine.driving import (
     GREEDY,
@@ -62,7 +62,7 @@ def test_preempted_requests_on_cuda_get_the_answers_of_the_cpu(family: str, tiny
 
 def prefilled(path: Path, lengths: tuple[int, ...], dtype: str) -> ModelRunner:
     """Sequence i stands in blocks 16 i .. 16 i + 15 and slot i; everything else is NaN. States are of `dtype`, too."""
-    model = dummy_model(load_config(path), getattr(torch, dtype), "cuda")
+    model = random_model(load_config(path), getattr(torch, dtype), "cuda")
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16, dtype), 16 * len(lengths), 24, "cuda"))
     for pool in (runner.memory.kv, runner.memory.conv, runner.memory.rec):
         pool.fill_(float("nan"))

@@ -12,10 +12,10 @@ from headrace.engine.graphs import Captured, CudaCapture
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.sampler import Draw
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.models.model import HybridModel
-from headrace.models.weights import dummy_model, load_config
+from headrace.models.weights import load_config, random_model
 from headrace.request import Sampling
 from tests.support.engine.driving import (
     GREEDY,
@@ -57,7 +57,7 @@ class Counted:
 
 def runner_of(path, dtype: str, state_dtype: str) -> ModelRunner:
     """Over memory of NaN."""
-    return runner_around(dummy_model(load_config(path), getattr(torch, dtype), "cuda"), state_dtype)
+    return runner_around(random_model(load_config(path), getattr(torch, dtype), "cuda"), state_dtype)
 
 
 def runner_around(model: HybridModel, state_dtype: str) -> ModelRunner:
@@ -168,7 +168,7 @@ def test_passes_in_bfloat16_differ_by_rounding_only(family: str, state_dtype: st
 def test_passes_at_real_widths_differ_by_rounding_only(shape: str) -> None:
     """A few layers, attention among states, and large passes, too: other tiles than those of tiny models."""
     layers = SHAPES[shape].layers[3:8]
-    model = dummy_model(replace(SHAPES[shape], layers=layers, vocab_size=50_000), torch.bfloat16, "cuda")
+    model = random_model(replace(SHAPES[shape], layers=layers, vocab_size=50_000), torch.bfloat16, "cuda")
     prompts, capture = Prompts(seed=3), Counted()
     plain, replayed = runner_around(model, "bfloat16"), runner_around(model, "bfloat16")
     replayed.capture_prefills(2048, MAX_TOKENS, capture)

@@ -9,9 +9,9 @@ import torch
 from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig
 from headrace.engine.runner import ModelRunner
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
-from headrace.models.weights import dummy_model, load_config, load_model
+from headrace.forward.sequence_step import SequenceStep
+from headrace.models.weights import load_config, load_model, random_model
 from tests.support.engine.driving import generate, request, small_engine
 from tests.support.engine.oracle import random_prompt
 
@@ -20,7 +20,7 @@ FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_weights_give_ordinary_logits(family: str, tiny_checkpoint) -> None:
-    model = dummy_model(load_config(tiny_checkpoint(family)))
+    model = random_model(load_config(tiny_checkpoint(family)))
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16), 20, 1))
     tokens = random_prompt(300)
     logits = runner.forward([SequenceStep(tokens, 0, range(20), None, 0, num_logits=len(tokens))])
@@ -31,10 +31,10 @@ def test_random_weights_give_ordinary_logits(family: str, tiny_checkpoint) -> No
 def test_the_same_shape_is_the_same_model_and_no_other_one(tiny_checkpoint) -> None:
     path = tiny_checkpoint("granite")
     config = load_config(path)
-    first, second = dummy_model(config), dummy_model(config)
+    first, second = random_model(config), random_model(config)
     assert torch.equal(first.embedding, second.embedding)
     assert first.fingerprint == second.fingerprint != load_model(path).fingerprint
-    assert first.fingerprint != dummy_model(load_config(tiny_checkpoint("granite_moe"))).fingerprint
+    assert first.fingerprint != random_model(load_config(tiny_checkpoint("granite_moe"))).fingerprint
 
 
 def test_the_engine_serves_a_folder_that_has_a_config_only(tiny_checkpoint, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_settings_that_cannot_work_are_refused(fields: dict, message: str) -> No
 
 
 def test_states_of_half_the_width_take_half_the_bytes(tiny_checkpoint) -> None:
-    model = dummy_model(load_config(tiny_checkpoint("granite")))
+    model = random_model(load_config(tiny_checkpoint("granite")))
     asked = EngineConfig(device="cuda:1", state_dtype="bfloat16")
     wide, narrow = model.cache_layout(16), model.cache_layout(16, asked.state_dtype)
     assert narrow.rec_bytes * 2 == wide.rec_bytes and narrow.conv_bytes == wide.conv_bytes

@@ -10,7 +10,7 @@ from headrace.cache.hits import ReceiveState
 from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.engine import BadRequest, RequestTooLarge
-from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.request import FinishReason
 from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit
 from tests.support.engine.oracle import clear_prompt, greedy, oracle, random_prompt
@@ -146,7 +146,7 @@ def test_a_full_cache_makes_requests_wait_and_refuses_them_at_their_deadline(tin
     waits = submit(built, request(random_prompt(size // 2), sampling))
     late = submit(built, request(random_prompt(size // 2, 1), sampling), admit_by_s=time.monotonic() - 1)
     run_all(built)
-    assert isinstance(late.events[-1], Refused)
+    assert isinstance(late.events[-1], AdmissionTimedOut)
     assert len(big.tokens) == 1 and waits.events == []
     built.engine.release(big.sequence)
     run_all(built)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from headrace.engine.runner import ModelRunner
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
-from headrace.models.weights import dummy_model, load_model
+from headrace.forward.sequence_step import SequenceStep
+from headrace.models.weights import load_model, random_model
 
 TOLERANCE = 1e-4
 BLOCKS_A = [40, 3, 17, 88, 9, 61, 5, 30, 12, 77, 23, 50, 2]  # 13 * 16 = 208 tokens, out of order
@@ -161,7 +161,7 @@ def test_steps_without_logits_give_none(family, prompt):
 def test_a_last_layer_that_attends_makes_outputs_for_the_logit_rows_alone(load_family, prompt):
     config = load_family("qwen35").model.config  # as tiny, its last layer has a state
     config = replace(config, layers=tuple(sorted(config.layers, key=lambda layer: layer.mixer == "attention")))
-    model = dummy_model(config)
+    model = random_model(config)
     assert model.reads_tails and not load_family("qwen35").model.reads_tails
 
     def last_rows(of_all: bool) -> list[Tensor]:

@@ -16,9 +16,9 @@ from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import Draw
 from headrace.engine.warm_up import warm_up
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.lib.dot import dot_block
 from headrace.request import Sampling
 from tests.support.engine.oracle import random_prompt

@@ -7,9 +7,9 @@ import torch
 
 from headrace.cache.layout import CacheLayout
 from headrace.engine.runner import ModelRunner
-from headrace.forward.batch import SequenceStep
 from headrace.forward.forward_batch import StepPlan
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 
 LAYOUT = CacheLayout(
     fingerprint="f",

@@ -14,10 +14,10 @@ from benchmarks.shapes import SHAPES
 from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.graphs import CudaCapture
 from headrace.engine.prefill_inputs import PrefillInputs
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.models.model import HybridModel
-from headrace.models.weights import dummy_model
+from headrace.models.weights import random_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -76,7 +76,7 @@ class Node:
 
 def model_of(shape: str) -> HybridModel:
     layers = SHAPES[shape].layers[LAYERS[shape]]
-    return dummy_model(replace(SHAPES[shape], layers=layers, vocab_size=VOCAB), torch.bfloat16, "cuda")
+    return random_model(replace(SHAPES[shape], layers=layers, vocab_size=VOCAB), torch.bfloat16, "cuda")
 
 
 def assert_overlapped_equals_single_file(node: Node, passes: list[list[SequenceStep]], monkeypatch) -> None:

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import Draw
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.models.weights import load_model
 from headrace.request import Sampling
 from tiny_models.recall import RecallQuestion, held_out_questions, is_right

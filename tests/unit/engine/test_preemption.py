@@ -7,7 +7,7 @@ import pytest
 
 from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
-from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.request import FinishReason, Sampling
 from tests.support.engine.driving import (
     GREEDY,
@@ -180,7 +180,7 @@ def test_a_preempted_request_goes_before_new_ones_and_has_no_deadline(tiny_check
         run.sequence.job = replace(run.sequence.job, admit_by_s=time.monotonic() - 1)
     assert built.engine.next_deadline_s() == late.sequence.job.admit_by_s
     built.engine.admit()
-    assert isinstance(late.events[-1], Refused)
+    assert isinstance(late.events[-1], AdmissionTimedOut)
     assert isinstance(second.events[-1], Sampled) and not third.events
     step_until(built, lambda: first.is_finished)
     built.engine.release(first.sequence)

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import BambaConfig
 
 from headrace.engine.runner import ModelRunner
-from headrace.forward.batch import SequenceStep
 from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_step import SequenceStep
 from headrace.models.config import ModelError, UnsupportedModel
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model

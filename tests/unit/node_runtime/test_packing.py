@@ -60,7 +60,7 @@ async def test_what_was_gathered_is_scattered_where_it_belongs_and_nowhere_else(
                 cache.kv[[1, 4]] = 0
             if message.state_bytes:
                 cache.conv[2], cache.rec[2] = 0, 0
-            await side.packing.reached(cache.mark())
+            await side.packing.wait_event(cache.record_event())
             await side.packing.scatter(message, buffer, side.place)
             await side.memory.finished()
     assert torch.equal(cache.kv[[1, 4]], blocks)
@@ -94,11 +94,11 @@ async def test_a_chunk_is_gathered_when_it_is_computed_while_the_next_one_comput
     await side.packing.warm_up(side.staging, SOON_S)
     torch.cuda._sleep(LONG_CYCLES // 4)
     side.cache.kv[[1, 4]] = 7.0  # the chunk, behind others' work
-    computed = side.cache.mark()
+    computed = side.cache.record_event()
     torch.cuda._sleep(4 * LONG_CYCLES)  # the next one
-    next_one = side.cache.mark()
+    next_one = side.cache.record_event()
     async with side.staging.hold(BLOCKS.num_bytes, SOON_S) as buffer:
-        await side.packing.reached(computed)
+        await side.packing.wait_event(computed)
         await side.packing.gather(BLOCKS, buffer, side.place)
         await side.memory.finished()
         assert not next_one.query()

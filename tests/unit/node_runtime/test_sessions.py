@@ -39,8 +39,8 @@ class SlowPacking:
         await self.let_go.wait()
         await self._inner.gather(message, buffer, held)
 
-    async def reached(self, mark: Any) -> None:
-        await self._inner.reached(mark)
+    async def wait_event(self, device_event: Any) -> None:
+        await self._inner.wait_event(device_event)
 
 
 def slowed(runtime: NodeRuntime) -> SlowPacking:

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
-from headrace.engine.sequence import Admitted, Computed, Finished, Refused, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.request import FinishReason, Token
 from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
 from node_runtime.lifecycle import CallEnded, Done, Refuse, Release, Released, Reply
@@ -126,7 +126,9 @@ def test_a_request_that_wants_no_token_ends_with_its_prompt() -> None:
 
 def test_a_request_that_finds_no_blocks_is_refused() -> None:
     request = new_lifecycle()
-    assert request.on(Refused("no blocks before the deadline"), 1.0) == [Refuse("no blocks before the deadline")]
+    assert request.on(AdmissionTimedOut("no blocks before the deadline"), 1.0) == [
+        Refuse("no blocks before the deadline")
+    ]
     assert request.is_over
 
 
@@ -196,7 +198,7 @@ def test_a_call_that_ends_gives_everything_back_in_every_state(name: str) -> Non
 EVENTS: dict[str, PrefillInput] = {
     "admitted": ADMITTED,
     "admitted to fetch": TO_FETCH,
-    "refused": Refused("late"),
+    "refused": AdmissionTimedOut("late"),
     "computed": Computed(256),
     "scored": Scored(()),
     "sampled": TOKEN,

@@ -65,7 +65,7 @@ async def test_staging_does_not_wait_for_what_the_engine_computes(memory: CudaMe
     computing = recorded(DEVICE)
     await memory.summary(buffer)
     assert not computing.query()
-    await memory.reached(computing)
+    await memory.wait_event(computing)
     assert computing.query()
 
 
@@ -98,7 +98,7 @@ async def test_waiting_for_a_long_time_costs_no_processor(memory: CudaMemory):
     torch.cuda._sleep(LONG_CYCLES)
     mark = recorded(DEVICE)
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    await memory.reached(mark)
+    await memory.wait_event(mark)
     waited_s = time.monotonic() - began_s
     assert waited_s > 0.05
     assert time.process_time() - began_cpu_s < waited_s / 4
