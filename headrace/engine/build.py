@@ -20,6 +20,7 @@ from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
+from headrace.kernels.lib.dispatch import set_hopper_kernels
 from headrace.models.flops import attention_tokens
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model, random_model
@@ -47,6 +48,7 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
 
 def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
     """Measures what memory the model left, sizes the pools, warms a GPU up. Raises ConfigError."""
+    set_hopper_kernels(config.hopper_kernels)
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     free_bytes = measure_free_bytes(torch.device(config.device))

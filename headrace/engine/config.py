@@ -25,6 +25,8 @@ class EngineConfig:
     overlap            launch a step before the tokens of the one before it are known; None: on a GPU. On a CPU
                        there is nothing to gain, but tests ask for it
     cuda_graphs        on a GPU, decode steps and short prefills are captured once and replayed
+    hopper_kernels     on a Hopper GPU, prompts use the variants of attention, SwiGLU and scans that are written for it;
+                       False: Triton's own. For the whole process: it counts for engines that are built after it
     threads            torch's CPU threads; None: torch's own choice
     block_size         tokens a block; nodes of a cluster may differ, whoever hands over packs the other side's blocks
     cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded
@@ -44,6 +46,7 @@ class EngineConfig:
     load_format: str = "safetensors"
     overlap: bool | None = None
     cuda_graphs: bool = True
+    hopper_kernels: bool = True
     threads: int | None = None
     block_size: int = 16
     cache_bytes: int | None = None

@@ -14,18 +14,18 @@ from headrace.kernels.dense.swiglu import swiglu_torch
 from headrace.kernels.dense.swiglu_linear_hopper import (
     can_be_copied,
     fills_the_chip,
-    fits,
-    is_faster_by_hand,
+    fits_hopper,
+    is_faster_on_hopper,
     swiglu_linear_hopper,
 )
-from headrace.kernels.lib.hopper import runs_by_hand
+from headrace.kernels.lib.dispatch import runs_hopper
 from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
 BOUND = {torch.float16: 2e-3, torch.bfloat16: 1e-2}
 needs_hopper = pytest.mark.skipif(
-    not runs_by_hand(torch.empty(1, dtype=torch.bfloat16, device=DEVICE)), reason="needs a Hopper GPU"
+    not runs_hopper(torch.empty(1, dtype=torch.bfloat16, device=DEVICE)), reason="needs a Hopper GPU"
 )
 
 
@@ -91,15 +91,15 @@ def test_a_layer_of_many_rows_takes_it(monkeypatch):
 
 def test_work_is_enough_when_the_last_round_is_nearly_full():
     granite, qwen = (SHAPES[model].intermediate_size for model in ("granite-h-micro", "qwen35-4b"))
-    assert [fills_the_chip(M, granite) for M in (128, 256, 512, 1024, 8192)] == [False, True, True, True, True]
-    assert [fills_the_chip(M, qwen) for M in (128, 256, 512, 1024, 2048)] == [False, False, False, True, True]
+    assert [fills_the_chip(M, granite, 132) for M in (128, 256, 512, 1024, 8192)] == [False, True, True, True, True]
+    assert [fills_the_chip(M, qwen, 132) for M in (128, 256, 512, 1024, 2048)] == [False, False, False, True, True]
 
 
 def test_other_devices_and_dtypes_do_not_fit():
     x, weight = operands(200, 128, 64, torch.float32)
-    assert not fits(x, weight)
+    assert not fits_hopper(x, weight)
     x, weight = x.bfloat16().cpu(), weight.bfloat16().cpu()
-    assert not fits(x, weight) and not is_faster_by_hand(x, weight)
+    assert not fits_hopper(x, weight) and not is_faster_on_hopper(x, weight)
     with pytest.raises(ValueError, match="use the library"):
         swiglu_linear_hopper(x, weight)
 

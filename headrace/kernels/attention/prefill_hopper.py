@@ -23,8 +23,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from headrace.kernels.attention.prefill import PagedChunks, check_paged
 from headrace.kernels.attention.prefill_hopper_consumers import Queries, consume
 from headrace.kernels.attention.prefill_hopper_warps import Form, Items, Pool, make_ring, produce
+from headrace.kernels.lib.dispatch import num_multiprocessors, runs_hopper
 from headrace.kernels.lib.exponentials import LOG2_E
-from headrace.kernels.lib.hopper import LAYOUT, MULTIPROCESSORS, SPAN, launch_registers, registers, runs_by_hand
+from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
 from headrace.kernels.lib.sizes import next_power_of_2
 
 
@@ -91,7 +92,7 @@ def paged_prefill_hopper(
     num_items = (T // (64 * tile.consumers // padded_group) + num_sequences) * num_kv
     block_rows = k_pool.stride(0) // k_pool.stride(1)
     keys, values = _rows_of(k_pool), _rows_of(v_pool)
-    grid = (min(num_items, MULTIPROCESSORS),)
+    grid = (min(num_items, num_multiprocessors(q.device)),)
     _hopper_prefill_kernel[grid](
         q, keys, values, v_pool, out, chunks.first_row_N1, chunks.start_N, chunks.table_NM,
         num_items, num_sequences, q.stride(0), block_rows, keys.shape[0], chunks.table_NM.stride(0),
@@ -117,7 +118,7 @@ def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
     H, D = q.shape[1:]
     _, block_size, num_kv, _ = k_pool.shape
     return (
-        runs_by_hand(q)
+        runs_hopper(q)
         and D in (64, 256)  # those measured
         and H // num_kv <= 64
         and 64 % block_size == 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headrace.kernels.dense.small_linear import MOST_ROWS, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu
-from headrace.kernels.dense.swiglu_linear_hopper import is_faster_by_hand, swiglu_linear_hopper
+from headrace.kernels.dense.swiglu_linear_hopper import is_faster_on_hopper, swiglu_linear_hopper
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.sizes import cdiv
 
@@ -53,7 +53,7 @@ class LinearWeight:
         """silu(gate) * up [M, O / 2], where the matrix holds the gate's rows above up's."""
         if self._has_few(x):
             return small_linear_triton(x, self._weight, "gated")
-        if is_faster_by_hand(x, self._weight):
+        if is_faster_on_hopper(x, self._weight):
             return swiglu_linear_hopper(x, self._weight)
         return swiglu(self(x))
 

@@ -27,17 +27,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from headrace.kernels.lib.dispatch import num_multiprocessors, runs_hopper
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import (
     LAYOUT,
-    MULTIPROCESSORS,
     SPAN,
     Turns,
     aggregate,
     launch_registers,
     make_turns,
     registers,
-    runs_by_hand,
     seen_as,
     tma_load,
     tma_store,
@@ -173,15 +172,15 @@ def _swiglu_linear_kernel(
 
 
 def swiglu_linear_hopper(x: Tensor, weight: Tensor) -> Tensor:
-    """Of what `fits` takes, be it ever so little work."""
-    if not fits(x, weight):
+    """Raises ValueError unless `fits_hopper`; takes less work, too, than it would be faster for."""
+    if not fits_hopper(x, weight):
         given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
         raise ValueError(f"{given}: use the library's product and headrace.kernels.dense.swiglu")
     M, I = x.shape  # noqa: E741
     num_columns = weight.shape[0] // 2
     y = torch.empty((M, num_columns), dtype=x.dtype, device=x.device)
     consumer_registers, producer_registers = registers(CONSUMERS.value)
-    _swiglu_linear_kernel[(min(num_tiles(M, num_columns), MULTIPROCESSORS),)](
+    _swiglu_linear_kernel[(min(num_tiles(M, num_columns), num_multiprocessors(x.device)),)](
         _described(x, ROWS.value, SPAN.value), _described(weight, COLUMNS.value, SPAN.value),
         _described(y, ROWS.value, COLUMNS.value), cdiv(M, CONSUMERS.value * ROWS.value), num_columns, I // SPAN.value,
         REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
@@ -198,19 +197,19 @@ def num_tiles(M: int, num_columns: int) -> int:
     return cdiv(M, CONSUMERS.value * ROWS.value) * (num_columns // COLUMNS.value)
 
 
-def fills_the_chip(M: int, num_columns: int) -> bool:
-    """Whether so many tiles leave few programs without one in their last round."""
+def fills_the_chip(M: int, num_columns: int, multiprocessors: int) -> bool:
+    """Whether so many tiles leave few programs, one a multiprocessor, without one in their last round."""
     tiles = num_tiles(M, num_columns)
-    return tiles >= LEAST_FULL * cdiv(tiles, MULTIPROCESSORS) * MULTIPROCESSORS
+    return tiles >= LEAST_FULL * cdiv(tiles, multiprocessors) * multiprocessors
 
 
-def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether it runs by hand, and the copy engine takes such memory."""
-    return runs_by_hand(x) and can_be_copied(x, weight)
+def fits_hopper(x: Tensor, weight: Tensor) -> bool:
+    """Whether Hopper variants run here, and the copy engine takes such memory."""
+    return runs_hopper(x) and can_be_copied(x, weight)
 
 
 def can_be_copied(x: Tensor, weight: Tensor) -> bool:
-    """See Contract."""
+    """Whether the copy engine takes such memory: see Contract."""
     return (
         x.dtype == weight.dtype
         and x.shape[1] == weight.shape[1]
@@ -225,6 +224,6 @@ def can_be_copied(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def is_faster_by_hand(x: Tensor, weight: Tensor) -> bool:
-    """Whether it fits, and is work enough to be worth it."""
-    return fits(x, weight) and fills_the_chip(len(x), weight.shape[0] // 2)
+def is_faster_on_hopper(x: Tensor, weight: Tensor) -> bool:
+    """Whether it fits, and is work enough to be faster than the library's product and swiglu.py."""
+    return fits_hopper(x, weight) and fills_the_chip(len(x), weight.shape[0] // 2, num_multiprocessors(x.device))

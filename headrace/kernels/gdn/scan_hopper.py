@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from headrace.kernels.lib.chunks import ChunkTable
-from headrace.kernels.lib.hopper import async_load, runs_by_hand
+from headrace.kernels.lib.dispatch import runs_hopper
+from headrace.kernels.lib.hopper import async_load
 
 COLUMNS, NUM_WARPS = 64, 4
 STAGES = gl.constexpr(4)  # chunks in shared memory: one in use, the others on their way
@@ -150,7 +151,7 @@ def launch_states_hopper(
 def fits_hopper(k: Tensor, V: int, chunk_size: int) -> bool:
     """Whether it runs by hand, and the kernel takes such sizes."""
     return (
-        runs_by_hand(k)
+        runs_hopper(k)
         and k.shape[2] == 128
         and V % COLUMNS == 0
         and chunk_size == 64

@@ -1,14 +1,11 @@
 """What the kernels by hand for Hopper share: when they run, how memory is laid out and taken in turns, a block's
 registers, and the names of Gluon that Triton 3.6 spells otherwise."""
 
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 from triton.language.core import _aggregate
 
-MULTIPROCESSORS = 132  # of an H200
 LEAST_REGISTERS = 32  # of a producer's thread
 
 SPAN = gl.constexpr(64)  # elements of a row that the copy engine lays out together: 128 bytes
@@ -77,15 +74,6 @@ def make_turns(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(free.index(stage), count=CONSUMERS)
     return Turns(full, free, STAGES)
-
-
-def runs_by_hand(x: Tensor) -> bool:
-    """Whether these kernels are for this chip, and this dtype."""
-    return (
-        x.is_cuda
-        and torch.cuda.get_device_capability(x.device)[0] == 9
-        and x.dtype in (torch.bfloat16, torch.float16)
-    )  # fmt: skip
 
 
 def launch_registers(consumers: int) -> int:

@@ -15,7 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, warpgroup_mma, warpgroup_mma_wait
 
 from headrace.kernels.lib.chunks import ChunkTable
-from headrace.kernels.lib.hopper import async_load, runs_by_hand
+from headrace.kernels.lib.dispatch import runs_hopper
+from headrace.kernels.lib.hopper import async_load
 
 ROWS, NUM_WARPS = 64, 4
 
@@ -156,7 +157,7 @@ def launch_outputs_hopper(
 def fits_hopper(x: Tensor, B: Tensor, C: Tensor, chunk_size: int) -> bool:
     """Whether it runs by hand, and the kernel takes such sizes."""
     return (
-        runs_by_hand(x)
+        runs_hopper(x)
         and (x.shape[2], B.shape[2], chunk_size) == (64, 128, 2 * ROWS)
         and all(rows.stride(0) % 8 == rows.data_ptr() % 16 == 0 for rows in (x, B, C))
     )

@@ -20,15 +20,18 @@ from tests.support.engine.driving import small_engine
 
 threads = []
 knobs.compilation.listener = lambda **compilation: threads.append(threading.current_thread().name.split("_")[0])
-small_engine(Path(sys.argv[1]), device="cuda")
+small_engine(Path(sys.argv[1]), device="cuda", hopper_kernels=sys.argv[2] == "hopper")
 print(json.dumps(threads))
 """
 
 
+@pytest.mark.parametrize("kernels", ["hopper", "triton"])
 @pytest.mark.parametrize("family", ["granite", "granite_moe", "qwen35", "qwen35_moe"])
-def test_no_kernel_is_left_to_compile_when_the_work_is_done_in_earnest(family: str, tiny_checkpoint, tmp_path) -> None:
+def test_no_kernel_is_left_to_compile_when_the_work_is_done_in_earnest(
+    family: str, kernels: str, tiny_checkpoint, tmp_path
+) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
-    command = [sys.executable, "-W", "ignore", "-c", NAME_WHO_COMPILES, str(tiny_checkpoint(family))]
+    command = [sys.executable, "-W", "ignore", "-c", NAME_WHO_COMPILES, str(tiny_checkpoint(family)), kernels]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=120, cwd=ROOT, env=environment, check=True)
     assert set(json.loads(done.stdout.splitlines()[-1])) == {"compile"}
