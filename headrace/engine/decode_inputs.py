@@ -16,7 +16,7 @@ from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
-from headrace.kernels.sampling.fed_tokens import fed_tokens
+from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 
 NOBODY = -1  # as a slot: read as zeros, written nowhere
 
@@ -83,7 +83,7 @@ class DecodeInputs:
                 attention=PagedDecode(num_rows, contexts),
             ),
             prefill=None,
-            tokens_T=fed_tokens(row[Field.TOKEN], row[Field.FEED], self._drawn),
+            tokens_T=resolve_future_tokens(row[Field.TOKEN], row[Field.FEED], self._drawn),
             positions_T=row[Field.POSITION],
             block_T=row[Field.BLOCK],
             offset_T=row[Field.OFFSET],

@@ -35,7 +35,7 @@ from headrace.forward.sequence_step import SequenceStep
 from headrace.request import FinishReason, Request, Token
 
 HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
-UNKNOWN = 0  # in the place of a token whose value is still on the device
+FUTURE_TOKEN = 0  # in the place of a token whose value is still on the device
 
 
 class BadRequest(ValueError):
@@ -351,7 +351,7 @@ class Engine:
         claim = sequence.held
         feed = self._in_flight.places.get(sequence) if self._in_flight is not None else None
         return SequenceStep(
-            tokens=sequence.tokens[span.start : span.end] if feed is None else (UNKNOWN,),
+            tokens=sequence.tokens[span.start : span.end] if feed is None else (FUTURE_TOKEN,),
             start=span.start,
             block_ids=claim.block_ids,
             src_slot=sequence.state_slot if span.start else None,

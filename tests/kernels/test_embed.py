@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headrace.kernels.dense.embed import embed_torch, embed_triton
-from headrace.kernels.sampling.fed_tokens import fed_tokens_torch, fed_tokens_triton
+from headrace.kernels.sampling.future_tokens import resolve_future_tokens_torch, resolve_future_tokens_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -23,7 +23,8 @@ def test_rows_of_the_embedding(num_tokens: int, width: int, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 63, 64, 65, 256])
 def test_tokens_come_from_the_draws_where_fed(num_rows: int):
-    feed = torch.randint(-1, 7, (num_rows,), device=DEVICE)
+    source = torch.randint(-1, 7, (num_rows,), device=DEVICE)
     known = torch.randint(0, 100, (num_rows, 3), device=DEVICE)[:, 1]
     drawn = torch.randint(100, 200, (7,), device=DEVICE)
-    assert torch.equal(fed_tokens_triton(known, feed, drawn), fed_tokens_torch(known, feed, drawn))
+    expected = resolve_future_tokens_torch(known, source, drawn)
+    assert torch.equal(resolve_future_tokens_triton(known, source, drawn), expected)
