@@ -1,7 +1,7 @@
 # Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check proto bench-cpu bench-cache bench-gpu bench-gpu-cluster bench-transfer bench-faults clean
+.PHONY: help venv demo test check proto bench-cpu bench-cache test-all bench-gpu bench-gpu-cluster bench-transfer campaigns clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,13 +15,14 @@ export TOKENIZERS_PARALLELISM := false
 
 help:
 	@echo 'make demo       start a small cluster, ask it two questions, stop it'
-	@echo 'make test       every test (PYTEST_ARGS="-m not\ slow" leaves the slow ones out)'
-	@echo 'make check      ruff, mypy, import-linter'
+	@echo 'make test       the tests to run before a commit (PYTEST_ARGS="-k name" for some of them)'
+	@echo 'make test-all   the same and the slow ones, as CI does'
+	@echo 'make check      ruff, docstrings, mypy, import-linter'
 	@echo 'make bench-cpu  the benchmarks that need no GPU'
 	@echo 'make bench-cache  replay request traces through the cache (TRACES="FILE ..."), and what its own work costs'
 	@echo 'make bench-gpu  one GPU: prefill and decode beside vLLM, kernels beside the floor, start-up (PYTHON=python3)'
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
-	@echo 'make bench-faults  every kind of fault fifty times under load (20 min), and ten thousand hand-overs in a row'
+	@echo 'make campaigns  every kind of fault fifty times under load (20 min), and ten thousand transfers in a row'
 	@echo 'make bench-transfer  the hand-over alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
 	@echo 'make proto      generate headrace/wire/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
@@ -80,25 +81,25 @@ bench-cache: venv
 # the others from their turn.
 GPU_PYTHON = $(or $(PYTHON),python3)
 GPU_RESULTS ?= .run/bench-gpu
-GPU_BENCHES ?= engine kernels_products kernels_state kernels_scan kernels_attention kernels_rows start
+GPU_BENCHES ?= gpu-engine kernels-products kernels-state kernels-scan kernels-attention kernels-rows gpu-start
 HAS_PUBLISHED_SCANS = from importlib.util import find_spec; exit(not (find_spec("fla") and find_spec("mamba_ssm")))
 
 bench-gpu:
 	@mkdir -p $(GPU_RESULTS); failed=; \
 	published=$$($(GPU_PYTHON) -c '$(HAS_PUBLISHED_SCANS)' && echo --library); \
 	for name in $(GPU_BENCHES); do \
-	  arguments=; [ $$name != kernels_scan ] || arguments=$$published; \
-	  printf '\n## bench.gpu_%s %s\n\n' $$name "$$arguments"; \
-	  $(GPU_PYTHON) -u -m benchmarks.gpu_$$name $$arguments 2>&1 | tee $(GPU_RESULTS)/$$name.txt || failed="$$failed $$name"; \
+	  arguments=; [ $$name != kernels-scan ] || arguments=$$published; \
+	  printf '\n## %s %s\n\n' $$name "$$arguments"; \
+	  $(GPU_PYTHON) -u -m benchmarks $$name $$arguments 2>&1 | tee $(GPU_RESULTS)/$$name.txt || failed="$$failed $$name"; \
 	done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 bench-gpu-cluster:
-	$(GPU_PYTHON) -u -m benchmarks.gpu_cluster --out $(GPU_RESULTS)/cluster
+	$(GPU_PYTHON) -u -m benchmarks gpu-cluster --out $(GPU_RESULTS)/cluster
 
-bench-faults: venv
-	$(BIN)/python -m benchmarks faults
-	$(BIN)/python -m benchmarks soak
+campaigns: venv
+	$(BIN)/python -m pytest -s tests/cluster/test_fault_campaign.py --fault-rounds 25 --timeout 3600
+	$(BIN)/python -m pytest -s tests/cluster/test_soak.py --soak-sessions 10000
 
 bench-transfer: $(if $(PYTHON),,venv)
 	$(or $(PYTHON),$(BIN)/python) -m benchmarks transfer-cpu

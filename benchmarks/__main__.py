@@ -1,47 +1,43 @@
-"""`headrace bench NAME`: runs one benchmark; what it prints are ratios from one run."""
+"""`python -m benchmarks NAME`: runs one benchmark, from a clone of the repository. Ratios are of one run."""
 
-import runpy
 import sys
-from pathlib import Path
+from importlib import import_module
 
-REPOSITORY = Path(__file__).parents[1]
+import typer
 
 BENCHMARKS = {
-    "admission": ("benchmarks.admission", "what proving a hand-over's messages costs"),
-    "cache-costs": ("benchmarks.cache_costs", "the cache's own work: hashing, matching, publishing, evicting"),
-    "cache-table": ("benchmarks.cache_table", "hit rates of checkpoint and eviction policies on request traces"),
-    "cache-updates": ("benchmarks.cache_updates", "following a cache of a million blocks"),
-    "cpu-engine": ("benchmarks.cpu_engine", "the forward pass against transformers"),
-    "cpu-cluster": ("benchmarks.cpu_cluster", "router and two nodes against the engine alone"),
-    "emission": ("benchmarks.emission", "a prefill with many checkpoints against one"),
-    "gpu-cluster": ("benchmarks.gpu_cluster", "a prefill and a decode GPU, over HTTP, beside one GPU that does both"),
-    "faults": ("benchmarks.faults", "a cluster whose nodes and network fail under load"),
-    "gpu-engine": ("benchmarks.gpu_engine", "prefill and decode on a GPU beside vLLM and the chip's floor"),
-    "gpu-start": ("benchmarks.gpu_start", "from process start to the first token over HTTP, on one GPU"),
-    "gpu-steps": ("benchmarks.gpu_steps", "decode steps through the whole engine on a GPU"),
-    "host-overhead": ("benchmarks.host_overhead", "what the hosts do for a cached prompt, stage by stage"),
-    "fetching": ("benchmarks.fetching", "a chat whose prefill node learns from the decode node, or does not"),
-    "transfer-gpu": ("benchmarks.transfer_gpu", "a hand-over between two GPUs, its parts, and NIXL beside it"),
-    "soak": ("benchmarks.soak", "ten thousand hand-overs in a row, and what the processes hold"),
-    "transfer-cpu": ("benchmarks.transfer_cpu", "a hand-over between two processes against a memcpy"),
+    "cache-table": ("cache.replay", "hit rates of checkpoint and eviction policies on request traces"),
+    "cache-costs": ("cache.costs", "the cache's own work: hashing, matching, publishing, evicting"),
+    "cache-updates": ("cache.updates", "a router that follows a cache of a million blocks"),
+    "cpu-engine": ("engine.cpu", "the forward pass against transformers"),
+    "emission": ("engine.emission", "a prefill with many checkpoints against one"),
+    "host-overhead": ("engine.host_overhead", "host work for a cached prompt, stage by stage"),
+    "gpu-engine": ("engine.gpu", "prefill and decode on a GPU beside vLLM and the chip's floor"),
+    "gpu-steps": ("engine.steps", "decode steps through the whole engine on a GPU"),
+    "cpu-cluster": ("cluster.overhead", "router and two nodes against the engine alone"),
+    "fetching": ("cluster.fetching", "a chat whose prefill node fetches from the decode node, or computes"),
+    "gpu-cluster": ("cluster.disaggregated", "a prefill and a decode GPU, over HTTP, beside one GPU that does both"),
+    "gpu-start": ("cluster.start", "from process start to the first token over HTTP, on one GPU"),
+    "kernels-attention": ("kernels.attention", "attention kernels beside the chip's floor"),
+    "kernels-products": ("kernels.products", "dense products beside cuBLAS and the chip's floor"),
+    "kernels-rows": ("kernels.rows", "norms, SwiGLU, experts and sampling beside the chip's floor"),
+    "kernels-scan": ("kernels.scan", "prefill scans beside what others publish"),
+    "kernels-state": ("kernels.state", "state updates, convolutions, gather and scatter"),
+    "transfer-cpu": ("transfer.host", "a transfer between two processes beside a memcpy and TCP"),
+    "transfer-gpu": ("transfer.gpu", "a transfer between two GPUs, its parts, and NIXL beside it"),
+    "authentication": ("transfer.authentication", "microseconds that signing and verifying a message costs"),
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Passes the remaining arguments on; the process's exit status."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or arguments[0] not in BENCHMARKS:
-        for name, (_, what) in BENCHMARKS.items():
-            print(f"headrace bench {name:<14} {what}")
-        return 0 if not arguments or arguments[0] in ("-h", "--help") else 2
-    # The benchmarks run on the tests' random models and clusters, which are no installed package.
-    if not (REPOSITORY / "tests" / "support").is_dir():
-        print(f"{REPOSITORY} has no tests/support: run benchmarks from a clone of the repository", file=sys.stderr)
-        return 2
-    sys.path.insert(0, str(REPOSITORY))
-    module = BENCHMARKS[arguments[0]][0]
-    sys.argv = [f"headrace bench {arguments[0]}", *arguments[1:]]
-    runpy.run_module(module, run_name="__main__")
+def main() -> int:
+    """Runs the benchmark that the first argument names; without one, lists them."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name not in BENCHMARKS:
+        for each, (_, subject) in BENCHMARKS.items():
+            print(f"python -m benchmarks {each:<18} {subject}")
+        return 0 if name in ("", "-h", "--help") else 2
+    sys.argv[:2] = [f"python -m benchmarks {name}"]
+    typer.run(import_module(f"benchmarks.{BENCHMARKS[name][0]}").main)
     return 0
 
 

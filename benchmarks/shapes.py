@@ -1,7 +1,21 @@
-"""The model shapes that benchmarks speak of: real sizes, no weights."""
+"""Model shapes of real sizes, small ones for CPUs, and model folders for them, with or without weights.
+
+A folder without weights is loaded by `load_format: dummy`. Its tokenizer is that of a shipped model: it decodes the
+first few thousand ids and no others. Prompts are token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, Mamba2Config, ModelConfig
 
+TINY_MODELS = Path(__file__).parents[1] / "tiny_models"
 _ATTENTION, _STATE = LayerConfig("attention", "dense"), LayerConfig("state", "dense")
 
 GRANITE_H_MICRO = ModelConfig(
@@ -45,3 +59,123 @@ QWEN35_4B = ModelConfig(
 )
 
 SHAPES = {"qwen35-4b": QWEN35_4B, "granite-h-micro": GRANITE_H_MICRO}
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 4096,
+    "max_position": 8192,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "norm_eps": 1e-6,
+    "tied_embeddings": True,
+    "layers": (_STATE, _STATE, _STATE, _ATTENTION) * 2,
+    "moe": None,
+}
+
+CPU_SHAPES = {  # 7 to 9 M parameters
+    "granite": ModelConfig(
+        architecture="GraniteMoeHybridForCausalLM",
+        attention=AttentionConfig(num_heads=8, num_kv_heads=2, head_dim=32, scale=32**-0.5),
+        state=Mamba2Config(num_heads=16, head_dim=32, state_size=64, num_groups=1, conv_taps=4, has_conv_bias=True),
+        **_SMALL,
+    ),
+    "qwen35": ModelConfig(
+        architecture="Qwen3_5ForCausalLM",
+        attention=AttentionConfig(
+            num_heads=8,
+            num_kv_heads=2,
+            head_dim=32,
+            scale=32**-0.5,
+            rotary_dim=8,
+            rope_theta=1e7,
+            has_qk_norm=True,
+            has_output_gate=True,
+        ),
+        state=GatedDeltaConfig(num_key_heads=8, num_value_heads=8, key_dim=32, value_dim=32, conv_taps=4),
+        **_SMALL,
+    ),
+}
+
+
+def write_shape(config: ModelConfig, folder: Path) -> Path:
+    """Writes a model folder without weights; `headrace.models.weights.load_config` reads `config` back from it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(TINY_MODELS / "headrace-tiny-qwen3.5" / file, folder)
+    family_fields = _delta_fields if isinstance(config.state, GatedDeltaConfig) else _mamba_fields
+    (folder / "config.json").write_text(json.dumps(_common_fields(config) | family_fields(config), indent=1))
+    return folder
+
+
+def write_weights(folder: Path, device: str, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Writes random weights for the shape in `folder`, initialised and saved by transformers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
+    config = (folder / "config.json").read_text()
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(config)  # transformers writes its own fields
+    (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def _common_fields(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "architectures": [config.architecture],
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied_embeddings,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": config.attention.num_heads,
+        "num_key_value_heads": config.attention.num_kv_heads,
+        "hidden_act": "silu",
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _mamba_fields(config: ModelConfig) -> dict[str, Any]:
+    attention, state = config.attention, config.state
+    assert isinstance(state, Mamba2Config) and attention.head_dim * attention.num_heads == config.hidden_size
+    return {
+        "model_type": "granitemoehybrid",
+        "layer_types": ["attention" if each.mixer == "attention" else "mamba" for each in config.layers],
+        "shared_intermediate_size": config.intermediate_size,
+        "num_local_experts": 0,
+        "position_embedding_type": "nope",
+        "attention_multiplier": attention.scale,
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "logits_scaling": config.logits_divisor,
+        "mamba_n_heads": state.num_heads,
+        "mamba_d_head": state.head_dim,
+        "mamba_expand": state.inner_size // config.hidden_size,
+        "mamba_d_state": state.state_size,
+        "mamba_n_groups": state.num_groups,
+        "mamba_d_conv": state.conv_taps,
+        "mamba_conv_bias": state.has_conv_bias,
+    }
+
+
+def _delta_fields(config: ModelConfig) -> dict[str, Any]:
+    attention, state = config.attention, config.state
+    assert isinstance(state, GatedDeltaConfig)
+    rotary_share = attention.rotary_dim / attention.head_dim
+    return {
+        "model_type": "qwen3_5_text",
+        "layer_types": ["full_attention" if e.mixer == "attention" else "linear_attention" for e in config.layers],
+        "head_dim": attention.head_dim,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": attention.rope_theta,
+            "partial_rotary_factor": rotary_share,
+        },
+        "linear_num_key_heads": state.num_key_heads,
+        "linear_num_value_heads": state.num_value_heads,
+        "linear_key_head_dim": state.key_dim,
+        "linear_value_head_dim": state.value_dim,
+        "linear_conv_kernel_dim": state.conv_taps,
+    }

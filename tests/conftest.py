@@ -33,6 +33,13 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
     return checkpoint
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    campaigns = parser.getgroup("campaigns", "how long the long ones are")
+    campaigns.addoption("--fault-rounds", type=int, default=3, help="faults of each kind, with each model")
+    campaigns.addoption("--soak-sessions", type=int, default=1000, help="sessions in a row")
+    campaigns.addoption("--soak-devices", nargs=2, default=("cpu", "cpu"), help="of the sender and of the receiver")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.nodeid.partition("::")[0] in UNDISTURBED)
 

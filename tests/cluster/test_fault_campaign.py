@@ -1,4 +1,4 @@
-"""Every kind of fault a few times under load; `python -m benchmarks faults` does each fifty times."""
+"""Every kind of fault a few times under load; `make campaigns` does each fifty times, with both shipped models."""
 
 from pathlib import Path
 
@@ -7,8 +7,7 @@ import pytest
 from tests.support.cluster.fault_campaign import CUT_S, DEADLINE_S, SCENARIOS, Row, run, table
 from tests.support.cluster.netns import NamespacesUnavailable
 
-MODEL = Path(__file__).parents[2] / "tiny_models" / "headrace-tiny-qwen3.5"
-ROUNDS = 3
+MODELS = Path(__file__).parents[2] / "tiny_models"
 
 pytestmark = pytest.mark.slow
 
@@ -17,16 +16,25 @@ def failures(row: Row) -> int:
     return sum(row.sessions_failed.values())
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Both models only in a long campaign: one of them meets every fault in a short one."""
+    is_long = metafunc.config.getoption("--fault-rounds") > 3
+    metafunc.parametrize("model", ["headrace-tiny-qwen3.5", "headrace-tiny-granite-h"][: 1 + is_long])
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
-async def test_no_answer_is_wrong_and_everything_comes_back(name: str, tmp_path: Path) -> None:
+async def test_no_answer_is_wrong_and_everything_comes_back(
+    name: str, model: str, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    rounds = pytestconfig.getoption("--fault-rounds")
     try:
-        row = await run(name, MODEL, tmp_path, rounds=ROUNDS)  # asserts that everything comes back
+        row = await run(name, MODELS / model, tmp_path, rounds=rounds)  # asserts that everything comes back
     except NamespacesUnavailable as why:
         pytest.skip(str(why))
     print("\n" + table([row]))
     assert row.wrong == []
     assert row.right > 0
-    assert row.rounds >= ROUNDS and failures(row) > 0  # the faults met sessions
+    assert row.rounds >= rounds and failures(row) > 0  # the faults met sessions
     match name:
         case "prefill node killed" | "decode node killed":
             assert row.percentile(0.95) < 2
@@ -35,4 +43,4 @@ async def test_no_answer_is_wrong_and_everything_comes_back(name: str, tmp_path:
         case "link cut and restored":
             assert row.slowest_s < CUT_S[1] - 1  # nobody waits until the network is back
         case "message late":
-            assert row.dropped >= ROUNDS
+            assert row.dropped >= rounds

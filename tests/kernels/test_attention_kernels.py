@@ -279,9 +279,9 @@ def test_no_rows_prepare_nothing():
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
-    from benchmarks.gpu_kernels_attention import compile_checks
+    from tests.support.kernels.launches import attention_launches
 
-    names, launches = zip(*compile_checks(), strict=True)
+    names, launches = zip(*attention_launches(), strict=True)
     # Tiles for heads of 256 and capped registers keep a little on the stack: still faster than tiles that keep none.
     # Of the kernel by hand it is what stands around its loops, and less by Triton 3.6, which the GPU machine has.
     most = {name: 160 if "by hand" in name else 96 for name in names}

@@ -149,7 +149,7 @@ def test_all_tokens_may_choose_the_same_experts():
 
 @pytest.mark.slow
 def test_kernels_compile_for_an_h200_without_spilling():
-    from benchmarks.gpu_kernels_rows import compile_checks
+    from tests.support.kernels.launches import row_launches
 
-    for report in compile_for_h200([launch for _, launch in compile_checks()]):
+    for report in compile_for_h200([launch for _, launch in row_launches()]):
         assert report.stack_bytes == 0 and report.shared_bytes <= 227 * 1024

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_kernels_products import product_launch, products
+from benchmarks.kernels.products import products
 from benchmarks.shapes import SHAPES
 from headrace.kernels.dense.linear import LinearWeight, widened_triton
 from headrace.kernels.dense.rms_norm import rms_norm
@@ -12,6 +12,7 @@ from headrace.kernels.dense.small_linear import Tile, small_linear_triton, tile_
 from headrace.kernels.dense.swiglu import swiglu_torch
 from headrace.kernels.lib.sizes import cdiv
 from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
+from tests.support.kernels.launches import product_launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_kernels_products import gated_launch
 from benchmarks.shapes import SHAPES
 from headrace.kernels.dense import linear
 from headrace.kernels.dense.linear import LinearWeight
@@ -20,6 +19,7 @@ from headrace.kernels.dense.swiglu_linear_hopper import (
 )
 from headrace.kernels.lib.dispatch import runs_hopper
 from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
+from tests.support.kernels.launches import swiglu_linear_launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
@@ -134,6 +134,6 @@ class TestWhatTheCopyEngineTakes:
 
 
 def test_it_compiles_for_an_h200_without_spills():
-    for report in compile_for_h200([gated_launch("bf16"), gated_launch("fp16")]):
+    for report in compile_for_h200([swiglu_linear_launch("bf16"), swiglu_linear_launch("fp16")]):
         assert report.stack_bytes == 0 and report.shared_bytes <= SHARED_BYTES_A_BLOCK, report
         assert "wgmma.mma_async.sync.aligned.m64n256k16" in report.ptx

@@ -130,5 +130,5 @@ def _launch(
 
 def row_tile(D: int) -> tuple[int, int]:
     """Rows a program and its warps: about 2,048 values, 8 a thread. With 16 a thread a layer's products and norms took
-    2 to 4 % longer at up to 64 rows (benchmarks/gpu_kernels_products.py, its chain)."""
+    2 to 4 % longer at up to 64 rows (`python3 -m benchmarks kernels-products --only chain`)."""
     return max(1, 2048 // next_power_of_2(D)), 8

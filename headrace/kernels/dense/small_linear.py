@@ -44,7 +44,7 @@ class Tile(NamedTuple):
 
 def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
     """The tile for a product [M, num_in] x [num_out, num_in]^T, from times of one H200
-    (benchmarks/gpu_kernels_products.py).
+    (`python3 -m benchmarks kernels-products`).
 
     Programs for every multiprocessor, all of them resident at once but for the widest products (heads). Shapes that
     give each multiprocessor equally many (Granite's) were the fastest with wide tiles; others (Qwen's, 160 to 288

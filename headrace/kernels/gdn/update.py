@@ -251,7 +251,7 @@ class GdnTile(NamedTuple):
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
     """For a batch with so many value heads in all: what was the fastest on an H200 at batches of 1, 16, 64 and 256 of
-    32 heads (`benchmarks.gpu_kernels_state --only gdn`). A small batch is cut finer to occupy all 132
+    32 heads (`bench.gpu_kernels_state --variants` of 58e2fd5). A small batch is cut finer to occupy all 132
     multiprocessors."""
     if num_heads < 256:
         return GdnTile(32, 2, 8) if element_bytes == 4 else GdnTile(16, 1, 8)

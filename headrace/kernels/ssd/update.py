@@ -206,7 +206,7 @@ def ssd_update_triton(
 def launch_shape(head_dim: int) -> tuple[int, int]:
     """Rows of the state a program holds, and its warps.
 
-    The best of five measured on an H200 at batches of 1, 16, 64 and 256 (`benchmarks.gpu_kernels_state --variants`):
+    The best of five measured on an H200 at batches of 1, 16, 64 and 256 (`gpu_kernels_state --variants` of 58e2fd5):
     small programs, of which many wait for their bytes while others compute. To fetch states into the second-level cache
     while kernels before this one end gained nothing for one sequence and lost a fifth for sixteen.
     """

@@ -1,0 +1,126 @@
+"""Times of host work and of GPU kernels, beside what the chip allows, as rows of Markdown tables."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+import triton
+from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
+from torch.profiler import ProfilerActivity
+
+FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12  # bf16 products and copies, measured on an H200
+CACHE_BYTES = 256 << 20  # several times an H200's L2
+MOST_COPIES = 32
+GRAPH_US = 20_000  # of work in a graph, unless one run is longer
+MOST_KERNELS = 30
+HEADER = "| kernel | shape | work | us | floor us | of floor |\n|---|---|---|---|---|---|"
+
+
+def best_s(work: Callable[[], object], repeats: int, calls: int = 1) -> float:
+    """Seconds of one call: the quickest of `repeats` loops of `calls`, which other processes disturb least."""
+    loops = []
+    for _ in range(repeats):
+        began_s = time.perf_counter()
+        for _ in range(calls):
+            work()
+        loops.append((time.perf_counter() - began_s) / calls)
+    return min(loops)
+
+
+class Row(NamedTuple):
+    """A kernel's time. Bytes and FLOPs are the least it can do with; the floor is whichever of them takes longer."""
+
+    kernel: str
+    shape: str
+    time_us: float
+    num_bytes: float
+    flops: float = 0.0
+
+    @property
+    def floor_us(self) -> float:
+        return max(self.num_bytes / BYTES_A_SECOND, self.flops / FLOPS_A_SECOND) * 1e6
+
+    def __str__(self) -> str:
+        is_compute = self.flops / FLOPS_A_SECOND > self.num_bytes / BYTES_A_SECOND
+        work = f"{self.flops / 1e9:,.1f} GFLOP" if is_compute else f"{self.num_bytes / 2**20:,.2f} MiB"
+        times = f"{self.time_us:.1f} | {self.floor_us:.1f} | {self.floor_us / self.time_us:.0%}"
+        return f"| {self.kernel} | {self.shape} | {work} | {times} |"
+
+
+def measure(
+    kernel: str, shape: str, prepare: Callable[[], Callable[[], object]], num_bytes: float, flops: float = 0.0
+) -> Row:
+    """Times what `prepare` returns, over as many inputs as overflow the cache; NaN if it does not fit the chip."""
+    try:
+        took = time_us([prepare() for _ in range(min(MOST_COPIES, int(CACHE_BYTES // max(num_bytes, 1)) + 1))])
+    except (triton.runtime.errors.OutOfResources, torch.OutOfMemoryError) as error:  # any other error is a fault
+        print(f"{kernel}, {shape}: {error}")
+        took = float("nan")
+    return Row(kernel, shape, took, num_bytes, flops)
+
+
+def time_us(runs: list[Callable[[], object]]) -> float:
+    """Median microseconds of one run, over replays of a CUDA graph that holds all of them in turn."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the inputs may still be on their way, index tables among them
+    with torch.cuda.stream(stream):
+        for run in runs:  # compiles and allocates outside the graph
+            run()
+        once_us = _elapsed_us(runs[0], stream)
+    rounds = -(-max(1, min(20, int(GRAPH_US / once_us))) // len(runs))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(rounds):
+            for run in runs:
+                run()
+    with torch.cuda.stream(stream):
+        graph.replay()
+        times = [_elapsed_us(graph.replay, stream) for _ in range(9)]
+    return statistics.median(times) / (rounds * len(runs))
+
+
+def _elapsed_us(run: Callable[[], object], stream: torch.cuda.Stream) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record(stream)
+    run()
+    end.record(stream)
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def profile(work: Callable[[], object]) -> str:
+    """A Markdown table of the kernels that take longest, for one run of `work` after one without the profiler."""
+    on_device = torch.cuda.is_available()
+    work()
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA if on_device else ProfilerActivity.CPU]) as run:
+        work()
+        if on_device:
+            torch.cuda.synchronize()
+    # An operator's row repeats the time of the kernels that it launched: with both, each would count twice.
+    spent = [
+        (event.self_device_time_total if on_device else event.self_cpu_time_total, event.count, event.key)
+        for event in run.key_averages()
+        if not on_device or _is_on_device(event)
+    ]
+    total_us = sum(us for us, _, _ in spent) or 1
+    gaps = f", {gaps_us(run.events()) / 1e3:.2f} ms of gaps between" if on_device else ""
+    lines = [f"{total_us / 1e3:.2f} ms on the device{gaps}", "", "| share | ms | calls | kernel |", "|---|---|---|---|"]
+    for us, count, name in sorted(spent, reverse=True)[:MOST_KERNELS]:
+        lines.append(f"| {us / total_us:.1%} | {us / 1e3:.3f} | {count} | {name[:100].replace('|', '/')} |")
+    return "\n".join(lines)
+
+
+def gaps_us(events: Iterable[FunctionEvent]) -> float:
+    """Microseconds in which the device had nothing to do, between the first of its events and the last."""
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events if _is_on_device(event))
+    ends = accumulate((end for _, end in spans), max)
+    return sum(max(0.0, begin - end) for (begin, _), end in zip(spans[1:], ends, strict=False))
+
+
+def _is_on_device(event: FunctionEvent | FunctionEventAvg) -> bool:
+    return "cuda" in str(event.device_type).lower()

@@ -1,0 +1,294 @@
+"""One end of the transfer benchmarks, in a process of its own, driven by `benchmarks.transfer.pair`.
+
+Everything that a node's transfer goes through is the product's own: cache memory, packing, staging, digests, sessions,
+UCX. There is no engine: nothing computes meanwhile.
+"""
+
+import asyncio
+import itertools
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from headrace.cache.layout import CacheLayout
+from headrace.forward.memory import CacheMemory
+from node_runtime.packing import DevicePacking, HostPacking, Packing, Place, staging_memory
+from node_runtime.process import forget_start_up
+from transfer.backend import Arrival
+from transfer.cuda import CudaMemory
+from transfer.protocol.authentication import SECRET_BYTES
+from transfer.protocol.envelope import Tag
+from transfer.protocol.plan import PlannedMessage, TransferPlan
+from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import OutgoingTransfer, TransferSender
+from transfer.staging import Staging, StagingConfig
+from transfer.ucx import open_transport
+from transfer.ucx_config import UcxConfig
+
+DEADLINE_S = 60.0
+SECRET = bytes(SECRET_BYTES)  # both processes know it, as both know the plans
+RAW_NONCE = (1 << 47) + 1
+WARM_UPS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The contents of each end's cache memory: one prompt's blocks, scattered among twice as many, and a few states."""
+
+    layout: CacheLayout
+    num_blocks: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a transfer of everything."""
+        return self.num_blocks * self.layout.block_bytes + self.layout.state_bytes
+
+    def plan(self, *, first_block: int = 0, max_message_bytes: int) -> TransferPlan:
+        """The plan of the whole prompt, or of the blocks from `first_block` on."""
+        return TransferPlan(
+            nonce=1,
+            num_tokens=self.num_blocks * self.layout.block_size,
+            first_block=first_block,
+            block_size=self.layout.block_size,
+            block_bytes=self.layout.block_bytes,
+            state_bytes=self.layout.state_bytes,
+            max_message_bytes=max(max_message_bytes, self.layout.block_bytes),
+        )
+
+
+def shape_of(
+    num_blocks: int, block_bytes: int, state_bytes: int, dtype: str = "bfloat16", state_dtype: str = "bfloat16"
+) -> Shape:
+    """Blocks of one layer and states of 16-byte rows, of these sizes; the state is a few bytes longer."""
+    width = 2 if dtype == "bfloat16" else 4
+    layout = CacheLayout(
+        fingerprint="bench",
+        dtype=dtype,
+        state_dtype=state_dtype,
+        block_size=16,
+        num_attention_layers=1,
+        num_kv_heads=1,
+        head_dim=block_bytes // (2 * 16 * width),
+        conv_shape=(1, 4, 4),
+        rec_shape=(1, state_bytes // (2 if state_dtype == "bfloat16" else 4) // 8, 8),
+    )
+    return Shape(layout, num_blocks)
+
+
+class _Sink:
+    """Receives bare messages into staging, as they arrive."""
+
+    def __init__(self, end: "End") -> None:
+        self._end = end
+
+    def announced(self, arrival: Arrival) -> None:
+        self._end.spawn(self._take(arrival))
+
+    async def _take(self, arrival: Arrival) -> None:
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        async with self._end.staging.hold(arrival.num_bytes, deadline_s) as buffer:
+            await arrival.receive(buffer, deadline_s, None)
+
+
+class End:
+    """One process's side; the parent calls its methods."""
+
+    def __init__(
+        self,
+        device: str,
+        shape: Shape,
+        *,
+        num_buffers: int,
+        buffer_bytes: int = 0,
+        ucx: UcxConfig | None = None,
+    ) -> None:
+        if device == "cpu":
+            torch.set_num_threads(1)  # the other end needs a core, too
+        memory = staging_memory(device)
+        ucx = replace(ucx or UcxConfig(), cuda=isinstance(memory, CudaMemory))
+        self.transport = open_transport(ucx)
+        largest = max(buffer_bytes, shape.num_bytes)
+        self.staging = Staging(StagingConfig(num_buffers, largest), memory)
+        self.cache = CacheMemory(shape.layout, 2 * shape.num_blocks, 4, device)
+        self.packing: Packing = (
+            DevicePacking(self.cache, memory) if isinstance(memory, CudaMemory) else HostPacking(self.cache, _at_once)
+        )
+        self._sender = TransferSender(self.transport, self.staging)
+        self._receiver = TransferReceiver(self.transport, self.staging)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._expected: list[IncomingTransfer] = []
+        self._place = Place(torch.randperm(2 * shape.num_blocks)[: shape.num_blocks].tolist(), 2)
+        self._plan = shape.plan(max_message_bytes=largest)
+        self.transport.expect(RAW_NONCE, _Sink(self))
+
+    async def start(self) -> str:
+        """Fills the prompt's blocks and its state with contents that both ends know; returns the address."""
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        await self.packing.warm_up(self.staging, deadline_s)
+        for message in self._plan.messages:
+            async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
+                as_tensor(buffer).copy_(self._contents(message))
+                _synchronize(self.cache.device)
+                await self.packing.scatter(message, buffer, lambda: self._place)
+                await self.staging.memory.finished()
+        return self.transport.address
+
+    async def expect(self, plans: list[TransferPlan]) -> None:
+        """Clears the cache and expects the plans' messages."""
+        self._place = Place(self._place.block_ids, 1)
+        self.cache.kv.zero_()
+        self.cache.rec.zero_()
+        self.cache.conv.zero_()
+        _synchronize(self.cache.device)
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        self._expected = [
+            self._receiver.expect(plan, secret=SECRET, land=self._land, deadline_s=deadline_s) for plan in plans
+        ]
+        self._plan = plans[-1]
+
+    async def landed(self) -> tuple[float, float]:
+        """The time at which the last one had landed; this thread's processor seconds until then."""
+        host_s = time.thread_time()
+        landed_s = max(await asyncio.gather(*(self._landed_s(transfer) for transfer in self._expected)))
+        return landed_s, time.thread_time() - host_s
+
+    async def send(self, plans: list[TransferPlan], peer: str, at_once: int) -> tuple[float, float]:
+        """The time at which the first one's prompt counts as computed; this thread's processor seconds until all are
+        sent."""
+        first, *others = plans
+        transfer = self._open(first, peer)
+        await asyncio.sleep(0.001)  # it is open, as one is whose prompt computes
+        began_s, host_s, waiting = time.monotonic(), time.thread_time(), iter(others)
+        await asyncio.gather(
+            self._send_each(waiting, peer, transfer), *(self._send_each(waiting, peer) for _ in range(at_once - 1))
+        )
+        return began_s, time.thread_time() - host_s
+
+    async def sends(self, peer: str, num_bytes: int, rounds: int, at_once: int) -> float:
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        connection = await self.transport.connect(peer, deadline_s)
+        waiting = iter(range(rounds))
+
+        async def send_each() -> None:
+            async with self.staging.hold(num_bytes, deadline_s) as buffer:
+                for _ in waiting:
+                    await connection.send(Tag(RAW_NONCE, 0, True), buffer, deadline_s)
+
+        began_s = time.monotonic()
+        await asyncio.gather(*(send_each() for _ in range(at_once)))
+        return time.monotonic() - began_s
+
+    async def parts(self, plan: TransferPlan, rounds: int) -> dict[str, float]:
+        message, memory = plan.messages[0], self.staging.memory
+        seconds: dict[str, list[float]] = {}
+
+        async def timed(name: str, *works: Callable[[], Any]) -> None:
+            began_s = time.monotonic()
+            for work in works:
+                await work()
+            seconds.setdefault(name, []).append(time.monotonic() - began_s)
+
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
+            for _ in range(WARM_UPS + rounds):
+                pack = lambda: self.packing.gather(message, buffer, lambda: self._place)  # noqa: E731
+                land = lambda: self.packing.scatter(message, buffer, lambda: self._place)  # noqa: E731
+                digest = lambda: memory.summary(buffer)  # noqa: E731
+                await timed("gather", pack, memory.finished)
+                await timed("digest", digest)
+                await timed("gather + digest", pack, digest)
+                await timed("scatter", land, memory.finished)
+        return {name: sorted(each[WARM_UPS:])[rounds // 2] for name, each in seconds.items()}
+
+    async def arrived(self) -> bool:
+        """Compares the cache with the contents expected, without a digest."""
+        whole, deadline_s = True, asyncio.get_running_loop().time() + DEADLINE_S
+        for message in self._plan.messages:
+            async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
+                await self.packing.gather(message, buffer, lambda: self._place)
+                await self.staging.memory.finished()
+                whole = whole and torch.equal(as_tensor(buffer), self._contents(message))
+        return whole
+
+    def _contents(self, message: PlannedMessage) -> torch.Tensor:
+        """The bytes that the message carries, however the plan is cut into messages."""
+        start = message.first_block * self._plan.block_bytes
+        blocks = contents(start + message.attention_bytes, self.cache.device)[start:]
+        return torch.cat((blocks, contents(message.state_bytes, self.cache.device)))
+
+    async def describe(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self.transport.describe().items()} | {
+            "stats": str(asdict(self.transport.stats))
+        }
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_each(self, waiting: Any, peer: str, first: OutgoingTransfer | None = None) -> None:
+        transfers = (self._open(plan, peer) for plan in waiting)
+        for transfer in transfers if first is None else itertools.chain([first], transfers):
+            transfer.tokens_computed(transfer.plan.num_tokens)
+            transfer.finish()
+            await transfer.done()
+
+    def _open(self, plan: TransferPlan, peer: str) -> OutgoingTransfer:
+        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        return self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
+
+    async def _pack(self, message: Any, buffer: Any) -> None:
+        await self.packing.gather(message, buffer, lambda: self._place)
+
+    async def _land(self, message: Any, buffer: Any) -> None:
+        await self.packing.scatter(message, buffer, lambda: self._place)
+
+    async def _landed_s(self, transfer: IncomingTransfer) -> float:
+        await transfer.landed()
+        return time.monotonic()
+
+
+def contents(num_bytes: int, device: torch.device) -> torch.Tensor:
+    """Bytes of a prompt, or of its state, from the first on; no two 8-byte words are equal."""
+    words = torch.arange(-(-num_bytes // 8), dtype=torch.int64, device=device) * 0x1E3779B97F4A7C15
+    return words.view(torch.uint8)[:num_bytes]
+
+
+def as_tensor(buffer: Any) -> torch.Tensor:
+    return buffer if isinstance(buffer, torch.Tensor) else torch.from_numpy(buffer)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+async def _at_once(work: Callable[[], None]) -> None:
+    work()
+
+
+def run(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+    try:
+        asyncio.run(_obey(pipe, device, shape, kwargs))
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+async def _obey(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+    end = End(device, shape, **kwargs)
+    address = await end.start()
+    forget_start_up()
+    pipe.send(address)
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            name, arguments = await loop.run_in_executor(None, pipe.recv)
+        except EOFError:
+            await end.transport.close()
+            return
+        pipe.send(await getattr(end, name)(**arguments))

@@ -1,0 +1,183 @@
+"""Launches of kernels for the benchmarks' shapes: types and constants, as their launchers choose them on an H200."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+
+from benchmarks.kernels.products import Product
+from benchmarks.kernels.rows import GATED_WIDTH, MIXTURES, NORM_WIDTHS, Mixture
+from benchmarks.shapes import SHAPES
+from headrace.kernels.attention.decode import DecodeTile, decode_tile
+from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
+from headrace.kernels.attention.prefill_hopper import HopperTile, hopper_tile
+from headrace.kernels.dense.gated_rms_norm import gated_tile
+from headrace.kernels.dense.rms_norm import row_tile
+from headrace.kernels.dense.small_linear import Tile, sizes, tile_for
+from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
+from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
+from headrace.kernels.moe.experts import MoeTile, moe_tile
+from tests.support.kernels.compiled import Launch
+
+BF16 = torch.bfloat16
+BLOCK = 16
+
+
+def attention_launches() -> Iterator[tuple[str, Launch]]:
+    """Launches of every attention kernel, for the benchmarks' shapes."""
+    for model in SHAPES:
+        c = SHAPES[model].attention
+        H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim
+        yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
+        yield f"prefill by hand {model}", hopper_launch(H, KV, D, hopper_tile(D))
+        yield f"decode {model}", decode_launch(H, KV, D, decode_tile(D, BF16))
+        yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16))
+        yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
+    yield "prefill float32", prefill_launch(8, 2, 256, prefill_tile(256, torch.float32), "fp32")
+    yield "decode float32", decode_launch(8, 2, 256, decode_tile(256, torch.float32), "fp32")
+
+
+def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf16") -> Launch:
+    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr", "out_ptr")}
+    types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
+    types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "stride_table": "i32"}
+    group = H // KV
+    constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs |= {"TOKENS": tile.rows // group, "KEYS": tile.keys}
+    return Launch("headrace.kernels.attention.prefill:_prefill_kernel", types | {"scale_log2": "fp32"}, constexprs,
+                  tile.num_warps, tile.num_stages)  # fmt: skip
+
+
+def hopper_launch(H: int, KV: int, D: int, tile: HopperTile) -> Launch:
+    types = {name: "*bf16:16" for name in ("q_ptr", "v_ptr", "out_ptr")}
+    types |= {name: f"tensordesc<bf16[{BLOCK},{SPAN.value}],{LAYOUT.value!r}>" for name in ("k_desc", "v_desc")}
+    types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
+    types |= {"num_items": "i32", "stride_q": "i32:16", "block_rows": "i32", "num_rows": "i32"}
+    types |= {"stride_table": "i32", "scale_log2": "fp32"}
+    group = H // KV
+    constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers}
+    constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(tile.consumers), strict=True))
+    kernel = "headrace.kernels.attention.prefill_hopper:_hopper_prefill_kernel"
+    return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile.consumers))
+
+
+def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, dtype: str = "bf16") -> Launch:
+    types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr")}
+    types |= {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16"}
+    types |= {"lens_ptr": "*i32", "table_ptr": "*i32", "stride_table": "i32"}
+    types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "scale_log2": "fp32"}
+    constexprs = {"H": H, "GROUP": H // KV, "ROWS": max(16, H // KV), "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs |= {"KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
+    return Launch(
+        "headrace.kernels.attention.decode:_decode_kernel", types, constexprs, tile.num_warps, tile.num_stages
+    )
+
+
+def merge_launch(H: int, D: int, tile: DecodeTile) -> Launch:
+    types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32"}
+    types |= {"splits": "i32", "gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
+    constexprs = {"H": H, "D": D, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
+    return Launch("headrace.kernels.attention.decode:_merge_kernel", types, constexprs)
+
+
+def prepare_launch(H: int, KV: int, D: int, R: int, has_norm: bool) -> Launch:
+    types = {name: "*bf16:16" for name in ("x_ptr", "out_ptr", "k_pool_ptr", "v_pool_ptr")}
+    types |= {"block_ptr": "*i64:16", "offset_ptr": "*i64:16", "eps": "fp32"}
+    types |= {"stride_x": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16"}
+    optional = {"norm_ptr": has_norm, "cos_ptr": R > 0, "sin_ptr": R > 0}
+    types |= {name: "*fp32:16" for name, is_there in optional.items() if is_there}
+    first = 0 if has_norm or R else H
+    constexprs: dict[str, object] = {name: None for name, is_there in optional.items() if not is_there}
+    constexprs |= {"FIRST_HEAD": first, "H": H, "HKV": KV, "D": D, "R": R, "HAS_NORM": has_norm, "BLOCK_D": D}
+    heads = min(triton.next_power_of_2(H + 2 * KV - first), max(1, 2048 // D))
+    return Launch("headrace.kernels.attention.prepare_qkv:_prepare_kernel", types, constexprs | {"BLOCK_HEADS": heads})
+
+
+def product_launch(product: Product, M: int, tile: Tile | None = None) -> Launch:
+    tile = tile or tile_for(M, product.O, product.I, product.form == "parts")
+    out = "fp32" if product.form in ("logits", "parts") else "bf16"
+    types = {"x_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
+    types |= {"M": "i32", "divisor": "fp32"}
+    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, **sizes(M, product.I, tile)}
+    return Launch(
+        "headrace.kernels.dense.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages
+    )
+
+
+def swiglu_linear_launch(dtype: str = "bf16") -> Launch:
+    def described(rows: int, columns: int) -> str:
+        return f"tensordesc<{dtype}[{rows},{columns}],{LAYOUT.value!r}>"
+
+    types = {"x_desc": described(ROWS.value, SPAN.value), "weight_desc": described(COLUMNS.value, SPAN.value)}
+    types |= {"y_desc": described(ROWS.value, COLUMNS.value)}
+    types |= {"num_row_tiles": "i32", "num_columns": "i32", "num_pieces": "i32"}
+    consumers = CONSUMERS.value
+    constexprs = dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(consumers), strict=True))
+    kernel = "headrace.kernels.dense.swiglu_linear_hopper:_swiglu_linear_kernel"
+    return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
+
+
+def row_launches() -> Iterator[tuple[str, Launch]]:
+    """Launches of norms, SwiGLU and experts, for the benchmarks' shapes."""
+    for model, width in NORM_WIDTHS.items():
+        yield f"rms_norm {model}", norm_launch(width, False)
+        yield f"add_rms_norm {model}", norm_launch(width, True)
+    yield "gate_then_norm", gated_norm_launch(1, GATED_WIDTH, GATED_WIDTH, True)
+    yield "norm_then_gate", gated_norm_launch(32, 128, 0, False)
+    yield "swiglu", Launch("headrace.kernels.dense.swiglu:_swiglu_kernel",
+                           {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", "stride_x": "i32:16"},
+                           {"INNER": 8192, "BLOCK": 2048})  # fmt: skip
+    for mixture in MIXTURES:
+        yield f"sort {mixture.name}", sort_launch(mixture)
+        yield f"route {mixture.name}", route_launch(mixture)
+        for entries in (1, 50, 500):
+            tile = moe_tile(entries, BF16)
+            yield f"gate_up {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_gate_up_kernel")
+            yield f"down {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_down_kernel")
+
+
+def norm_launch(width: int, has_branch: bool) -> Launch:
+    rows, num_warps = row_tile(width)
+    types = {"x_ptr": "*bf16:16", "weight_ptr": "*fp32:16", "out_ptr": "*bf16:16", "num_rows": "i32"}
+    types |= {"stride_x": "i32:16", "stride_branch": "i32:16", "alpha": "fp32", "eps": "fp32"}
+    constexprs: dict[str, object] = {"num_weights": 1, "D": width, "PARTS": int(has_branch), "ROWS": rows}
+    optional = ("branch_ptr", "sum_ptr")
+    if has_branch:
+        types |= {name: "*bf16:16" for name in optional}
+    else:
+        constexprs |= {name: None for name in optional}
+    constexprs["BLOCK_D"] = triton.next_power_of_2(width)
+    return Launch("headrace.kernels.dense.rms_norm:_rms_norm_kernel", types, constexprs, num_warps)
+
+
+def gated_norm_launch(groups: int, width: int, weight_stride: int, gate_first: bool) -> Launch:
+    rows, num_warps = gated_tile(64 * groups, width)
+    types = {name: "*bf16:16" for name in ("x_ptr", "gate_ptr", "out_ptr")} | {"weight_ptr": "*fp32:16"}
+    types |= {"num_rows": "i32", "stride_x": "i32:16", "stride_gate": "i32:16", "eps": "fp32"}
+    constexprs = {"GROUPS": groups, "D": width, "WEIGHT_STRIDE": weight_stride, "GATE_FIRST": gate_first}
+    constexprs |= {"ROWS": rows, "BLOCK_D": width}
+    return Launch("headrace.kernels.dense.gated_rms_norm:_gated_norm_kernel", types, constexprs, num_warps)
+
+
+def sort_launch(mixture: Mixture) -> Launch:
+    types = {"expert_ptr": "*i32:16", "order_ptr": "*i32:16", "first_ptr": "*i32:16", "n": "i32"}
+    return Launch("headrace.kernels.moe.experts:_sort_kernel", types, {"E": mixture.num_experts, "BLOCK": 1024})
+
+
+def route_launch(mixture: Mixture) -> Launch:
+    types = {"logits_ptr": "*fp32:16", "weight_ptr": "*fp32:16", "expert_ptr": "*i32:16", "stride_logits": "i32:16"}
+    E, k = mixture.num_experts, mixture.chosen
+    constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "K": k, "PADDED_K": triton.next_power_of_2(k)}
+    return Launch("headrace.kernels.moe.routing:_route_kernel", types, constexprs | {"RENORMALIZE": True}, num_warps=1)
+
+
+def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
+    is_up = kernel == "_gate_up_kernel"
+    pointers = ("x_ptr", "weight_ptr", "hidden_ptr") if is_up else ("hidden_ptr", "weight_ptr", "scale_ptr", "out_ptr")
+    types = {name: "*bf16:16" for name in pointers} | {"order_ptr": "*i32:16", "first_ptr": "*i32:16"}
+    types |= {"stride_x": "i32:16", "choices": "i32"} if is_up else {}
+    E = mixture.num_experts
+    constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "D": mixture.hidden, "INNER": mixture.inner}
+    constexprs |= {"ROWS": tile.rows, "COLUMNS": tile.columns if is_up else 2 * tile.columns, "DEPTH": tile.depth}
+    return Launch(f"headrace.kernels.moe.experts:{kernel}", types, constexprs, tile.num_warps, tile.num_stages)
