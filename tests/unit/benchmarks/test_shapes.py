@@ -20,7 +20,7 @@ def test_the_engine_and_the_router_read_the_shape_back(name: str, tmp_path: Path
     assert load_config(folder) == SHAPES[name]
     tokens = ModelTokens(folder)
     assert (tokens.vocab_size, tokens.max_model_tokens) == (SHAPES[name].vocab_size, SHAPES[name].max_position)
-    assert tokens.token_bytes.decode([SHAPES[name].vocab_size - 1]) == ""
+    assert tokens.decode([SHAPES[name].vocab_size - 1]) == ""
 
 
 @pytest.mark.parametrize("name", SHAPES)
