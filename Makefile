@@ -48,11 +48,15 @@ $(STAMP): pyproject.toml constraints.txt
 demo: venv
 	$(BIN)/headrace demo
 
-# A file runs on one worker; what bounds a time runs at the end, alone (tests/support/schedule.py).
+# A file runs on one worker; tests that bound a time run at the end, alone (tests/support/schedule.py).
 TEST_WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) $(PYTEST_ARGS)
 
 test: venv
-	$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) $(PYTEST_ARGS)
+	$(PYTEST) -m 'not slow'
+
+test-all: test
+	$(PYTEST) -m slow
 
 check: venv
 	$(BIN)/ruff check .

@@ -29,6 +29,6 @@ class Message(TypedDict):
 
 
 def render_chat(messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-    """What CHAT_TEMPLATE renders, without Jinja."""
+    """The text that CHAT_TEMPLATE renders, without Jinja."""
     history = "".join(f"<|{message['role']}|>{message['content']}{END}" for message in messages)
     return history + (ASSISTANT if add_generation_prompt else "")

@@ -44,7 +44,7 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
 
 
 def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt_text: str) -> str:
-    """What the model says next, up to a line's end or the end of its turn."""
+    """The model's continuation, up to the end of a line or of its turn."""
     encode = encoder(tokenizer)
     prompt = torch.tensor([encode(prompt_text)])
     output = model.generate(

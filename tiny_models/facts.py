@@ -30,7 +30,7 @@ class Fact:
 
 
 def is_held_out(subject: str, detail: str) -> bool:
-    """Whether training must never state this pair."""
+    """True if training must never state this pair."""
     digest = hashlib.blake2b(f"{subject}|{detail}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") < HELD_OUT_SHARE * 2**32
 

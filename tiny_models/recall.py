@@ -70,7 +70,7 @@ def held_out_questions(
 
 
 def is_right(question: RecallQuestion, answer_text: str) -> bool:
-    """Whether the first number in `answer_text` is the code that was asked for."""
+    """True if the first number in `answer_text` is the code asked for."""
     first_number = re.search(r"\d+", answer_text)
     return first_number is not None and first_number.group() == question.code
 

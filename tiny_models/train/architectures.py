@@ -1,7 +1,7 @@
 """The two architectures, and their weights before training.
 
-    python -m tiny_models.train.architectures --granite tiny_models/headrace-tiny-granite-h --qwen
-    tiny_models/headrace-tiny-qwen3.5
+    python -m tiny_models.train.architectures --granite tiny_models/headrace-tiny-granite-h \
+        --qwen tiny_models/headrace-tiny-qwen3.5
 
 Both have 8 layers in the pattern LLLA LLLA (L: recurrent state, A: attention), hidden 192, MLP 512, 6 query heads on
 2 KV heads of 32, and tie the output to the embedding. Granite's multipliers are not 1, so that an engine which forgets

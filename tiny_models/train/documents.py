@@ -38,7 +38,7 @@ SMALL_TALK = (
 
 
 class Loss(enum.IntEnum):
-    """What the loss does with a token."""
+    """Treatment of a token by the loss."""
 
     IGNORED = 0
     ANSWER = 1

@@ -1,7 +1,7 @@
 """Train one of the tiny models for a given time or number of steps.
 
-    python -m tiny_models.train.loop --model tiny_models/headrace-tiny-qwen3.5 --data .work/train --out OUT --seconds
-    480
+    python -m tiny_models.train.loop --model tiny_models/headrace-tiny-qwen3.5 --data .work/train --out OUT \
+        --seconds 480
 
 Recipe: AdamW (0.9, 0.95), 100 warm-up steps, cosine decay to 1 % of the peak rate, gradient clip 1, bf16 autocast over
 float32 weights; half of the loss is the mean over answer tokens, half the mean over text tokens. The schedule follows
@@ -47,7 +47,7 @@ class TrainConfig:
     batch_tokens: int
     workers: int
     start_progress: float
-    """Where in the schedule of documents to start: above 0 when continuing from a trained model."""
+    """Start position in the schedule of documents: above 0 when continuing from a trained model."""
     check_every_s: float
     seed: int
     device: str
