@@ -1,4 +1,4 @@
-"""One decode node as a process: `python -m decode_node --model DIR --router HOST:PORT`."""
+"""One decode node as a process: `headrace decode --model DIR --router HOST:PORT`, or `python -m decode_node`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import sys
 from collections.abc import Sequence
 
 from decode_node.config import DecodeNodeConfig
-from decode_node.service import decode_node
-from node_runtime import process
+from headrace.command_line import config_command, run_command
+from node_runtime.config import NODE_FLAGS
+
+
+def run(config: DecodeNodeConfig) -> int:
+    """Runs until SIGINT or SIGTERM; the process's exit status. Raises ConfigError."""
+    from decode_node.service import decode_node  # here: `--help` needs neither torch nor UCX
+    from node_runtime.process import run_node
+
+    return run_node(decode_node(config))
+
+
+command = config_command("decode", DecodeNodeConfig, NODE_FLAGS, run, defaults={"name": "d0"})
+command.__doc__ = "Run one decode node, without Ray."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs until it is told to stop; the process's exit status."""
-    return process.main(argv, DecodeNodeConfig, decode_node, "d0")
+    """The command line of `python -m decode_node`; the exit status."""
+    return run_command(command, argv, "decode_node")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -12,27 +11,32 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from decode_node.__main__ import command as decode_command
 from deploy.errors import DeployError, NotRunning
 from deploy.runs import RunDirectory
+from headrace.command_line import CONFIG_ERROR_STATUS
+from headrace.config import ConfigError
+from prefill_node.__main__ import command as prefill_command
+from router.__main__ import command as router_command
 
 app = typer.Typer(
     help="Serve hybrid LLMs as a disaggregated cluster: prefill nodes, decode nodes, a router.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 console = Console(markup=False)  # names and addresses may have brackets
 Name = Annotated[str, typer.Argument(help="the cluster's name")]
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def main() -> None:
-    """Entry point: an error of ours is one message and status 1, not a traceback."""
+    """Entry point: an expected error is one message and status 1, or 2 if the settings are wrong, not a traceback."""
     try:
         app()
-    except DeployError as error:
+    except (DeployError, ConfigError) as error:
         Console(stderr=True).print(f"headrace: {error}", style="red", markup=False, highlight=False)
-        sys.exit(1)
+        sys.exit(CONFIG_ERROR_STATUS if isinstance(error, ConfigError) else 1)
 
 
 @app.command()
@@ -46,7 +50,10 @@ def up(
     name: Annotated[str | None, typer.Option(help="the cluster's name")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="run in the background")] = False,
 ) -> None:
-    """Start a cluster, from a cluster file or from --model; Ctrl-C stops all of it."""
+    """Start a cluster; Ctrl-C stops all of it.
+
+    Its settings come from a cluster file, or from --model and the other flags, which override the file.
+    """
     from deploy.config import Overrides, cluster_from_options
 
     cluster = cluster_from_options(
@@ -121,24 +128,15 @@ def down(name: Name = "default") -> None:
 
 @app.command()
 def demo() -> None:
-    """Start a small cluster, ask it two questions of one chat, show the reports, stop it."""
+    """Try a small cluster: start it, ask two questions, show the reports, stop it."""
     from deploy.demo import run_demo
 
     run_demo(_runs(), console)
 
 
-def _pass_on(command: str, module: str, help_text: str) -> None:
-    """A command whose arguments are the module's own."""
-
-    @app.command(command, help=help_text, context_settings=PASS_ON)
-    def run(context: typer.Context) -> None:
-        raise typer.Exit(importlib.import_module(module).main(context.args))
-
-
-_pass_on("prefill", "prefill_node.__main__", "Run one prefill node, without Ray.")
-_pass_on("decode", "decode_node.__main__", "Run one decode node, without Ray.")
-_pass_on("router", "router.__main__", "Run the router, without Ray.")
-_pass_on("bench", "benchmarks.__main__", "Measure; `headrace bench --help` lists the benchmarks.")
+app.command("prefill")(prefill_command)
+app.command("decode")(decode_command)
+app.command("router")(router_command)
 
 
 def _runs() -> RunDirectory:

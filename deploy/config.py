@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from decode_node.config import DecodeNodeConfig
-from headrace.config import at_least, build, checkpoint_folders, error_in, positive, read_yaml, refuse
-from headrace.wire.tls import TlsConfig
+from headrace.config import at_least, build, checkpoint_folders, error_in, override, positive, read_yaml, refuse
+from headrace.wire.tls_config import TlsConfig
 from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
 
@@ -138,15 +138,15 @@ class Overrides:
     port: int | None = None
     name: str | None = None
 
-    def keys(self) -> dict[tuple[str, ...], object]:
+    def values(self) -> dict[str, object]:
         """Path in the cluster file -> the value that replaces the one there."""
-        given: dict[tuple[str, ...], object] = {
-            ("model",): None if self.model is None else str(self.model.resolve()),
-            ("prefill", "count"): self.prefill,
-            ("decode", "count"): self.decode,
-            ("ray", "address"): self.address,
-            ("router", "port"): self.port,
-            ("name",): self.name,
+        given = {
+            "model": None if self.model is None else str(self.model.resolve()),
+            "prefill.count": self.prefill,
+            "decode.count": self.decode,
+            "ray.address": self.address,
+            "router.port": self.port,
+            "name": self.name,
         }
         return {path: value for path, value in given.items() if value is not None}
 
@@ -156,22 +156,11 @@ def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConf
 
     A relative path in a file, of `model` and in `tls`, is taken from the file's folder.
     """
-    if file is None:
-        return cluster_config(_overridden({}, overrides), source="command line", base=Path.cwd())
-    data = read_yaml(file)
-    return cluster_config(_overridden(data, overrides), source=str(file), base=file.parent)
-
-
-def _overridden(data: Any, overrides: Overrides) -> Any:
-    for (*sections, key), value in overrides.keys().items():
-        inner = data
-        for section in sections:
-            if isinstance(inner, dict) and inner.get(section) is None:  # not there, or empty in the file
-                inner[section] = {}
-            inner = inner[section] if isinstance(inner, dict) else None
-        if isinstance(inner, dict):  # anything else is left for the type check to refuse
-            inner[key] = value
-    return data
+    data = {} if file is None else read_yaml(file)
+    for path, value in overrides.values().items():
+        override(data, path, value)
+    source, base = ("command line", Path.cwd()) if file is None else (str(file), file.parent)
+    return cluster_config(data, source=source, base=base)
 
 
 _NODE_KEYS = ("name", "model_path", "router_address", "host", "port", "tls")
@@ -203,7 +192,7 @@ def cluster_config(data: Mapping[str, Any], *, source: str, base: Path) -> Clust
 def _derived_faults(data: Mapping[str, Any]) -> Iterator[str]:
     """Faults of settings that follow from the rest of the file: no model, or a derived key that the file sets too."""
     if data.get("model") is None:
-        yield "model is missing: give the checkpoint's folder"
+        yield "model is missing: give the checkpoint's folder, in the cluster file or as --model"
     for section, keys in _DERIVED.items():
         inner: Any = data
         for part in section:

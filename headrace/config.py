@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -78,6 +80,34 @@ def build(kind: type[T], data: object, path: tuple[str, ...] = ()) -> tuple[T | 
     config, found = _construct(kind, values, faulty)
     faults += [_dotted((*path, fault)) for fault in found]
     return (None, faults) if faults else (config, [])
+
+
+def override(data: dict[str, Any], path: str, value: object) -> None:
+    """Sets `path` (engine.device) in a file's data; a section that is no mapping is left for `build` to refuse."""
+    *sections, name = path.split(".")
+    for section in sections:
+        if data.get(section) is None:
+            data[section] = {}
+        data = data[section]
+        if not isinstance(data, dict):
+            return
+    data[name] = value
+
+
+def field_descriptions(kind: type) -> dict[str, str]:
+    """Field -> its description in the docstring of the dataclass or a base: lines `field  text`, continued indented."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        name = None
+        for line in inspect.cleandoc(base.__doc__ or "").splitlines():
+            if start := re.match(r"(\w+)  +(\S.*)", line):
+                name = start[1]
+                found[name] = start[2]
+            elif name and line.startswith("  "):
+                found[name] += f" {line.strip()}"
+            else:
+                name = None
+    return found
 
 
 def _construct(kind: type[T], values: dict[str, Any], faulty: list[str]) -> tuple[T | None, list[str]]:

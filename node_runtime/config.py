@@ -7,10 +7,27 @@ from dataclasses import dataclass, field
 from headrace.cache.layout import DTYPE_BYTES
 from headrace.config import at_least, not_empty, one_of, ports, positive, refuse
 from headrace.engine.config import EngineConfig
-from headrace.wire.tls import TlsConfig
+from headrace.wire.tls_config import TlsConfig
 from transfer.ucx_config import UcxConfig
 
 HOST_MESSAGE_BYTES, GPU_MESSAGE_BYTES = 4 << 20, 32 << 20
+
+NODE_FLAGS = {
+    "--model": "model_path",
+    "--name": "name",
+    "--router": "router_address",
+    "--host": "host",
+    "--port": "port",
+    "--device": "engine.device",
+    "--threads": "engine.threads",
+    "--cache-bytes": "engine.cache_bytes",
+    "--load-format": "engine.load_format",
+    "--tls-ca": "tls.ca",
+    "--tls-cert": "tls.cert",
+    "--tls-key": "tls.key",
+    "--tls-server-name": "tls.server_name",
+}
+"""Flags of `headrace prefill` and `headrace decode`: flag -> the field that it sets."""
 
 
 @dataclass(frozen=True)

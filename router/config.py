@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config import at_least, checkpoint_folders, ports, positive, refuse
-from headrace.wire.tls import TlsConfig
+from headrace.wire.tls_config import TlsConfig
 
 
 @dataclass(frozen=True)

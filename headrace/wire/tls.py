@@ -9,10 +9,11 @@ from __future__ import annotations
 import ipaddress
 import logging
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+
+from headrace.wire.tls_config import TlsConfig
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +22,6 @@ WILDCARDS = ("0.0.0.0", "::", "[::]")  # listening there says nothing of the hos
 
 class TlsError(Exception):
     """The TLS files cannot be used; the message names the file and the remedy."""
-
-
-@dataclass(frozen=True)
-class TlsConfig:
-    """PEM files of one process of the cluster.
-
-    ca           the certificate authority of this cluster
-    cert         this process's certificate, for servers and clients, with the chain up to `ca` if there is one
-    key          its private key, not encrypted
-    server_name  the name that every server's certificate must carry; None: the host at which it is reached
-    """
-
-    ca: str
-    cert: str
-    key: str
-    server_name: str | None = None
 
 
 class Identity:

@@ -11,7 +11,8 @@ import pytest
 
 from decode_node.config import DecodeNodeConfig
 from headrace.wire.errors import NodeLost
-from headrace.wire.tls import Identity, TlsConfig, load_identity
+from headrace.wire.tls import Identity, load_identity
+from headrace.wire.tls_config import TlsConfig
 from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.certificates import Authority

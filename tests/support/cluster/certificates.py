@@ -4,7 +4,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.wire.tls import TlsConfig
+from headrace.wire.tls_config import TlsConfig
 
 
 def _openssl(*arguments: object) -> None:

@@ -6,7 +6,7 @@ import yaml
 
 from deploy.config import Overrides, RayConfig, cluster_config, cluster_from_options
 from headrace.config import ConfigError
-from headrace.wire.tls import TlsConfig
+from headrace.wire.tls_config import TlsConfig
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "tiny_models" / "headrace-tiny-qwen3.5")

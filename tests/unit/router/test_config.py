@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from headrace.config import ConfigError
-from router.__main__ import _config, main
+from router.__main__ import FLAGS, main
 from router.config import RouterConfig
+from tests.support.config.command_line import loaded
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_the_model_is_served_under_its_folders_name(model_folder: Path):
 
 def test_bad_files_and_flags_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
-    assert "model_path is not set" in capsys.readouterr().err
+    assert "model_path is missing: give --model-path" in capsys.readouterr().err
     file = tmp_path / "router.yaml"
     file.write_text("model_pth: x")
     assert main(["--model-path", "/nowhere", "-c", str(file)]) == 2
@@ -44,12 +45,12 @@ def test_bad_files_and_flags_end_with_a_message(tmp_path: Path, capsys: pytest.C
 
 def test_a_switch_is_turned_off_by_flag_and_by_file(model_folder: Path, tmp_path: Path):
     model = ["--model-path", str(model_folder)]
-    assert _config(model).fetch_from_decode
-    assert not _config([*model, "--no-fetch-from-decode"]).fetch_from_decode
+    assert loaded(RouterConfig, FLAGS, model).fetch_from_decode
+    assert not loaded(RouterConfig, FLAGS, [*model, "--no-fetch-from-decode"]).fetch_from_decode
     file = tmp_path / "router.yaml"
     file.write_text("fetch_from_decode: false")
-    assert not _config([*model, "-c", str(file)]).fetch_from_decode
-    assert _config([*model, "-c", str(file), "--fetch-from-decode"]).fetch_from_decode
+    assert not loaded(RouterConfig, FLAGS, [*model, "-c", str(file)]).fetch_from_decode
+    assert loaded(RouterConfig, FLAGS, [*model, "-c", str(file), "--fetch-from-decode"]).fetch_from_decode
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -14,9 +14,12 @@ from headrace.wire.errors import NodeLost, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import FetchRequest, FetchSource, Reservation, Role, Start
 from headrace.wire.server import ControlServer
-from headrace.wire.tls import Identity, TlsConfig, load_identity
-from router.__main__ import _config, main
+from headrace.wire.tls import Identity, load_identity
+from headrace.wire.tls_config import TlsConfig
+from router.__main__ import FLAGS, main
+from router.config import RouterConfig
 from tests.support.cluster.certificates import Authority
+from tests.support.config.command_line import loaded
 from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter
 
@@ -144,12 +147,12 @@ async def test_nodes_register_over_tls_and_strangers_do_not(start_router: StartR
 def test_a_router_is_told_by_flags_and_by_its_file(model_folder: Path, files, tmp_path: Path, capsys) -> None:
     model, tls = ["--model-path", str(model_folder)], files["member"]
     flags = ["--tls-ca", tls.ca, "--tls-cert", tls.cert, "--tls-key", tls.key]
-    assert _config(model).tls is None
-    assert _config([*model, *flags]).tls == tls
+    assert loaded(RouterConfig, FLAGS, model).tls is None
+    assert loaded(RouterConfig, FLAGS, [*model, *flags]).tls == tls
     file = tmp_path / "router.yaml"
     file.write_text(f"tls: {{ca: {tls.ca}, cert: {tls.cert}, key: /other, server_name: n}}")
-    assert _config([*model, "-c", str(file)]).tls == replace(tls, key="/other", server_name="n")
-    assert _config([*model, "-c", str(file), *flags]).tls == tls
+    assert loaded(RouterConfig, FLAGS, [*model, "-c", str(file)]).tls == replace(tls, key="/other", server_name="n")
+    assert loaded(RouterConfig, FLAGS, [*model, "-c", str(file), *flags]).tls == tls
     for text, status, message in (
         (f"tls: {{ca: {tls.ca}, cret: x}}", 2, "tls.cret is an unknown key: did you mean cert?"),
         (f"tls: {{ca: {tls.ca}}}", 2, "tls.cert is missing: add it"),

@@ -2,15 +2,14 @@
 
 import logging
 import subprocess
-from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headrace.wire.tls import TlsConfig, TlsError, load_identity
-from headrace.wire.tls_flags import add_tls_flags, tls_from_flags
+from headrace.wire.tls import TlsError, load_identity
+from headrace.wire.tls_config import TlsConfig
 from tests.support.cluster.certificates import Authority
 
 HOST = "127.0.0.1"
@@ -107,15 +106,3 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_passphrase(good: 
 
 def test_no_key_is_in_a_repr(good: TlsConfig):
     assert repr(load_identity(good, HOST)).startswith("<headrace.wire.tls.Identity object")
-
-
-def test_flags_need_all_three_files():
-    parser = ArgumentParser()
-    add_tls_flags(parser)
-    assert tls_from_flags(parser.parse_args([])) is None
-    all_of_them = ["--tls-ca", "a", "--tls-cert", "c", "--tls-key", "k"]
-    assert tls_from_flags(parser.parse_args(all_of_them)) == TlsConfig("a", "c", "k")
-    named = [*all_of_them, "--tls-server-name", "n"]
-    assert tls_from_flags(parser.parse_args(named)) == TlsConfig("a", "c", "k", "n")
-    with pytest.raises(TlsError, match="--tls-key is missing: TLS needs"):
-        tls_from_flags(parser.parse_args(all_of_them[:4]))

@@ -1,0 +1,61 @@
+"""The `headrace` command: what it imports, and how it ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+HEAVY = ("torch", "ray", "pydantic", "grpc", "transformers", "tokenizers", "httpx", "yaml")
+
+
+def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_help_waits_for_no_large_package() -> None:
+    code = f"""
+import sys
+from deploy.cli import app
+try:
+    app(["--help"])
+except SystemExit:
+    print("imported", *(set(sys.modules) & set({HEAVY})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "imported", done.stdout + done.stderr
+
+
+def test_every_command_is_listed() -> None:
+    help_text = headrace("--help").stdout
+    names = ("up", "status", "chat", "down", "demo", "prefill", "decode", "router")
+    assert all(f"\n  {name} " in help_text for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["up"], "headrace: command line: model is missing: give the checkpoint's folder"),
+        (["up", "-c", "/none.yaml"], "headrace: /none.yaml: No such file"),
+        (["prefill"], "prefill: command line: model_path is missing: give --model"),
+        (["decode", "--model", "m", "--port", "70000"], "decode: command line: port 70000: must lie in 0..65535"),
+        (["router", "--model-path", "/none"], "router: command line: model_path /none: no config.json there"),
+    ],
+)
+def test_wrong_settings_are_one_message_and_status_2(arguments: list[str], message: str) -> None:
+    done = headrace(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cluster_that_does_not_run_is_one_message_and_status_1(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    done = headrace("status", "nobody")
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        "headrace: no cluster 'nobody' runs here: start one with `headrace up`",
+    )

@@ -1,0 +1,60 @@
+"""A node's config from a file and a command line."""
+
+from pathlib import Path
+
+import pytest
+
+import decode_node.__main__
+import prefill_node.__main__
+from decode_node.config import DecodeNodeConfig
+from node_runtime.config import NODE_FLAGS
+from prefill_node.config import PrefillNodeConfig
+from tests.support.config.command_line import loaded
+
+
+def test_without_a_file_the_defaults_are_those_of_the_config() -> None:
+    config = loaded(PrefillNodeConfig, NODE_FLAGS, ["--model", "m"], name="p0")
+    assert config == PrefillNodeConfig(name="p0", model_path="m")
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(
+        "model_path: m\nname: d7\nengine: {device: 'cuda:1', load_format: dummy, max_running: 8}\n"
+        "local_prefill: {max_tokens: 0}\nucx: {transports: 'tcp,cuda_copy'}\n"
+    )
+    flags = ["-c", str(file), "--name", "d8", "--device", "cpu", "--port", "9"]
+    config = loaded(DecodeNodeConfig, NODE_FLAGS, flags, name="d0")
+    assert (config.name, config.model_path, config.port) == ("d8", "m", 9)
+    assert (config.engine.device, config.engine.load_format, config.engine.max_running) == ("cpu", "dummy", 8)
+    assert (config.local_prefill.max_tokens, config.ucx.transports) == (0, "tcp,cuda_copy")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("engine: {load_fromat: dummy}", "engine.load_fromat is an unknown key: did you mean load_format?"),
+        ("engine: {max_running: many}", "engine.max_running"),
+        ("engine: dummy", "engine 'dummy': must be a mapping"),
+        ("- 1", "[1] must be a mapping"),
+        ("a: [", "not YAML"),
+        ("ucx: {port: 70000}", "70000"),
+    ],
+)
+@pytest.mark.parametrize("main", [prefill_node.__main__.main, decode_node.__main__.main])
+def test_a_faulty_file_is_named_with_its_fault(
+    text: str, fault: str, main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text(text)
+    assert main(["--model", "m", "--threads", "1", "-c", str(file)]) == 2
+    assert fault in capsys.readouterr().err
+
+
+def test_no_model_at_all_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prefill_node.__main__.main([]) == 2
+    assert capsys.readouterr().err == "prefill: command line: model_path is missing: give --model\n"
+
+
+def test_a_node_comes_with_its_roles_name() -> None:
+    assert prefill_node.__main__.main(["--help"]) == decode_node.__main__.main(["--help"]) == 0
