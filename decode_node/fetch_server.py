@@ -20,9 +20,8 @@ from headrace.engine.sequence import DeviceEvent
 from headrace.wire.messages import FetchReply, FetchRequest
 from node_runtime.errors import CheckpointGone
 from node_runtime.packing import Held, Place
-from node_runtime.plans import plan_of
 from node_runtime.runtime import NodeRuntime
-from node_runtime.sessions import LEASE_MARGIN_S
+from node_runtime.sessions import LEASE_MARGIN_S, plan_of
 from transfer.buffers import Buffer
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
@@ -66,7 +65,7 @@ class FetchServer:
         """
         reservation = request.reservation
         self._runtime.require_layout(reservation.layout)
-        plan = plan_of(reservation)
+        plan = plan_of(reservation, self._runtime.config.message_bytes)
         deadline_s = asyncio.get_running_loop().time() + min(timeout_s, reservation.deadline_s)
         # A little longer than the session: should the clean-up below never come, nothing is held for ever.
         lease_ends_s = deadline_s + LEASE_MARGIN_S

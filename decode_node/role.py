@@ -110,7 +110,6 @@ class _Decode:
         self._admitted: Admitted | None = None
         self._transfer: IncomingTransfer | None = None
         self._is_landed = False
-        self._peers_max_bytes: int | None = None
 
     async def read(self, commands: AsyncIterator[DecodeCommand]) -> None:
         """Puts the router's commands into the inbox; after one that cannot be read, what ends the request."""
@@ -122,7 +121,6 @@ class _Decode:
 
     async def run(self, start: Start, timeout_s: float) -> AsyncGenerator[DecodeEvent, None]:
         self._deadline_s = asyncio.get_running_loop().time() + timeout_s
-        self._peers_max_bytes = start.max_message_bytes
         sequence = self._submit(start)
         while True:
             match await self._inbox.get():
@@ -130,8 +128,7 @@ class _Decode:
                     self._admitted = admitted
                     self._accounting.admitted(admitted)
                     yield self._reserve() if admitted.state_arrives else LocalPrefill(admitted.reused_tokens)
-                case Renew(nonce, max_message_bytes):
-                    self._peers_max_bytes = max_message_bytes
+                case Renew(nonce):
                     if await self._may_renew(nonce):
                         yield self._reserve()
                 case _SessionEnded(nonce, outcome):
@@ -189,7 +186,6 @@ class _Decode:
             self._sequence,
             self._admitted,
             num_tokens=self._sequence.prompt_length,
-            peers_max_bytes=self._peers_max_bytes,
             deadline_s=min(self._deadline_s, now_s + self._config.reservation_timeout_s),
         )
         self._runtime.spawn(self._watch(self._transfer))

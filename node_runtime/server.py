@@ -176,7 +176,7 @@ class NodeServer:
             num_slots=built.sizes.num_slots,
             pid=os.getpid(),
             device=self._device,
-            max_message_bytes=self.runtime.staging.buffer_bytes,
+            max_message_bytes=self.config.message_bytes,
             transfer_version=VERSION,
         )
 

@@ -8,18 +8,35 @@ from functools import partial
 from headrace.engine.sequence import Admitted, Sequence
 from headrace.wire.messages import Reservation
 from node_runtime.packing import Place
-from node_runtime.plans import plan_of, smaller
 from node_runtime.runtime import NodeRuntime
 from transfer.buffers import Buffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
-from transfer.protocol.plan import PlannedMessage
+from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
 
 LEASE_MARGIN_S = 5.0
 """By which a lease outlives its session's deadline: copies that were enqueued on a device before the deadline may still
 run when it has passed. They take milliseconds, and a session that has settled gives its lease back at once; the rest is
 for a device behind whose other work they wait."""
+
+
+def plan_of(reservation: Reservation, max_message_bytes: int) -> TransferPlan:
+    """The messages of a reservation's session. Sender and receiver compute it, each from its own `max_message_bytes`,
+    which the router requires to be equal.
+
+    Raises LayoutMismatch when the reservation's numbers do not make a plan.
+    """
+    layout = reservation.layout
+    return TransferPlan(
+        nonce=reservation.nonce,
+        num_tokens=reservation.num_tokens,
+        first_block=reservation.attention_hit_tokens // layout.block_size,
+        block_size=layout.block_size,
+        block_bytes=layout.block_bytes,
+        state_bytes=layout.state_bytes,
+        max_message_bytes=max_message_bytes,
+    )
 
 
 def reserve(
@@ -29,14 +46,12 @@ def reserve(
     admitted: Admitted,
     *,
     num_tokens: int,
-    peers_max_bytes: int | None,
     deadline_s: float,
 ) -> tuple[Reservation, IncomingTransfer]:
     """What a sender is to be told, and the session that expects it: blocks beyond the attention hit, and the state.
 
     sequence          admitted to wait for them; they land in its own blocks and slot
     num_tokens        of its prompt, that the sender has
-    peers_max_bytes   the longest message that the sender's staging takes; None: nothing is known of it
     deadline_s        the session's, on the event loop's clock
     Raises LayoutMismatch when that makes no plan, or none that fits the staging buffers.
     """
@@ -46,12 +61,12 @@ def reserve(
         num_tokens=num_tokens,
         transfer_address=runtime.transport.address,
         layout=runtime.wire_layout,
-        max_message_bytes=smaller(runtime.config.message_bytes, peers_max_bytes),
         deadline_s=deadline_s - asyncio.get_running_loop().time(),
         secret=new_secret(),
     )
     land = partial(_land, runtime, sequence, admitted)
-    incoming = receiver.expect(plan_of(reservation), secret=reservation.secret, land=land, deadline_s=deadline_s)
+    plan = plan_of(reservation, runtime.config.message_bytes)
+    incoming = receiver.expect(plan, secret=reservation.secret, land=land, deadline_s=deadline_s)
     return reservation, incoming
 
 

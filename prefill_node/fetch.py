@@ -157,7 +157,6 @@ class Fetches:
                 sequence,
                 admitted,
                 num_tokens=fetch_source.num_tokens,
-                peers_max_bytes=fetch_source.max_message_bytes,
                 deadline_s=deadline_s,
             )
         except LayoutMismatch as error:

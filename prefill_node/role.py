@@ -37,9 +37,8 @@ from headrace.wire.messages import (
 )
 from node_runtime.errors import NoRoom
 from node_runtime.packing import Place
-from node_runtime.plans import plan_of
 from node_runtime.runtime import NodeRuntime
-from node_runtime.sessions import LEASE_MARGIN_S
+from node_runtime.sessions import LEASE_MARGIN_S, plan_of
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.fetch import Fetch, Fetches, FetchFailed
 from transfer.buffers import Buffer
@@ -213,7 +212,7 @@ class _Prefill:
         lease_ends_s = deadline_s + LEASE_MARGIN_S
         self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
         self._transfer = self._sender.open(
-            plan_of(reservation),
+            plan_of(reservation, self._runtime.config.message_bytes),
             reservation.transfer_address,
             secret=reservation.secret,
             pack=self._pack,

@@ -118,7 +118,7 @@ def measure(num_tokens: int, rounds: int) -> Stages:
 def once(body: bytes, builder: RequestBuilder, decode: Node, prefill: Node, stages: Stages) -> None:
     parsed = stages.time("router: parses the body", lambda: parse_body(CompletionBody, body))
     (request,) = stages.time("router: builds the request", lambda: builder.completion(parsed)).requests
-    start = m.Start(request, may_prefill_remotely=True, max_message_bytes=None)
+    start = m.Start(request, may_prefill_remotely=True)
     sent = stages.time(
         "router: writes the decode call", lambda: codecs.encode_decode_command(start).SerializeToString()
     )

@@ -29,7 +29,6 @@ class Reservation:
     num_tokens: int
     transfer_address: str
     layout: CacheLayout
-    max_message_bytes: int
     deadline_s: float
     secret: bytes = field(repr=False)
 
@@ -51,14 +50,12 @@ class FetchSource:
     last heard of: their blocks, and a checkpoint there. A hint: it may be gone by now.
 
     block_size         its own: the prefix is known to it by keys of such blocks
-    max_message_bytes  the largest message that it can send
     """
 
     node: str
     address: str
     num_tokens: int
     block_size: int
-    max_message_bytes: int
 
 
 @dataclass(frozen=True)
@@ -115,22 +112,17 @@ PrefillEvent = FirstToken | PromptLogprobs | PrefillDone
 
 @dataclass(frozen=True)
 class Start:
-    """First command of a decode call. `may_prefill_remotely` False: no prefill node can hand over to it.
-
-    max_message_bytes   the largest message that each prefill node can send that may be asked; None: any that fits
-    """
+    """First command of a decode call. `may_prefill_remotely` False: no prefill node can hand over to it."""
 
     request: Request
     may_prefill_remotely: bool = True
-    max_message_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Renew:
-    """The prefill node failed: issue a fresh nonce for the same reservation. `max_message_bytes`: as in `Start`."""
+    """The prefill node failed: issue a fresh nonce for the same reservation."""
 
     failed_nonce: int
-    max_message_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -214,7 +206,7 @@ class NodeInfo:
     """Who a node is. A restarted node has the same name and another incarnation.
 
     device             "cpu" or "cuda": where its cache lies
-    max_message_bytes  the largest message that its staging holds
+    max_message_bytes  equal on all nodes: a message has as many blocks as fit into it
     transfer_version   of what nodes send each other: peers of another one are strangers
     """
 

@@ -47,4 +47,4 @@ def choose_fetch_source(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixH
     info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))
     if info is None or hit is None or hit.state_tokens <= (0 if own is None else own.resumable_tokens):
         return None
-    return FetchSource(info.name, info.address, hit.state_tokens, info.layout.block_size, info.max_message_bytes)
+    return FetchSource(info.name, info.address, hit.state_tokens, info.layout.block_size)

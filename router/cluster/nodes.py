@@ -107,10 +107,6 @@ class NodeTable:
         role = Role.PREFILL if receiver.role is Role.DECODE else Role.DECODE
         return [node for node in self.live(role) if transfer_refusal(node.info.device, receiver.device) is None]
 
-    def max_message_bytes(self, receiver: NodeInfo) -> int | None:
-        """The largest message that every live node can send that can hand over to this one; None without any."""
-        return min((node.info.max_message_bytes for node in self.senders_to(receiver)), default=None)
-
     def leave(self, name: str, incarnation: int) -> None:
         """Takes no more requests to this node; the ones it works on may finish."""
         node = self._nodes.get(name)
@@ -184,10 +180,10 @@ def _refusal(info: NodeInfo, other: NodeInfo) -> str | None:
     difference = info.layout.unconvertible(other.layout)
     if difference is not None:
         return f"{difference} of {other.name}; start all nodes with one model and dtype"
-    for sender, receiver in ((info, other), (other, info)):
-        if sender.role is not receiver.role and receiver.layout.block_bytes > sender.max_message_bytes:
-            return (
-                f"a block of {receiver.name} has {receiver.layout.block_bytes} bytes, the staging of {sender.name} "
-                f"holds {sender.max_message_bytes}; raise max_message_bytes of {sender.name}"
-            )
+    can_transfer = transfer_refusal(info.device, other.device) is None
+    if can_transfer and info.max_message_bytes != other.max_message_bytes:
+        return (
+            f"max_message_bytes {info.max_message_bytes} != {other.max_message_bytes} of {other.name}; "
+            "start all nodes with one max_message_bytes"
+        )
     return None

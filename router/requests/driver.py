@@ -176,7 +176,7 @@ class RequestDriver:
     async def _on_decode_node(self, attempt: Attempt) -> None:
         node = attempt.decode_node = await self._pick(m.Role.DECODE)
         may_prefill_remotely = self.life.needs_decode and bool(self._context.nodes.senders_to(node.info))
-        start = m.Start(attempt.request, may_prefill_remotely, self._context.nodes.max_message_bytes(node.info))
+        start = m.Start(attempt.request, may_prefill_remotely)
         try:
             async with (
                 self._context.nodes.in_use(node) as client,
@@ -282,9 +282,7 @@ class RequestDriver:
                         # It was the decode node that said so: a stopped sender says nothing itself.
                         self._avoid.add(attempt.prefill_node.id)
                         self._patience_ends_s = None
-                    if attempt.decode_node is not None:
-                        max_bytes = self._context.nodes.max_message_bytes(attempt.decode_node.info)
-                        await attempt.send(m.Renew(failed_nonce, max_bytes))
+                    await attempt.send(m.Renew(failed_nonce))
                 case ev.SendStop():
                     await attempt.send(m.Stop())
                 case ev.StartOver() | ev.FinishRequest() | ev.FailRequest():

@@ -39,7 +39,7 @@ class Pair:
     decode: GrpcNodeClient
 
     def fetch_source(self, num_tokens: int, block_size: int = 16) -> FetchSource:
-        return FetchSource("d0", self.d0.ready["address"], num_tokens, block_size, max_message_bytes=4 << 20)
+        return FetchSource("d0", self.d0.ready["address"], num_tokens, block_size)
 
     async def prefill_status(self) -> NodeStatus:
         return await status_of(self.p0.ready["address"])

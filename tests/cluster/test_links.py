@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
-from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.engine.oracle import random_prompt
 
 Links = dict[tuple[str, str], dict[str, Any]]
 Told = dict[tuple[str, str, str], float]
@@ -50,24 +50,23 @@ def test_every_pair_is_measured_and_again_when_one_came_back(tiny_checkpoint, tm
         until_links(cluster, lambda links: len(links) == 4 and are_measured(links))
 
 
-async def test_nodes_whose_largest_messages_differ_hand_over_in_the_smaller_ones(
-    tiny_checkpoint, tmp_path: Path
-) -> None:
-    model = tiny_checkpoint("granite")
-    prompts = [random_prompt(length) for length in (40, 1500)]  # of one message, and of many small or one large
-    for few, many in (("prefill", "decode"), ("decode", "prefill")):
-        sizes: dict[str, Any] = {few: {"max_message_bytes": 1 << 14}, many: {"max_message_bytes": 8 << 20}}
-        with Cluster(model, tmp_path, **sizes) as cluster:
-            for _ in range(2):  # the second time the prefill node may fetch from the decode node
-                answers = await ask_all(cluster.url, prompts, at_once=2)
-                assert [answer.tokens for answer in answers] == [greedy(model, prompt, 64) for prompt in prompts]
-                assert {answer.report["path"] for answer in answers} == {"remote"}
-                prompts = [[*prompt, *answer.tokens] for prompt, answer in zip(prompts, answers, strict=True)]
+def test_a_node_whose_max_message_bytes_differs_is_refused_with_both_values(tiny_checkpoint, tmp_path: Path) -> None:
+    with Cluster(tiny_checkpoint("granite"), tmp_path, decode={"max_message_bytes": 4 << 20}) as cluster:
+        cluster.decode = {"max_message_bytes": 8 << 20}
+        refused = cluster.start_node("d1")
+        refusal = "node d1: max_message_bytes 8388608 != 4194304 of p0; start all nodes with one max_message_bytes"
+        deadline_s = time.monotonic() + 30.0
+        for process in (cluster.processes["router"], refused):
+            while refusal not in process.log.read_text():
+                assert time.monotonic() < deadline_s, cluster.logs()
+                time.sleep(0.05)
+        assert set(cluster.nodes()) == {"p0", "d0"}
 
 
 async def test_sessions_are_told_by_kind_in_metrics(tiny_checkpoint, tmp_path: Path) -> None:
     # Messages of 64 tokens and chunks of 256: only the last chunk's are left when the prompt is computed.
-    sizes: dict[str, Any] = {"decode": {"max_message_bytes": 1 << 14}, "prefill": {"fetch_from_decode": NEVER}}
+    small = {"max_message_bytes": 1 << 14}
+    sizes: dict[str, Any] = {"decode": small, "prefill": small | {"fetch_from_decode": NEVER}}
     with Cluster(tiny_checkpoint("granite"), tmp_path, **sizes) as cluster:
         answers = await ask_all(cluster.url, [random_prompt(length) for length in (700, 800, 900)], at_once=1)
         transfers = [answer.report["transfer"] for answer in answers]

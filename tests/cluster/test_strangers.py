@@ -24,7 +24,7 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.plans import plan_of
+from node_runtime.sessions import plan_of
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import CALL_TIMEOUT_S, node_client, status_of
 from tests.support.engine.driving import GREEDY, request
@@ -40,12 +40,13 @@ from transfer.ucx_config import UcxConfig
 
 PROMPT = random_prompt(300, seed=31)
 SAMPLING = replace(GREEDY, max_tokens=24)
+MESSAGE_BYTES = 1 << 16  # several messages for this prompt
 RESERVATION_S = 3.0  # what a session that nobody answers takes to fail
 
 
 @pytest.fixture(scope="module")
 def cluster(tiny_checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    common = {"max_message_bytes": 1 << 16}  # several messages for this prompt
+    common = {"max_message_bytes": MESSAGE_BYTES}
     decode = {**common, "reservation_timeout_s": RESERVATION_S}
     folder = tmp_path_factory.mktemp("strangers")
     with Cluster(tiny_checkpoint("qwen35"), folder, prefill=common, decode=decode) as running:
@@ -69,7 +70,11 @@ async def stranger() -> AsyncIterator[Callable[[Reservation], OutgoingTransfer]]
     def send(reservation: Reservation) -> OutgoingTransfer:
         deadline_s = asyncio.get_running_loop().time() + CALL_TIMEOUT_S
         transfer = sender.open(
-            plan_of(reservation), reservation.transfer_address, secret=new_secret(), pack=pack, deadline_s=deadline_s
+            plan_of(reservation, MESSAGE_BYTES),
+            reservation.transfer_address,
+            secret=new_secret(),
+            pack=pack,
+            deadline_s=deadline_s,
         )
         transfer.tokens_computed(reservation.num_tokens)
         transfer.finish(1)
@@ -133,7 +138,7 @@ async def test_a_stranger_with_the_nonce_lands_nothing_and_the_session_goes_on(c
     async with reserved(cluster, asked) as (_, events), stranger() as forge:
         reservation = await anext(events)
         assert isinstance(reservation, Reservation)
-        num_messages = len(plan_of(reservation).messages)
+        num_messages = len(plan_of(reservation, MESSAGE_BYTES).messages)
         assert num_messages >= 3
         await forge(reservation).done()  # all of it was taken, and thrown away
         async with asyncio.timeout(CALL_TIMEOUT_S):

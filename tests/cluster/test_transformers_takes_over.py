@@ -15,7 +15,7 @@ from headrace.engine.build import build_engine
 from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.messages import PrefillRequest, Reservation
-from node_runtime.plans import plan_of
+from node_runtime.sessions import plan_of
 from prefill_node.config import PrefillNodeConfig
 from tests.support.cluster.cluster import SMALL, Process
 from tests.support.engine.oracle import greedy, oracle, random_prompt
@@ -29,7 +29,9 @@ from transfer.ucx_config import UcxConfig
 NUM_TOKENS = 64
 
 
-async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) -> tuple[int, bytes, bytes]:
+async def receive(
+    prefill_address: str, layout: CacheLayout, max_message_bytes: int, prompt: list[int]
+) -> tuple[int, bytes, bytes]:
     """First token, blocks and state of a prompt, from a prefill node."""
     transport = open_transport(UcxConfig())
     client = GrpcNodeClient("p0", prefill_address)
@@ -46,13 +48,12 @@ async def receive(prefill_address: str, layout: CacheLayout, prompt: list[int]) 
             num_tokens=len(prompt),
             transfer_address=transport.address,
             layout=layout,
-            max_message_bytes=4 * layout.block_bytes,
             deadline_s=60.0,
             secret=new_secret(),
         )
         receiver = TransferReceiver(transport, Staging(StagingConfig(2, 1 << 20)))
         transfer = receiver.expect(
-            plan_of(reservation),
+            plan_of(reservation, max_message_bytes),
             secret=reservation.secret,
             land=land,
             deadline_s=asyncio.get_running_loop().time() + 60,
@@ -120,12 +121,13 @@ async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
     family: str, length: int, tiny_checkpoint, tmp_path: Path
 ) -> None:
     path = tiny_checkpoint(family)
-    node = Process.start("p0", PrefillNodeConfig("p0", str(path), engine=SMALL), tmp_path)
+    layout = build_engine(str(path), SMALL, lambda: 0.0).layout
+    config = PrefillNodeConfig("p0", str(path), engine=SMALL, max_message_bytes=4 * layout.block_bytes)
+    node = Process.start("p0", config, tmp_path)
     with contextlib.ExitStack() as undo:
         undo.callback(node.stop)
-        layout = build_engine(str(path), SMALL, lambda: 0.0).layout
         prompt = random_prompt(length)
-        first, blocks, state = await receive(node.ready["address"], layout, prompt)
+        first, blocks, state = await receive(node.ready["address"], layout, config.message_bytes, prompt)
         model = oracle(path)
         cache = as_dynamic_cache(model, layout, length, blocks, state)
         assert go_on(model, cache, prompt, first) == greedy(path, prompt, NUM_TOKENS)

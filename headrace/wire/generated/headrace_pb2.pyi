@@ -332,7 +332,6 @@ class Reservation(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
@@ -340,7 +339,6 @@ class Reservation(_message.Message):
     attention_hit_tokens: _builtins.int
     num_tokens: _builtins.int
     transfer_address: _builtins.str
-    max_message_bytes: _builtins.int
     deadline_s: _builtins.float
     """from now: when the session fails if it has not landed"""
     secret: _builtins.bytes
@@ -355,13 +353,12 @@ class Reservation(_message.Message):
         num_tokens: _builtins.int = ...,
         transfer_address: _builtins.str = ...,
         layout: Global___Layout | None = ...,
-        max_message_bytes: _builtins.int = ...,
         deadline_s: _builtins.float = ...,
         secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "deadline_s", b"deadline_s", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "nonce", b"nonce", "num_tokens", b"num_tokens", "secret", b"secret", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "deadline_s", b"deadline_s", "layout", b"layout", "nonce", b"nonce", "num_tokens", b"num_tokens", "secret", b"secret", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -456,7 +453,6 @@ class FetchSource(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     address: _builtins.str
     """host:port of its gRPC service"""
@@ -464,8 +460,6 @@ class FetchSource(_message.Message):
     """a multiple of both nodes' block sizes"""
     block_size: _builtins.int
     """its own: the prefix is known to it by keys of such blocks"""
-    max_message_bytes: _builtins.int
-    """the largest message that it can send"""
     def __init__(
         self,
         *,
@@ -473,11 +467,10 @@ class FetchSource(_message.Message):
         address: _builtins.str = ...,
         num_tokens: _builtins.int = ...,
         block_size: _builtins.int = ...,
-        max_message_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "max_message_bytes", b"max_message_bytes", "node", b"node", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_size", b"block_size", "node", b"node", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -661,11 +654,8 @@ class Start(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     MAY_PREFILL_REMOTELY_FIELD_NUMBER: _builtins.int
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     may_prefill_remotely: _builtins.bool
     """false: no prefill node can hand over to it, it computes the prompt"""
-    max_message_bytes: _builtins.int
-    """the largest message that each prefill node can send that may be asked; unset: there is none"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     def __init__(
@@ -673,15 +663,12 @@ class Start(_message.Message):
         *,
         request: Global___Request | None = ...,
         may_prefill_remotely: _builtins.bool = ...,
-        max_message_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "max_message_bytes", b"max_message_bytes", "request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "max_message_bytes", b"max_message_bytes", "may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_message_bytes: _TypeAlias = _typing.Literal["max_message_bytes"]  # noqa: Y015
-    _WhichOneofArgType__max_message_bytes: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_message_bytes) -> _WhichOneofReturnType__max_message_bytes | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Start: _TypeAlias = Start  # noqa: Y015
 
@@ -690,23 +677,17 @@ class Renew(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FAILED_NONCE_FIELD_NUMBER: _builtins.int
-    MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     failed_nonce: _builtins.int
-    max_message_bytes: _builtins.int
-    """as in Start, as it is by now"""
     def __init__(
         self,
         *,
         failed_nonce: _builtins.int = ...,
-        max_message_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "max_message_bytes", b"max_message_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes", "failed_nonce", b"failed_nonce", "max_message_bytes", b"max_message_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_nonce", b"failed_nonce"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_message_bytes: _TypeAlias = _typing.Literal["max_message_bytes"]  # noqa: Y015
-    _WhichOneofArgType__max_message_bytes: _TypeAlias = _typing.Literal["_max_message_bytes", b"_max_message_bytes"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_message_bytes) -> _WhichOneofReturnType__max_message_bytes | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Renew: _TypeAlias = Renew  # noqa: Y015
 
@@ -976,7 +957,7 @@ class NodeInfo(_message.Message):
     device: _builtins.str
     """cpu or cuda: where its cache lies"""
     max_message_bytes: _builtins.int
-    """the largest message that its staging holds"""
+    """equal on all nodes: a message has as many blocks as fit into it"""
     transfer_version: _builtins.int
     """of what nodes send each other; 0: a release before sessions had secrets"""
     @_builtins.property

@@ -141,7 +141,7 @@ class Linked:
     def known(self, num_tokens: int) -> FetchSource:
         """The decode node, as the router names it to the prefill node."""
         runtime = self.decode_runtime
-        return FetchSource(FETCH_SOURCE, "nowhere", num_tokens, runtime.layout.block_size, runtime.staging.buffer_bytes)
+        return FetchSource(FETCH_SOURCE, "nowhere", num_tokens, runtime.layout.block_size)
 
     async def settled(self) -> None:
         """Until both nodes have given everything back; their pools hold together."""

@@ -48,7 +48,7 @@ def node_info(name: str, role: m.Role, **changes: Any) -> m.NodeInfo:
 def fetch_source(name: str, num_tokens: int) -> m.FetchSource:
     """A node of `node_info`, as a router names it to a prefill node."""
     info = node_info(name, m.Role.DECODE)
-    return m.FetchSource(name, info.address, num_tokens, info.layout.block_size, info.max_message_bytes)
+    return m.FetchSource(name, info.address, num_tokens, info.layout.block_size)
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class FakeDecodeCall(_Call):
         while True:
             nonce = transfers.reserve()
             address = f"{self._node.name}:2"
-            yield m.Reservation(nonce, 32, len(request.tokens), address, LAYOUT, 1 << 20, 30.0, bytes(32))
+            yield m.Reservation(nonce, 32, len(request.tokens), address, LAYOUT, 30.0, bytes(32))
             landed = asyncio.create_task(transfers.landed[nonce].wait())
             renewed = asyncio.create_task(self._renewed.get())
             try:

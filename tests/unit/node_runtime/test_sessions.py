@@ -55,7 +55,7 @@ def blocks_in_use(engine: Engine) -> int:
 
 async def prefilled(nodes: Linked) -> None:
     layout, address = nodes.decode_runtime.layout, nodes.decode_runtime.transport.address
-    reservation = Reservation(new_nonce(), 0, len(PROMPT.tokens), address, layout, 1 << 20, SESSION_S, new_secret())
+    reservation = Reservation(new_nonce(), 0, len(PROMPT.tokens), address, layout, SESSION_S, new_secret())
     async for _ in nodes.prefill.run(PrefillRequest(PROMPT, reservation), TIMEOUT_S):
         pass
 

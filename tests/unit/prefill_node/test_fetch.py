@@ -245,7 +245,7 @@ async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> No
         nodes.fetch_source.fetch = never_answer
         layout = nodes.decode_runtime.layout
         target = nodes.decode_runtime.transport
-        reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, 1 << 20, TIMEOUT_S, new_secret())
+        reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, TIMEOUT_S, new_secret())
         work = PrefillRequest(asked, reservation, fetch_source=nodes.known(KNOWN))
         asking = asyncio.ensure_future(anext(nodes.prefill.run(work, TIMEOUT_S)))
         async with asyncio.timeout(TIMEOUT_S / 4):

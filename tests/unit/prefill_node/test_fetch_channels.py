@@ -39,7 +39,7 @@ class World:
 
 
 def fetch_source(address: str) -> FetchSource:
-    return FetchSource("d0", address, 64, 16, None)
+    return FetchSource("d0", address, 64, 16)
 
 
 @pytest.fixture

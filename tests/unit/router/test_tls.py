@@ -86,9 +86,9 @@ async def call_as_router(address: str, identity: Identity | None) -> None:
 
 
 async def call_as_prefill_node(address: str, identity: Identity | None) -> None:
-    client = GrpcFetchClient(FetchSource("d0", address, 16, 16, 1 << 20), identity)
+    client = GrpcFetchClient(FetchSource("d0", address, 16, 16), identity)
     try:
-        reservation = Reservation(1, 0, 16, "p0:2", LAYOUT, 1 << 20, 5.0, bytes(32))
+        reservation = Reservation(1, 0, 16, "p0:2", LAYOUT, 5.0, bytes(32))
         await client.fetch(FetchRequest(bytes(32), reservation), timeout_s=TIMEOUT_S)
     finally:
         await client.close()

@@ -132,7 +132,7 @@ def test_an_unknown_event_names_the_cause():
 
 def test_a_reservation_tells_its_secret_on_the_wire_and_in_no_repr():
     secret = b"only the two nodes may know this"
-    reservation = m.Reservation(7, 0, 16, "d0:2", LAYOUT, 1 << 20, 5.0, secret)
+    reservation = m.Reservation(7, 0, 16, "d0:2", LAYOUT, 5.0, secret)
     work = m.PrefillRequest(Request("r", (1,), 1, Sampling(1, 0)), reservation)
     assert codecs.decode_prefill_request(codecs.encode_prefill_request(work)) == work
     for said in (repr(work), str(reservation), repr(m.FetchRequest(b"key", reservation))):

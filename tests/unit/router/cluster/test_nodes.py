@@ -146,16 +146,26 @@ def test_block_sizes_and_state_dtypes_may_differ(nodes: NodeTable):
     assert (names(nodes, Role.PREFILL), names(nodes, Role.DECODE)) == (["p0", "p1"], ["d0"])
 
 
-def test_a_block_that_fits_no_message_of_the_other_side_is_refused(nodes: NodeTable):
-    size = LAYOUT.block_bytes
-    nodes.register(node_info("p0", Role.PREFILL, max_message_bytes=size), node_status())
-    nodes.register(node_info("p1", Role.PREFILL, layout=replace(LAYOUT, block_size=32)), node_status())
-    large = node_info("d0", Role.DECODE, layout=replace(LAYOUT, block_size=32))
-    with pytest.raises(LayoutRefused, match=f"a block of d0 has {2 * size} bytes, the staging of p0 holds {size}"):
-        nodes.register(large, node_status())
-    small = node_info("d0", Role.DECODE, max_message_bytes=2 * size - 1)
-    with pytest.raises(LayoutRefused, match=f"a block of p1 has {2 * size} bytes, the staging of d0 holds"):
-        nodes.register(small, node_status())
+def test_a_node_with_another_max_message_bytes_is_refused(nodes: NodeTable):
+    nodes.register(node_info("p0", Role.PREFILL, max_message_bytes=20_000), node_status())
+    for name, role in (("p1", Role.PREFILL), ("d0", Role.DECODE)):
+        other = node_info(name, role, max_message_bytes=30_000)
+        with pytest.raises(
+            LayoutRefused, match=f"node {name}: max_message_bytes 30000 != 20000 of p0; start all nodes"
+        ):
+            nodes.register(other, node_status())
+
+
+def test_max_message_bytes_may_differ_between_gpu_and_host_nodes_which_never_transfer(nodes: NodeTable):
+    nodes.register(node_info("p0", Role.PREFILL, max_message_bytes=20_000), node_status())
+    nodes.register(node_info("d0", Role.DECODE, max_message_bytes=30_000, device="cuda"), node_status())
+    assert (names(nodes, Role.PREFILL), names(nodes, Role.DECODE)) == (["p0"], ["d0"])
+
+
+def test_a_restarted_node_may_bring_another_max_message_bytes_to_a_cluster_of_its_own(nodes: NodeTable):
+    for incarnation, num_bytes in ((1, 20_000), (2, 30_000)):
+        info = node_info("p0", Role.PREFILL, incarnation=incarnation, max_message_bytes=num_bytes)
+        assert nodes.register(info, node_status())
 
 
 def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, clock: Clock):
@@ -173,18 +183,6 @@ def test_who_sends_to_whom_depends_on_whether_prefill_nodes_learn(clock: Clock, 
         assert nodes.receivers_of(Role.PREFILL) == [Peer("d0", 1, "d0:2", "cpu")]
         back = [peer.name for peer in nodes.receivers_of(Role.DECODE)]
         assert back == (["p0", "p1"] if learns else [])
-
-
-def test_a_message_must_fit_the_smallest_sender(nodes: NodeTable):
-    d0 = node_info("d0", Role.DECODE, max_message_bytes=10_000)
-    assert nodes.max_message_bytes(d0) is None
-    for name, num_bytes in (("p0", 30_000), ("p1", 20_000)):
-        nodes.register(node_info(name, Role.PREFILL, max_message_bytes=num_bytes), node_status())
-    nodes.register(d0, node_status())
-    nodes.register(node_info("p2", Role.PREFILL, max_message_bytes=16_384, device="cuda"), node_status())
-    assert nodes.max_message_bytes(d0) == 20_000, "what cannot hand over to it does not count"
-    nodes.leave("p1", 1)
-    assert nodes.max_message_bytes(d0) == 30_000
 
 
 def test_only_nodes_of_one_kind_of_device_hand_over_to_each_other(nodes: NodeTable):

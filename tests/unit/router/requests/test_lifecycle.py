@@ -33,7 +33,7 @@ PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
 
 
 def reservation(nonce: int) -> m.Reservation:
-    return m.Reservation(nonce, 32, 40, "d0:2", LAYOUT, 1 << 20, 30.0, bytes(32))
+    return m.Reservation(nonce, 32, 40, "d0:2", LAYOUT, 30.0, bytes(32))
 
 
 def life(**sampling: int) -> RequestLife:

@@ -76,7 +76,7 @@ async def test_another_prefill_node_takes_the_same_reservation(
     assert report["prefill"]["node"] == "p1"
     assert report["migrations"] == 0
     assert len(cluster.nodes["d0"].requests) == 1
-    assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
+    assert decode_node(cluster, "d0").commands == [m.Renew(1)]
     await assert_idle(running)
 
 
@@ -93,7 +93,7 @@ async def test_a_hand_over_that_the_decode_node_refuses_is_repeated(start_router
     cluster.nodes["d0"].faults = [Fault(TransferBroken("d0", "digest"))]
     running = await start_router(cluster)
     assert text_of(await ask(running)) == TEXT
-    assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
+    assert decode_node(cluster, "d0").commands == [m.Renew(1)]
 
 
 class AlwaysTheFirst:
@@ -120,7 +120,7 @@ async def test_a_hand_over_that_never_lands_is_repeated_before_its_deadline(
     prefill_node(cluster, "p0").num_lost_transfers = 1
     running = await start_router(cluster, landing_timeout_s=0.1)
     assert text_of(await ask(running)) == TEXT
-    assert decode_node(cluster, "d0").commands == [m.Renew(1, 1 << 20)]
+    assert decode_node(cluster, "d0").commands == [m.Renew(1)]
     assert len(cluster.nodes["p0"].requests) == 2
     await assert_idle(running)
 
