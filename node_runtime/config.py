@@ -8,7 +8,7 @@ from headrace.cache.layout import DTYPE_BYTES
 from headrace.config import at_least, not_empty, one_of, ports, positive, refuse
 from headrace.engine.config import EngineConfig
 from headrace.wire.tls_config import TlsConfig
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig
 
 HOST_MESSAGE_BYTES, GPU_MESSAGE_BYTES = 4 << 20, 32 << 20
 

@@ -133,7 +133,7 @@ class DevicePacking:
     async def _touch(self, buffer: torch.Tensor) -> None:
         """Each kernel once; the cache is left as it was."""
         layout = self._memory.layout
-        await self._staging.summary(buffer)
+        await self._staging.page_hashes(buffer)
         kept = torch.empty(layout.state_bytes, dtype=torch.uint8, device=buffer.device)
         with self._staging.stream():
             self._memory.gather_state(0, kept)

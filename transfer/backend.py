@@ -1,14 +1,14 @@
 """The small interface that a transport implements: tagged parts over connections, announced before received.
 
     prefill node                                    decode node
-    connection = await transport.connect(peer)      transport.expect(nonce, inbox)
-    connection.send(tag, part, deadline_s)   --->   inbox.announced(arrival)
+    connection = await transport.connect(peer)      transport.expect(nonce, listener)
+    connection.send(tag, part, deadline_s)   --->   listener.announced(arrival)
                                                     arrival.receive(buffer, ...)  or  arrival.drop()
 
 Contract
 - All calls are made on the event loop's thread, and callbacks come on it.
 - Parts sent over one connection are announced in the order in which they were sent.
-- A part is announced only to the inbox that expects its nonce; any other is dropped and counted.
+- A part is announced only to the listener that expects its nonce; any other is dropped and counted.
 - An operation owns its buffer until its future is done, whatever its caller does meanwhile: do not cancel
   the future. It is done soon after its deadline at the latest: a transport closes the connection for that.
 """
@@ -45,7 +45,7 @@ class Arrival(Protocol):
         ...
 
 
-class Inbox(Protocol):
+class ArrivalListener(Protocol):
     def announced(self, arrival: Arrival) -> None: ...
 
 
@@ -89,8 +89,8 @@ class Transport(Protocol):
         """
         ...
 
-    def expect(self, nonce: int, inbox: Inbox) -> None:
-        """Announce this nonce's parts to `inbox` from now on. Raises `IllegalTransition` if one has them."""
+    def expect(self, nonce: int, listener: ArrivalListener) -> None:
+        """Announce this nonce's parts to `listener` from now on. Raises `IllegalTransition` if one has them."""
         ...
 
     def forget(self, nonce: int) -> None:

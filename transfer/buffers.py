@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.protocol.digest import Summary, summary
+from transfer.protocol.digest import PageHashes, page_hashes
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +25,15 @@ class StagingMemory(Protocol):
     """The memory of a node's staging buffers: `HostMemory`, or `transfer.cuda.CudaMemory`.
 
     Whoever packs or lands enqueues on the memory's stream, if it has one, and need not wait: the sessions do, by
-    `summary` and `finished`, before a buffer goes on to the wire, is given back, or its blocks are called landed.
+    `page_hashes` and `finished`, before a buffer goes on to the wire, is given back, or its blocks are called landed.
     """
 
     def allocate(self, num_buffers: int, buffer_bytes: int) -> list[Buffer]:
         """Equal buffers, their pages touched now rather than in the first hand-over."""
         ...
 
-    def summary(self, payload: Buffer) -> Awaitable[Summary]:
-        """`transfer.protocol.digest.summary` of the payload, once all that was enqueued so far is done.
+    def page_hashes(self, payload: Buffer) -> Awaitable[PageHashes]:
+        """`transfer.protocol.digest.page_hashes` of the payload, once all that was enqueued so far is done.
 
         payload   a buffer's beginning, or all of it; what was found is there until that buffer's next summary
         """
@@ -50,8 +50,8 @@ class HostMemory:
     def allocate(self, num_buffers: int, buffer_bytes: int) -> list[Buffer]:
         return [allocate_host(buffer_bytes) for _ in range(num_buffers)]
 
-    async def summary(self, payload: Buffer) -> bytes:
-        return summary(payload)
+    async def page_hashes(self, payload: Buffer) -> bytes:
+        return page_hashes(payload)
 
     async def finished(self) -> None:
         """It is."""

@@ -2,10 +2,10 @@
 
 Gathers, digests and scatters follow each other on the memory's own stream, beside the engine's. A gather is enqueued
 when what it reads has been computed, a message is sent when its gather and digest are done, a scatter is enqueued when
-the digest was right, and a session lands when the scatter is done (`wait_event`, `summary`, `finished`). So no
+the digest was right, and a session lands when the scatter is done (`wait_event`, `page_hashes`, `finished`). So no
 stream ever waits for the other, and neither does the engine's thread.
 
-What a message needs besides its buffer (room for its summary, in pinned memory) is made with the buffer: a launch costs
+What a message needs besides its buffer (pinned memory for its page hashes) is made with the buffer: a launch costs
 the host about as much as the kernel runs, and each allocation, small copy or event adds to it.
 """
 
@@ -105,7 +105,7 @@ class CudaMemory:
         """`with memory.stream():` enqueues on it. Not across an await, nor inside another."""
         return self._on_stream
 
-    def summary(self, payload: Buffer) -> asyncio.Future[memoryview]:
+    def page_hashes(self, payload: Buffer) -> asyncio.Future[memoryview]:
         """The payload begins where one of the buffers does. Lies there until that buffer's next summary."""
         tensor = cast(Tensor, payload)
         room = self._summaries[tensor.data_ptr()]

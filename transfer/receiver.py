@@ -19,7 +19,7 @@ import numpy as np
 from transfer.backend import Arrival, Transport
 from transfer.buffers import Buffer
 from transfer.protocol.authentication import Verifier
-from transfer.protocol.digest import Summary, message_digest, plan_digest
+from transfer.protocol.digest import PageHashes, message_digest, plan_digest
 from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
 from transfer.protocol.errors import MalformedEnvelope, Unauthenticated
 from transfer.protocol.events import (
@@ -77,17 +77,17 @@ class TransferReceiver:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """A payload in staging, and its summary, which may still be looked for."""
+    """A payload in staging, and its page hashes, which may not be known yet."""
 
     message: PlannedMessage
     envelope: Envelope
     buffer: Buffer
     payload: Buffer
-    summary: Awaitable[Summary]
+    page_hashes: Awaitable[PageHashes]
 
 
 class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
-    """One session's receiving end, and the inbox of its nonce. For the event loop's thread."""
+    """One session's receiving end, and the listener of its nonce. For the event loop's thread."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
         """
         await self._wait()
         assert self._envelope is not None
-        return Landed(self._envelope.first_token, self._summary())
+        return Landed(self._envelope.first_token, self._stats())
 
     def announced(self, arrival: Arrival) -> None:
         """The transport has a part for us."""
@@ -218,7 +218,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
                 await arrival.receive(payload, self._deadline_s, envelope.connection)
                 self._on(PayloadArrived(message.index))
             if not self._ended:
-                arrived = _Arrived(message, envelope, buffer, payload, self._staging.memory.summary(payload))
+                arrived = _Arrived(message, envelope, buffer, payload, self._staging.memory.page_hashes(payload))
         finally:
             if arrived is None:
                 self._give_staging(message, buffer)
@@ -245,10 +245,10 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
 
     async def _verify(self, arrived: _Arrived) -> None:
         """Compares the digest with the envelope's. When it returns, nothing but a landing reads the payload."""
-        payload_summary = await arrived.summary
+        hashes = await arrived.page_hashes
         if self._ended:
             return
-        self._digest = message_digest(self._digest, arrived.envelope.fields(), payload_summary)
+        self._digest = message_digest(self._digest, arrived.envelope.fields(), hashes)
         self._on(PayloadChecked(arrived.message.index, digest_ok=self._digest == arrived.envelope.digest))
 
     async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:

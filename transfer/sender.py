@@ -18,14 +18,14 @@ import numpy as np
 from transfer.backend import Connection, Transport
 from transfer.buffers import Buffer
 from transfer.protocol.authentication import require_secret, sign
-from transfer.protocol.digest import Summary, message_digest, plan_digest
+from transfer.protocol.digest import PageHashes, message_digest, plan_digest
 from transfer.protocol.envelope import Envelope, Tag, require_token
 from transfer.protocol.events import (
-    Finished,
     MessageSent,
     PeerLost,
     SenderEvent,
     SendMessage,
+    StateFinal,
     TokensComputed,
 )
 from transfer.protocol.plan import PlannedMessage, TransferPlan
@@ -97,7 +97,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
             require_token(first_token)
         self._first_token = first_token
         self._moving.computing(False)
-        self._on(Finished())
+        self._on(StateFinal())
 
     async def done(self) -> TransferStats:
         """Until every message was taken over by the transport; that it landed is the receiver's to say.
@@ -105,7 +105,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         Raises `TransferFailed`. Either way `pack` is not running any more and will not be called again.
         """
         await self._wait()
-        return self._summary()
+        return self._stats()
 
     def _move(self, instruction: SendMessage) -> None:
         self._queue.put_nowait(instruction.message)
@@ -129,9 +129,9 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         try:
             payload = buffer[: message.num_bytes]
             if not self._ended:
-                payload_summary = await self._at_callers_blocks(self._fill(message, payload))
+                hashes = await self._at_callers_blocks(self._fill(message, payload))
             if not self._ended:
-                sent = self._post(connection, message, payload, payload_summary)
+                sent = self._post(connection, message, payload, hashes)
         finally:
             self._when_taken_over(message, buffer, sent)
 
@@ -159,18 +159,18 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         if not under_way:
             over()
 
-    async def _fill(self, message: PlannedMessage, payload: Buffer) -> Summary:
-        """Packs it; its summary is known only when the packing is done, on a GPU too."""
+    async def _fill(self, message: PlannedMessage, payload: Buffer) -> PageHashes:
+        """Packs the message; its page hashes are known only when the packing is done, on a GPU too."""
         await self._pack(message, payload)
-        return await self._staging.memory.summary(payload)
+        return await self._staging.memory.page_hashes(payload)
 
     def _post(
-        self, connection: Connection, message: PlannedMessage, payload: Buffer, payload_summary: Summary
+        self, connection: Connection, message: PlannedMessage, payload: Buffer, hashes: PageHashes
     ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         nonce = self.plan.nonce
         first_token = self._first_token if message.state_bytes else None
         fields = Envelope.of(nonce, connection.id, message, first_token).fields()
-        self._digest = message_digest(self._digest, fields, payload_summary)
+        self._digest = message_digest(self._digest, fields, hashes)
         head = np.frombuffer(sign(fields + self._digest, self._secret), np.uint8)
         return (
             connection.send(Tag(nonce, message.index, False), head, self._deadline_s),

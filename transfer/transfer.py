@@ -40,7 +40,7 @@ class Transfer(Generic[Event, Move]):
     def __init__(
         self,
         plan: TransferPlan,
-        transition: Callable[[Event | events.Interruption], list[Move | events.Complete | events.Fail]],
+        transition: Callable[[Event | events.Interruption], list[Move | events.CompleteSession | events.FailSession]],
         transport: Transport,
         totals: TransferTotals,
         staging: Staging,
@@ -66,20 +66,20 @@ class Transfer(Generic[Event, Move]):
         self._timer = loop.call_at(deadline_s, lambda: self._on(events.DeadlinePassed()))
 
     def cancel(self) -> None:
-        """Fail the session, unless it has ended. Await its end to know that nothing touches your blocks."""
+        """Fails the session, unless it has ended. Await its end to know that nothing touches your blocks."""
         self._on(events.Cancelled())
 
     def _on(self, event: Event | events.Interruption) -> None:
         for instruction in self._transition(event):
             self._obey(instruction)
 
-    def _obey(self, instruction: Move | events.Complete | events.Fail) -> None:
+    def _obey(self, instruction: Move | events.CompleteSession | events.FailSession) -> None:
         match instruction:
-            case events.Complete():
+            case events.CompleteSession():
                 self._complete = True
                 self._end()
-                self._totals.add(self._summary())
-            case events.Fail(cause, reason):
+                self._totals.add(self._stats())
+            case events.FailSession(cause, reason):
                 self._failure = TransferFailed(cause, reason)
                 self._transport.stats.session_failed(cause)
                 self._transport.hasten(self.plan.nonce, asyncio.get_running_loop().time() + GRACE_S)
@@ -95,7 +95,7 @@ class Transfer(Generic[Event, Move]):
     def _ended(self) -> bool:
         return self._complete or self._failure is not None
 
-    def _summary(self) -> TransferStats:
+    def _stats(self) -> TransferStats:
         return TransferStats(
             attention_tokens=self.plan.attention_tokens,
             attention_bytes=self.plan.attention_bytes,

@@ -27,8 +27,7 @@ from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
 from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
-from transfer.ucx import open_transport
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig, open_transport
 
 DEADLINE_S = 60.0
 SECRET = bytes(SECRET_BYTES)  # both processes know it, as both know the plans
@@ -198,7 +197,7 @@ class End:
             for _ in range(WARM_UPS + rounds):
                 pack = lambda: self.packing.gather(message, buffer, lambda: self._place)  # noqa: E731
                 land = lambda: self.packing.scatter(message, buffer, lambda: self._place)  # noqa: E731
-                digest = lambda: memory.summary(buffer)  # noqa: E731
+                digest = lambda: memory.page_hashes(buffer)  # noqa: E731
                 await timed("gather", pack, memory.finished)
                 await timed("digest", digest)
                 await timed("gather + digest", pack, digest)

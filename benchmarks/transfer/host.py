@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.transfer.end import shape_of
 from benchmarks.transfer.pair import Ends
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig
 
 BLOCK_BYTES = 64 << 10
 MESSAGE_MIB = (32, 8, 2)

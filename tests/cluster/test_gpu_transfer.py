@@ -78,7 +78,7 @@ async def test_a_gpu_node_does_not_start_where_ucx_has_no_cuda():
     program = (
         "import asyncio\n"
         "from transfer.ucx import open_transport\n"
-        "from transfer.ucx_config import UcxConfig\n"
+        "from transfer.ucx import UcxConfig\n"
         "async def main(): open_transport(UcxConfig(cuda=True))\n"
         "asyncio.run(main())\n"
     )

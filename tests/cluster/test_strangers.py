@@ -35,8 +35,7 @@ from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
 from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
-from transfer.ucx import open_transport
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig, open_transport
 
 PROMPT = random_prompt(300, seed=31)
 SAMPLING = replace(GREEDY, max_tokens=24)

@@ -23,8 +23,7 @@ from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
 from transfer.receiver import TransferReceiver
 from transfer.staging import Staging, StagingConfig
-from transfer.ucx import open_transport
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig, open_transport
 
 NUM_TOKENS = 64
 

@@ -15,7 +15,7 @@ from router.config import RouterConfig
 from tests.support.cluster.cluster import ALWAYS_REMOTE, SMALL, Process
 from tests.support.cluster.netns import Namespace, NamespacesUnavailable, two_namespaces
 from tests.support.engine.oracle import greedy, random_prompt
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig
 
 
 def ask_inside(host: Namespace, url: str, prompts: list[list[int]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Whoever reaches a node's door and its UCX listener: what it does to its own connection is no matter of others'."""
+"""Strangers that reach a node's keepalive server and UCX listener: they harm no connection but their own."""
 
 import asyncio
 import os
@@ -17,12 +17,11 @@ from transfer.buffers import Buffer
 from transfer.protocol.envelope import Tag
 from transfer.protocol.errors import ConnectionLost, PeerUnreachable
 from transfer.protocol.plan import TransferPlan
-from transfer.ucx import open_transport
-from transfer.ucx.lifeline import ID_BYTES, reach
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig, open_transport
+from transfer.ucx.keepalive import ID_BYTES, Keepalive
 
 if TYPE_CHECKING:
-    from transfer.ucx.connections import Link
+    from transfer.ucx.endpoint import Endpoint
     from transfer.ucx.transport import UcxTransport
 
 NONCE = 7
@@ -39,7 +38,7 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-class Inbox:
+class Listener:
     def __init__(self) -> None:
         self.arrived: list[Arrival] = []
 
@@ -57,47 +56,47 @@ async def transports(count: int) -> AsyncIterator["list[UcxTransport]"]:
 
 
 async def test_a_connection_keeps_its_id_whoever_else_claims_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the door, and behind it: a stranger that was taken in under an id of its own says another over UCX."""
+    """At the keepalive server, and behind it: a stranger accepted under an id of its own sends another over UCX."""
     async with transports(3) as (node, peer, stranger):
-        inbox, lost = Inbox(), list[str]()
-        node.expect(NONCE, inbox)
+        listener, lost = Listener(), list[str]()
+        node.expect(NONCE, listener)
         connection = await peer.connect(node.address, soon())
         await until(lambda: node.incoming(connection.id) is not None)
         node.watch(connection.id, lost.append)
 
         monkeypatch.setattr("secrets.randbits", lambda bits: connection.id)
-        with pytest.raises(PeerUnreachable, match="hung up"):
+        with pytest.raises(PeerUnreachable, match="it closed the connection"):
             await stranger.connect(node.address, soon())
 
         host, _, port = node.address.rpartition(":")
-        lifeline, listener_port = await reach(host, int(port), connection.id ^ 1, silence_s=1.0)
-        forged = stranger._endpoint_to(lifeline.peer_host, listener_port, connection.id)
-        hello = np.frombuffer(connection.id.to_bytes(ID_BYTES), np.uint8)
-        await stranger._greet(forged, forged.endpoint.stream_send, hello)
+        keepalive, listener_port = await Keepalive.connect(host, int(port), connection.id ^ 1, silence_s=1.0)
+        forged = stranger._endpoint_to(keepalive.peer_host, listener_port, connection.id)
+        id_bytes = np.frombuffer(connection.id.to_bytes(ID_BYTES), np.uint8)
+        await stranger._move_id(forged, forged.ucx_endpoint.stream_send, id_bytes)
         await until(lambda: forged.lost is not None)
 
         part = np.arange(100_000, dtype=np.uint8)
         sent = connection.send(Tag(NONCE, 0, True), part, soon())
-        await until(lambda: len(inbox.arrived) == 1)
+        await until(lambda: len(listener.arrived) == 1)
         received = np.zeros_like(part)
-        await inbox.arrived[0].receive(received, soon(), connection.id)
+        await listener.arrived[0].receive(received, soon(), connection.id)
         await sent
         assert (received == part).all()
         assert lost == []
 
 
-async def test_a_connection_lost_with_its_hello_is_not_kept_for_the_next_session() -> None:
+async def test_a_connection_lost_with_its_id_is_not_kept_for_the_next_session() -> None:
     async with transports(2) as (node, peer):
-        greet = peer._greet
+        move_id = peer._move_id
 
-        async def greet_and_lose(link: "Link", post: Callable[..., object], hello: Buffer) -> None:
-            await greet(link, post, hello)
-            link.lose("it broke in this very turn")
+        async def move_id_and_lose(endpoint: "Endpoint", post: Callable[..., object], id_bytes: Buffer) -> None:
+            await move_id(endpoint, post, id_bytes)
+            endpoint.lose("it broke in this very turn")
 
-        vars(peer)["_greet"] = greet_and_lose
+        vars(peer)["_move_id"] = move_id_and_lose
         with pytest.raises(PeerUnreachable, match="in this very turn"):
             await peer.connect(node.address, soon())
-        del vars(peer)["_greet"]
+        del vars(peer)["_move_id"]
         connection = await peer.connect(node.address, soon())
         assert connection.lost is None
         assert peer.stats.connections_opened == 1
@@ -105,13 +104,13 @@ async def test_a_connection_lost_with_its_hello_is_not_kept_for_the_next_session
 
 async def test_a_payload_for_a_connection_that_is_not_there_is_refused_at_once() -> None:
     async with transports(2) as (node, peer):
-        inbox = Inbox()
-        node.expect(NONCE, inbox)
+        listener = Listener()
+        node.expect(NONCE, listener)
         connection = await peer.connect(node.address, soon())
         sent = connection.send(Tag(NONCE, 0, True), np.zeros(100_000, np.uint8), soon())
-        await until(lambda: len(inbox.arrived) == 1)
+        await until(lambda: len(listener.arrived) == 1)
         with pytest.raises(ConnectionLost, match="not, or no longer, known"):
-            await inbox.arrived[0].receive(np.zeros(100_000, np.uint8), soon(), connection.id ^ 1)
+            await listener.arrived[0].receive(np.zeros(100_000, np.uint8), soon(), connection.id ^ 1)
         await sent  # it was dropped
         assert node.stats.dropped_parts == 1
         assert connection.lost is None

@@ -33,7 +33,7 @@ class TokensComputed:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class StateFinal:
     """The last token is sampled: the state is final."""
 
 
@@ -106,7 +106,7 @@ class Broken:
 
 
 Interruption: TypeAlias = PeerLost | DeadlinePassed | Cancelled | Broken
-SenderEvent: TypeAlias = TokensComputed | Finished | MessageSent | Interruption
+SenderEvent: TypeAlias = TokensComputed | StateFinal | MessageSent | Interruption
 ReceiverEvent: TypeAlias = (
     EnvelopeArrived | PayloadAnnounced | PayloadArrived | PayloadChecked | MessageLanded | Interruption
 )
@@ -137,15 +137,15 @@ class Land:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
+class CompleteSession:
     pass
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailSession:
     cause: Cause
     reason: str
 
 
-SenderInstruction: TypeAlias = SendMessage | Complete | Fail
-ReceiverInstruction: TypeAlias = ReceivePayload | Land | Complete | Fail
+SenderInstruction: TypeAlias = SendMessage | CompleteSession | FailSession
+ReceiverInstruction: TypeAlias = ReceivePayload | Land | CompleteSession | FailSession

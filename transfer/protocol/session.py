@@ -17,11 +17,10 @@ from transfer.protocol.events import (
     Broken,
     Cancelled,
     Cause,
-    Complete,
+    CompleteSession,
     DeadlinePassed,
     EnvelopeArrived,
-    Fail,
-    Finished,
+    FailSession,
     Interruption,
     Land,
     MessageLanded,
@@ -36,12 +35,13 @@ from transfer.protocol.events import (
     SenderEvent,
     SenderInstruction,
     SendMessage,
+    StateFinal,
     TokensComputed,
 )
 from transfer.protocol.plan import TransferPlan
 
 
-class Phase(Enum):
+class SessionPhase(Enum):
     PLANNED = auto()
     MOVING = auto()
     COMPLETE = auto()
@@ -53,13 +53,13 @@ class _Session:
 
     def __init__(self, plan: TransferPlan) -> None:
         self.plan = plan
-        self.phase = Phase.PLANNED
+        self.phase = SessionPhase.PLANNED
 
     @property
     def ended(self) -> bool:
-        return self.phase in (Phase.COMPLETE, Phase.FAILED)
+        return self.phase in (SessionPhase.COMPLETE, SessionPhase.FAILED)
 
-    def _interrupted(self, event: Interruption) -> list[Fail]:
+    def _interrupted(self, event: Interruption) -> list[FailSession]:
         if self.ended:
             return []
         match event:
@@ -72,9 +72,9 @@ class _Session:
             case Broken(cause, reason):
                 return self._fail(cause, reason)
 
-    def _fail(self, cause: Cause, reason: str) -> list[Fail]:
-        self.phase = Phase.FAILED
-        return [Fail(cause, reason)]
+    def _fail(self, cause: Cause, reason: str) -> list[FailSession]:
+        self.phase = SessionPhase.FAILED
+        return [FailSession(cause, reason)]
 
     def _progress(self) -> str:
         raise NotImplementedError
@@ -86,7 +86,7 @@ class _Session:
 class SenderSession(_Session):
     """The prefill side: releases messages as the tokens that they need are computed.
 
-    The state is released by `Finished` alone. Complete once every message was taken over by the transport,
+    The state is released by `StateFinal` alone. Complete once every message was taken over by the transport,
     which does not say that the receiver has landed it: that word comes over the control plane.
     """
 
@@ -101,7 +101,7 @@ class SenderSession(_Session):
         match event:
             case TokensComputed(num_tokens):
                 return self._computed(event, num_tokens)
-            case Finished():
+            case StateFinal():
                 return self._finish(event)
             case MessageSent(index):
                 return self._message_sent(event, index)
@@ -109,15 +109,15 @@ class SenderSession(_Session):
                 return [*self._interrupted(event)]
 
     def _computed(self, event: TokensComputed, num_tokens: int) -> list[SenderInstruction]:
-        if self.phase is Phase.FAILED:
+        if self.phase is SessionPhase.FAILED:
             return []
         if self._finished or not self._tokens <= num_tokens <= self.plan.num_tokens:
             raise self._illegal(event)
         self._tokens = num_tokens
         return self._release()
 
-    def _finish(self, event: Finished) -> list[SenderInstruction]:
-        if self.phase is Phase.FAILED:
+    def _finish(self, event: StateFinal) -> list[SenderInstruction]:
+        if self.phase is SessionPhase.FAILED:
             return []
         if self._finished or self._tokens != self.plan.num_tokens:
             raise self._illegal(event)
@@ -132,19 +132,19 @@ class SenderSession(_Session):
             sendable.append(SendMessage(message))
         self._released += len(sendable)
         if sendable:
-            self.phase = Phase.MOVING
+            self.phase = SessionPhase.MOVING
         return sendable
 
     def _message_sent(self, event: MessageSent, index: int) -> list[SenderInstruction]:
-        if self.phase is Phase.FAILED:
+        if self.phase is SessionPhase.FAILED:
             return []
         if index in self._sent or index >= self._released:
             raise self._illegal(event)
         self._sent.add(index)
         if len(self._sent) < len(self.plan.messages):
             return []
-        self.phase = Phase.COMPLETE
-        return [Complete()]
+        self.phase = SessionPhase.COMPLETE
+        return [CompleteSession()]
 
     def _progress(self) -> str:
         return (
@@ -186,7 +186,7 @@ class ReceiverSession(_Session):
             case _:
                 return [*self._interrupted(event)]
 
-    def _envelope_arrived(self, index: int, envelope: Envelope) -> list[Fail]:
+    def _envelope_arrived(self, index: int, envelope: Envelope) -> list[FailSession]:
         if self.ended:
             return []
         whole = self._arrived == len(self.plan.messages)
@@ -199,7 +199,7 @@ class ReceiverSession(_Session):
                 f"{envelope} is not the planned {planned}: compare block_size, state dtype and model "
                 "fingerprint of both nodes",
             )
-        self.phase = Phase.MOVING
+        self.phase = SessionPhase.MOVING
         self._envelope = envelope
         return []
 
@@ -238,15 +238,15 @@ class ReceiverSession(_Session):
         return [Land(self.plan.messages[index])]
 
     def _message_landed(self, event: MessageLanded, index: int) -> list[ReceiverInstruction]:
-        if self.phase is Phase.FAILED:
+        if self.phase is SessionPhase.FAILED:
             return []
         if index != self._landed or index >= self._verified:
             raise self._illegal(event)
         self._landed += 1
         if self._landed < len(self.plan.messages):
             return []
-        self.phase = Phase.COMPLETE
-        return [Complete()]
+        self.phase = SessionPhase.COMPLETE
+        return [CompleteSession()]
 
     def _expected(self) -> str:
         if self._arrived == len(self.plan.messages):

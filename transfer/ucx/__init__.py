@@ -1,5 +1,5 @@
-"""UCX through ucxx, which nothing else imports. `open_transport` applies the settings before it does."""
+"""UCX through ucxx, which only this package imports. `open_transport` applies the settings before that import."""
 
-from transfer.ucx.opening import open_transport
+from transfer.ucx.config import UcxConfig, open_transport
 
-__all__ = ["open_transport"]
+__all__ = ["UcxConfig", "open_transport"]

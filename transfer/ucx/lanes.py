@@ -1,6 +1,6 @@
-"""Which transports a connection really uses: UCX chooses among those allowed, and ucxx does not say.
+"""Lanes of a connection: the transports and devices that UCX chose among those allowed. ucxx does not report them.
 
-Asks `ucp_ep_query` of the very library that ucxx has loaded. Source: ucp.h of UCX 1.21, ucp_ep_attr_t.
+Calls `ucp_ep_query` of the library that ucxx has loaded. Source: ucp.h of UCX 1.21, ucp_ep_attr_t.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class _EndpointAttributes(ctypes.Structure):
 
 
 def endpoint_lanes(endpoint_handle: int) -> tuple[str, ...]:
-    """Such as `("tcp/eth0",)`, sorted, less the lane that only connects; empty when UCX will not tell."""
+    """Sorted names such as `("tcp/eth0",)`, without the lane that only connects; empty when the query fails."""
     entries = (_Entry * _MAX_LANES)()
     attributes = _EndpointAttributes(
         field_mask=_FIELD_TRANSPORTS,

@@ -1,12 +1,12 @@
-"""Drives a UCX worker from the event loop: no thread, no spinning, and nothing to do while nothing happens.
+"""Drives a UCX worker from the event loop, without a thread or spinning; an idle process sleeps in epoll.
 
-UCX has an epoll descriptor that becomes readable when the worker is armed and something happens. So a turn
-is drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the loop's other work gets its
-share; finish completed operations; let the transport look for announced messages; then arm. When the worker
-refuses to be armed, work may be left, or polling is asked for, the next turn comes at once. An idle process sleeps in
-epoll.
+UCX has an epoll descriptor that becomes readable when the worker is armed and something happens. A turn is
+drain - route - arm: progress the worker, at most DRAIN_STEPS steps so that the loop's other work gets its share; finish
+completed operations; let the transport probe for announced messages; arm. The next turn comes at once when the worker
+refuses to be armed, when work may be left, and while polling is asked for.
 
-ucxx's own awaitables are not used: they spin until the message is there, in every progress mode (0.52).
+ucxx's own awaitables are not used: they spin until the message is there, in every progress mode (0.52). The worker,
+context and requests are ucxx's private `_lib.libucxx`.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from transfer.protocol.errors import ConnectionLost, TransferTimeout, Truncated
 
 DRAIN_STEPS = 64
 TICK_S = 1.0
-"""A turn at least this often, should an event ever be missed; it also gives UCX's keepalive its turns."""
+"""A turn at least this often, in case an event is missed; UCX's own keepalive also needs turns."""
 
 
 @dataclass(eq=False, slots=True)
 class Operation:
-    """A send or receive in flight. Holds its buffer until UCX has let go of it, whoever else forgets it.
+    """A send or receive in flight. Keeps a reference to its buffer until UCX has released it.
 
-    nonce       of the session that it is part of, None: of none. See `ProgressLoop.hasten`
+    nonce       of its session, or None. See `ProgressLoop.hasten`
     expire      called at the deadline; must make the request complete, by closing the connection it waits for. None:
-                nobody knows which; the owner is told, and UCX keeps the buffer for as long as it likes
+                that connection is not known; `done` fails, and UCX keeps the buffer for as long as it likes
     done        its owner's future; fails with `ConnectionLost`, `TransferTimeout` or `Truncated`
     """
 
@@ -71,9 +71,9 @@ class Operation:
 class ProgressLoop:
     """Owns the UCX context and worker of a process, for the running event loop.
 
-    route    called after each drain: take announced messages; True when it left some for the next turn
-    poll_s   while operations are in flight, turns follow each other at once for so long after the last of them was
-             posted or completed; 0: never. Meant for GPU memory: what UCX is armed with there costs more than asking
+    route    called after each drain: takes announced messages; returns True when it left some for the next turn
+    poll_s   while operations are in flight, turns follow each other at once for this long after the last of them was
+             posted or completed; 0: never. For GPU memory, where arming UCX costs more than polling it
     """
 
     def __init__(self, route: Callable[[], bool], poll_s: float = 0.0) -> None:
@@ -90,7 +90,7 @@ class ProgressLoop:
         self._operations: set[Operation] = set()
         self._scheduled: asyncio.Handle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        """At the earliest deadline of an operation, or of one that has completed since: one timer for all of them."""
+        """One timer for all operations: at their earliest deadline, or that of one that has completed since."""
         self._tick()
 
     @property
@@ -105,7 +105,7 @@ class ProgressLoop:
         expire: Callable[[], None] | None,
         nonce: int | None = None,
     ) -> asyncio.Future[None]:
-        """Post a request on `buffer` and see it through: the future is done once UCX has let go of it."""
+        """Posts a request on `buffer`. The future is done once UCX has released the buffer."""
         operation = Operation(post(Array(buffer)), buffer, deadline_s, expire, nonce, self._loop.create_future())
         if operation.request.completed:  # a short one, which UCX copied
             operation.finish()
@@ -117,19 +117,19 @@ class ProgressLoop:
         return operation.done
 
     def hasten(self, nonce: int, deadline_s: float) -> None:
-        """What is in flight for this session expires then, if not sooner."""
+        """Brings forward to `deadline_s` the later deadlines of this session's operations."""
         for operation in self._operations:
             if operation.nonce == nonce and operation.deadline_s > deadline_s:
                 operation.deadline_s = deadline_s
                 self._expire_at(deadline_s)
 
     def wake(self) -> None:
-        """Take a turn soon: what was posted or closed must be progressed before UCX may be armed."""
+        """Schedules a turn: what was posted or closed must be progressed before UCX may be armed."""
         if self._scheduled is None:
             self._scheduled = self._loop.call_soon(self._turn)
 
     async def close(self, grace_s: float) -> None:
-        """Stop, once what is in flight has completed or `grace_s` has passed; close connections before."""
+        """Stops once all operations have completed, or after `grace_s`. Close the connections first."""
         give_up_s = self._loop.time() + grace_s
         while self._operations and self._loop.time() < give_up_s:
             self.wake()
@@ -153,7 +153,7 @@ class ProgressLoop:
             self.wake()
 
     def _drain(self) -> bool:
-        """True when UCX may have more to do at once."""
+        """Returns True when UCX may have more to do at once."""
         return all(self.worker.progress_once() for _ in range(DRAIN_STEPS))
 
     def _finish_operations(self) -> None:
@@ -165,7 +165,7 @@ class ProgressLoop:
             self._poll_until_s = self._loop.time() + self._poll_s
 
     def _expire_at(self, deadline_s: float) -> None:
-        """Expire operations then, if not sooner."""
+        """Sets the timer to `deadline_s` unless it is earlier already."""
         if self._expiry is not None:
             if self._expiry.when() <= deadline_s:
                 return
@@ -173,7 +173,7 @@ class ProgressLoop:
         self._expiry = self._loop.call_at(deadline_s, self._expire, deadline_s)
 
     def _expire(self, now_s: float) -> None:
-        """Each whose deadline is due, once; then wait for the earliest of the others."""
+        """Expires each operation whose deadline is due, once; sets the timer to the earliest of the others."""
         self._expiry = None
         for operation in tuple(self._operations):
             if operation.expired:

@@ -21,7 +21,7 @@ from tests.support.cluster.cluster import with_engine
 from tests.support.cluster.fault_cluster import FaultCluster
 from tests.support.cluster.netns import Cut, routed_namespaces
 from tests.support.cluster.recall_load import RecallLoad
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig
 
 NUM_CLIENTS = 4
 DEADLINE_S = 1.5

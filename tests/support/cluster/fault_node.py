@@ -21,13 +21,12 @@ from node_runtime import server
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.service import prefill_node
 from tests.support.transfer.faulty import FaultyTransport, flip_chosen
-from transfer.backend import Arrival, Connection, Inbox, Transport
+from transfer.backend import Arrival, ArrivalListener, Connection, Transport
 from transfer.buffers import Buffer
 from transfer.link import LINK_NONCE
 from transfer.protocol.envelope import Tag
 from transfer.protocol.stats import TransportStats
-from transfer.ucx import open_transport
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig, open_transport
 
 LATE_DEADLINE_S = 5.0
 
@@ -120,10 +119,10 @@ class FaultyNodeTransport(FaultyTransport):
         late = LateConnection(connection, self._node, self._dice, self._journal)
         return self._connections.setdefault(connection.id, late)
 
-    def expect(self, nonce: int, inbox: Inbox) -> None:
+    def expect(self, nonce: int, listener: ArrivalListener) -> None:
         if nonce != LINK_NONCE:
             self._journal.note("expected", nonce=nonce)
-        super().expect(nonce, inbox)
+        super().expect(nonce, listener)
 
     def hasten(self, nonce: int, deadline_s: float) -> None:
         """What a session does when it has failed."""
@@ -163,7 +162,7 @@ class FaultyServer:
             staging=self._node.config.staging_buffers - staging.num_free,
             dropped=self._transport.stats.dropped_parts,
             operations=self._transport.progress.num_operations,
-            routes=len(self._transport._routes) - 1,  # the link's sink is always expected
+            demultiplexer=len(self._transport._demultiplexer) - 1,  # the link's sink is always expected
         )
 
     async def stop(self) -> None:

@@ -23,8 +23,7 @@ from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
 from transfer.sender import TransferSender
 from transfer.staging import Staging, StagingConfig
-from transfer.ucx import open_transport
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig, open_transport
 
 STAGING = StagingConfig(num_buffers=4, buffer_bytes=32 << 10)
 AT_ONCE = 10
@@ -145,7 +144,7 @@ class Side:
                 endpoints=len(transport._outgoing) + len(transport._incoming) + len(transport._greeting),
                 operations=transport.progress.num_operations,
                 staging_held=STAGING.num_buffers - self.staging.num_free,
-                nonces=len(transport._routes),
+                nonces=len(transport._demultiplexer),
                 tasks=len(asyncio.all_tasks()),
                 dropped_parts=transport.stats.dropped_parts,
             )

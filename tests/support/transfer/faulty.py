@@ -2,13 +2,13 @@
 
     transport = FaultyTransport(InProcessTransport(network, "d0"), flip_bit(at=Tag(nonce, 1, True)))
 
-Faults act on the receiving side, between the wrapped transport and the inbox, one part at a time.
+Faults act on the receiving side, between the wrapped transport and the listener, one part at a time.
 """
 
 import asyncio
 from collections.abc import Callable
 
-from transfer.backend import Arrival, Connection, Inbox, Transport
+from transfer.backend import Arrival, ArrivalListener, Connection, Transport
 from transfer.buffers import Buffer
 from transfer.protocol.envelope import Tag
 from transfer.protocol.stats import TransportStats
@@ -19,7 +19,7 @@ Fault = Callable[[Arrival, Deliver], None]
 
 
 class FaultyTransport:
-    """`inner`, with `fault` between it and every inbox."""
+    """`inner`, with `fault` between it and every listener."""
 
     def __init__(self, inner: Transport, fault: Fault) -> None:
         self._inner = inner
@@ -36,8 +36,8 @@ class FaultyTransport:
     async def connect(self, peer: str, deadline_s: float) -> Connection:
         return await self._inner.connect(peer, deadline_s)
 
-    def expect(self, nonce: int, inbox: Inbox) -> None:
-        self._inner.expect(nonce, _FaultyInbox(inbox, self._fault))
+    def expect(self, nonce: int, listener: ArrivalListener) -> None:
+        self._inner.expect(nonce, _FaultyInbox(listener, self._fault))
 
     def forget(self, nonce: int) -> None:
         self._inner.forget(nonce)
@@ -56,8 +56,8 @@ class FaultyTransport:
 
 
 class _FaultyInbox:
-    def __init__(self, inbox: Inbox, fault: Fault) -> None:
-        self._inbox = inbox
+    def __init__(self, listener: ArrivalListener, fault: Fault) -> None:
+        self._inbox = listener
         self._fault = fault
 
     def announced(self, arrival: Arrival) -> None:

@@ -7,11 +7,11 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
-from transfer.backend import Inbox
+from transfer.backend import ArrivalListener
 from transfer.buffers import Buffer
+from transfer.protocol.demultiplexer import Demultiplexer
 from transfer.protocol.envelope import Tag
 from transfer.protocol.errors import ConnectionLost, PeerUnreachable, TransferTimeout, Truncated
-from transfer.protocol.routing import Routes
 from transfer.protocol.stats import TransportStats
 
 Watcher = Callable[[str], None]
@@ -128,7 +128,7 @@ class InProcessTransport:
         self.address = address
         self.stats = TransportStats()
         self._network = network
-        self._routes: Routes[Inbox] = Routes()
+        self._demultiplexer: Demultiplexer[ArrivalListener] = Demultiplexer()
         self._outgoing: dict[str, InProcessConnection] = {}
         self._incoming: dict[int, InProcessConnection] = {}
         network.transports[address] = self
@@ -144,11 +144,11 @@ class InProcessTransport:
         self.stats.connections_opened += 1
         return connection
 
-    def expect(self, nonce: int, inbox: Inbox) -> None:
-        self._routes.expect(nonce, inbox)
+    def expect(self, nonce: int, listener: ArrivalListener) -> None:
+        self._demultiplexer.expect(nonce, listener)
 
     def forget(self, nonce: int) -> None:
-        self._routes.forget(nonce)
+        self._demultiplexer.forget(nonce)
 
     def hasten(self, nonce: int, deadline_s: float) -> None:
         """Sends; a receive is over at once here."""
@@ -163,15 +163,15 @@ class InProcessTransport:
         return connection.watch(on_lost)
 
     def announce(self, arrival: InProcessArrival) -> None:
-        inbox = self._routes.destination(arrival.tag)
-        if inbox is None:
+        listener = self._demultiplexer.destination(arrival.tag)
+        if listener is None:
             self.stats.dropped_parts += 1
             self.stats.dropped_bytes += arrival.num_bytes
             arrival.drop()
         else:
             self.stats.received_parts += 1
             self.stats.received_bytes += arrival.num_bytes
-            inbox.announced(arrival)
+            listener.announced(arrival)
 
     def disconnected(self, connection: InProcessConnection) -> None:
         self.stats.connections_lost += 1

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.protocol.authentication import Verifier, sign
-from transfer.protocol.digest import message_digest, plan_digest, summary
+from transfer.protocol.digest import message_digest, page_hashes, plan_digest
 from transfer.protocol.envelope import Envelope
 from transfer.protocol.plan import TransferPlan
 from transfer.protocol.session import ReceiverSession, SenderSession
@@ -36,7 +36,7 @@ def parts_of(session: int) -> tuple[tuple[Part, Part], ...]:
     for message in plan.messages:
         payload = contents(message, plan.nonce)
         fields = Envelope.of(plan.nonce, session, message).fields()
-        digest = message_digest(digest, fields, summary(payload))
+        digest = message_digest(digest, fields, page_hashes(payload))
         envelope = sign(fields + digest, secret_of(plan.nonce))
         parts.append(((message.index, False, envelope), (message.index, True, payload.tobytes())))
     return tuple(parts)
@@ -44,7 +44,7 @@ def parts_of(session: int) -> tuple[tuple[Part, Part], ...]:
 
 @cache
 def digest_after(previous: bytes, fields: bytes, payload: bytes) -> bytes:
-    return message_digest(previous, fields, summary(np.frombuffer(payload, np.uint8)))
+    return message_digest(previous, fields, page_hashes(np.frombuffer(payload, np.uint8)))
 
 
 def shallow(value: Thing) -> Thing:

@@ -1,4 +1,4 @@
-"""Two sessions on one receiver as a value to explore: the real machines and routes, a network that misbehaves.
+"""Two sessions on one receiver as a value to explore: the real machines and demultiplexer, a network that misbehaves.
 
 What the drivers of `transfer.sender` and `transfer.receiver` do between an instruction and the next event is an action
 here, and so is all that a network, a peer's death and a deadline can do to it. `World.after` asserts, at each step,
@@ -20,15 +20,15 @@ from tests.support.transfer.session_attempt import (
     shallow,
 )
 from transfer.protocol.authentication import Verifier
+from transfer.protocol.demultiplexer import Demultiplexer
 from transfer.protocol.envelope import Envelope, Tag
 from transfer.protocol.errors import MalformedEnvelope, Unauthenticated
 from transfer.protocol.events import (
     Broken,
     Cause,
-    Complete,
+    CompleteSession,
     DeadlinePassed,
     EnvelopeArrived,
-    Finished,
     Land,
     MessageLanded,
     MessageSent,
@@ -38,11 +38,11 @@ from transfer.protocol.events import (
     PeerLost,
     ReceivePayload,
     SendMessage,
+    StateFinal,
     TokensComputed,
 )
 from transfer.protocol.plan import TransferPlan
-from transfer.protocol.routing import Routes
-from transfer.protocol.session import Phase, ReceiverSession, SenderSession
+from transfer.protocol.session import ReceiverSession, SenderSession, SessionPhase
 
 MISHAPS = frozenset(
     {"loses", "repeats_at_once", "repeats_late", "overtakes", "damages", "prefill_node_dies", "decode_node_dies"}
@@ -60,7 +60,7 @@ class World:
     mishaps      how many in one run: the network loses, repeats, reorders or damages a part, a process dies, a deadline
                  passes although something could still happen (when nothing else can, deadlines pass anyway)
     is_retry     session 1 takes over session 0's blocks and slot once that has failed, as `Renew` does it
-    new_routes, new_verifier, new_receiver   replaced by tests that show what would be found
+    new_demultiplexer, new_verifier, new_receiver   replaced by tests that show what would be found
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class World:
         *,
         mishaps: int,
         is_retry: bool,
-        new_routes: Callable[[], Routes[int]] = Routes,
+        new_demultiplexer: Callable[[], Demultiplexer[int]] = Demultiplexer,
         new_verifier: Callable[[bytes], Verifier] = Verifier,
         new_receiver: Callable[[TransferPlan], ReceiverSession] = ReceiverSession,
     ) -> None:
@@ -78,8 +78,8 @@ class World:
         self.memory = NOTHING
         """What lies in the blocks and the slot of each claim; a retry has the first session's claim."""
         self.free_buffers = STAGING_BUFFERS
-        self.routes = new_routes()
-        self._new_routes = new_routes
+        self.demultiplexer = new_demultiplexer()
+        self._new_demultiplexer = new_demultiplexer
         self._new_receiver = new_receiver
         self.attempts: tuple[Attempt, Attempt] = (new_attempt(0, new_verifier), new_attempt(1, new_verifier))
         for session in (0,) if is_retry else (0, 1):
@@ -88,7 +88,7 @@ class World:
     def key(self) -> tuple:
         return (
             self.mishaps, self.decode_node_lives, self.memory, self.free_buffers,
-            tuple(self.routes._expecting), *(attempt.key() for attempt in self.attempts),
+            tuple(self.demultiplexer._expecting), *(attempt.key() for attempt in self.attempts),
         )  # fmt: skip
 
     # ------------------------------------------------------------ what may happen
@@ -166,7 +166,7 @@ class World:
 
     def _may_retry(self) -> bool:
         first, second = self.attempts
-        is_due = first.receiver is not None and first.receiver.phase is Phase.FAILED and first.is_settled
+        is_due = first.receiver is not None and first.receiver.phase is SessionPhase.FAILED and first.is_settled
         return self.is_retry and is_due and second.receiver is None
 
     def _takes(self, session: int, part: Part) -> bool:
@@ -175,7 +175,7 @@ class World:
         return target is None or self.attempts[target].announced is None
 
     def _destination(self, session: int, part: Part) -> int | None:
-        return self.routes.destination(Tag(NONCES[session], part[0], part[1]))
+        return self.demultiplexer.destination(Tag(NONCES[session], part[0], part[1]))
 
     # ------------------------------------------------------------ what then is
 
@@ -198,14 +198,14 @@ class World:
         self.attempts = (attempt, second) if session == 0 else (first, attempt)
         return attempt
 
-    def _change_routes(self) -> Routes[int]:
-        self.routes = copy_of(self.routes)
-        return self.routes
+    def _change_demultiplexer(self) -> Demultiplexer[int]:
+        self.demultiplexer = copy_of(self.demultiplexer)
+        return self.demultiplexer
 
     def _begin(self, attempt: Attempt, session: int) -> None:
         attempt.sender = SenderSession(plan_of(session))
         attempt.receiver = self._new_receiver(plan_of(session))
-        self._change_routes().expect(NONCES[session], session)
+        self._change_demultiplexer().expect(NONCES[session], session)
 
     def _begins(self, attempt: Attempt, session: int) -> None:
         self.memory = NOTHING
@@ -215,7 +215,7 @@ class World:
         self._tell_sender(attempt, session, TokensComputed(plan_of(session).num_tokens))
 
     def _finishes(self, attempt: Attempt, session: int) -> None:
-        self._tell_sender(attempt, session, Finished())
+        self._tell_sender(attempt, session, StateFinal())
 
     def _let_go(self, attempt: Attempt, session: int, index: int) -> None:
         """The transport needs a buffer no longer, whatever has become of its session."""
@@ -276,7 +276,7 @@ class World:
         self._tell_receiver(attempt, session, PayloadArrived(part[0]))
 
     def _begins_landing(self, attempt: Attempt, session: int) -> None:
-        """As `IncomingTransfer` does once the oldest payload's summary is known."""
+        """As `IncomingTransfer` does once the oldest payload's page hashes are known."""
         (part, envelope), *later = attempt.arrived
         attempt.arrived = tuple(later)
         assert attempt.receiver is not None
@@ -300,7 +300,7 @@ class World:
         attempt.landing = None
         self.free_buffers += 1
         for instruction in self._tell_receiver(attempt, session, MessageLanded(part[0])):
-            if isinstance(instruction, Complete):
+            if isinstance(instruction, CompleteSession):
                 self._assert_whole(session)
 
     def _receivers_deadline(self, attempt: Attempt, session: int) -> None:
@@ -312,12 +312,12 @@ class World:
 
     def _tell_receiver(self, attempt: Attempt, session: int, event: Any) -> list:
         assert attempt.receiver is not None
-        had_failed = attempt.receiver.phase is Phase.FAILED
+        had_failed = attempt.receiver.phase is SessionPhase.FAILED
         attempt.receiver = copy_of(attempt.receiver)
         instructions = attempt.receiver.on(event)
         assert not (had_failed and instructions), f"{instructions} after it had failed"
         if attempt.receiver.ended:
-            self._change_routes().forget(NONCES[session])
+            self._change_demultiplexer().forget(NONCES[session])
         return instructions
 
     # ------------------------------------------------------------ what the world does to them
@@ -349,7 +349,7 @@ class World:
         self.decode_node_lives = False
         self.free_buffers = STAGING_BUFFERS
         self.memory = NOTHING
-        self.routes = self._new_routes()
+        self.demultiplexer = self._new_demultiplexer()
         for number in range(2):
             each = self._own(number)
             each.receiver = each.announced = each.landing = None
@@ -380,12 +380,12 @@ class World:
     def assert_over(self) -> None:
         """A run's end: no session is open, everything reserved is back, and what is complete is whole, still."""
         assert self.free_buffers == STAGING_BUFFERS, "the receiver's staging is not back"
-        assert len(self.routes) == 0, "a nonce is still expected"
+        assert len(self.demultiplexer) == 0, "a nonce is still expected"
         for session, attempt in enumerate(self.attempts):
             assert attempt.sender is None or attempt.sender.ended, f"sender {session} is stuck"
             assert attempt.receiver is None or attempt.receiver.ended, f"receiver {session} is stuck"
             assert attempt.is_settled and not attempt.in_staging and attempt.announced is None
-            if attempt.receiver is not None and attempt.receiver.phase is Phase.COMPLETE:
+            if attempt.receiver is not None and attempt.receiver.phase is SessionPhase.COMPLETE:
                 self._assert_whole(session)
 
     def outcome(self) -> tuple[str, ...]:

@@ -26,8 +26,7 @@ from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
 from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
-from transfer.ucx import open_transport
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig, open_transport
 
 STAGING = StagingConfig(num_buffers=3, buffer_bytes=16 << 20)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transfer.cuda import CudaMemory
-from transfer.protocol.digest import PAGE_BYTES, summary
+from transfer.protocol.digest import PAGE_BYTES, page_hashes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -37,7 +37,7 @@ async def test_a_payload_has_the_summary_that_a_host_finds(memory: CudaMemory, l
     [buffer] = memory.allocate(1, length)
     buffer.copy_(payload)
     torch.cuda.synchronize()
-    assert await memory.summary(buffer) == summary(payload.numpy())
+    assert await memory.page_hashes(buffer) == page_hashes(payload.numpy())
 
 
 async def test_buffers_do_not_overlap_and_begin_where_wide_loads_may(memory: CudaMemory):
@@ -51,19 +51,19 @@ async def test_buffers_do_not_overlap_and_begin_where_wide_loads_may(memory: Cud
 async def test_a_summary_comes_behind_what_was_enqueued_before(memory: CudaMemory):
     source = random_bytes(1 << 20).to(DEVICE)
     [buffer] = memory.allocate(1, len(source))
-    await memory.summary(buffer)  # the kernel is known, and launched without Triton from here on
+    await memory.page_hashes(buffer)  # the kernel is known, and launched without Triton from here on
     with memory.stream():
         torch.cuda._sleep(LONG_CYCLES // 10)
         buffer.copy_(source, non_blocking=True)
-    assert await memory.summary(buffer) == summary(source.cpu().numpy())
+    assert await memory.page_hashes(buffer) == page_hashes(source.cpu().numpy())
 
 
 async def test_staging_does_not_wait_for_what_the_engine_computes(memory: CudaMemory):
     [buffer] = memory.allocate(1, 1 << 20)
-    await memory.summary(buffer)  # compiled, and host memory at hand
+    await memory.page_hashes(buffer)  # compiled, and host memory at hand
     torch.cuda._sleep(LONG_CYCLES)
     computing = recorded(DEVICE)
-    await memory.summary(buffer)
+    await memory.page_hashes(buffer)
     assert not computing.query()
     await memory.wait_event(computing)
     assert computing.query()
@@ -76,9 +76,9 @@ async def test_summaries_of_several_buffers_at_once_do_not_mix(memory: CudaMemor
         with memory.stream():
             for buffer, payload in zip(buffers, payloads, strict=True):
                 buffer[: len(payload)].copy_(payload.to(DEVICE))
-        found = [memory.summary(buffer[: len(payload)]) for buffer, payload in zip(buffers, payloads, strict=True)]
+        found = [memory.page_hashes(buffer[: len(payload)]) for buffer, payload in zip(buffers, payloads, strict=True)]
         await asyncio.wait(found)
-        assert [each.result() for each in found] == [summary(payload.numpy()) for payload in payloads]
+        assert [each.result() for each in found] == [page_hashes(payload.numpy()) for payload in payloads]
         payloads.reverse()
 
 

@@ -272,7 +272,7 @@ class Transfers(RuleBasedStateMachine):
         for staging in (self.staging, self.sender_staging):
             staging.check()
             assert staging.num_free == NUM_BUFFERS
-        assert len(self.decode._routes) == 0
+        assert len(self.decode._demultiplexer) == 0
         assert not [task for s in self.sessions for end in (s.incoming, s.outgoing) for task in end._tasks]
 
 

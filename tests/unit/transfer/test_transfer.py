@@ -9,7 +9,7 @@ from tests.support.transfer.faulty import Hold, flip_bit
 from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer, HostMemory
-from transfer.protocol.digest import summary
+from transfer.protocol.digest import page_hashes
 from transfer.protocol.envelope import Tag
 from transfer.protocol.errors import IllegalTransition, LayoutMismatch
 from transfer.protocol.plan import PlannedMessage
@@ -86,9 +86,9 @@ class SlowMemory(HostMemory):
     def __init__(self):
         self.let_go = asyncio.Event()
 
-    async def summary(self, payload):
+    async def page_hashes(self, payload):
         await self.let_go.wait()
-        return summary(payload)
+        return page_hashes(payload)
 
 
 class SlowFinish(HostMemory):

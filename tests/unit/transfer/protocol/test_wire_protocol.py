@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from transfer.protocol.authentication import Verifier, sign
-from transfer.protocol.digest import message_digest, plan_digest, summary
+from transfer.protocol.digest import message_digest, page_hashes, plan_digest
 from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
 from transfer.protocol.plan import TransferPlan
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "wire-protocol.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "wire-protocol.md"
 CONNECTION, SECRET = 0x0123456789ABCDEF, bytes(range(32))
 
 
@@ -33,7 +33,7 @@ def test_the_documented_envelope_is_the_one_that_is_sent(documented, first_block
     payload = np.random.default_rng(0).integers(0, 256, message.num_bytes, np.uint8)
     theirs = documented(astuple(plan), CONNECTION, payload.tobytes(), first_token, SECRET)
     fields = Envelope.of(plan.nonce, CONNECTION, message, first_token).fields()
-    assert theirs == sign(fields + message_digest(plan_digest(plan), fields, summary(payload)), SECRET)
+    assert theirs == sign(fields + message_digest(plan_digest(plan), fields, page_hashes(payload)), SECRET)
     admitted = Verifier(SECRET).verify_envelope(theirs)
     assert (
         admitted.describes(plan.nonce, message)

@@ -1,32 +1,39 @@
-"""UCX's settings, in one place. Free of UCX itself: a node's config holds it before UCX is imported."""
+"""UCX's settings, and how a process opens its transport with them. Importing this module does not import UCX."""
 
+import os
+import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.config import at_least, not_empty, ports, refuse
 from transfer.protocol.errors import TransportUnavailable
 
+if TYPE_CHECKING:
+    from transfer.ucx.transport import UcxTransport
+
 
 @dataclass(frozen=True, slots=True)
 class UcxConfig:
-    """One process's UCX. UCX reads its environment once, at its first import: `apply` must come before.
+    """UCX settings of one process. UCX reads its environment once, at its first import: `apply` must come before.
 
     host                  the address at which peers reach this process; UCX's own listener binds all interfaces
-    port                  where peers come first; 0 takes a free one. UCX listens on free ones besides
-    transports            UCX_TLS. `tcp`, on one host too; add `cuda_copy,cuda_ipc` for GPU memory. Naming
-                          `posix,cma` changes nothing: UCX 1.21 excludes them under peer error handling. They can
-                          be let in (UCX_POSIX_ERROR_HANDLING=y UCX_CMA_ERROR_HANDLING=y) and are twice as fast,
-                          but then a receive from a killed or stopped peer never completes, not even when its
-                          connection is force-closed, and its staging buffer is lost
+    port                  of the keepalive server, to which peers connect first; 0 takes a free port. UCX's listener
+                          takes another free port
+    transports            UCX_TLS. `tcp`, also within one host; `cuda` adds those for GPU memory. Naming `posix,cma`
+                          changes nothing: UCX 1.21 excludes them under peer error handling. They can be enabled
+                          (UCX_POSIX_ERROR_HANDLING=y UCX_CMA_ERROR_HANDLING=y) and are twice as fast, but then a
+                          receive from a killed or stopped peer never completes, not even when its connection is
+                          force-closed, and its staging buffer is lost
     net_devices           UCX_NET_DEVICES, such as `eth0`; `all` lets UCX choose
     tcp_segment           UCX_TCP_{TX,RX}_SEG_SIZE: 256K doubled the speed of TCP against the default
-    silence_s             a peer whose host acknowledges nothing for so long, from the kernel's second try on, is lost:
-                          that is known half a second later. See `transfer.ucx.lifeline`
+    silence_s             a peer whose host acknowledges nothing for this long, counted from the kernel's second try, is
+                          lost; detected half a second later. See `transfer.ucx.keepalive`
     cuda                  GPU memory moves, too. A node sets it by its engine's device
-    cuda_transports       with `cuda`, added to the transports; a process in which one of them is missing does not
-                          start, since UCX would go without and move GPU memory through TCP
-    cuda_poll_s           with `cuda`, how long after the last sign of life operations are asked for in every turn of
-                          the event loop rather than waited for: a wake-up costs as much as 16 MiB over NVLink
+    cuda_transports       with `cuda`, added to the transports; a process that lacks one of them does not start, because
+                          UCX would move GPU memory through TCP without a warning
+    cuda_poll_s           with `cuda`, how long after the last activity operations are polled in every turn of the event
+                          loop rather than waited for: a wake-up costs as much as 16 MiB over NVLink
     """
 
     host: str = "127.0.0.1"
@@ -49,11 +56,11 @@ class UcxConfig:
 
     @property
     def required_transports(self) -> tuple[str, ...]:
-        """Those that UCX skips without a word when a library of theirs is missing."""
+        """Transports that UCX would silently skip when one of their libraries is missing."""
         return tuple(self.cuda_transports.split(",")) if self.cuda else ()
 
     def environment(self) -> dict[str, str]:
-        """The variables that UCX is to find."""
+        """UCX's environment variables for these settings."""
         return {
             "UCX_TLS": ",".join((self.transports, *self.required_transports)),
             "UCX_NET_DEVICES": self.net_devices,
@@ -65,7 +72,7 @@ class UcxConfig:
         }
 
     def apply(self, environ: MutableMapping[str, str], loaded_modules: Mapping[str, object]) -> None:
-        """Write the variables to `environ` (`os.environ`); they replace what was there.
+        """Writes the variables to `environ` (`os.environ`), over any earlier values.
 
         Raises `TransportUnavailable` when UCX is loaded already (`sys.modules`) with other settings.
         """
@@ -77,3 +84,16 @@ class UcxConfig:
                 "one process has one UcxConfig, applied first"
             )
         environ.update(wanted)
+
+
+def open_transport(config: UcxConfig) -> "UcxTransport":
+    """This process's UCX transport, listening. Call it once, inside the event loop that will use it.
+
+    Raises `TransportUnavailable` when UCX cannot start, or was started with other settings.
+    """
+    config.apply(os.environ, sys.modules)
+    try:
+        from transfer.ucx.transport import UcxTransport
+    except ImportError as error:
+        raise TransportUnavailable(f"ucxx cannot be imported: {error}; pip install ucxx-cu13") from error
+    return UcxTransport(config)

@@ -11,11 +11,10 @@ from transfer.protocol.events import (
     Broken,
     Cancelled,
     Cause,
-    Complete,
+    CompleteSession,
     DeadlinePassed,
     EnvelopeArrived,
-    Fail,
-    Finished,
+    FailSession,
     Land,
     MessageLanded,
     MessageSent,
@@ -25,9 +24,10 @@ from transfer.protocol.events import (
     PeerLost,
     ReceivePayload,
     SendMessage,
+    StateFinal,
     TokensComputed,
 )
-from transfer.protocol.session import Phase, ReceiverSession, SenderSession
+from transfer.protocol.session import ReceiverSession, SenderSession, SessionPhase
 
 PLAN = small_plan()
 FIRST, SECOND, STATE = PLAN.messages
@@ -42,7 +42,7 @@ INTERRUPTIONS = [
 
 
 def causes(instructions):
-    return [instruction.cause for instruction in instructions if isinstance(instruction, Fail)]
+    return [instruction.cause for instruction in instructions if isinstance(instruction, FailSession)]
 
 
 # ---------------------------------------------------------------- sender
@@ -50,19 +50,19 @@ def causes(instructions):
 
 def test_messages_are_released_as_their_tokens_are_computed():
     session = SenderSession(PLAN)
-    assert session.phase is Phase.PLANNED
+    assert session.phase is SessionPhase.PLANNED
     assert session.on(TokensComputed(15)) == []
-    assert session.phase is Phase.PLANNED
+    assert session.phase is SessionPhase.PLANNED
     assert session.on(TokensComputed(16)) == [SendMessage(FIRST)]
-    assert session.phase is Phase.MOVING
+    assert session.phase is SessionPhase.MOVING
     assert session.on(TokensComputed(16)) == []
     assert session.on(TokensComputed(17)) == []
     assert session.on(TokensComputed(18)) == [SendMessage(SECOND)]
-    assert session.on(Finished()) == [SendMessage(STATE)]
+    assert session.on(StateFinal()) == [SendMessage(STATE)]
     assert session.on(MessageSent(0)) == []
     assert session.on(MessageSent(1)) == []
-    assert session.on(MessageSent(2)) == [Complete()]
-    assert session.phase is Phase.COMPLETE
+    assert session.on(MessageSent(2)) == [CompleteSession()]
+    assert session.phase is SessionPhase.COMPLETE
 
 
 def test_one_chunk_releases_all_attention_but_never_the_state():
@@ -70,24 +70,24 @@ def test_one_chunk_releases_all_attention_but_never_the_state():
     assert session.on(TokensComputed(18)) == [SendMessage(FIRST), SendMessage(SECOND)]
     assert session.on(MessageSent(0)) == []
     assert session.on(MessageSent(1)) == []
-    assert session.phase is Phase.MOVING
+    assert session.phase is SessionPhase.MOVING
 
 
 def test_a_short_message_may_be_sent_before_a_long_one():
     session = SenderSession(PLAN)
     session.on(TokensComputed(18))
-    session.on(Finished())
+    session.on(StateFinal())
     assert session.on(MessageSent(2)) == []
     assert session.on(MessageSent(0)) == []
-    assert session.on(MessageSent(1)) == [Complete()]
+    assert session.on(MessageSent(1)) == [CompleteSession()]
 
 
 def test_a_state_only_plan_waits_for_the_finish():
     plan = small_plan(num_tokens=16, first_block=4)
     session = SenderSession(plan)
     assert session.on(TokensComputed(16)) == []
-    assert session.on(Finished()) == [SendMessage(plan.messages[0])]
-    assert session.on(MessageSent(0)) == [Complete()]
+    assert session.on(StateFinal()) == [SendMessage(plan.messages[0])]
+    assert session.on(MessageSent(0)) == [CompleteSession()]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_a_state_only_plan_waits_for_the_finish():
     [
         ([TokensComputed(8)], TokensComputed(7)),
         ([], TokensComputed(19)),
-        ([], Finished()),
-        ([TokensComputed(17)], Finished()),
-        ([TokensComputed(18), Finished()], Finished()),
-        ([TokensComputed(18), Finished()], TokensComputed(18)),
+        ([], StateFinal()),
+        ([TokensComputed(17)], StateFinal()),
+        ([TokensComputed(18), StateFinal()], StateFinal()),
+        ([TokensComputed(18), StateFinal()], TokensComputed(18)),
         ([], MessageSent(0)),
         ([TokensComputed(16)], MessageSent(1)),
         ([TokensComputed(18), MessageSent(0)], MessageSent(0)),
-        ([TokensComputed(18), Finished(), *map(MessageSent, range(3))], MessageSent(2)),
-        ([TokensComputed(18), Finished(), *map(MessageSent, range(3))], TokensComputed(18)),
+        ([TokensComputed(18), StateFinal(), *map(MessageSent, range(3))], MessageSent(2)),
+        ([TokensComputed(18), StateFinal(), *map(MessageSent, range(3))], TokensComputed(18)),
     ],
 )
 def test_what_a_sender_cannot_do_raises(before, illegal):
@@ -115,24 +115,24 @@ def test_what_a_sender_cannot_do_raises(before, illegal):
 
 
 @pytest.mark.parametrize(("event", "cause"), INTERRUPTIONS)
-@pytest.mark.parametrize("before", [[], [TokensComputed(16)], [TokensComputed(18), Finished()]])
+@pytest.mark.parametrize("before", [[], [TokensComputed(16)], [TokensComputed(18), StateFinal()]])
 def test_an_interrupted_sender_fails_once_and_then_ignores_everything(before, event, cause):
     session = SenderSession(PLAN)
     for earlier in before:
         session.on(earlier)
     assert causes(session.on(event)) == [cause]
-    assert session.phase is Phase.FAILED
-    late = [TokensComputed(18), Finished(), MessageSent(0), *(event for event, _ in INTERRUPTIONS)]
+    assert session.phase is SessionPhase.FAILED
+    late = [TokensComputed(18), StateFinal(), MessageSent(0), *(event for event, _ in INTERRUPTIONS)]
     assert [session.on(event) for event in late] == [[]] * len(late)
 
 
 @pytest.mark.parametrize(("event", "_"), INTERRUPTIONS)
 def test_a_complete_sender_cannot_be_interrupted(event, _):
     session = SenderSession(PLAN)
-    for earlier in (TokensComputed(18), Finished(), *map(MessageSent, range(3))):
+    for earlier in (TokensComputed(18), StateFinal(), *map(MessageSent, range(3))):
         session.on(earlier)
     assert session.on(event) == []
-    assert session.phase is Phase.COMPLETE
+    assert session.phase is SessionPhase.COMPLETE
 
 
 # ---------------------------------------------------------------- receiver
@@ -164,29 +164,29 @@ WHOLE = [event for index in range(3) for event in (*verified(index), MessageLand
 
 def test_messages_land_in_order_and_the_state_completes():
     session = ReceiverSession(PLAN)
-    assert session.phase is Phase.PLANNED
+    assert session.phase is SessionPhase.PLANNED
     assert [session.on(event) for event in WHOLE] == [
         [], [ReceivePayload(FIRST)], [], [Land(FIRST)], [],
         [], [ReceivePayload(SECOND)], [], [Land(SECOND)], [],
-        [], [ReceivePayload(STATE)], [], [Land(STATE)], [Complete()],
+        [], [ReceivePayload(STATE)], [], [Land(STATE)], [CompleteSession()],
     ]  # fmt: skip
-    assert session.phase is Phase.COMPLETE
+    assert session.phase is SessionPhase.COMPLETE
 
 
 def test_the_first_envelope_as_planned_is_the_sessions_acceptance():
     session = ReceiverSession(PLAN)
     assert session.on(EnvelopeArrived(0, ENVELOPES[0])) == []
-    assert session.phase is Phase.MOVING
+    assert session.phase is SessionPhase.MOVING
 
 
 def test_verifying_and_landing_may_lag_behind_arriving():
     session = receiver(*arrival(0), *arrival(1), *arrival(2))
     for index, message in enumerate(PLAN.messages):
         assert session.on(PayloadChecked(index, digest_ok=True)) == [Land(message)]
-    assert session.phase is Phase.MOVING
+    assert session.phase is SessionPhase.MOVING
     assert session.on(MessageLanded(0)) == []
     assert session.on(MessageLanded(1)) == []
-    assert session.on(MessageLanded(2)) == [Complete()]
+    assert session.on(MessageLanded(2)) == [CompleteSession()]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_verifying_and_landing_may_lag_behind_arriving():
 def test_anything_but_the_planned_message_fails_the_session(before, event, cause):
     session = receiver(*before)
     assert causes(session.on(event)) == [cause]
-    assert session.phase is Phase.FAILED
+    assert session.phase is SessionPhase.FAILED
 
 
 @pytest.mark.parametrize("events", [verified(0)[:done] for done in range(5)])
@@ -231,7 +231,7 @@ def test_after_a_failure_nothing_lands(events, interruption, cause):
     assert causes(session.on(interruption)) == [cause]
     late = [*WHOLE, *(event for event, _ in INTERRUPTIONS)]
     assert [session.on(event) for event in late] == [[]] * len(late)
-    assert session.phase is Phase.FAILED
+    assert session.phase is SessionPhase.FAILED
 
 
 def test_what_arrived_behind_a_damaged_message_never_lands():
@@ -239,7 +239,7 @@ def test_what_arrived_behind_a_damaged_message_never_lands():
     assert causes(session.on(PayloadChecked(1, digest_ok=False))) == [Cause.WRONG_DIGEST]
     assert session.on(PayloadChecked(2, digest_ok=True)) == []
     assert session.on(MessageLanded(0)) == []
-    assert session.phase is Phase.FAILED
+    assert session.phase is SessionPhase.FAILED
 
 
 def test_losing_the_peer_after_the_last_byte_is_no_loss():
@@ -248,7 +248,7 @@ def test_losing_the_peer_after_the_last_byte_is_no_loss():
     assert session.on(PayloadChecked(1, digest_ok=True)) == [Land(SECOND)]
     assert session.on(MessageLanded(1)) == []
     assert session.on(PayloadChecked(2, digest_ok=True)) == [Land(STATE)]
-    assert session.on(MessageLanded(2)) == [Complete()]
+    assert session.on(MessageLanded(2)) == [CompleteSession()]
 
 
 @pytest.mark.parametrize("event", [Cancelled(), DeadlinePassed()])
@@ -287,7 +287,7 @@ def test_what_a_receivers_driver_cannot_do_raises(before, illegal):
 def test_a_complete_session_ignores_what_comes_late(late):
     session = receiver(*WHOLE)
     assert session.on(late) == []
-    assert session.phase is Phase.COMPLETE
+    assert session.phase is SessionPhase.COMPLETE
 
 
 # ---------------------------------------------------------------- a retry: another plan, alike in all but its nonce
@@ -307,13 +307,13 @@ def test_a_retry_by_another_prefill_node_lands_whole_under_its_fresh_nonce():
         assert retry.on(PayloadAnnounced(index, message.num_bytes)) == [ReceivePayload(message)]
         assert retry.on(PayloadArrived(index)) == []
         assert retry.on(PayloadChecked(index, digest_ok=True)) == [Land(message)]
-        assert retry.on(MessageLanded(index)) == ([Complete()] if message is RETRY.messages[-1] else [])
-    assert (failed.phase, retry.phase) == (Phase.FAILED, Phase.COMPLETE)
+        assert retry.on(MessageLanded(index)) == ([CompleteSession()] if message is RETRY.messages[-1] else [])
+    assert (failed.phase, retry.phase) == (SessionPhase.FAILED, SessionPhase.COMPLETE)
 
 
 @pytest.mark.parametrize("index", range(3))
 def test_a_late_message_of_the_failed_attempt_fails_a_retry_that_it_were_routed_to(index):
-    """Routes never do (see `transfer.protocol.routing`); if they did, the nonce would keep its bytes out."""
+    """A `Demultiplexer` never does that; if it did, the nonce would keep its bytes out."""
     retry = ReceiverSession(RETRY)
     for earlier in range(index):
         message = RETRY.messages[earlier]
@@ -338,5 +338,5 @@ def test_the_failed_attempts_own_late_messages_land_nowhere(interruption):
 def test_reasons_say_how_far_it_had_come():
     session = receiver(*verified(0), MessageLanded(0))
     assert session.on(DeadlinePassed()) == [
-        Fail(Cause.DEADLINE, "1 arrived and 1 landed of 3 messages at the session's deadline")
+        FailSession(Cause.DEADLINE, "1 arrived and 1 landed of 3 messages at the session's deadline")
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.config import ConfigError
 from transfer.protocol.errors import TransportUnavailable
-from transfer.ucx_config import UcxConfig
+from transfer.ucx import UcxConfig
 
 
 def test_the_measured_settings_are_the_defaults():

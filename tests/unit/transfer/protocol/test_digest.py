@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.transfer.transfer_plans import small_plan
-from transfer.protocol.digest import DIGEST_BYTES, PAGE_BYTES, message_digest, plan_digest, summary
+from transfer.protocol.digest import DIGEST_BYTES, PAGE_BYTES, message_digest, page_hashes, plan_digest
 
 PLAN = small_plan()
 FIRST = plan_digest(PLAN)
@@ -15,7 +15,7 @@ LENGTHS = [0, 1, 300, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES
 
 
 def digest(payload):
-    return message_digest(FIRST, FIELDS, summary(payload))
+    return message_digest(FIRST, FIELDS, page_hashes(payload))
 
 
 def random_bytes(length):
@@ -26,18 +26,18 @@ def random_bytes(length):
 def test_a_summary_is_16_bytes_a_page_and_the_tail(length):
     tail = length % PAGE_BYTES
     payload = random_bytes(length)
-    assert len(summary(payload)) == 16 * (length // PAGE_BYTES) + tail
-    assert summary(payload).endswith(payload[length - tail :].tobytes())
+    assert len(page_hashes(payload)) == 16 * (length // PAGE_BYTES) + tail
+    assert page_hashes(payload).endswith(payload[length - tail :].tobytes())
     assert len(digest(payload)) == DIGEST_BYTES
 
 
 def test_every_flipped_bit_of_the_envelope_changes_the_digest():
-    payload_summary = summary(random_bytes(300))
-    whole = message_digest(FIRST, FIELDS, payload_summary)
+    hashes = page_hashes(random_bytes(300))
+    whole = message_digest(FIRST, FIELDS, hashes)
     for bit in range(8 * len(FIELDS)):
         flipped = bytearray(FIELDS)
         flipped[bit // 8] ^= 1 << bit % 8
-        assert message_digest(FIRST, bytes(flipped), payload_summary) != whole
+        assert message_digest(FIRST, bytes(flipped), hashes) != whole
 
 
 @pytest.mark.parametrize("length", [300, PAGE_BYTES + 40])
@@ -75,10 +75,10 @@ def test_zeroed_shifted_and_shortened_payloads_change_the_digest():
 
 
 def test_a_digest_speaks_for_all_messages_before_it():
-    payload_summary = summary(random_bytes(300))
-    one = message_digest(FIRST, b"a" * 200, payload_summary)
-    other = message_digest(FIRST, b"b" * 200, payload_summary)
-    assert message_digest(one, FIELDS, payload_summary) != message_digest(other, FIELDS, payload_summary)
+    hashes = page_hashes(random_bytes(300))
+    one = message_digest(FIRST, b"a" * 200, hashes)
+    other = message_digest(FIRST, b"b" * 200, hashes)
+    assert message_digest(one, FIELDS, hashes) != message_digest(other, FIELDS, hashes)
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(PLAN)])

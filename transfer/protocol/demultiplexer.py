@@ -1,6 +1,6 @@
-"""Where a part goes: to the session that expects its nonce, or nowhere. The one rule, for every transport.
+"""Routing of arriving parts, the same for every transport: by its nonce a part reaches one session, or none.
 
-Not by its index, its sender or its size: two sessions of one node plan messages that differ in nothing else.
+Its index, sender and size play no role: two sessions of one node may plan messages that differ in nothing else.
 """
 
 from typing import Generic, TypeVar
@@ -11,8 +11,8 @@ from transfer.protocol.errors import IllegalTransition
 Destination = TypeVar("Destination")
 
 
-class Routes(Generic[Destination]):
-    """Sessions by their nonce; a session that has ended is in it no more, so that what comes late finds nobody."""
+class Demultiplexer(Generic[Destination]):
+    """Destinations by nonce. An ended session is removed, so that its late parts have no destination."""
 
     def __init__(self) -> None:
         self._expecting: dict[int, Destination] = {}
@@ -24,11 +24,11 @@ class Routes(Generic[Destination]):
         self._expecting[nonce] = destination
 
     def forget(self, nonce: int) -> None:
-        """Nobody expects it from now on; it need not have been expected."""
+        """Removes the nonce's destination, if it has one."""
         self._expecting.pop(nonce, None)
 
     def destination(self, tag: Tag) -> Destination | None:
-        """Who is to have a part with this tag; None: drop it."""
+        """The destination of a part with this tag; None: drop the part."""
         return self._expecting.get(tag.nonce)
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Two sessions on one receiver, in every order of events: nothing lands where it does not belong, all comes back.
 
-`tests.support.transfer.session_world` says what is real (both machines, routes, verifier, envelopes and digests)
+`tests.support.transfer.session_world` says what is real (both machines, demultiplexer, verifier, envelopes and digests)
 and what is asserted at each step. The mutants at the end show that each assertion can fail.
 """
 
@@ -11,9 +11,9 @@ import pytest
 from tests.support.transfer.exploration import Explored, Violation, explore
 from tests.support.transfer.session_world import World
 from transfer.protocol.authentication import Verifier
+from transfer.protocol.demultiplexer import Demultiplexer
 from transfer.protocol.envelope import HEADER_BYTES, Envelope, Tag
-from transfer.protocol.routing import Routes
-from transfer.protocol.session import Phase, ReceiverSession
+from transfer.protocol.session import ReceiverSession, SessionPhase
 
 WHOLE = ("COMPLETE", "COMPLETE")
 NEVER_BEGUN = ("gone", "gone")
@@ -70,7 +70,7 @@ def test_a_retry_lands_although_the_first_sender_never_hears_of_it() -> None:
 # ---------------------------------------------------------------- what would be found
 
 
-class ByIndexOnly(Routes[int]):
+class ByIndexOnly(Demultiplexer[int]):
     """Two sessions that expect messages of the same index are all one to it."""
 
     def destination(self, tag: Tag) -> int | None:
@@ -101,10 +101,10 @@ class LandsWhatFailed(ReceiverSession):
 
     @property
     def ended(self):
-        return self.phase is Phase.COMPLETE
+        return self.phase is SessionPhase.COMPLETE
 
 
-class NeverForgets(Routes[int]):
+class NeverForgets(Demultiplexer[int]):
     def forget(self, nonce: int) -> None:
         """Somebody may still want it."""
 
@@ -133,26 +133,34 @@ class KeepsStagingOfTheFailed(World):
 
 
 def test_a_router_by_index_is_found_though_gate_and_plan_keep_the_bytes_apart() -> None:
-    found = explored(World(mishaps=0, is_retry=False, new_routes=ByIndexOnly))  # nothing lands where it should not
-    assert outcomes(found).keys() != {WHOLE + WHOLE}  # yet sessions starve without a mishap
+    found = explored(
+        World(mishaps=0, is_retry=False, new_demultiplexer=ByIndexOnly)
+    )  # nothing lands where it should not
+    assert outcomes(found).keys() != {WHOLE + WHOLE}  # ... yet sessions starve without a mishap
 
 
 @pytest.mark.parametrize(
     ("broken", "found"),
     [
         (
-            World(mishaps=0, is_retry=False, new_routes=ByIndexOnly, new_verifier=OpenVerifier, new_receiver=Trusting),
+            World(
+                mishaps=0,
+                is_retry=False,
+                new_demultiplexer=ByIndexOnly,
+                new_verifier=OpenVerifier,
+                new_receiver=Trusting,
+            ),
             "landed what is not its own",
         ),
         (World(mishaps=1, is_retry=False, new_receiver=Trusting), "landed what is not its own"),
         (World(mishaps=1, is_retry=False, new_receiver=LandsWhatFailed), "after it had failed"),
-        (World(mishaps=1, is_retry=True, new_routes=NeverForgets), "still expected"),
+        (World(mishaps=1, is_retry=True, new_demultiplexer=NeverForgets), "still expected"),
         (LandsAfterTheEnd(mishaps=1, is_retry=True), "another's by now"),
         (LandsWhatItReceives(mishaps=1, is_retry=False), "landed what is not its own"),
         (KeepsStagingOfTheFailed(mishaps=1, is_retry=True), "staging is not back"),
     ],
     ids=[
-        "routes by index, trusts", "ignores digests", "goes on", "never forgets", "lands late", "lands at once",
+        "demultiplexer by index, trusts", "ignores digests", "goes on", "never forgets", "lands late", "lands at once",
         "keeps staging",
     ],
 )  # fmt: skip
