@@ -30,7 +30,7 @@ from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
 from router.api.generation import RequestBuilder
-from router.api.schemas import CompletionBody, parse_body
+from router.api.request_schemas import CompletionBody, parse_body
 from router.text.tokens import ModelTokens
 
 MODEL = TINY_MODELS / "headrace-tiny-granite-h"

@@ -1,73 +1,108 @@
-"""The HTTP front. The only file that knows FastAPI: routes, bodies, status codes, disconnects."""
+"""The router's HTTP application: routes, bodies, status codes, disconnects. With `openapi`, all that knows FastAPI."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from router.api.completions import CompletionService
 from router.api.generation import GenerationRequest
+from router.api.openapi import errors, generation_route, openapi_document
+from router.api.request_schemas import ChatBody, CompletionBody
+from router.api.response_schemas import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Cluster,
+    Completion,
+    CompletionChunk,
+    Health,
+    Model,
+    ModelList,
+    Readiness,
+)
 from router.errors import ApiError
 from router.status import ClusterStatus
 
-PAGE = Path(__file__).parent / "static" / "index.html"
+STATIC = Path(__file__).parent / "static"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LARGE_BODY_BYTES = 64 << 10  # beyond this, parsing and tokenizing leave the event loop
 CLIENT_CLOSED_REQUEST = 499  # nginx's number
 T = TypeVar("T")
 
 
 def build_app(service: CompletionService, status: ClusterStatus, max_body_bytes: int) -> FastAPI:
-    """The ASGI application over what the router is made of."""
-    app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, openapi_url=None)
+    """The ASGI application. Answers go out as they were written: `response_model`s are documentation."""
+    app = FastAPI(title="Headrace", version="1", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(_ClientLeft, _on_client_left)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, ChatCompletionChunk))
     async def chat(request: Request) -> Response:
+        """Answers a chat, whole or as a stream."""
         return await _respond(request, service, service.chat, max_body_bytes)
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", **generation_route(CompletionBody, Completion, CompletionChunk))
     async def completions(request: Request) -> Response:
+        """Continues prompts, whole or as a stream."""
         return await _respond(request, service, service.completion, max_body_bytes)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
+        """Lists the served model."""
         return JSONResponse({"object": "list", "data": [status.model()]})
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", response_model=Model, responses=errors([HTTPStatus.NOT_FOUND]))
     async def model(name: str) -> Response:
+        """Describes the served model."""
         return JSONResponse(status.model(name))
 
-    @app.get("/health")
+    @app.get("/health", response_model=Health)
     async def health() -> Response:
+        """Answers as long as the router's process does."""
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.get("/ready", response_model=Readiness, responses=errors([HTTPStatus.SERVICE_UNAVAILABLE]))
     async def ready() -> Response:
+        """Answers with success once a decode node is registered."""
         status.check_ready()
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {METRICS_TYPE: {}}}})
     async def metrics() -> Response:
-        return Response(status.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Metrics of the router and of all nodes, for Prometheus."""
+        return Response(status.metrics(), media_type=METRICS_TYPE)
 
-    @app.get("/cluster")
+    @app.get("/cluster", response_model=Cluster)
     async def cluster() -> Response:
+        """Nodes, links, requests and cache hits as the router knows them."""
         return JSONResponse(status.cluster())
 
-    @app.get("/")
+    @cache
+    def document() -> dict[str, Any]:
+        return openapi_document(app)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return JSONResponse(document())
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(STATIC / "docs.html", media_type="text/html")
+
+    @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(PAGE, media_type="text/html")
+        return FileResponse(STATIC / "index.html", media_type="text/html")
 
     return app
 
@@ -75,6 +110,8 @@ def build_app(service: CompletionService, status: ClusterStatus, max_body_bytes:
 async def _respond(
     request: Request, service: CompletionService, parse: Callable[[bytes], GenerationRequest], max_body_bytes: int
 ) -> Response:
+    # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
+    # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
     data = await _read_body(request, max_body_bytes)
     generation = parse(data) if len(data) < LARGE_BODY_BYTES else await asyncio.to_thread(parse, data)
     if not generation.stream:
@@ -87,7 +124,7 @@ async def _respond(
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; 413 as soon as it is too long, whatever Content-Length said."""
+    """The whole body; raises ApiError (413) as soon as it is too long, whatever Content-Length says."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
@@ -101,7 +138,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
 
 
 class _ClientLeft(Exception):
-    """Nobody reads the answer any more."""
+    """The client disconnected before the answer was complete."""
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -124,28 +161,25 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class _EventStream(Response):
-    """Server-sent events; closes their source as soon as the client disconnects."""
+class _EventStream(StreamingResponse):
+    """Server-sent events. Closes their source as soon as the client disconnects, also between two events."""
 
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, rest: AsyncGenerator[bytes]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._first = first
+        super().__init__(_chain(first, rest), headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
             with suppress(_ClientLeft):
-                await _unless_gone(receive, self._send_all(send))
+                await _unless_gone(receive, self.stream_response(send))
 
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
-        async for data in self._rest:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+async def _chain(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    yield first
+    async for data in rest:
+        yield data
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -155,12 +189,12 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:
-    """Ends the handler; nobody reads this."""
+    """Ends the handler; the response goes nowhere."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """What the framework itself refuses: unknown paths and wrong methods."""
+    """The framework's own refusals, for unknown paths and wrong methods, in OpenAI's shape."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     message = f"{request.method} {request.url.path}: {error.detail}"

@@ -9,8 +9,8 @@ from http import HTTPStatus
 from headrace.wire.messages import Role
 from router.api.choices import Choices
 from router.api.generation import GenerationRequest, RequestBuilder
+from router.api.request_schemas import ChatBody, CompletionBody, GenerationBody, parse_body
 from router.api.responses import DONE, ResponseWriter, event
-from router.api.schemas import ChatBody, CompletionBody, GenerationBody, parse_body
 from router.errors import ApiError, overloaded
 from router.requests.admission import Admission
 from router.requests.driver import RequestDriver, RouterContext

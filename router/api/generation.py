@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.request import Request, Sampling
-from router.api.schemas import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, HeadraceOptions
+from router.api.request_schemas import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, HeadraceOptions
 from router.errors import bad_request
 from router.text.tokens import ModelTokens
 

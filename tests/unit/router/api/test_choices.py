@@ -6,7 +6,7 @@ from headrace.request import Token
 from headrace.wire.messages import PromptLogprobs
 from router.api.choices import Choice
 from router.api.generation import RequestBuilder
-from router.api.schemas import CompletionBody, parse_body
+from router.api.request_schemas import CompletionBody, parse_body
 from router.text.tokens import ModelTokens
 
 PROMPT = "a 😀 b"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.api.generation import GenerationRequest, RequestBuilder
-from router.api.schemas import ChatBody, CompletionBody, parse_body
+from router.api.request_schemas import ChatBody, CompletionBody, parse_body
 from router.errors import ApiError
 from router.text.tokens import ModelTokens
 from tests.support.router.template_counter import count_renderings

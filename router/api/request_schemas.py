@@ -1,7 +1,7 @@
-"""The bodies that clients send. Types and ranges are checked here; what needs the model is not.
+"""The JSON bodies of requests, as /openapi.json describes them. What depends on the model is checked later.
 
-Unknown fields are ignored, as clients send many; inside `headrace` an unknown key is an error. A field
-that would change the answer and is not supported is refused, not ignored.
+Unknown fields are ignored, since clients send many; inside `headrace` an unknown key is an error. A field that
+would change the answer and is not supported is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from router.errors import ApiError, bad_request
 
@@ -20,18 +28,63 @@ MAX_STOPS = 16
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+NonEmpty = {"type": "string", "minLength": 1}
+TokenIds = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+Stop = Annotated[
+    str | list[str] | None,
+    WithJsonSchema(
+        {"anyOf": [NonEmpty, {"type": "array", "items": NonEmpty, "maxItems": MAX_STOPS}, {"type": "null"}]}
+    ),
+]
+# A prompt may be a million token ids: RequestBuilder checks them far faster than a validator of each.
+PromptInput = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                NonEmpty,
+                TokenIds,
+                {"type": "array", "items": NonEmpty, "minItems": 1, "maxItems": MAX_CHOICES},
+                {"type": "array", "items": TokenIds, "minItems": 1, "maxItems": MAX_CHOICES},
+            ]
+        }
+    ),
+]
+NoLogitBias = Annotated[
+    dict[str, Any] | None, WithJsonSchema({"anyOf": [{"type": "object", "maxProperties": 0}, {"type": "null"}]})
+]
+TextFormat = Annotated[
+    dict[str, Any] | None,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+ToolChoice = Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})]
+NoSuffix = Annotated[str | None, WithJsonSchema({"enum": ["", None]})]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True)
 
 
 class HeadraceOptions(_Body):
-    """Our own part of a request. `checkpoint_at`: token positions that a later prompt will share."""
+    """Headrace's own part of a request."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
 
     report: bool = False
+    """Adds `headrace` to the usage: which nodes served the request, what they reused and what moved. A stream then
+    ends with a usage chunk."""
     checkpoint_at: list[Annotated[int, Field(ge=1, lt=2**32)]] = Field(default=[], max_length=1024)
+    """Token positions of the prompt that later prompts will share: a checkpoint of the state is kept at the block
+    boundary before each."""
     salt: Annotated[str, Field(max_length=1024)] = ""
+    """Separates the prefix caches of tenants: requests share cached prefixes only with the same salt."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,33 +97,55 @@ class HeadraceOptions(_Body):
 
 
 class StreamOptions(_Body):
+    """Options of a streamed answer."""
+
     include_usage: bool | None = None
+    """Ends the stream with a chunk that holds the usage."""
 
 
 class GenerationBody(_Body):
-    """What chat and completions have in common; None is the default, as if the field were absent."""
+    """The fields that chat and completions share; null is the default, as if the field were absent."""
 
     model: str | None = None
+    """The served model's name, as in /v1/models."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Tokens to generate at most. Default: the rest of the model's length for a chat, 16 for a completion."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 always takes the most likely token. Default 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Samples from the most likely tokens whose probabilities add up to this. Default 1."""
     top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
+    """Samples from this many most likely tokens; 0 and -1: from all. Default 0."""
     min_p: Probability | None = None
+    """Drops tokens less likely than this share of the most likely token's probability. Default 0."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Repeats an answer: choice i of a request draws with `seed + i`. Default: random."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    """Divides positive logits of tokens in the prompt or the answer, and multiplies negative ones. Default 1."""
     presence_penalty: Penalty | None = None
+    """Subtracted from the logits of tokens that the answer has. Default 0."""
     frequency_penalty: Penalty | None = None
-    stop: str | list[str] | None = None
+    """Subtracted from a token's logit once for each time that the answer has it. Default 0."""
+    stop: Stop = None
+    """Strings that end the answer and are not part of it."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    """Token ids that end the answer, beside the model's own."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    """Tokens before which nothing but `max_tokens` ends the answer. Default 0."""
     ignore_eos: bool | None = None
+    """Generates past the model's end-of-sequence tokens. Default false."""
     return_token_ids: bool | None = None
+    """Adds `token_ids`, the ids of the generated tokens, to each choice. Default false."""
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """Choices for each prompt. Default 1."""
     stream: bool | None = None
+    """Answers with server-sent events. Default false."""
     stream_options: StreamOptions | None = None
     headrace: HeadraceOptions | None = None
-    logit_bias: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
+    logit_bias: NoLogitBias = None
+    """Not supported: empty."""
+    response_format: TextFormat = None
+    """Only `{"type": "text"}` is supported."""
 
     @field_validator("stop")
     @classmethod
@@ -96,11 +171,13 @@ class GenerationBody(_Body):
 
     @property
     def stops(self) -> list[str]:
-        """`stop` as a list, whatever the client sent."""
+        """`stop` as a list, also if the client sent one string."""
         return self.stop if isinstance(self.stop, list) else []
 
 
 class TextPart(_Body):
+    """A part of a message's content."""
+
     type: Literal["text"]
     text: str
 
@@ -108,13 +185,14 @@ class TextPart(_Body):
 class ChatMessage(_Body):
     """One message; unknown fields (tool calls and the like) go to the chat template as they are."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow")
+    model_config = ConfigDict(extra="allow")
 
     role: str
+    """As the model's chat template names it: `system`, `user`, `assistant`, `tool`."""
     content: str | list[TextPart] | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As a template expects it: the content one string."""
+        """The message as a template expects it: the content is one string."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -122,15 +200,22 @@ class ChatMessage(_Body):
 
 
 class ChatBody(GenerationBody):
-    """POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    """The chat so far."""
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    """As `max_tokens`, and before it."""
     logprobs: bool | None = None
+    """Adds each token's log-probability."""
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """The most likely tokens at each position; needs `logprobs`."""
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
+    """Passed to the chat template; calls come back as text."""
+    tool_choice: ToolChoice = None
+    """`none` hides the tools from the template."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the model's chat template."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
@@ -142,13 +227,18 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions. `prompt`: text, token ids, or a list of either."""
+    """The body of POST /v1/completions."""
 
-    prompt: Any
+    prompt: PromptInput
+    """Text, token ids, or a list of either."""
     echo: bool | None = None
+    """Puts the prompt before the answer, with its log-probabilities if `logprobs` is given. Default false."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    suffix: str | None = None
+    """Adds each token's log-probability and this many most likely tokens at its position."""
+    suffix: NoSuffix = None
+    """Not supported: empty."""
     best_of: int | None = None
+    """Not supported: equal to `n`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:
@@ -163,7 +253,7 @@ B = TypeVar("B", bound=GenerationBody)
 
 
 def parse_body(cls: type[B], data: bytes) -> B:
-    """The body, or ApiError (400) that names the first field that is wrong."""
+    """The body, or ApiError (400) that names the first wrong field."""
     try:
         return cls.model_validate_json(data)
     except ValidationError as error:

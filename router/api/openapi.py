@@ -1,0 +1,64 @@
+"""The OpenAPI document of the router: FastAPI's, and the bodies and chunks that routes read and write themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from router.api.request_schemas import ChatBody, CompletionBody
+from router.api.response_schemas import ChatCompletionChunk, CompletionChunk, ErrorBody
+
+DESCRIPTION = """Prefill and decode of hybrid LLMs on different nodes, behind OpenAI's API.
+
+Errors have OpenAI's shape. Fields that OpenAI does not have are Headrace's own, or those of other servers."""
+REFERENCE = "#/components/schemas/{model}"
+
+CAUSES = {
+    HTTPStatus.BAD_REQUEST: "A field is wrong, or the prompt does not fit the model.",
+    HTTPStatus.NOT_FOUND: "No such model.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than `max_body_bytes`.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The queue is full; Retry-After says when to try again.",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "The router failed.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "No node can take the request; Retry-After says when to try again.",
+    HTTPStatus.GATEWAY_TIMEOUT: "The request took longer than `request_timeout_s`.",
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def errors(statuses: Iterable[HTTPStatus]) -> Responses:
+    """The `responses` of a route for these errors."""
+    return {int(status): {"model": ErrorBody, "description": CAUSES[status]} for status in statuses}
+
+
+def generation_route(body: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
+    """The description of a route that reads `body`, and answers whole or with `chunk`s as server-sent events."""
+    stream = {"text/event-stream": {"schema": {"$ref": REFERENCE.format(model=chunk.__name__)}}}
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=body.__name__)}}}
+    return {
+        "responses": {200: {"model": answer, "content": stream, "description": "The answer."}, **errors(CAUSES)},
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
+
+
+def openapi_document(app: FastAPI) -> dict[str, Any]:
+    """The document at /openapi.json: the routes' own description, and the schemas of bodies and chunks."""
+    document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
+    _, bodies = models_json_schema([(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=REFERENCE)
+    chunks = [(ChatCompletionChunk, "serialization"), (CompletionChunk, "serialization")]
+    _, answers = models_json_schema(chunks, ref_template=REFERENCE)  # type: ignore[arg-type]
+    schemas = document["components"]["schemas"]
+    schemas.update(bodies["$defs"], **answers["$defs"])
+    # FastAPI's validation error, which no route here answers with.
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    return document

@@ -1,0 +1,371 @@
+"""The JSON of responses, as /openapi.json describes it.
+
+Nothing is validated by these models at run time: `responses` and `router.status` write the JSON, and
+tests/unit/router/api/test_openapi.py validates real responses against the schema.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.wire.messages import PoolStatus
+
+FinishReason = Literal["stop", "length"]
+
+
+def _absent() -> Any:
+    """A field that an answer may lack, but that is never null."""
+    return Field(default=None, json_schema_extra=_without_default)
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    del schema["default"]
+
+
+class _Response(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+# ---------------------------------------------------------------- errors
+
+
+class ErrorDetail(_Response):
+    """One error."""
+
+    message: str
+    """The value, the limit and the remedy."""
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
+    param: str | None
+    """The field of the request that is wrong."""
+    code: str | None
+    """The cause, for programs: `context_length_exceeded`, `queue_full`, `no_node_available`, ..."""
+
+
+class ErrorBody(_Response):
+    """The body of every answer that is no success, and the last event of a stream that breaks."""
+
+    error: ErrorDetail
+
+
+# ---------------------------------------------------------------- usage
+
+
+class PromptTokensDetails(_Response):
+    """Parts of the prompt's tokens."""
+
+    cached_tokens: int
+    """Prompt tokens that no node had to compute."""
+
+
+class PrefillNodeReport(_Response):
+    """The prefill node's part."""
+
+    node: str
+    attention_hit_tokens: int
+    """Prompt tokens whose attention blocks were cached on the node."""
+    state_hit_tokens: int
+    """Prompt tokens before the deepest cached checkpoint."""
+    fetched_tokens: int
+    """Prompt tokens whose cache came from a decode node."""
+    computed_tokens: int
+
+
+class DecodeNodeReport(_Response):
+    """The decode node's part."""
+
+    node: str
+    attention_hit_tokens: int
+    """Prompt tokens whose attention blocks were cached on the node, and were not transferred."""
+    state: Literal["received", "resumed", "computed"]
+    """Where the state came from: the prefill node, the decode node's own checkpoint, or its own prefill."""
+
+
+class TransferSizes(_Response):
+    """The transfer from the prefill node to the decode node."""
+
+    attention_tokens: int
+    attention_bytes: int
+    state_bytes: int
+    seconds: float
+
+
+class UsageReport(_Response):
+    """How the cluster served one choice."""
+
+    path: Literal["remote", "local"]
+    """Whether a prefill node computed the prompt, or the decode node itself."""
+    prefill: PrefillNodeReport | None
+    decode: DecodeNodeReport | None
+    transfer: TransferSizes | None
+    checkpoints: list[int]
+    """Token positions at which nodes published a checkpoint."""
+    migrations: int
+    """Decode nodes lost under the request."""
+
+
+class Usage(_Response):
+    """Tokens of all choices; a prompt with several choices counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    headrace: UsageReport | list[UsageReport] = _absent()
+    """Only with `headrace.report`: one report, or one for each choice if there are several."""
+
+
+# ---------------------------------------------------------------- log-probabilities
+
+
+class TopLogprob(_Response):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    """-9999 for an impossible token."""
+    bytes: list[int] | None
+    """The token's bytes; null where the model's tokenizer does not determine them."""
+
+
+class TokenLogprob(TopLogprob):
+    """One generated token."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Response):
+    """Log-probabilities of a chat's choice."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(_Response):
+    """Log-probabilities of a completion's choice; null for the first token of an echoed prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """Where each token begins in the choice's text, in characters."""
+
+
+# ---------------------------------------------------------------- answers
+
+
+class _Choice(_Response):
+    index: int
+    token_ids: list[int] = _absent()
+    """Only with `return_token_ids`."""
+
+
+class AssistantMessage(_Response):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(_Choice):
+    """One answer to a chat."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class CompletionChoice(_Choice):
+    """One answer to a prompt."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatDelta(_Response):
+    """The next part of a message: its role first, then text, and nothing at the end."""
+
+    role: Literal["assistant"] = _absent()
+    content: str = _absent()
+
+
+class ChatChunkChoice(_Choice):
+    """The next part of one answer to a chat."""
+
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class CompletionChunkChoice(_Choice):
+    """The next part of one answer to a prompt."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _Answer(_Response):
+    id: str
+    created: int
+    """Seconds since 1970."""
+    model: str
+
+
+class ChatCompletion(_Answer):
+    """The answer to POST /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Completion(_Answer):
+    """The answer to POST /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class _Chunk(_Answer):
+    usage: Usage | None = None
+    """In every chunk if the stream includes the usage: null but in the last one, which has no choices."""
+
+
+class ChatCompletionChunk(_Chunk):
+    """The data of one server-sent event of a streamed chat; `[DONE]` ends the stream."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+
+
+class CompletionChunk(_Chunk):
+    """The data of one server-sent event of a streamed completion; `[DONE]` ends the stream."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+
+
+# ---------------------------------------------------------------- models, health, cluster
+
+
+class Model(_Response):
+    """The served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+    """Tokens of prompt and answer together; null while no node is registered."""
+
+
+class ModelList(_Response):
+    """The served models: one."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(_Response):
+    """`ok`: the router's process answers."""
+
+    status: Literal["ok"]
+
+
+class Readiness(_Response):
+    """`ready`: a decode node is registered."""
+
+    status: Literal["ready"]
+
+
+class IndexStatus(_Response):
+    """The router's copy of what a node has cached."""
+
+    blocks: int
+    checkpoints: int
+    sequence: int | None
+    """Number of the last change that the copy includes."""
+    is_followed: bool
+    """Whether the node's changes arrive."""
+    lag: int
+    """Changes that the node had made by its last heartbeat, and the copy lacks."""
+
+
+class NodeRow(_Response):
+    """One node, as of its last heartbeat."""
+
+    name: str
+    role: Literal["prefill", "decode"]
+    incarnation: str
+    """Differs for each start of the node."""
+    address: str
+    transfer_address: str
+    pid: int
+    max_model_tokens: int
+    state: Literal["live", "suspect", "dead"]
+    """`suspect`: a call to the node was lost since its last heartbeat."""
+    running: int
+    waiting: int
+    blocks: PoolStatus
+    slots: PoolStatus
+    counters: dict[str, float]
+    index: IndexStatus | None
+
+
+class LinkRow(_Response):
+    """One node's measurement of its link to a peer; figures are null until it has one."""
+
+    from_: str = Field(alias="from")
+    to: str
+    lanes: list[str]
+    """Transports and devices in use, such as `tcp/eth0`."""
+    round_trip_s: float | None
+    bytes_per_s: float | None
+    warning: str | None
+    """Why the link is slower than it should be."""
+    error: str | None
+    """Why there is no measurement."""
+
+
+class RequestRow(_Response):
+    """One request: open, or one of the last that ended."""
+
+    id: str
+    phase: str
+    prompt_tokens: int
+    generated_tokens: int
+    prefill_node: str | None
+    decode_node: str | None
+    cached_tokens: int
+    migrations: int
+    age_s: float
+    error: str | None
+
+
+class HitRow(_Response):
+    """Prefix-cache hits of one cache group of a node."""
+
+    node: str
+    role: Literal["prefill", "decode"]
+    group: Literal["attention", "state"]
+    hit_tokens: int
+    looked_up_tokens: int
+
+
+class Cluster(_Response):
+    """Nodes, links, requests and hits as the router knows them."""
+
+    model: str
+    ready: bool
+    nodes: list[NodeRow]
+    links: list[LinkRow]
+    phases: dict[str, int]
+    """Open requests by phase, and the requests that ended done or failed since the router's start."""
+    waiting: int
+    """Requests in the admission queue."""
+    requests: list[RequestRow]
+    hits: list[HitRow]
