@@ -92,7 +92,8 @@ def _load(
     if config is None:
         for flag, path in flags.items():
             remedy = f"add it, or give {flag}" if file else f"give {flag}"
-            faults = [fault.replace(f"{path} is missing: add it", f"{path} is missing: {remedy}") for fault in faults]
+            missing = f"{path} is missing: add it"
+            faults = [f"{path} is missing: {remedy}" if fault == missing else fault for fault in faults]
         raise error_in(str(file or "command line"), faults)
     return config
 

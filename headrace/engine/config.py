@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -71,7 +72,9 @@ class EngineConfig:
         )
 
     def _conflicts(self) -> Iterator[str]:
-        """Settings that do not go together, and the one with a range of its own."""
+        """Settings that do not go together, and those with a range of their own."""
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            yield f"device {self.device!r}: use cpu, cuda or cuda:1"
         if self.is_on_cpu and self.state_dtype == "bfloat16":
             yield f"state_dtype {self.state_dtype} on {self.device}: use float32, or a GPU"
         if self.state_share is not None and not 0 < self.state_share < 1:
