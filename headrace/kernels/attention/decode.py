@@ -1,4 +1,4 @@
-"""Attention of one query row a sequence over the paged KV pool: the Triton half of `paged_decode`.
+"""Attention of one query row a sequence over the paged KV pool, in Triton: `paged_decode` on a GPU.
 
     out_i = softmax(scale * q_i K^T) V [* sigmoid(gate_i)]        K, V: sequence i's first context_lens[i] tokens
 
@@ -6,9 +6,9 @@ Shapes    q and, if there is one, gate [N, H, D], any stride over rows; k_pool, 
           the same strides; returns [N, H, D]
 Contract  D is a power of two, at least 16; a context of no tokens (a padding row) gives zeros. Grid and split
           count follow from N, Hkv and the table's width alone, never from the contexts: captured graphs replay
-          with other contexts. They are read early: no overlapped kernel (headrace/kernels/lib/pdl.py) may be what has
-          just written them
-Numerics  as in paged_prefill.py; the splits are merged in float32
+          with other contexts. Contexts and table are read early: an overlapped kernel (headrace/kernels/lib/pdl.py)
+          must not have written them just before
+Numerics  as in prefill.py; the splits are merged in float32
 Source    Dao et al. 2023, "Flash-Decoding": the context is cut among programs, a second kernel merges them. The
           query heads of one KV head are the rows of one product, padded to the 16 that `tl.dot` needs
 
@@ -35,10 +35,10 @@ from headrace.kernels.lib.upload import upload_lists
 
 @dataclass(frozen=True)
 class PagedContexts:
-    """What each row sees: int32, on the device."""
+    """Context length and blocks of each row: int32, on the device."""
 
-    lens_N: Tensor  # tokens of context, the row's own among them
-    table_NM: Tensor  # places past a sequence's last block are not read
+    lens_N: Tensor  # tokens of context, the row's own included
+    table_NM: Tensor  # entries past a sequence's last block are not read
 
     @classmethod
     def build(
@@ -50,7 +50,7 @@ class PagedContexts:
 
 
 class DecodeTile(NamedTuple):
-    """How one program works: `keys` keys at a time, at least `split_keys` of them where the context has as many."""
+    """A program's tile: `keys` keys at a time, at least `split_keys` in all where the context has as many."""
 
     keys: int
     split_keys: int
@@ -65,14 +65,14 @@ def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
     return DecodeTile(64, 128, 4, 3) if head_dim <= 128 else DecodeTile(32, 128, 4, 3)
 
 
-TARGET_PROGRAMS = 2048  # about 15 for each of an H200's 132 multiprocessors: uneven contexts even out
-LEAST_SPLITS = tl.constexpr(4)  # in a large batch, one long context would be left to one program a KV head
+TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
+LEAST_SPLITS = tl.constexpr(4)  # in a large batch, one program a KV head would be too few for one long context
 MOST_SPLITS = 64
-MERGED_AT_ONCE = tl.constexpr(32)  # of 64 splits of a head of 256 the registers would leave room for two programs
+MERGED_AT_ONCE = tl.constexpr(32)  # all 64 splits of a head of 256 would need the registers of all but two programs
 
 
 def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
-    """A power of two, from shapes alone."""
+    """Splits of each context: a power of two, from shapes alone."""
     wanted = max(LEAST_SPLITS.value, cdiv(TARGET_PROGRAMS, num_sequences * num_kv_heads))
     useful = cdiv(table_tokens, split_keys)
     return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
@@ -80,11 +80,11 @@ def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_k
 
 @triton.jit
 def _split_of(length, splits, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr):
-    """Keys that each split takes, a multiple of KEYS; some of the last splits may be left without any."""
+    """Keys a split, a multiple of KEYS; the last splits may have none."""
     return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), splits) * KEYS, SPLIT_KEYS)
 
 
-@triton.jit(  # one kernel, however wide a step's table is and wherever it lies
+@triton.jit(  # one compiled kernel for tables of any width and address
     do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["lens_ptr", "table_ptr"]
 )
 def _decode_kernel(
@@ -138,7 +138,7 @@ def _decode_kernel(
         if UPCAST_DOT:
             weight, v = weight.to(tl.float32), v.to(tl.float32)
         acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
-        # One step ahead, so that the addresses of keys to prefetch wait for no other load.
+        # Loaded one step ahead, so that prefetching keys waits for no other load.
         key += KEYS
         block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
     row_out = (sequence.to(tl.int64) * H + head) * splits + split
@@ -159,7 +159,7 @@ def _merge_kernel(
     part_ptr += row * splits * D
     log_sum_ptr += row * splits
     wait_for_previous()
-    if splits <= LEAST_SPLITS:  # as in large batches: little to do for each of many rows
+    if splits <= LEAST_SPLITS:  # large batches: little work for each of many rows
         out = _merged(part_ptr, log_sum_ptr, used, D, LEAST_SPLITS)
     else:
         out = _merged(part_ptr, log_sum_ptr, used, D, MERGED_AT_ONCE)
@@ -170,7 +170,7 @@ def _merge_kernel(
 
 @triton.jit
 def _merged(part_ptr, log_sum_ptr, used, D: tl.constexpr, AT_ONCE: tl.constexpr):
-    """One row, from its first `used` splits; zeros of none."""
+    """One row, merged from its first `used` splits; zeros if there are none."""
     d = tl.arange(0, D)
     acc = tl.zeros([D], tl.float32)
     total, best = 0.0, -1e30

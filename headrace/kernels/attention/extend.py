@@ -1,11 +1,10 @@
-"""Causal attention of few rows behind a long context: `headrace.kernels.attention.prefill` with each context cut among
-programs.
+"""Causal attention of few rows behind a long context, in Triton: prefill.py with each context split among programs.
 
-Shapes    as in paged_prefill.py
-Contract  as in paged_prefill.py. The grids follow from T, N, Hkv and the table's width alone
-Numerics  as in paged_prefill.py; the splits are merged in float32
-Source    Dao et al. 2023, "Flash-Decoding", for tiles of several tokens. A prompt of which all but sixteen tokens are
-          cached is one tile a KV head: eight programs would walk over its whole context, one step of keys by one
+Shapes    as in prefill.py
+Contract  as in prefill.py. The grids follow from T, N, Hkv and the table's width alone
+Numerics  as in prefill.py; the splits are merged in float32
+Source    Dao et al. 2023, "Flash-Decoding", for tiles of several tokens. Without splits, a prompt with all but
+          sixteen tokens cached would be one tile a KV head: eight programs, each over the whole context
 
 Legend    N sequences, M blocks of the longest, G = H / Hkv query heads a KV head, padded to a power of two, S splits
 """
@@ -22,14 +21,14 @@ from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
-PROGRAMS = 528  # four for each of an H200's multiprocessors
+PROGRAMS = 528  # four for each of 132 multiprocessors (H200)
 MOST_SPLITS = tl.constexpr(64)
 AT_ONCE = tl.constexpr(16)  # splits that are merged together
 
 
 class ExtendTile(NamedTuple):
-    """How one program works: `rows` query rows (tokens times padded heads) against `keys` keys at a time, at least
-    `split_keys` of them where the context has as many."""
+    """A program's tile: `rows` query rows (tokens times padded heads) against `keys` keys at a time, at least
+    `split_keys` in all where the context has as many."""
 
     rows: int
     keys: int
@@ -39,14 +38,14 @@ class ExtendTile(NamedTuple):
 
 
 def extend_tile(head_dim: int, dtype: torch.dtype) -> ExtendTile:
-    """Of a head of 256 the larger steps spill (tests/kernels/test_paged_extend.py compiles them for sm_90)."""
+    """Smaller steps for heads of 256: larger ones spill (tests/kernels/attention/test_extend.py compiles for sm_90)."""
     if dtype == torch.float32:  # full-precision products run outside the tensor cores: small tiles, for tests
         return ExtendTile(16, 16, 128, 8, 1)
     return ExtendTile(64, 64, 256, 4, 4) if head_dim <= 128 else ExtendTile(64, 32, 256, 8, 3)
 
 
 def extend_splits(q: Tensor, k_pool: Tensor, chunks: PagedChunks) -> int:
-    """A power of two, from shapes alone; 1: there are rows enough, or keys too few."""
+    """Splits of each context, a power of two, from shapes alone; 1 for many rows or few keys."""
     T, H, D = q.shape
     num_kv, tile = k_pool.shape[2], extend_tile(D, q.dtype)
     programs = (T // _tokens(tile, H // num_kv) + 1) * num_kv
@@ -70,9 +69,9 @@ def _extend_kernel(
     BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
 ):  # fmt: skip
     """One split of the context of TOKENS tokens of one sequence, for one KV head. part [T, H, S, D] and log_sum
-    [T, H, S], base 2, are float32; what sees no keys of the split has a log_sum of -inf."""
+    [T, H, S], base 2, are float32; a row that sees no keys of the split has a log_sum of -inf."""
     kv_head, tile, split, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
-    # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves room enough for each one's last tile.
+    # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves each one a tile for its rest.
     sequence, behind = 0, num_sequences
     while behind - sequence > 1:
         middle = (sequence + behind) // 2
@@ -128,7 +127,7 @@ def _extend_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def _merge_kernel(part_ptr, log_sum_ptr, out_ptr, splits, D: tl.constexpr):
-    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum. Parts without a sum hold nothing."""
+    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum. Parts of a log_sum of -inf are not read."""
     row = tl.program_id(0).to(tl.int64)
     split, d = tl.arange(0, MOST_SPLITS), tl.arange(0, D)
     log_sum = tl.load(log_sum_ptr + row * splits + split, mask=split < splits, other=float("-inf"))

@@ -2,13 +2,11 @@
 
 Shapes    q [T, H, D]; k, v [T, Hkv, D]; k_pool, v_pool [P, bs, Hkv, D], any stride over blocks; returns [T,
           H, D]. T packed rows, H query heads, Hkv KV heads (divides H), P blocks of bs tokens
-Contract  `store_kv` has put this step's keys and values into the pool before; a row sees the pool's tokens
-          up to its own position and nothing behind it: memory past a sequence's end may hold anything, NaN
-          included
+Contract  `store_kv` has written this step's keys and values to the pool; a row sees the sequence's tokens up to
+          its own position: memory past a sequence's end may hold anything, NaN included
 Numerics  softmax in float32, the result in q's dtype
-Source    torch's fused attention on the CPU; on a GPU headrace/kernels/attention/prefill.py, for heads of 64 and 256 on
-          Hopper headrace/kernels/attention/prefill_hopper.py, for few rows headrace/kernels/attention/extend.py, and
-          headrace/kernels/attention/decode.py
+Source    torch's fused attention on the CPU. On a GPU, prompts go to extend.py (few rows behind a long context),
+          prefill_hopper.py (heads of 64 and 256 on Hopper) or prefill.py, decodes to decode.py
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
 """
@@ -29,10 +27,10 @@ from headrace.kernels.lib.sizes import cdiv
 
 @dataclass(frozen=True)
 class DenseChunks:
-    """What torch's attention needs of a prefill."""
+    """Inputs of torch's attention for a prefill."""
 
     starts: tuple[int, ...]
-    blocks: tuple[Tensor | None, ...]  # int64 [ceil(end / bs)]; None without a cached prefix: nothing to read
+    blocks: tuple[Tensor | None, ...]  # int64 [ceil(end / bs)]; None without a cached prefix
     visible: tuple[Tensor | None, ...]  # bool [length, end]; None without a cached prefix: plain causal
 
     @classmethod
@@ -57,7 +55,7 @@ class DenseChunks:
 
 @dataclass(frozen=True)
 class PagedPrefill:
-    """Chunks of prompts: sequence i has lengths[i] new rows behind starts[i] tokens that its blocks hold."""
+    """A batch of prompt chunks: sequence i has lengths[i] new rows behind starts[i] tokens in its blocks."""
 
     lengths: tuple[int, ...]
     chunks: PagedChunks | DenseChunks  # for Triton, for torch
@@ -77,12 +75,12 @@ class PagedPrefill:
 
 @dataclass(frozen=True)
 class DenseContexts:
-    """What torch's attention needs of a decode."""
+    """Inputs of torch's attention for a decode."""
 
-    blocks_NM: Tensor  # int64, flattened; places past a sequence's last block repeat some valid block
+    blocks_NM: Tensor  # int64, flattened; past a sequence's last block a valid one is repeated
     max_context: int
-    hidden_Nn: Tensor | None  # bool, places past a sequence's end; None when all contexts are equally long
-    bias_N11n: Tensor | None  # float, -inf at hidden places
+    hidden_Nn: Tensor | None  # bool: past the sequence's end; None when all contexts are equally long
+    bias_N11n: Tensor | None  # float, -inf where hidden
 
     @classmethod
     def build(
@@ -109,7 +107,7 @@ class DenseContexts:
 
 @dataclass(frozen=True)
 class PagedDecode:
-    """One row a sequence, the last of context_lens[i] tokens."""
+    """A batch of decodes: one row a sequence, the last of its context_lens[i] tokens."""
 
     num_sequences: int
     contexts: PagedContexts | DenseContexts  # for Triton, for torch
@@ -127,7 +125,7 @@ class PagedDecode:
 
 
 def store_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, block_T: Tensor, offset_T: Tensor) -> None:
-    """Write row t to place offset_T[t] of block block_T[t]. On a GPU `prepare_qkv` does it along the way."""
+    """Writes row t to offset offset_T[t] of block block_T[t]. On a GPU `prepare_qkv` does that, too."""
     if k.shape != v.shape or k.shape[1:] != k_pool.shape[2:] or k.dtype != k_pool.dtype:
         raise ValueError(f"k {tuple(k.shape)} {k.dtype} does not fit the pool {tuple(k_pool.shape)} {k_pool.dtype}")
     k_pool[block_T, offset_T] = k
@@ -165,10 +163,10 @@ def paged_prefill_torch(
         rows = slice(first, first + length)
         keys, values = k[rows], v[rows]
         if blocks is not None:
-            # The slice ends at the sequence's last token: what lies behind it in the block is never read.
+            # The slice ends at the sequence's last token: the rest of its block is never read.
             keys = k_pool.index_select(0, blocks).flatten(0, 1)[: start + length]
             values = v_pool.index_select(0, blocks).flatten(0, 1)[: start + length]
-        # KV heads take the batch dimension, their query heads the head dimension: grouping without copies.
+        # KV heads as batch, their query heads as heads: grouping without copies.
         q_KGTD = q[rows].view(length, num_kv, -1, D).permute(1, 2, 0, 3)
         shape = (num_kv, H // num_kv, len(keys), D)
         attended = F.scaled_dot_product_attention(
@@ -205,7 +203,7 @@ def paged_decode_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, 
     )
     bias = None
     if contexts.hidden_Nn is not None and contexts.bias_N11n is not None:
-        # A weight of zero does not hide a NaN: clear the places, on the copies.
+        # A weight of zero does not hide a NaN: the copies are cleared behind each end.
         keys.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
         values.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
         bias = contexts.bias_N11n.to(q.dtype)

@@ -1,10 +1,10 @@
-"""Causal attention of packed prompt chunks over the paged KV pool: the Triton half of `paged_prefill`.
+"""Causal attention of packed prompt chunks over the paged KV pool, in Triton: `paged_prefill` on a GPU.
 
     out_t = softmax(scale * q_t K^T) V        K, V: the sequence's tokens 0 .. t, read through its block table
 
 Shapes    q [T, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of the same strides; returns [T, H, D]
-Contract  T packed rows of N sequences, whose own keys and values stand in the pool already. D is a power of
-          two, at least 16. The launch grid follows from T, N and Hkv alone
+Contract  T packed rows of N sequences, whose own keys and values are in the pool already. D is a power of two, at
+          least 16. The launch grid follows from T, N and Hkv alone
 Numerics  online softmax in float32; products of bf16 operands accumulate in float32, of float32 ones in full
           precision; the weights are rounded to the values' dtype before their product
 Source    Dao 2023, "FlashAttention-2"; Kwon et al. 2023, "PagedAttention". The query heads of one KV head are
@@ -30,11 +30,11 @@ from headrace.kernels.lib.upload import upload_lists
 
 @dataclass(frozen=True)
 class PagedChunks:
-    """Where the rows of each sequence lie: all int32, on the device."""
+    """Rows, starts and blocks of each sequence: int32, on the device."""
 
     first_row_N1: Tensor  # [N + 1], of the packed rows; the last is T
     start_N: Tensor  # tokens before the first row
-    table_NM: Tensor  # behind a sequence's last block any ids, in captured passes old ones: not read as context
+    table_NM: Tensor  # past a sequence's last block any ids, in captured passes stale ones: never read as context
 
     @classmethod
     def build(
@@ -55,10 +55,7 @@ class PagedChunks:
 
 
 def padded_table(ends: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int) -> tuple[int, list[int]]:
-    """The blocks that hold each sequence's first `ends` tokens, in rows as wide as the longest; 0 behind them.
-
-    Returns the width and the rows, one after the other.
-    """
+    """Width and rows, flattened, of the table of each sequence's blocks up to token `ends`, padded with 0."""
     width = max((cdiv(end, block_size) for end in ends), default=0)
     table: list[int] = []
     for end, ids in zip(ends, block_ids, strict=True):
@@ -69,7 +66,7 @@ def padded_table(ends: Sequence[int], block_ids: Sequence[Sequence[int]], block_
 
 
 class PrefillTile(NamedTuple):
-    """How one program works: `rows` query rows (tokens times padded heads) against `keys` keys at a time."""
+    """A program's tile: `rows` query rows (tokens times padded heads) against `keys` keys at a time."""
 
     rows: int
     keys: int
@@ -78,17 +75,17 @@ class PrefillTile(NamedTuple):
 
 
 def prefill_tile(head_dim: int, dtype: torch.dtype) -> PrefillTile:
-    """Sized by registers and shared memory of sm_90 (tests/kernels/test_attention_kernels.py compiles them)."""
+    """Sized by registers and shared memory of sm_90 (tests/kernels/attention/test_prefill.py compiles them)."""
     if dtype == torch.float32:  # full-precision products run outside the tensor cores: small tiles, for tests
         return PrefillTile(16, 16, 8, 1)
-    # The table that says where keys are takes two stages of its own: three would wait for keys just asked for. Of a
-    # head of 256 the larger tile spills a little, and is still the fastest measured (docs/gpu-notes.md).
+    # The block table takes two stages of its own: with three stages a program would wait for keys just requested. For
+    # heads of 256 the larger tile spills a little, and is still the fastest measured (docs/gpu-notes.md).
     return PrefillTile(128, 64, 8, 5 if head_dim <= 128 else 2)
 
 
 @triton.jit
 def _wide(x):
-    """An int32 of at least zero, such that the product of two is one instruction: signed ones take four."""
+    """A non-negative int32 as 64 bits: a product of two such is one instruction, of signed ones four."""
     return tl.cast(tl.cast(x, tl.uint32), tl.uint64)
 
 
@@ -111,10 +108,10 @@ def _attend(
         if UPCAST_DOT:
             k = k.to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if MASKED:  # also replaces what keys behind the sequence gave: they may be NaN
+        if MASKED:  # also replaces scores of keys behind the sequence, which may be NaN
             score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(score, 1) * scale_log2)
-        weight = tl.exp2(score * scale_log2 - new_max[:, None])  # the scale, above zero, costs no multiplication
+        weight = tl.exp2(score * scale_log2 - new_max[:, None])  # scale > 0: a fused multiply-add
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(weight, 1)
         row_max = new_max
@@ -130,7 +127,7 @@ def _attend(
     return acc, row_max, row_sum
 
 
-@triton.jit(  # one kernel, however many sequences there are and wherever a step's tables lie
+@triton.jit(  # one compiled kernel for any number of sequences and any address of the tables
     do_not_specialize=["num_sequences", "stride_table"],
     do_not_specialize_on_alignment=["first_row_ptr", "start_ptr", "table_ptr"],
 )
@@ -143,7 +140,7 @@ def _prefill_kernel(
     """One KV head's TOKENS tokens of one sequence. Late tokens have most keys: their programs start first."""
     kv_head = tl.program_id(0) % HKV
     tile = tl.num_programs(0) // HKV - 1 - tl.program_id(0) // HKV
-    # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves room enough for each one's last tile.
+    # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves each one a tile for its rest.
     sequence, behind = 0, num_sequences
     while behind - sequence > 1:
         middle = (sequence + behind) // 2
@@ -215,7 +212,7 @@ def paged_prefill_triton(
 
 
 def check_paged(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> None:
-    """What both kernels of paged attention ask of their tensors."""
+    """Raises ValueError unless the paged kernels take such queries and pools."""
     H, D = q.shape[1:]
     if D < 16 or D & (D - 1):
         raise ValueError(f"head dim {D} is not a power of two of at least 16")

@@ -1,14 +1,15 @@
-"""`headrace.kernels.attention.prefill` by hand for Hopper: same shapes, contract and numerics, for 16-bit heads of 64
-or 256.
+"""Causal attention of prompt chunks over the paged KV pool, warp-specialised for Hopper (Gluon).
 
-A block of threads is several warp groups, each at its own work. One warp, the producer, asks the copy engine for keys
-and values, a block of the pool at a time, as soon as a place in shared memory is free. The others, consumers of 64
-query rows each, multiply and weigh: while one's weights are made, another's products run, and its own product of the
-tile before. Nobody waits for all. A program goes from item to item, and copies for the next one while the last ends.
+A block of threads has several warp groups. One warp, the producer, issues bulk copies (TMA) of keys and values, a block
+of the pool each, as soon as a slot of the ring in shared memory is free. The consumers, warp groups of 64 query rows
+each, compute scores, softmax and sums: under one consumer's softmax run the others' products and its own product of the
+tile before. No barrier joins all warps. A program is persistent: while its last item ends, the next one's copies run.
 
-Parts     what the warps do: paged_prefill_warps.py, paged_prefill_consumers.py
-Source    Shah et al. 2024, "FlashAttention-3", section 3
-Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
+Shapes    those of headrace/kernels/attention/prefill.py, whose contract and numerics hold, too
+Contract  16-bit heads of 64 or 256 and what else `fits_hopper` asks
+Source    Shah et al. 2024, "FlashAttention-3", section 3. The producer and what it shares with the consumers:
+          prefill_hopper_warps.py; the consumers: prefill_hopper_consumers.py
+Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
 """
 
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.attention.prefill import PagedChunks, check_paged
 from headrace.kernels.attention.prefill_hopper_consumers import Queries, consume
-from headrace.kernels.attention.prefill_hopper_warps import Form, Items, Pool, make_ring, produce
+from headrace.kernels.attention.prefill_hopper_warps import Items, Pool, Sizes, make_tile_ring, produce
 from headrace.kernels.lib.dispatch import num_multiprocessors, runs_hopper
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
@@ -30,7 +31,7 @@ from headrace.kernels.lib.sizes import next_power_of_2
 
 
 class HopperTile(NamedTuple):
-    """How a program works: `consumers` of 64 rows each against `keys` keys at a time; places for `stages` tiles."""
+    """A program's tile: `consumers` of 64 rows each against `keys` keys at a time, in a ring of `stages` tiles."""
 
     consumers: int
     keys: int
@@ -38,7 +39,7 @@ class HopperTile(NamedTuple):
 
 
 def hopper_tile(head_dim: int) -> HopperTile:
-    """The fastest measured on an H200 (docs/gpu-notes.md). Heads of 256 leave room for no more, in registers either."""
+    """The fastest tile measured on an H200 (docs/gpu-notes.md). For heads of 256 it also fills memory and registers."""
     return HopperTile(2, 64, 2) if head_dim == 256 else HopperTile(3, 64, 4)
 
 
@@ -50,16 +51,16 @@ def _hopper_prefill_kernel(
     BLOCK_SIZE: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """A program for each multiprocessor; items as in paged_prefill_warps.py, of 64 rows a consumer."""
+    """One program a multiprocessor; items of 64 rows a consumer, see prefill_hopper_warps.py."""
     dtype: gl.constexpr = q_ptr.dtype.element_ty
-    form = Form(H, HKV, GROUP, PADDED_GROUP, D, BLOCK_SIZE, KEYS, STAGES, 64 * CONSUMERS)
-    items = Items(first_row_ptr, start_ptr, num_items, num_sequences, form)
+    sizes = Sizes(H, HKV, GROUP, PADDED_GROUP, D, BLOCK_SIZE, KEYS, STAGES, 64 * CONSUMERS)
+    items = Items(first_row_ptr, start_ptr, num_items, num_sequences, sizes)
     pool = Pool(k_desc, v_desc, v_ptr, table_ptr, stride_table, block_rows, num_rows)
-    keys = make_ring(dtype, form, CONSUMERS)
-    values = make_ring(dtype, form, CONSUMERS)
+    keys = make_tile_ring(dtype, sizes, CONSUMERS)
+    values = make_tile_ring(dtype, sizes, CONSUMERS)
     q_tiles = gl.allocate_shared_memory(dtype, [CONSUMERS, 64, D], LAYOUT)
     queries = Queries(q_ptr, out_ptr, q_tiles, stride_q, scale_log2)
-    fence_async_shared()  # the copy engine sees the barriers
+    fence_async_shared()  # makes the barriers visible to the copy engine
 
     if CONSUMERS == 2:
         gl.warp_specialize(
@@ -106,7 +107,7 @@ def paged_prefill_hopper(
 
 
 def _rows_of(pool: Tensor) -> TensorDescriptor:
-    """A pool [P, bs, Hkv, D] as rows of one token's heads, for copies of one block and SPAN elements."""
+    """A pool [P, bs, Hkv, D] as rows of one token's heads; a copy brings one block's tokens, SPAN elements of each."""
     num_blocks, block_size, num_kv, D = pool.shape
     width = num_kv * D
     rows = (num_blocks - 1) * (pool.stride(0) // width) + block_size
@@ -114,7 +115,7 @@ def _rows_of(pool: Tensor) -> TensorDescriptor:
 
 
 def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
-    """Whether it runs by hand, and the kernel takes such heads and blocks."""
+    """True if Hopper variants run here, and this one takes such heads and blocks."""
     H, D = q.shape[1:]
     _, block_size, num_kv, _ = k_pool.shape
     return (

@@ -1,22 +1,29 @@
-"""What the warps of `headrace.kernels.attention.prefill_hopper` share, and what its producer does: it copies keys and
-values.
+"""Producer of `headrace.kernels.attention.prefill_hopper`, and the work list and rings that all its warps share.
 
-It and the consumers meet at barriers in shared memory alone: a ring has places for a few tiles, which take turns
-(`headrace.kernels.lib.hopper.Turns`), counted over all items of a program. An item is one KV head's rows, tokens times
-padded heads, of one sequence; its tiles of keys are taken from the last to the first, so that only the first steps
-mask.
+Producer and consumers synchronise through mbarriers alone (`headrace.kernels.lib.hopper.BarrierRing`), counted over all
+items of a program. An item is one KV head's rows, tokens times padded heads, of one sequence; its tiles of keys are
+taken from the last to the first, so that only the first steps mask.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from headrace.kernels.lib.hopper import LAYOUT, SPAN, Turns, aggregate, make_turns, seen_as, tma_load, wait_for_warps
+from headrace.kernels.lib.hopper import (
+    LAYOUT,
+    SPAN,
+    BarrierRing,
+    aggregate,
+    make_barrier_ring,
+    reinterpret,
+    tma_load,
+    wait_for_warps,
+)
 
 
 @aggregate
-class Form:
-    """Sizes that are known when compiling."""
+class Sizes:
+    """The kernel's constants."""
 
     H: gl.constexpr
     HKV: gl.constexpr
@@ -42,90 +49,89 @@ class Form:
 
 
 @aggregate
-class Ring:
-    """Places for tiles of keys, or of values.
+class TileRing:
+    """A ring of STAGES tiles of keys, or of values, in shared memory.
 
-    A tile [KEYS, D] is made of pieces, each a block's tokens and SPAN elements of each: what the copy engine brings at
-    once. Spans are outermost, as the matrix units read it.
+    A tile [KEYS, D] is made of pieces: a block's tokens, SPAN elements of each, which one bulk copy brings. Spans are
+    outermost: the order in which the matrix units read a tile.
     """
 
     pieces: gl.shared_memory_descriptor  # [STAGES * D / SPAN * KEYS / BLOCK_SIZE, BLOCK_SIZE, SPAN]
     tiles: gl.shared_memory_descriptor  # the same memory as [STAGES, KEYS, D]
-    turns: Turns
-    form: Form
+    barriers: BarrierRing
+    sizes: Sizes
 
     @gluon.constexpr_function
-    def __init__(self, pieces, tiles, turns, form):
+    def __init__(self, pieces, tiles, barriers, sizes):
         self.pieces = pieces
         self.tiles = tiles
-        self.turns = turns
-        self.form = form
+        self.barriers = barriers
+        self.sizes = sizes
 
     @gluon.jit
     def wait_full(self, tile, pred=True):
-        self.turns.wait_full(tile, pred)
+        self.barriers.wait_full(tile, pred)
 
     @gluon.jit
     def wait_free(self, tile):
-        self.turns.wait_free(tile)
+        self.barriers.wait_free(tile)
 
     @gluon.jit
     def release(self, tile):
-        self.turns.release(tile)
+        self.barriers.release(tile)
 
     @gluon.jit
     def expect(self, tile, NUM_BLOCKS: gl.constexpr, pred=True):
-        bytes_a_block: gl.constexpr = self.form.BLOCK_SIZE * self.form.D * 2
-        mbarrier.expect(self.turns.filled(tile), NUM_BLOCKS * bytes_a_block, pred)
+        bytes_a_block: gl.constexpr = self.sizes.BLOCK_SIZE * self.sizes.D * 2
+        mbarrier.expect(self.barriers.full_barrier(tile), NUM_BLOCKS * bytes_a_block, pred)
 
     @gluon.jit
     def piece(self, tile, span, block):
-        form = self.form
+        sizes = self.sizes
         return self.pieces.index(
-            (tile % form.STAGES * (form.D // SPAN) + span) * (form.KEYS // form.BLOCK_SIZE) + block
+            (tile % sizes.STAGES * (sizes.D // SPAN) + span) * (sizes.KEYS // sizes.BLOCK_SIZE) + block
         )
 
     @gluon.jit
-    def ask(self, desc, tile, block, row, column, pred=True):
-        """For one of the tile's blocks, which stands from a row of the pool on."""
-        for span in gl.static_range(self.form.D // SPAN):
-            tma_load(
-                desc, [row, column + span * SPAN], self.turns.filled(tile), self.piece(tile, span, block), pred=pred,
-            )  # fmt: skip
+    def load(self, desc, tile, block, row, column, pred=True):
+        """Issues the copies of one of the tile's blocks, which begins at a row of the pool."""
+        for span in gl.static_range(self.sizes.D // SPAN):
+            at = [row, column + span * SPAN]
+            tma_load(desc, at, self.barriers.full_barrier(tile), self.piece(tile, span, block), pred=pred)
 
 
 @gluon.jit
-def make_ring(dtype: gl.constexpr, form, CONSUMERS: gl.constexpr):
-    PIECES: gl.constexpr = form.STAGES * form.KEYS * form.D // (form.BLOCK_SIZE * SPAN)
-    pieces = gl.allocate_shared_memory(dtype, [PIECES, form.BLOCK_SIZE, SPAN], LAYOUT)
-    tiles = seen_as(pieces, [form.STAGES, form.KEYS, form.D])
-    return Ring(pieces, tiles, make_turns(form.STAGES, CONSUMERS), form)
+def make_tile_ring(dtype: gl.constexpr, sizes, CONSUMERS: gl.constexpr):
+    PIECES: gl.constexpr = sizes.STAGES * sizes.KEYS * sizes.D // (sizes.BLOCK_SIZE * SPAN)
+    pieces = gl.allocate_shared_memory(dtype, [PIECES, sizes.BLOCK_SIZE, SPAN], LAYOUT)
+    tiles = reinterpret(pieces, [sizes.STAGES, sizes.KEYS, sizes.D])
+    return TileRing(pieces, tiles, make_barrier_ring(sizes.STAGES, CONSUMERS), sizes)
 
 
 @aggregate
 class Items:
-    """What a launch has to do, and where it stands."""
+    """Work list of a launch: which items a program takes, and where their rows are."""
 
     first_row_ptr: gl.tensor  # as in `PagedChunks`
     start_ptr: gl.tensor
     num_items: gl.tensor
     num_sequences: gl.tensor
-    form: Form
+    sizes: Sizes
 
     @gluon.constexpr_function
-    def __init__(self, first_row_ptr, start_ptr, num_items, num_sequences, form):
+    def __init__(self, first_row_ptr, start_ptr, num_items, num_sequences, sizes):
         self.first_row_ptr = first_row_ptr
         self.start_ptr = start_ptr
         self.num_items = num_items
         self.num_sequences = num_sequences
-        self.form = form
+        self.sizes = sizes
 
     @gluon.jit
     def num_rounds(self):
         return (self.num_items + gl.num_programs(0) - 1) // gl.num_programs(0)
 
     @gluon.jit
-    def of_round(self, round):
+    def item_of_round(self, round):
         """This program's item: every other round runs backwards, so that long items even out."""
         forward = gl.program_id(0)
         within = gl.where(round % 2 == 0, forward, gl.num_programs(0) - 1 - forward)
@@ -133,19 +139,19 @@ class Items:
 
     @gluon.jit
     def locate(self, item):
-        """KV head, sequence, its first row, its rows, the item's first token. Late tokens have most keys: first."""
-        kv_head = item % self.form.HKV
-        place = self.num_items // self.form.HKV - 1 - item // self.form.HKV
-        # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves room enough for each one's last tile.
+        """KV head, sequence, its first row, its rows, the item's first token. Late tokens (most keys) come first."""
+        kv_head = item % self.sizes.HKV
+        place = self.num_items // self.sizes.HKV - 1 - item // self.sizes.HKV
+        # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves each one a tile for its rest.
         sequence, behind = 0, self.num_sequences
         while behind - sequence > 1:
             middle = (sequence + behind) // 2
-            is_before = gl.load(self.first_row_ptr + middle) // self.form.TOKENS + middle <= place
+            is_before = gl.load(self.first_row_ptr + middle) // self.sizes.TOKENS + middle <= place
             sequence = gl.where(is_before, middle, sequence)
             behind = gl.where(is_before, behind, middle)
         first_row = gl.load(self.first_row_ptr + sequence)
         length = gl.load(self.first_row_ptr + sequence + 1) - first_row
-        first_token = (place - first_row // self.form.TOKENS - sequence) * self.form.TOKENS
+        first_token = (place - first_row // self.sizes.TOKENS - sequence) * self.sizes.TOKENS
         return kv_head, sequence, first_row, length, first_token
 
 
@@ -162,7 +168,7 @@ class Pool:
     table_ptr: gl.tensor
     stride_table: gl.tensor
     block_rows: gl.tensor  # from one block to the next
-    num_rows: gl.tensor  # what is asked for from here on becomes zero
+    num_rows: gl.tensor  # copies of rows from here on bring zeros
 
     @gluon.constexpr_function
     def __init__(self, k_desc, v_desc, v_ptr, table_ptr, stride_table, block_rows, num_rows):
@@ -177,19 +183,19 @@ class Pool:
 
 @gluon.jit
 def produce(items, pool, keys, values):
-    """Asks for the keys and values of every item's tiles, as soon as there is a place."""
-    form = items.form
-    BLOCKS: gl.constexpr = form.KEYS // form.BLOCK_SIZE
+    """Copies the keys and values of every item's tiles, each as soon as a slot is free."""
+    sizes = items.sizes
+    BLOCKS: gl.constexpr = sizes.KEYS // sizes.BLOCK_SIZE
     done = 0  # tiles of earlier items
     for round in range(items.num_rounds()):
-        item = items.of_round(round)
+        item = items.item_of_round(round)
         if item < items.num_items:
             kv_head, sequence, _, length, first_token = items.locate(item)
             if first_token < length:
-                end = gl.load(items.start_ptr + sequence) + gl.minimum(first_token + form.TOKENS, length)
-                last = (end - 1) // form.KEYS
+                end = gl.load(items.start_ptr + sequence) + gl.minimum(first_token + sizes.TOKENS, length)
+                last = (end - 1) // sizes.KEYS
                 table_ptr = pool.table_ptr + sequence * pool.stride_table
-                column = kv_head * form.D
+                column = kv_head * sizes.D
                 _produce_last(pool, keys, values, done, table_ptr, column, last * BLOCKS, end)
                 for step in range(1, last + 1):
                     tile = done + step
@@ -198,31 +204,31 @@ def produce(items, pool, keys, values):
                     keys.expect(tile, BLOCKS)
                     for i in gl.static_range(BLOCKS):
                         row = gl.load(table_ptr + first_block + i) * pool.block_rows
-                        keys.ask(pool.k_desc, tile, i, row, column)
+                        keys.load(pool.k_desc, tile, i, row, column)
                     values.wait_free(tile)
                     values.expect(tile, BLOCKS)
                     for i in gl.static_range(BLOCKS):
                         row = gl.load(table_ptr + first_block + i) * pool.block_rows
-                        values.ask(pool.v_desc, tile, i, row, column)
+                        values.load(pool.v_desc, tile, i, row, column)
                 done += last + 1
 
 
 @gluon.jit
 def _produce_last(pool, keys, values, tile, table_ptr, column, first_block, end):
-    """Of the tile at the sequence's end, values behind it become zero, for a weight of zero hides no NaN.
+    """The tile at the sequence's end. Values behind the end become zero: a weight of zero hides no NaN.
 
-    The copy engine knows no end inside of a block: there the producer copies itself.
+    The copy engine brings whole blocks: of the block that holds the end, the producer copies the values itself.
     """
-    form = keys.form
-    BLOCKS: gl.constexpr = form.KEYS // form.BLOCK_SIZE
-    num_blocks = (end + form.BLOCK_SIZE - 1) // form.BLOCK_SIZE
-    num_whole = end // form.BLOCK_SIZE
+    sizes = keys.sizes
+    BLOCKS: gl.constexpr = sizes.KEYS // sizes.BLOCK_SIZE
+    num_blocks = (end + sizes.BLOCK_SIZE - 1) // sizes.BLOCK_SIZE
+    num_whole = end // sizes.BLOCK_SIZE
     keys.wait_free(tile)
     keys.expect(tile, BLOCKS)
     for i in gl.static_range(BLOCKS):
         is_held = first_block + i < num_blocks
         block = gl.load(table_ptr + first_block + i, mask=is_held, other=0)
-        keys.ask(pool.k_desc, tile, i, gl.where(is_held, block * pool.block_rows, pool.num_rows), column)
+        keys.load(pool.k_desc, tile, i, gl.where(is_held, block * pool.block_rows, pool.num_rows), column)
     values.wait_free(tile)
     if num_whole < num_blocks:
         _copy_part(pool, values, tile, table_ptr, column, num_whole, first_block, end)
@@ -232,19 +238,19 @@ def _produce_last(pool, keys, values, tile, table_ptr, column, first_block, end)
         is_whole = first_block + i < num_whole
         block = gl.load(table_ptr + first_block + i, mask=is_whole, other=0)
         row = gl.where(is_whole, block * pool.block_rows, pool.num_rows)
-        values.ask(pool.v_desc, tile, i, row, column, is_whole | (first_block + i >= num_blocks))
+        values.load(pool.v_desc, tile, i, row, column, is_whole | (first_block + i >= num_blocks))
 
 
 @gluon.jit
 def _copy_part(pool, values, tile, table_ptr, column, block, first_block, end):
-    form = values.form
+    sizes = values.sizes
     copy: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
-    token = gl.arange(0, form.BLOCK_SIZE, layout=gl.SliceLayout(1, copy))
+    token = gl.arange(0, sizes.BLOCK_SIZE, layout=gl.SliceLayout(1, copy))
     element = gl.arange(0, SPAN, layout=gl.SliceLayout(0, copy))
     row = gl.load(table_ptr + block).to(gl.int64) * pool.block_rows + token
-    place = (row * (form.HKV * form.D) + column)[:, None] + element[None, :]
-    is_held = (block * form.BLOCK_SIZE + token < end)[:, None]
-    for span in range(form.D // SPAN):
+    place = (row * (sizes.HKV * sizes.D) + column)[:, None] + element[None, :]
+    is_held = (block * sizes.BLOCK_SIZE + token < end)[:, None]
+    for span in range(sizes.D // SPAN):
         part = gl.load(pool.v_ptr + place + span * SPAN, mask=is_held, other=0.0)
         values.piece(tile, span, block - first_block).store(part)
     fence_async_shared()

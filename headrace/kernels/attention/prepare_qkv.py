@@ -1,15 +1,14 @@
-"""A projection's queries, keys and values, ready for attention: norm, rotation and the cache write in one pass.
+"""Norm, rotary embedding and cache write of a projection's queries, keys and values, in one pass.
 
     q, k = rotate(rms_norm(q, k));  k_pool[block, offset] = k;  v_pool[block, offset] = v
 
 Shapes    projected [T, >= (H + 2 Hkv) D], any stride over rows: queries, keys, values, in this order; norm_JD
           [H + Hkv, D] or None; rotary: cos and sin [T, 1, R], 2R <= D, or None; k_pool, v_pool [P, bs, Hkv, D], of
           the same strides; block_T, offset_T [T]. Returns q [T, H, D], k, v [T, Hkv, D]
-Contract  (block, offset) pairs are unique. The results may be views of `projected`. Triton reads the pairs early: no
-          overlapped kernel (headrace/kernels/lib/pdl.py) may be what has just written them
+Contract  (block, offset) pairs are unique. The results may be views of `projected`. Triton reads the pairs early:
+          an overlapped kernel (headrace/kernels/lib/pdl.py) must not have written them just before
 Numerics  float32 inside, rounded once (torch: after the norm, too)
-Source    headrace/kernels/dense/rms_norm.py, headrace/kernels/attention/rotary.py and `store_kv`, whose composition is
-the reference
+Source    the reference composes headrace/kernels/dense/rms_norm.py, rotary.py and `store_kv`
 """
 
 import torch

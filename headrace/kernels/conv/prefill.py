@@ -4,7 +4,7 @@
 
 Shapes    u [T, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1 or more], any
           stride over slots; returns y [T, C] in u's dtype. T packed rows, C channels, K taps
-Contract  rows are packed as `segments` says; windows hold inputs from before the convolution, zeros before
+Contract  rows are packed as in `segments`; windows hold inputs from before the convolution, zeros before
           a sequence's first token; a history begins at its source's window offset, a written window at 0;
           a slot to write may be its own sequence's source and no other's; every source slot is read before
           any slot is written; T = 0 is a no-op
@@ -88,8 +88,8 @@ def _causal_conv1d_kernel(
     TILE_T: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """TILE_C channels of a tile of rows, or of what belongs to a sequence's slots: those programs go first, for
-    one sequence may have many windows to write."""
+    """TILE_C channels of a tile of rows, or of one sequence's first rows and windows. Those programs go first: one
+    sequence may have many windows to write."""
     channel = tl.program_id(0) * TILE_C + tl.arange(0, TILE_C)
     place = tl.program_id(1)
     if place < num_sequences:
@@ -117,7 +117,7 @@ def _causal_conv1d_kernel(
 
 @triton.jit
 def _silu(x):
-    """x / (1 + e^-x) of finite x; the root's inverse, squared, is the quotient without tests of its range."""
+    """x / (1 + e^-x) of finite x. rsqrt squared replaces the division, which would test for its range."""
     root = tl.rsqrt(1.0 + tl.exp2(x * -LOG2_E))
     return x * root * root
 
@@ -136,13 +136,13 @@ def _convolve_tile(
     TAPS: tl.constexpr,
     TILE_T: tl.constexpr,
 ):
-    """Rows whose K-1 predecessors are rows: each is read once, and stays in registers for the K outputs it is in."""
+    """A tile of rows whose K-1 predecessors are rows: each is read once, and kept in registers for its K outputs."""
     first_row, num_rows = tl.load(tile_ptr), tl.load(tile_ptr + 1)
     in_c = channel < C
     tap = tl.arange(0, TAPS)[None, :]
     weight = tl.load(weight_ptr + channel[:, None] * K + tap, mask=in_c[:, None] & (tap < K), other=0.0)
     weights = ()  # type: tuple
-    for j in tl.static_range(K):  # one load in order, then each tap's: a tap's own lie a row of taps apart
+    for j in tl.static_range(K):  # one load in order, then split by tap: a tap's weights alone would be strided
         weights += (tl.sum(tl.where(tap == j, weight.to(tl.float32), 0.0), 1),)
     bias = tl.zeros([channel.shape[0]], tl.float32)
     if bias_ptr is not None:
@@ -154,7 +154,7 @@ def _convolve_tile(
     for i in tl.static_range(K - 1):
         inputs += (tl.load(rows_ptr + (i + 1 - K) * u_stride, mask=in_c, other=0.0).to(tl.float32),)
     for group in tl.static_range(0, TILE_T, AT_ONCE):
-        for t in tl.static_range(group, group + AT_ONCE):  # all on their way before the first is used
+        for t in tl.static_range(group, group + AT_ONCE):  # all are issued before the first is used
             found = channel < tl.where(t < num_rows, C, 0)
             inputs += (tl.load(rows_ptr + t * u_stride, mask=found, other=0.0).to(tl.float32),)
         for t in tl.static_range(group, group + AT_ONCE):
@@ -184,7 +184,7 @@ def _begin_sequence(
     K: tl.constexpr,
     W: tl.constexpr,
 ):
-    """A sequence's first K-1 rows, and all its windows. Input i is the history's for i < K-1, else row i-K+1."""
+    """A sequence's first K-1 rows, and all its windows. Input i is of the history for i < K-1, else row i-K+1."""
     entry_ptr = sequences_ptr + sequence * 5
     first_row, num_rows = tl.load(entry_ptr), tl.load(entry_ptr + 1)
     src = tl.load(entry_ptr + 2).to(tl.int64)
@@ -202,7 +202,7 @@ def _begin_sequence(
     for t in tl.static_range(K - 1):
         found = channel < tl.where(t < num_rows, C, 0)
         inputs += (tl.load(rows_ptr + t * u_stride, mask=found, other=0.0),)
-    # A slot's threads may share its channels out otherwise when they store than when they loaded.
+    # Loads and stores may map channels to threads differently, and source and destination may be one slot.
     tl.debug_barrier()
 
     for t in tl.static_range(K - 1):
@@ -265,5 +265,5 @@ def causal_conv1d_triton(
 
 
 def launch_shape(num_channels: int) -> tuple[int, int, int]:
-    """Rows and channels of a tile, and its warps: one, whose threads take 16 bytes of each row."""
+    """Rows and channels of a tile, and its warps: one warp, whose threads read 16 bytes of each row."""
     return 32, min(256, next_power_of_2(num_channels)), 1

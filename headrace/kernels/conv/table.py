@@ -1,8 +1,8 @@
-"""What the Triton prefill convolution must know of packed sequences.
+"""Work tables of the Triton prefill convolution: sequences, tiles of rows, windows to write.
 
-A sequence's first K-1 rows look back into its source's window, and its windows may go to that very slot: those
-rows and all of a sequence's windows are one program's work. All other rows look back at rows only and are cut
-into tiles that know nothing of sequences.
+A sequence's first K-1 rows read its source's window, and its windows may be written to that same slot: those rows and
+all of a sequence's windows are one program's work. All other rows read rows only; they are cut into tiles without
+regard to sequences.
 
 Legend    N sequences, Z tiles, W window writes, K taps
 """
@@ -45,7 +45,7 @@ def conv_rows(
     taps: int,
     tile_rows: int,
 ) -> tuple[list[int], list[int], list[int]]:
-    """The three tables, row behind row."""
+    """The three tables, flattened."""
     sequences: list[int] = []
     tiles: list[int] = []
     flat_writes: list[int] = []

@@ -6,12 +6,12 @@ Shapes    u [R, C], any row stride; weight [C, K]; bias [C] or None; window_pool
           slots; dst_slots [B] int64; returns y [R, C] in u's dtype. B sequences of T rows (a token and its
           drafts) make R = B * T rows, a sequence's rows one after the other
 Contract  A sequence's history is the K-1 inputs from its source's window offset on. Its destination gets the
-          K-2+T inputs that the windows after each of the T rows are made of (W has room for them): the window
-          after the first `a` rows begins at offset a-1, and with T = 1 the offset is 0 ever after.
+          K-2+T inputs that the windows after each of the T rows consist of (W is at least that): the window
+          after the first `a` rows begins at offset a-1, and with T = 1 the offset stays 0.
           Destinations are unique; one may be its own sequence's source and no other's; every source is read
-          before any slot is written; B = 0 is a no-op. In the Triton kernel a destination of -1 is written
-          nowhere: a row that only fills up the batch of a captured graph; and slots are read early, so that no
-          overlapped kernel (headrace/kernels/lib/pdl.py) may be what has just written them
+          before any slot is written; B = 0 is a no-op. In the Triton kernel a destination of -1, that of a
+          captured graph's padding row, is written nowhere; slots are read early: an overlapped kernel
+          (headrace/kernels/lib/pdl.py) must not have written them just before
 Numerics  in u's dtype times weight's, in Triton float32 until y; windows are bit-exact copies of inputs
 """
 
@@ -92,7 +92,7 @@ def _causal_conv1d_update_kernel(
     W: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """A program steps TILE_C channels of one sequence, whose inputs all stand in registers."""
+    """A program steps TILE_C channels of one sequence, with all inputs in registers."""
     let_next_start()
     channel = tl.program_id(0) * TILE_C + tl.arange(0, TILE_C)
     sequence = tl.program_id(1)
@@ -117,7 +117,7 @@ def _causal_conv1d_update_kernel(
         row = sequence * T + t
         inputs += (tl.load(u_ptr + row * u_stride + channel, mask=in_c, other=0.0),)
 
-    # A slot's threads may share its channels out otherwise when they store than when they loaded.
+    # Loads and stores may map channels to threads differently, and source and destination may be one slot.
     tl.debug_barrier()
     kept = channel < tl.where(dst >= 0, C, 0)
     for i in tl.static_range(K - 2 + T):
@@ -168,5 +168,5 @@ def causal_conv1d_update_triton(
 
 
 def launch_shape(num_channels: int) -> tuple[int, int]:
-    """Channels a program steps, and its warps: two channels a thread, for windows are read two bytes at a time."""
+    """Channels a program steps, and its warps: two channels a thread, as windows are read two bytes at a time."""
     return min(256, next_power_of_2(num_channels)), 4

@@ -1,10 +1,10 @@
-"""The first rows of a forward pass: x_t = multiplier * embedding[token_t].
+"""Token embedding: x_t = multiplier * embedding[token_t].
 
 Shapes    tokens [T] int64, any stride; embedding [V, D], no gaps; returns [T, D]
-Contract  0 <= token < V. An ordinary launch, no overlapped one (pdl.py): whatever ran before it is done when the
-          layers' kernels start, so those may read a step's slots and tables without waiting
+Contract  0 <= token < V. An ordinary launch, not an overlapped one (pdl.py): everything before it has ended when
+          the layers' kernels start, so those may read a step's slots and tables without waiting
 Numerics  the product in float32, rounded once
-Source    a row is read and written once, whatever the multiplier (Granite has one)
+Source    one pass, the multiplier (Granite has one) included
 """
 
 import torch

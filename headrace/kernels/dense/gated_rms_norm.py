@@ -1,7 +1,7 @@
-"""RMS normalisation beside a SiLU gate, in the two orders that mixers use.
+"""RMS normalisation with a SiLU gate, in the two orders that mixers use.
 
     gate_then_norm   norm_group(x * silu(gate)) * weight     Mamba2: groups of D / num_groups values
-    norm_then_gate   norm(x) * weight * silu(gate)           gated delta net: each head on its own
+    norm_then_gate   norm(x) * weight * silu(gate)           gated delta net: each head by itself
 
 Shapes    gate_then_norm: x, gate [T, D]; weight [D].   norm_then_gate: x, gate [T, H, D]; weight [D].
 Contract  the gate may have any row stride; num_groups divides D
@@ -101,8 +101,8 @@ def _launch(
 
 
 def gated_tile(num_rows: int, D: int) -> tuple[int, int]:
-    """Rows a program and its warps, the fastest on an H200 at 1 to 8,192 tokens of 4,096 values: a row of 4,096 by 16
-    warps; few rows of 128 by fours, many by eights."""
+    """Rows a program, and its warps: the fastest on an H200 at 1 to 8,192 tokens of 4,096 values. A row of 4,096 takes
+    16 warps; rows of 128 go by fours where they are few, by eights where many."""
     width = next_power_of_2(D)
     values = 512 if num_rows <= 64 * 32 else 1024
     return max(1, values // width), 4 if width <= 1024 else 16

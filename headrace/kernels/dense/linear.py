@@ -1,11 +1,11 @@
-"""Dense projection: y = x W^T, with W laid out once for the device's fastest product.
+"""Dense projection: y = x W^T, with W packed once for the device's fastest product.
 
 Shapes    x [..., I], any row stride; weight [O, I]; returns [..., O]; the other forms take x [M, I]
-Contract  `LinearWeight(weight)` owns the only copy that is read; give the plain tensor up after it
+Contract  `LinearWeight(weight)` keeps the only copy that is read: drop the plain tensor afterwards
 Numerics  as F.linear in the weight's dtype; float32 stays float32
 Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for frozen weights). Against
           F.linear on weights that are not in cache, two threads of an EPYC: 3.4x at 1 row, 4x at 8 rows,
-          1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, many that a SwiGLU takes to
+          1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, many rows of a SwiGLU to
           swiglu_linear_hopper.py, others to the library
 """
 
@@ -23,7 +23,7 @@ from headrace.kernels.lib.sizes import cdiv
 
 
 class LinearWeight:
-    """A matrix [out_features, in_features], packed where packing pays."""
+    """A weight matrix [out_features, in_features], packed where that is faster."""
 
     def __init__(self, weight: Tensor):
         self.out_features, self.in_features = weight.shape
@@ -39,18 +39,18 @@ class LinearWeight:
         return small_linear_triton(x, self._weight) if self._has_few(x) else linear_torch(x, self._weight)
 
     def parts(self, x: Tensor) -> Tensor:
-        """y [M, O], or parts of it [S, M, O] in float32, whose sum it is: what add_rms_norm takes for a branch."""
+        """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm takes either as a branch."""
         return small_linear_triton(x, self._weight, "parts") if self._has_few(x) else self(x)
 
     def add_to(self, total: Tensor, x: Tensor, alpha: float) -> bool:
-        """total [M, O] += alpha * y, rounded once, if that is cheaper than to add y later; or False, and no change."""
+        """total [M, O] += alpha * y, rounded once. False, with no change, where adding y later is cheaper."""
         if not runs_triton(x) or len(x) <= MOST_ROWS:
             return False
-        total.addmm_(x, self._weight.T, alpha=alpha)  # the library reads `total` while it computes
+        total.addmm_(x, self._weight.T, alpha=alpha)  # the library reads `total` under its arithmetic
         return True
 
     def swiglu(self, x: Tensor) -> Tensor:
-        """silu(gate) * up [M, O / 2], where the matrix holds the gate's rows above up's."""
+        """silu(gate) * up [M, O / 2] of a matrix whose first half of rows is the gate's, the second up's."""
         if self._has_few(x):
             return small_linear_triton(x, self._weight, "gated")
         if is_faster_on_hopper(x, self._weight):
@@ -58,7 +58,7 @@ class LinearWeight:
         return swiglu(self(x))
 
     def logits(self, x: Tensor, divisor: float) -> Tensor:
-        """y / divisor in float32, y rounded to x's dtype before."""
+        """y / divisor in float32, with y rounded to x's dtype first."""
         if self._has_few(x):
             return small_linear_triton(x, self._weight, "logits", divisor)
         return widened(self(x), divisor)
@@ -75,8 +75,8 @@ def linear_torch(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def widened(y: Tensor, divisor: float) -> Tensor:
-    """y / divisor in float32. On a GPU in one pass: torch's two take 0.3 ms of an H200 at 256 x 248,320, where memory
-    takes 0.1."""
+    """y / divisor in float32. On a GPU in one pass: torch's two take 0.3 ms of an H200 at 256 x 248,320, of which
+    memory needs 0.1."""
     return widened_triton(y, divisor) if runs_triton(y) else y.float() / divisor
 
 

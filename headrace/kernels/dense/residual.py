@@ -1,10 +1,8 @@
-"""A residual branch joins the stream, and the sum passes the norm that comes next.
+"""Residual addition and the next norm: s = x + alpha * branch, and rms_norm(s).
 
-    s = x + alpha * branch;  returns s, rms_norm(s)
-
-Shapes    x [T, D]; branch [T, D], or a product that gives it; weight [D] float32
-Contract  a product is worked out here: x may hold s afterwards, so whoever calls gives x up
-Numerics  s is rounded to x's dtype before it is normed; a branch is rounded before it is added, unless its product
+Shapes    x [T, D]; branch [T, D], or the product that computes it; weight [D] float32; returns s, rms_norm(s)
+Contract  x may hold s afterwards: do not use it again. A `Product` is computed here
+Numerics  s is rounded to x's dtype before the norm; a branch is rounded before it is added, unless its product
           adds it in float32
 """
 
@@ -17,7 +15,7 @@ from headrace.kernels.dense.rms_norm import add_rms_norm, rms_norm
 
 
 class Product(NamedTuple):
-    """x W^T [T, D], not worked out yet: many rows are added to the stream by the product itself, few come in parts."""
+    """x W^T [T, D], not computed yet: for many rows the product itself adds to the stream, few rows come in parts."""
 
     x: Tensor
     matrix: LinearWeight

@@ -1,12 +1,12 @@
-"""Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight; alone, or behind a residual addition.
+"""Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight; alone, or after a residual addition.
 
     add_rms_norm    s = x + alpha * branch;  returns s, rms_norm(s)
 
 Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D]: one weight a head);
-          add_rms_norm: x [T, D], weight [D]; branch [T, D] in x's dtype, or parts [S, T, D] in float32 whose sum it is
+          add_rms_norm: x [T, D], weight [D]; branch [T, D] in x's dtype, or parts [S, T, D] in float32 that sum to it
 Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time; rows may have any
           stride
-Numerics  float32 inside, the result in x's dtype; s is rounded to it before it is normed
+Numerics  float32 inside, the result in x's dtype; s is rounded to it before the norm
 Source    Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"
 """
 
@@ -21,7 +21,7 @@ from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
-L2_NORM_EPS = 1e-6  # of the delta rule's keys and queries
+L2_NORM_EPS = 1e-6  # for the delta rule's keys and queries
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -51,7 +51,7 @@ def add_rms_norm_torch(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, 
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean(x^2) + eps) over the last dimension, kept as one: three small operations, not six."""
+    """1 / sqrt(mean(x^2) + eps) over the last dimension, which is kept with size 1: three small operations, not six."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.addcmul(_constant(eps, x.device), norm, norm, value=1 / x.shape[-1]).rsqrt_()
 
@@ -73,7 +73,7 @@ def _rms_norm_kernel(
     D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows a program; row r takes weight row r % num_weights; sum and out have no gaps between rows.
-    The branch is the sum of PARTS tensors, num_rows rows apart; without any there is no branch."""
+    The branch is the sum of PARTS tensors, num_rows rows apart; PARTS = 0: no branch."""
     let_next_start()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
@@ -129,6 +129,6 @@ def _launch(
 
 
 def row_tile(D: int) -> tuple[int, int]:
-    """Rows a program and its warps: about 2,048 values, 8 a thread. With 16 a thread a layer's products and norms took
+    """Rows a program, and its warps: about 2,048 values, 8 a thread. With 16 a thread a layer's products and norms took
     2 to 4 % longer at up to 64 rows (`python3 -m benchmarks kernels-products --only chain`)."""
     return max(1, 2048 // next_power_of_2(D)), 8

@@ -1,4 +1,4 @@
-"""Dense products of few rows, as decode steps have them: the weight streams by once, at the memory's speed.
+"""Dense products of few rows, those of decode steps: the weight is read once, at the memory's speed.
 
     plain    y = x W^T
     gated    y = silu(x G^T) * (x U^T), where W is G above U
@@ -7,12 +7,12 @@
 
 Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps; y [M, O], gated [M, O / 2],
           parts [S, M, O] with S of `tile_for`
-Contract  16-bit floats; nothing that runs before on the stream writes the weight: it is fetched before those end
-Numerics  sums in float32, rounded once. Logits are rounded first, as other products' are: their many equal values
+Contract  16-bit floats; no earlier kernel on the stream writes the weight: it is fetched before those end
+Numerics  sums in float32, rounded once. Logits are rounded first, as with other products: their many equal values
           make draws short (draw.py)
-Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product that lasts 5 to 20 us
-          loses a fifth of it to its start and its end: both hide behind the neighbours on the stream (pdl.py), and
-          the first bytes of the weight come into the second-level cache meanwhile
+Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product of 5 to 20 us spends a
+          fifth on its start and its end: both overlap with the neighbours on the stream (pdl.py), while the first
+          bytes of the weight are fetched into the second-level cache
 """
 
 from typing import NamedTuple
@@ -28,37 +28,37 @@ from headrace.kernels.lib.sizes import cdiv
 
 MOST_ROWS = 64
 MULTIPROCESSORS = 132  # of an H200 and an H100, not the device's own: the tiles were measured for this number
-ROOM = 216 * 1024  # bytes of shared memory that programs share on each multiprocessor
+SHARED_BYTES = 216 * 1024  # of a multiprocessor, for all programs on it
 
 
 class Tile(NamedTuple):
-    """What a program computes: `columns` of y (gated: half as many) from 1 / `parts` of each row of W."""
+    """A program's tile: `columns` of y (gated: half as many) from 1 / `parts` of each row of W."""
 
     columns: int
-    depth: int  # of a row of W, a step
+    depth: int  # values of a row of W in a step
     parts: int
     num_warps: int
     num_stages: int
-    ahead: int = 256  # of a row of W, fetched before the kernels before this one are done
+    ahead: int = 256  # values of a row of W that are fetched before the kernels before this one have ended
 
 
 def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
     """The tile for a product [M, num_in] x [num_out, num_in]^T, from times of one H200
     (`python3 -m benchmarks kernels-products`).
 
-    Programs for every multiprocessor, all of them resident at once but for the widest products (heads). Shapes that
-    give each multiprocessor equally many (Granite's) were the fastest with wide tiles; others (Qwen's, 160 to 288
-    programs) with narrow ones, three to a multiprocessor; but split ones of many rows with one at most, so with fewer
-    parts and many stages.
+    There are programs for every multiprocessor, all resident at once except for the widest products (heads). Shapes
+    that give each multiprocessor equally many (Granite's) were the fastest with wide tiles, others (Qwen's, 160 to 288
+    programs) with narrow ones, three to a multiprocessor. Split products of many rows were the fastest with at most one
+    program a multiprocessor: fewer parts, many stages.
     """
     rows, is_few = dot_block(M), M <= 16
     if is_few:
         columns, depth, narrowest = 64, 128, 32
-    else:  # x counts, too: wide tiles read it less often
+    else:  # x is bytes, too: wide tiles read it less often
         columns, depth, narrowest = 128 if num_out >= 120 * 128 else 64, 64, 64
     parts = 1
     if can_split:
-        # Parts are bytes, too, in float32: little beside W at 16 rows, at 64 a quarter of it for each 4.
+        # Parts are bytes, too, in float32: few beside W at 16 rows, but at 64 rows a quarter of it for each 4 parts.
         most = 2 * MULTIPROCESSORS if is_few else MULTIPROCESSORS
         while cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
             parts *= 2
@@ -67,7 +67,7 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
             columns, depth = columns // 2, min(depth * 2, 8192 // rows)
     programs = cdiv(num_out, columns) * parts
     is_even = columns == 16 or _is_even(programs)
-    if programs > 3 * MULTIPROCESSORS:  # several waves: the end of one hides in the next
+    if programs > 3 * MULTIPROCESSORS:  # several waves: one ends under the next
         resident = 2 if is_few else 1
     elif is_even or programs <= MULTIPROCESSORS:
         resident = cdiv(programs, MULTIPROCESSORS)
@@ -75,18 +75,18 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
         resident = 3
         if columns > narrowest and 2 * programs <= 3 * MULTIPROCESSORS:
             columns //= 2
-    num_stages = ROOM // resident // (2 * (columns + rows) * depth)
-    # Few rows: room that is left lets the next kernel's programs in (and is first-level cache to them).
+    num_stages = SHARED_BYTES // resident // (2 * (columns + rows) * depth)
+    # Few rows: memory left free admits the next kernel's programs (and is their first-level cache).
     most_stages = 4 if is_few and resident < 3 else 8
     return Tile(columns, depth, parts, 4, max(2, min(most_stages, num_stages)))
 
 
 def _is_even(programs: int) -> bool:
-    """Whether multiprocessors get about equally many; one program too many does no harm."""
+    """True if multiprocessors get about equally many programs; one too many does no harm."""
     return programs >= 0.9 * MULTIPROCESSORS * cdiv(programs - 1, MULTIPROCESSORS)
 
 
-@triton.jit(do_not_specialize=["M"])  # one kernel for all batches of a tile: none is compiled while serving
+@triton.jit(do_not_specialize=["M"])  # one compiled kernel for all batches of a tile: none compiles while serving
 def _small_linear_kernel(
     x_ptr, weight_ptr, out_ptr, M, stride_x, divisor,
     OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
@@ -101,7 +101,7 @@ def _small_linear_kernel(
     first_column = tl.program_id(0) // PARTS * COLUMNS_OUT
     place = tl.arange(0, COLUMNS)
     weight_row = first_column + place % COLUMNS_OUT
-    if WIDTH % COLUMNS_OUT:  # what lies beyond the last column is computed, too, and not stored
+    if WIDTH % COLUMNS_OUT:  # columns past the last are computed, but not stored
         weight_row = tl.minimum(weight_row, WIDTH - 1)
     if IS_GATED:
         weight_row += place // COLUMNS_OUT * WIDTH
@@ -161,10 +161,10 @@ def small_linear_triton(
 
 
 def sizes(M: int, num_in: int, tile: Tile) -> dict[str, int]:
-    """The kernel's constants that follow from the tile."""
+    """The kernel's constants for a tile."""
     steps = cdiv(cdiv(num_in, tile.depth), tile.parts)
     part = steps * tile.depth
-    is_even = tile.parts * part == num_in and num_in % 8 == 0  # what is fetched ahead exists, and begins on 16 bytes
+    is_even = tile.parts * part == num_in and num_in % 8 == 0  # bytes to fetch ahead exist, at multiples of 16
     return {
         "PARTS": tile.parts,
         "PART": part,

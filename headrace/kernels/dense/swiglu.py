@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward: y = silu(gate) * up.
+"""SwiGLU's gate: y = silu(gate) * up.
 
 Shapes    gate_up [T, 2I], gate columns first, any stride over rows; returns [T, I]
 Numerics  float32 inside, rounded once (torch: after the SiLU, too)

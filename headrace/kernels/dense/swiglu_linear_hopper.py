@@ -1,17 +1,16 @@
-"""A feed-forward's first product and its gate by hand for Hopper: y = silu(x Wg^T) * (x Wu^T), in 16 bits.
+"""SwiGLU's first product and its gate in one kernel, warp-specialised for Hopper (Gluon): silu(x Wg^T) * (x Wu^T).
 
 The library writes gate and up, and another kernel reads them: 512 MiB of granite-h-micro's 8,192 rows. Here both sums
-of a tile end in the registers of one warp group, which writes y alone. One warp, the producer, asks the copy engine for
-the next pieces of x and W; the consumers, two warp groups of 64 rows each, multiply. One that gates what it has summed
-leaves the matrix units to the other, for they may be as many pieces apart as shared memory has places. A program goes
-from tile to tile.
+of a tile end in the registers of one warp group, which writes y alone. One warp, the producer, issues bulk copies (TMA)
+of the next pieces of x and W; the consumers, two warp groups of 64 rows each, multiply. While one of them applies the
+gate, the other has the matrix units: they may be as many pieces apart as the ring has slots. Programs are persistent.
 
 Shapes    x [M, I], any row stride; weight [2 * O, I], the gate's rows above up's; returns [M, O]
-Contract  I is a multiple of 64 and O of 128; x's rows and the weight begin at multiples of 16 bytes: the copy engine's
-          demands. The reference is headrace.kernels.dense.swiglu of the library's product
+Contract  I is a multiple of 64 and O of 128; x's rows and the weight begin at multiples of 16 bytes: the copy engine
+          needs that. The reference is headrace.kernels.dense.swiglu of the library's product
 Numerics  sums, SiLU and product in float32, rounded once (headrace.kernels.dense.swiglu gets gate and up rounded)
 Source    CUTLASS, sm90 warp-specialised persistent products; Shazeer 2020, "GLU Variants Improve Transformer"
-Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
+Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
 """
 
 import torch
@@ -32,12 +31,12 @@ from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import (
     LAYOUT,
     SPAN,
-    Turns,
+    BarrierRing,
     aggregate,
     launch_registers,
-    make_turns,
+    make_barrier_ring,
     registers,
-    seen_as,
+    reinterpret,
     tma_load,
     tma_store,
     wait_for_warps,
@@ -47,18 +46,18 @@ from headrace.kernels.lib.sizes import cdiv
 CONSUMERS = gl.constexpr(2)
 ROWS = gl.constexpr(64)  # of a consumer
 COLUMNS = gl.constexpr(128)  # of y: 256 sums, the widest product there is
-STAGES = gl.constexpr(4)  # places for pieces of SPAN elements of x and W
-GROUP = gl.constexpr(16)  # tiles of rows that meet the same weights while those are in the cache
-LEAST_FULL = 0.85  # of the places in a program's rounds; below, the library and swiglu.py took less time
+STAGES = gl.constexpr(4)  # slots of the ring, each for a piece of SPAN columns of x and W
+GROUP = gl.constexpr(16)  # tiles of rows that read the same weights while those are in the cache
+LEAST_FULL = 0.85  # tiles over programs times rounds; below that the library and swiglu.py took less time
 
 
 @aggregate
 class Tiles:
-    """Those of y, in the order in which programs take them."""
+    """The tiles of y, in the order in which programs take them."""
 
     num_row_tiles: gl.tensor
     num_column_tiles: gl.tensor
-    num_pieces: gl.tensor  # of each
+    num_pieces: gl.tensor  # of each tile
 
     @gluon.constexpr_function
     def __init__(self, num_row_tiles, num_column_tiles, num_pieces):
@@ -72,7 +71,7 @@ class Tiles:
 
     @gluon.jit
     def locate(self, tile):
-        """Its first row and column: down GROUP tiles of rows, then one tile of columns to the right."""
+        """A tile's first row and column: down GROUP tiles of rows, then one tile of columns to the right."""
         a_group = GROUP * self.num_column_tiles
         first = tile // a_group * GROUP
         height = gl.minimum(self.num_row_tiles - first, GROUP)
@@ -81,51 +80,52 @@ class Tiles:
 
 
 @aggregate
-class Pieces:
-    """Places for pieces of x and W."""
+class OperandRing:
+    """A ring of STAGES pieces of x and W in shared memory."""
 
     x: gl.shared_memory_descriptor  # [STAGES * CONSUMERS, ROWS, SPAN]
-    halves: gl.shared_memory_descriptor  # [STAGES * 2, COLUMNS, SPAN]: of the gate, of up
+    halves: gl.shared_memory_descriptor  # [STAGES * 2, COLUMNS, SPAN]: the gate's, up's
     weights: gl.shared_memory_descriptor  # the same memory as [STAGES, 2 * COLUMNS, SPAN]
-    turns: Turns
+    barriers: BarrierRing
 
     @gluon.constexpr_function
-    def __init__(self, x, halves, weights, turns):
+    def __init__(self, x, halves, weights, barriers):
         self.x = x
         self.halves = halves
         self.weights = weights
-        self.turns = turns
+        self.barriers = barriers
 
 
 @gluon.jit
-def _make_pieces(dtype: gl.constexpr):
+def _make_ring(dtype: gl.constexpr):
     x = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, ROWS, SPAN], LAYOUT)
     halves = gl.allocate_shared_memory(dtype, [STAGES * 2, COLUMNS, SPAN], LAYOUT)
-    return Pieces(x, halves, seen_as(halves, [STAGES, 2 * COLUMNS, SPAN]), make_turns(STAGES, CONSUMERS))
+    weights = reinterpret(halves, [STAGES, 2 * COLUMNS, SPAN])
+    return OperandRing(x, halves, weights, make_barrier_ring(STAGES, CONSUMERS))
 
 
 @gluon.jit
-def _produce(tiles, pieces, x_desc, weight_desc, num_columns):
+def _produce(tiles, ring, x_desc, weight_desc, num_columns):
     BYTES: gl.constexpr = (CONSUMERS * ROWS + 2 * COLUMNS) * SPAN * 2
-    done = 0  # pieces, of earlier tiles, too
+    done = 0  # pieces, those of earlier tiles included
     for tile in range(gl.program_id(0), tiles.number(), gl.num_programs(0)):
         first_row, first_column = tiles.locate(tile)
         for piece in range(tiles.num_pieces):
-            stage, full = pieces.turns.place(done), pieces.turns.filled(done)
-            pieces.turns.wait_free(done)
+            slot, full = ring.barriers.slot(done), ring.barriers.full_barrier(done)
+            ring.barriers.wait_free(done)
             mbarrier.expect(full, BYTES)
             for half in gl.static_range(2):
-                place = [first_column + half * num_columns, piece * SPAN]
-                tma_load(weight_desc, place, full, pieces.halves.index(stage * 2 + half))
+                at = [first_column + half * num_columns, piece * SPAN]
+                tma_load(weight_desc, at, full, ring.halves.index(slot * 2 + half))
             for consumer in gl.static_range(CONSUMERS):
-                place = [first_row + consumer * ROWS, piece * SPAN]
-                tma_load(x_desc, place, full, pieces.x.index(stage * CONSUMERS + consumer))
+                at = [first_row + consumer * ROWS, piece * SPAN]
+                tma_load(x_desc, at, full, ring.x.index(slot * CONSUMERS + consumer))
             done += 1
 
 
 @gluon.jit
-def _consume(tiles, pieces, y_desc, y_tiles, ME: gl.constexpr):
-    """Rows ME * ROWS and on of every tile."""
+def _consume(tiles, ring, y_desc, y_tiles, ME: gl.constexpr):
+    """Consumer ME: ROWS rows of every tile, from row ME * ROWS on."""
     sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * COLUMNS, 16])
     out: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     y_tile = y_tiles.index(ME)
@@ -133,25 +133,25 @@ def _consume(tiles, pieces, y_desc, y_tiles, ME: gl.constexpr):
     for tile in range(gl.program_id(0), tiles.number(), gl.num_programs(0)):
         acc = gl.zeros([ROWS, 2 * COLUMNS], gl.float32, sums)
         for piece in range(tiles.num_pieces):
-            stage = pieces.turns.place(done)
-            pieces.turns.wait_full(done)
-            x, weights = pieces.x.index(stage * CONSUMERS + ME), pieces.weights.index(stage)
+            slot = ring.barriers.slot(done)
+            ring.barriers.wait_full(done)
+            x, weights = ring.x.index(slot * CONSUMERS + ME), ring.weights.index(slot)
             acc = warpgroup_mma(x, weights.permute((1, 0)), acc, use_acc=piece > 0, is_async=True)
             acc = warpgroup_mma_wait(1, [acc])  # the piece before has been read
-            pieces.turns.release(done + STAGES - 1, pred=piece > 0)
+            ring.barriers.release(done + STAGES - 1, pred=piece > 0)
             done += 1
         acc = warpgroup_mma_wait(0, [acc])
-        pieces.turns.release(done + STAGES - 1)
+        ring.barriers.release(done + STAGES - 1)
 
         gate, up = acc.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)).split()
         y = gl.convert_layout(gate / (1.0 + gl.exp2(gate * -LOG2_E)) * up, out, assert_trivial=True)
         first_row, first_column = tiles.locate(tile)
-        tma.store_wait(0)  # what the tile before left in shared memory has gone
+        tma.store_wait(0)  # the tile before has left shared memory
         wait_for_warps()
         y_tile.store(y.to(y_desc.dtype))
         fence_async_shared()
         wait_for_warps()
-        tma_store(y_desc, [first_row + ME * ROWS, first_column], y_tile)  # rows behind the last are not written
+        tma_store(y_desc, [first_row + ME * ROWS, first_column], y_tile)  # writes no rows behind the last
     tma.store_wait(0)
 
 
@@ -160,13 +160,13 @@ def _swiglu_linear_kernel(
     x_desc, weight_desc, y_desc, num_row_tiles, num_columns, num_pieces,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    pieces = _make_pieces(x_desc.dtype)
+    ring = _make_ring(x_desc.dtype)
     tiles = Tiles(num_row_tiles, num_columns // COLUMNS, num_pieces)
     y_tiles = gl.allocate_shared_memory(y_desc.dtype, [CONSUMERS, ROWS, COLUMNS], LAYOUT)
-    fence_async_shared()  # the copy engine sees the barriers
+    fence_async_shared()  # makes the barriers visible to the copy engine
     gl.warp_specialize(
-        [(_consume, (tiles, pieces, y_desc, y_tiles, 0)), (_consume, (tiles, pieces, y_desc, y_tiles, 1)),
-         (_produce, (tiles, pieces, x_desc, weight_desc, num_columns))],
+        [(_consume, (tiles, ring, y_desc, y_tiles, 0)), (_consume, (tiles, ring, y_desc, y_tiles, 1)),
+         (_produce, (tiles, ring, x_desc, weight_desc, num_columns))],
         [4, 1], [REGISTERS, PRODUCER_REGISTERS],
     )  # fmt: skip
 
@@ -198,18 +198,18 @@ def num_tiles(M: int, num_columns: int) -> int:
 
 
 def fills_the_chip(M: int, num_columns: int, multiprocessors: int) -> bool:
-    """Whether so many tiles leave few programs, one a multiprocessor, without one in their last round."""
+    """True if so many tiles leave few programs, one a multiprocessor, without one in their last round."""
     tiles = num_tiles(M, num_columns)
     return tiles >= LEAST_FULL * cdiv(tiles, multiprocessors) * multiprocessors
 
 
 def fits_hopper(x: Tensor, weight: Tensor) -> bool:
-    """Whether Hopper variants run here, and the copy engine takes such memory."""
+    """True if Hopper variants run here, and the copy engine takes such memory."""
     return runs_hopper(x) and can_be_copied(x, weight)
 
 
 def can_be_copied(x: Tensor, weight: Tensor) -> bool:
-    """Whether the copy engine takes such memory: see Contract."""
+    """True if the copy engine takes such memory: see Contract."""
     return (
         x.dtype == weight.dtype
         and x.shape[1] == weight.shape[1]
@@ -225,5 +225,5 @@ def can_be_copied(x: Tensor, weight: Tensor) -> bool:
 
 
 def is_faster_on_hopper(x: Tensor, weight: Tensor) -> bool:
-    """Whether it fits, and is work enough to be faster than the library's product and swiglu.py."""
+    """True if it fits, and is work enough to be faster than the library's product and swiglu.py."""
     return fits_hopper(x, weight) and fills_the_chip(len(x), weight.shape[0] // 2, num_multiprocessors(x.device))

@@ -1,10 +1,10 @@
-"""What a gated-delta-net layer knows of its value heads, and the gates that it makes of what its projection gives.
+"""Parameters of a gated-delta-net layer's value heads, and the gates that they make of the projected a and b.
 
     g = softplus(a + dt_bias) A        beta = sigmoid(b)
 
 Shapes    A, dt_bias [Hv] float32, contiguous; a, b [T, Hv], any stride over rows
-Contract  A is negative, so that the log decay g is, too; the kernels take a and b and make the gates where they read
-          them
+Contract  A is negative, so that the log decay g is, too; the kernels take a and b and compute the gates where they
+          read them
 Numerics  float32
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks"
 """

@@ -4,12 +4,11 @@
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; a, b [T, Hv]; heads: what makes g and beta of them; state_pool [S, Hv,
+Shapes    q, k [T, Hk, Dk]; v [T, Hv, Dv]; a, b [T, Hv]; heads: the parameters of g; state_pool [S, Hv,
           Dk, Dv] float32 or bfloat16, any stride over slots; returns o [T, Hv, Dv] in v's dtype. Hk divides Hv;
           value head h reads key head h // (Hv / Hk)
-Contract  a and b are as the projection gives them (headrace/kernels/gdn/heads.py); rows are packed as `segments` says;
-          a slot that is written may be its own sequence's source and no other's; no other slot changes; T = 0 is a
-          no-op
+Contract  a and b are as projected (headrace/kernels/gdn/heads.py); rows are packed as in `segments`; a slot that is
+          written may be its own sequence's source and no other's; no other slot changes; T = 0 is a no-op
 Numerics  torch: all arithmetic in float32; the unit lower triangular system of a chunk is solved, not inverted.
           Triton: sums, decays, norms and states in float32, factors of matrix products in v's dtype; the system
           is inverted by blocks, in float16 where v is not float32 (the inverse's entries are below 1: a
@@ -73,7 +72,7 @@ def gdn_prefill_torch(
     v_CHQV = _heads_first(segments.to_chunks(v.float()))
     beta_CHQ1 = _heads_first(segments.to_chunks(beta[..., None]))
     decay_CHQ1 = _heads_first(segments.to_chunks(g[..., None])).cumsum(2)  # log decay since the chunk's start
-    decay_CHQQ = (decay_CHQ1 - decay_CHQ1.transpose(2, 3)).clamp_(max=0).exp_()  # lower triangle only is meant
+    decay_CHQQ = (decay_CHQ1 - decay_CHQ1.transpose(2, 3)).clamp_(max=0).exp_()  # only the lower triangle is used
 
     key_score = torch.matmul(k_CHQK, k_CHQK.transpose(2, 3))  # per key head: value heads share it
     query_score = torch.matmul(q_CHQK, k_CHQK.transpose(2, 3)).tril_()
@@ -122,8 +121,8 @@ def _chunk_start_states(
 ) -> Tensor:
     """[C, H, K, V], the state before each chunk: the only loop over time.
 
-    A chunk maps the state by S <- e^c S + k^T (U - W S) = (e^c I - k^T W) S + k^T U, so that with both factors
-    made for all chunks at once the loop has a single product.
+    A chunk maps the state by S <- e^c S + k^T (U - W S) = (e^c I - k^T W) S + k^T U: both factors are computed for all
+    chunks at once, which leaves the loop a single product.
     """
     num_chunks, H, K = k_CHKQ.shape[:3]
     transition_CHKK = torch.matmul(k_CHKQ, w_CHQK).neg_()

@@ -1,9 +1,9 @@
-"""The Triton form of `headrace.kernels.gdn.prefill`: shapes, contract, numerics and source stand there.
+"""Gated delta rule scan in Triton: shapes, contract, numerics and source are those of headrace/kernels/gdn/prefill.py.
 
-The Triton form has three kernels: U and W of each chunk (gdn_systems.py); states, with a program for each sequence,
-head and tile of the state that walks over the sequence's chunks and turns U into V' (on Hopper, where it fits, by
-hand: gdn_states_hopper.py); outputs. Norms, decays and beta scale the small matrices between products, so that keys,
-queries and values go to the matrix units as they are.
+Three kernels: U and W of each chunk (systems.py); states, with a program for each sequence, head and tile of the state
+that loops over the sequence's chunks and turns U into V' (on Hopper, where it fits: scan_hopper.py); outputs. Norms,
+decays and beta scale the small matrices between products, so that keys, queries and values go to the matrix units as
+they are.
 """
 
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def _gdn_states_kernel(
         num_rows = tl.load(chunks_ptr + chunk * 4 + 1)
         dst = tl.load(chunks_ptr + chunk * 4 + 2).to(tl.int64)
         tile = tl.cast(chunk * H + head, tl.int64)
-        decay_whole = next_decay  # a chunk ahead of its use, as the compiler does for all that products take
+        decay_whole = next_decay  # loaded a chunk ahead, as the compiler does for operands of products
         next_decay = tl.load(decay_ptr + ((chunk + 1) * H + head) * Q + Q - 1, mask=chunk + 1 < end_chunk, other=0.0)
         rounded = state.to(start_ptr.dtype.element_ty)
         tl.store(start_ptr + tile * (K * V) + start_place, rounded, mask=in_state)
@@ -83,7 +83,7 @@ def _gdn_states_kernel(
         k = tl.load(k_ptr + first_row * k_stride + row[None, :] * k_stride + key[:, None], mask=in_rows, other=0.0)
         weighted = (values * to_end[:, None]).to(k_ptr.dtype.element_ty)
         state = dot(k, weighted, state * tl.exp2(decay_whole))
-        if dst >= 0:  # a branch, no mask: most chunks skip the way through shared memory, too
+        if dst >= 0:  # a branch, not a mask: most chunks also skip the conversion through shared memory
             tl.store(pool_ptr + dst * slot_stride + place, state.to(pool_ptr.dtype.element_ty), mask=in_state)
 
 
@@ -141,7 +141,7 @@ def _gdn_output_kernel(
 
 
 class GdnTiles(NamedTuple):
-    """How the Triton form cuts the work."""
+    """Tile sizes, warps, pipeline stages and register limits of the three kernels."""
 
     chunk_size: int
     state_columns: int  # of V, for a program of the states kernel
@@ -149,7 +149,7 @@ class GdnTiles(NamedTuple):
     systems_warps: int = 4
     systems_registers: int | None = None
     states_warps: int = 4
-    states_stages: int = 5  # half of them for the table that says where a chunk's rows are
+    states_stages: int = 5  # half of them for the table of the chunks' rows
     output_warps: int = 4
     output_stages: int = 2
     output_registers: int | None = None
@@ -157,11 +157,11 @@ class GdnTiles(NamedTuple):
 
 def gdn_tiles(dtype: torch.dtype) -> GdnTiles:
     if dtype == torch.float32:
-        # For exactness, not for speed: products of float32 run outside of the matrix units and live in registers.
+        # For exactness, not speed: float32 products run outside the matrix units, with their operands in registers.
         return GdnTiles(
             32, state_columns=16, output_columns=32, systems_warps=8, states_warps=8, states_stages=1, output_warps=8
         )
-    # With so many registers three programs fit on a multiprocessor: worth more than the few words that are spilled.
+    # At 168 registers three programs fit on a multiprocessor: worth more than the few words that are spilled.
     return GdnTiles(64, state_columns=32, output_columns=64, systems_registers=168, output_registers=168)
 
 
@@ -176,7 +176,7 @@ def gdn_prefill_triton(
     segments: PrefillSegments,
     tiles: GdnTiles | None = None,
 ) -> Tensor:
-    # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
+    # Each row of an input and each slot of the pool is contiguous; rows and slots may be apart.
     inputs = (("q", q), ("k", k), ("v", v), ("a", a), ("b", b), ("state pool", state_pool))
     for name, tensor in inputs:
         if len(tensor) and not tensor[0].is_contiguous():

@@ -1,13 +1,14 @@
-"""The walk over chunks of `headrace.kernels.gdn.scan`, by hand for Hopper: 16-bit keys and values whose sizes it takes.
+"""States of the gated delta rule's scan on Hopper (Gluon): the states kernel of headrace/kernels/gdn/scan.py.
 
-What each step needs of the step before stays in registers. The state is held transposed, so that it is the left operand
-of w S, and V' that of k^T V': sums of one product become a factor of the next without a way through shared memory. What
-leaves the registers, the states before chunks and V', does so while the matrix units work. No fence stands between
-asynchronous copies and the products that read them: see ssd_outputs_hopper.py.
+The state stays in registers from chunk to chunk. It is held transposed, so that it is the left operand of w S, and V'
+that of k^T V': sums of one product become a factor of the next without passing through shared memory. The states before
+chunks and V' are stored while the matrix units work. No fence stands between asynchronous copies and the products that
+read them, as in headrace/kernels/ssd/scan_hopper.py.
 
 Shapes    as _gdn_states_kernel's; a program holds COLUMNS of V and all of K
+Contract  16-bit keys and values of the sizes that `fits_hopper` names
 Source    NVIDIA, PTX ISA, wgmma: accumulators lie as the left operand does
-Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
+Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
 """
 
 from torch import Tensor
@@ -24,16 +25,16 @@ from headrace.kernels.lib.dispatch import runs_hopper
 from headrace.kernels.lib.hopper import async_load
 
 COLUMNS, NUM_WARPS = 64, 4
-STAGES = gl.constexpr(4)  # chunks in shared memory: one in use, the others on their way
+STAGES = gl.constexpr(4)  # chunks in shared memory: one in use, the others being copied
 
 
 @gluon.jit
-def _ask_for(
+def _start_loads(
     chunk, first_row, num_rows, head, k_ptr, u_ptr, w_ptr, w_tiles, k_tiles, u_tiles, first_value, k_stride,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, Q: gl.constexpr, COLUMNS: gl.constexpr,
     rows: gl.constexpr, columns: gl.constexpr,
 ):  # fmt: skip
-    """w, k and u of a chunk, on their way to its tiles."""
+    """Starts the copies of a chunk's w, k and u to its slot."""
     slot = chunk % STAGES
     tile = (chunk * H + head).to(gl.int64)
     row = gl.arange(0, Q, gl.SliceLayout(1, rows))
@@ -60,7 +61,7 @@ def _gdn_hopper_states_kernel(
     shared: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     dtype: gl.constexpr = k_ptr.dtype.element_ty
 
-    k_stride = k_eighths * 8  # so the compiler knows that rows begin on 16 bytes
+    k_stride = k_eighths * 8  # tells the compiler that rows begin at multiples of 16 bytes
     first_value, head, sequence = gl.program_id(0) * COLUMNS, gl.program_id(1), gl.program_id(2)
     k_ptr += head // R * K
     first_chunk = gl.load(sequences_ptr + sequence * 4)
@@ -76,7 +77,7 @@ def _gdn_hopper_states_kernel(
         if first_chunk + i < end_chunk:
             first_row = gl.load(chunks_ptr + (first_chunk + i) * 4)
             num_rows = gl.load(chunks_ptr + (first_chunk + i) * 4 + 1)
-            _ask_for(
+            _start_loads(
                 first_chunk + i, first_row, num_rows, head, k_ptr, u_ptr, w_ptr, w_tiles, k_tiles, u_tiles, first_value,
                 k_stride, H, K, V, Q, COLUMNS, rows, columns,
             )  # fmt: skip
@@ -93,7 +94,7 @@ def _gdn_hopper_states_kernel(
     value_place = (first_value + gl.arange(0, COLUMNS, gl.SliceLayout(1, columns)))[:, None] * Q
     value_place += gl.arange(0, Q, gl.SliceLayout(0, columns))[None, :]
 
-    # What the next step begins with is loaded in this one.
+    # Each step loads the scalars that the next one begins with.
     last = end_chunk - 1
     decay = gl.load(decay_ptr + (first_chunk * H + head) * Q + Q - 1)
     dst = gl.load(chunks_ptr + first_chunk * 4 + 2)
@@ -110,8 +111,8 @@ def _gdn_hopper_states_kernel(
         product = warpgroup_mma(factor, w_tiles.index(slot).permute((1, 0)), nothing, use_acc=False, is_async=True)
         to_end = gl.load(to_end_ptr + (chunk * H + head) * Q + q)
 
-        if chunk + STAGES - 1 < end_chunk:  # to where the step before has been reading
-            _ask_for(
+        if chunk + STAGES - 1 < end_chunk:  # into the slot that the step before has read
+            _start_loads(
                 chunk + STAGES - 1, first_row, num_rows, head, k_ptr, u_ptr, w_ptr, w_tiles, k_tiles, u_tiles,
                 first_value, k_stride, H, K, V, Q, COLUMNS, rows, columns,
             )  # fmt: skip
@@ -149,7 +150,7 @@ def launch_states_hopper(
 
 
 def fits_hopper(k: Tensor, V: int, chunk_size: int) -> bool:
-    """Whether it runs by hand, and the kernel takes such sizes."""
+    """True if Hopper variants run here, and this one takes such sizes."""
     return (
         runs_hopper(k)
         and k.shape[2] == 128

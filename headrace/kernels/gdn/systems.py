@@ -1,17 +1,15 @@
-"""The triangular systems of `headrace.kernels.gdn.scan`: u and w of each chunk, and the decays that its other kernels
-take.
+"""Triangular systems of the gated delta rule's scan: u and w of each chunk, and the decays for its other kernels.
 
     (I + A) [u, w] = [beta v, beta e^decay k]        A_ij = beta_i e^(decay_i - decay_j) k_i . k_j  for i > j, or 0
 
-with k L2-normalised here and decay the sum of g since the chunk's start. I + A is inverted, by blocks, so that the
-matrix units do the work: a substitution goes row by row.
+with k L2-normalised here and decay the sum of g since the chunk's start. I + A is inverted, by blocks, in the matrix
+units: a substitution would go row by row.
 
 Shapes    k [T, Hk, K]; v [T, H, V]; a, b [T, H]; returns u [C, H, V, Q] and w [C, H, Q, K] in v's dtype, and in float32
           decay [C, H, Q], log2 of the decay since the chunk's start, whose last entry is the chunk's whole decay, and
           to_end [C, H, Q], the decay from each row to the chunk's end over its key's norm
-Contract  a row of each input lies in one piece; Q is a power of two, 16 to 128; in a chunk's padding rows all are zero
-          but the decay, which stays the whole one; of an entry of the table that is no sequence's chunk nothing is
-          written
+Contract  each row of an input is contiguous; Q is a power of two, 16 to 128; in a chunk's padding rows all results
+          are zero but the decay, which stays the whole one; for unused entries of the table nothing is written
 Numerics  sums, decays, norms and the inverse in float32; factors of products in v's dtype, while inverting in float16
           where v is not float32: see `headrace.kernels.gdn.prefill`
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", section 3.3 (WY form)
@@ -36,11 +34,11 @@ from headrace.kernels.lib.pdl import fetch
 def _inverse_of_unit_lower(system, Q: tl.constexpr, EXACT: tl.constexpr):
     """(I + system)^-1 for a strictly lower triangular system [Q, Q], Q a power of two.
 
-    Known inverses X, Y of two neighbouring diagonal blocks give that of both with the block A below X:
-    [[X, 0], [-Y A X, Y]]. All pairs of one size at once, sizes 1, 2, 4, ... Q / 2. The product Y A is that of all
-    known inverses and the whole system, of which all but the blocks A is dropped: the system is made a factor once.
+    Inverses X, Y of two neighbouring diagonal blocks give that of both with the block A below X: [[X, 0], [-Y A X, Y]].
+    All pairs of one size at once, sizes 1, 2, 4, ... Q / 2. Y A is the product of all known inverses and the whole
+    system, of which only the blocks A are kept: so the system is converted to an operand once.
     """
-    apart = tl.arange(0, Q)[:, None] ^ tl.arange(0, Q)[None, :]  # its highest bit: the level at which two rows meet
+    apart = tl.arange(0, Q)[:, None] ^ tl.arange(0, Q)[None, :]  # the highest bit is the level at which two rows meet
     inverse = tl.where(apart == 0, 1.0, 0.0) - tl.where(apart == 1, system, 0.0)
     dtype: tl.constexpr = tl.float32 if EXACT else tl.float16
     factor = system.to(dtype)
@@ -88,7 +86,7 @@ def _gdn_systems_kernel(
         return
     inside = row < num_rows
     packed = first_row + row
-    if FETCH:  # values are needed last; there is no room for them before
+    if FETCH:  # values are needed last, and registers hold them no earlier
         fetch(v_ptr + tl.where(inside, packed, 0) * v_stride + head * V, V * 2)
     a = tl.load(a_ptr + packed * a_stride + head, mask=inside, other=0.0)
     b = tl.load(b_ptr + packed * b_stride + head, mask=inside, other=0.0)
@@ -130,7 +128,7 @@ def launch_systems(
     num_warps: int,
     registers: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """u, w, decay and to_end; a thread takes so many registers at most."""
+    """u, w, decay and to_end. `registers`: the most that a thread may take."""
     (Hk, K), (H, V) = k.shape[1:], v.shape[1:]
     num_chunks, Q = len(table.chunks_C4), chunk_size
     u, w = v.new_empty((num_chunks, H, V, Q)), v.new_empty((num_chunks, H, Q, K))

@@ -1,19 +1,19 @@
-"""Steps of the gated delta rule for each sequence of a decode batch, from source slots to destination slots.
+"""Gated delta rule decode steps of each sequence of a batch, from source slots to destination slots.
 
     S = e^g S;   S += k outer beta (v - S^T k);   o = S^T q
 
 with q and k L2-normalised and q divided by sqrt(Dk) here.
 
-Shapes    q, k [R, Hk, Dk]; v [R, Hv, Dv]; a, b [R, Hv]; heads: what makes g and beta of them; state_pool [S, Hv,
+Shapes    q, k [R, Hk, Dk]; v [R, Hv, Dv]; a, b [R, Hv]; heads: the parameters of g; state_pool [S, Hv,
           Dk, Dv] float32 or bfloat16, any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns
           o [R, Hv, Dv] in v's dtype. Value head h reads key head h // (Hv / Hk). B sequences of T rows (a token
           and its drafts) make R = B * T rows, a sequence's rows one after the other; row t's state goes to
           dst_slots[:, t]
-Contract  a and b are as the projection gives them (headrace/kernels/gdn/heads.py); destinations are unique; one may be
+Contract  a and b are as projected (headrace/kernels/gdn/heads.py); destinations are unique; one may be
           its own sequence's source and no other's; every source is read before any slot is written; B = 0 is a
-          no-op. In the Triton kernel a destination of -1 is written nowhere: a row that only fills up the
-          batch of a captured graph; and slots are read early, so that no overlapped kernel
-          (headrace/kernels/lib/pdl.py) may be what has just written them
+          no-op. In the Triton kernel a destination of -1, that of a captured graph's padding row, is written
+          nowhere; slots are read early: an overlapped kernel (headrace/kernels/lib/pdl.py) must not have written
+          them just before
 Numerics  all arithmetic in float32; T rows at once equal T steps of one row, a bfloat16 pool's rounding after
           each row included
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", equation 10
@@ -139,10 +139,10 @@ def _gdn_update_kernel(
     ACCESS: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """A program holds columns TILE_V of a state in registers: they are read once, all at once, and written once a row.
+    """A program holds TILE_V columns of a state in registers: read once, all together, and written once a step.
 
-    With the decayed S of before the update, o = S^T q + (k . q) delta, and norms are factors of sums: no sum over
-    keys, in which a program's warps wait for each other, waits for another one.
+    With S decayed but not yet updated, o = S^T q + (k . q) delta, and norms are factors of sums. So no sum over keys,
+    at which a program's warps wait for each other, depends on another one.
     """
     let_next_start()
     head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
@@ -197,7 +197,7 @@ def gdn_update_triton(
     T = steps_of_each(dst_slots, len(v))
     R, Hv, Dv = v.shape
     Hk, Dk = k.shape[1:]
-    # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
+    # Each row of an input and each slot of the pool is contiguous; rows and slots may be apart.
     for name, tensor in (("q", q), ("k", k), ("v", v), ("a", a), ("b", b), ("state pool", state_pool)):
         if len(tensor) and not tensor[0].is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")
@@ -241,17 +241,17 @@ def gdn_update_triton(
 
 
 class GdnTile(NamedTuple):
-    """How the Triton form cuts the work."""
+    """A program's tile of a state, and its warps and registers."""
 
-    columns: int  # of the states that a program holds
+    columns: int  # of a state
     num_warps: int
-    access_bytes: int  # at most, of a thread's reads and writes of a state
-    registers: int | None = None  # of a thread, at most, for one row a sequence: with drafts they would spill
+    access_bytes: int  # at most, in one read or write of a thread
+    registers: int | None = None  # the most of a thread, for one row a sequence: with drafts they would spill
 
 
 def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
-    """For a batch with so many value heads in all: what was the fastest on an H200 at batches of 1, 16, 64 and 256 of
-    32 heads (`bench.gpu_kernels_state --variants` of 58e2fd5). A small batch is cut finer to occupy all 132
+    """Tile for `num_heads` value heads in the whole batch: the fastest on an H200 at batches of 1, 16, 64 and 256 of 32
+    heads (`bench.gpu_kernels_state --variants` of 58e2fd5). A small batch is cut finer to occupy all 132
     multiprocessors."""
     if num_heads < 256:
         return GdnTile(32, 2, 8) if element_bytes == 4 else GdnTile(16, 1, 8)
@@ -259,8 +259,8 @@ def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
 
 
 def _access(state_pool: Tensor, most: int) -> int:
-    """Bytes that divide the place of every head's state. Narrow accesses give a thread more keys of fewer columns, and
-    sums over keys that need fewer words from other threads."""
+    """Bytes of one access, which divide the address of every head's state. Narrow accesses give a thread more keys of
+    fewer columns, and sums over keys that need fewer words from other threads."""
     element = state_pool.element_size()
     slot, head = (stride * element for stride in state_pool.stride()[:2])
     return math.gcd(most, state_pool.data_ptr(), slot, head)

@@ -1,7 +1,7 @@
-"""The tables of packed sequences for captured passes: they stay where they are, and are filled anew for each replay.
+"""Tables of packed sequences for captured passes: at fixed addresses, refilled before each replay.
 
-Grids follow from the tables' sizes, so those are what a pass may need at most. What is left over costs programs that
-end at once: sequences and tiles of no rows, chunks of -1.
+Grids follow from the tables' sizes, so those are the most that a pass may need. Unused entries (sequences and tiles of
+no rows, chunks of -1) cost programs that end at once.
 
 Legend: N sequences, W state writes, R rows, C chunks, Z tiles
 """
@@ -18,13 +18,14 @@ from headrace.kernels.lib.upload import StaticInts
 
 
 class CapturedSegments(PrefillSegments):
-    """To the host it is one sequence of all the rows, fresh and forgotten; to the kernels what `fill` said last.
+    """Packed sequences whose tables can be refilled: host code sees one fresh sequence of all rows, without writes;
+    kernels read the tables of the last `fill`.
 
-    A table comes into being when a kernel first asks for it: before its pass is captured, in the run that compiles it.
+    A table is made when a kernel first needs it: in the run that compiles the pass, before its capture.
     """
 
     def __init__(self, num_rows: int, most_sequences: int, most_writes: int, ints: StaticInts, device: torch.device):
-        """The tables are taken from `ints`. Of the sequences, those of no rows count, too."""
+        """The tables are taken from `ints`; `most_sequences` includes those of no rows."""
         super().__init__(**vars(PrefillSegments.build((num_rows,), (None,), (), device)))
         self._most_sequences, self._most_writes, self._ints = most_sequences, most_writes, ints
         self._host_chunks: dict[int, tuple[np.ndarray, ...]] = {}
@@ -37,17 +38,17 @@ class CapturedSegments(PrefillSegments):
         src_slots: Sequence[int | None],
         writes_of_each: Sequence[Sequence[tuple[int, int]]],
     ) -> None:
-        """On the host: `upload` of the ints brings it to the device.
+        """Refills all tables on the host; the ints' next `upload` copies them to the device.
 
-        lengths          of at most N sequences, all rows together
-        writes_of_each   (rows of the sequence before it, slot), at most W together; of all sequences with rows but
-                         one, a state is written behind the last row
+        lengths          of at most N sequences, which sum to the rows of the pass
+        writes_of_each   (rows of the sequence before it, slot), at most W in all; every sequence with rows, except
+                         perhaps one, writes a state behind its last row
         """
         if sum(lengths) != self.lengths[0] or len(lengths) > self._most_sequences:
-            raise ValueError(f"{len(lengths)} sequences of {sum(lengths)} rows: room is for {self._most_sequences} of "
+            raise ValueError(f"{len(lengths)} sequences of {sum(lengths)} rows: capacity is {self._most_sequences} of "
                              f"{self.lengths[0]}")  # fmt: skip
         if sum(map(len, writes_of_each)) > self._most_writes:
-            raise ValueError(f"{sum(map(len, writes_of_each))} states to write: room is for {self._most_writes}")
+            raise ValueError(f"{sum(map(len, writes_of_each))} states to write: capacity is {self._most_writes}")
         self._filled = lengths, src_slots, writes_of_each
         for size in self._host_chunks:
             self._fill_chunks(size)
@@ -82,19 +83,19 @@ class CapturedSegments(PrefillSegments):
         lengths, src_slots, writes_of_each = self._filled
         first_rows = np.cumsum([0, *lengths]).tolist()
         chunks = [cut(*span, size) for span in zip(first_rows, lengths, writes_of_each, strict=False)]
-        rows, nothings = table_rows(chunks, src_slots), ([0, -1, -1, 0], [0, 0, -1, 0])
-        for table, values, nothing in zip(self._host_chunks[size], rows, nothings, strict=True):
-            _set(table, values, nothing)
+        rows, unused = table_rows(chunks, src_slots), ([0, -1, -1, 0], [0, 0, -1, 0])
+        for table, values, entry in zip(self._host_chunks[size], rows, unused, strict=True):
+            _set(table, values, entry)
 
     def _fill_conv(self, taps: int, tile_rows: int) -> None:
         rows = conv_rows(*self._filled, taps, tile_rows)
-        # A tile of no rows still looks back at those before it: it stands where there are some.
-        nothings = [0, 0, -1, 0, 0], [taps - 1, 0], [0, 0]
-        for table, values, nothing in zip(self._host_conv[taps, tile_rows], rows, nothings, strict=True):
-            _set(table, values, nothing)
+        # A tile of no rows still reads the rows before it: it begins where there are some.
+        unused = [0, 0, -1, 0, 0], [taps - 1, 0], [0, 0]
+        for table, values, entry in zip(self._host_conv[taps, tile_rows], rows, unused, strict=True):
+            _set(table, values, entry)
 
 
-def _set(table: np.ndarray, values: Sequence[int], nothing: Sequence[int]) -> None:
-    """The table's first rows are `values`, all further ones `nothing`."""
+def _set(table: np.ndarray, values: Sequence[int], unused: Sequence[int]) -> None:
+    """The table's first rows become `values`, all others `unused`."""
     rows = np.asarray(values, dtype=np.int32).reshape(-1, table.shape[1])
-    table[: len(rows)], table[len(rows) :] = rows, nothing
+    table[: len(rows)], table[len(rows) :] = rows, unused

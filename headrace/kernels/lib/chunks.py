@@ -1,8 +1,8 @@
-"""How packed sequences are cut into chunks for the GPU's chunked scans.
+"""Chunks of packed sequences for the GPU's chunked scans.
 
-A sequence is cut at every row after which a state is written, and every `size` rows in between: each state to
-be written is then the state after some chunk, whatever its row, and costs no work besides writing it. A row
-with several writes has a chunk of no rows for each further one.
+A sequence is cut behind every row whose state is written, and every `size` rows in between: each state to write is then
+the state after some chunk, whatever its row, and costs only its write. A row with several writes has a chunk of no rows
+for each further one.
 
 Legend: N sequences, C chunks
 """
@@ -20,15 +20,14 @@ from headrace.kernels.lib.upload import upload_lists
 class Chunk(NamedTuple):
     first_row: int  # among the packed rows
     num_rows: int
-    write_slot: int | None  # where the state after the chunk goes
+    write_slot: int | None  # for the state after the chunk
 
 
 @dataclass(frozen=True)
 class ChunkTable:
-    """Rows of four, so that each table begins at a multiple of 16 bytes whatever the batch: Triton compiles
-    another kernel for pointers that do not."""
+    """Chunks and sequences on the device: rows of four numbers, which kernels load at once."""
 
-    chunks_C4: Tensor  # int32: first row, number of rows (-1: no sequence's chunk), slot to write or -1, 0
+    chunks_C4: Tensor  # int32: first row, number of rows (-1: unused), slot to write or -1, 0
     sequences_N4: Tensor  # int32: first chunk, first chunk of the next sequence, slot to read or -1, 0
 
     @classmethod
@@ -40,7 +39,7 @@ class ChunkTable:
 
 
 def table_rows(chunks_N: Sequence[Sequence[Chunk]], src_slots: Sequence[int | None]) -> tuple[list[int], list[int]]:
-    """Both tables of the chunks of each sequence, row behind row."""
+    """Both tables, flattened, for the chunks of each sequence."""
     chunks: list[int] = []
     sequences: list[int] = []
     for of_sequence, src_slot in zip(chunks_N, src_slots, strict=True):

@@ -1,15 +1,14 @@
-"""Compiling all kernels of some work at once, before it runs: one after the other they take most of a first start.
+"""Parallel compilation of all kernels of some work before it runs: one by one they take most of a cold start.
 
     with compiling_ahead():
-        work()      # launches nothing: its kernels are compiled in threads, and are there when the block is left
+        work()      # launches nothing: threads compile its kernels, and have finished when the block is left
     work()          # launches them
 
-Contract  for work on a GPU whose launches, grids and arguments do not depend on what kernels compute; what they would
-          have written holds anything, and whatever torch itself runs, runs. In this thread (or task) alone: others
-          launch as ever. Raises what a kernel's compilation raises. On files that Triton has cached it takes no longer
-          than loading them
+Contract  for work on a GPU whose launches, grids and arguments do not depend on what kernels compute: the kernels'
+          outputs stay undefined, torch's own operations do run. Applies to this thread (or task) alone: others launch
+          as usual. Raises what a kernel's compilation raises. Kernels in Triton's cache are only loaded
 Source    `AsyncCompileMode`, `JITFunction.run` and `CompiledKernel.run` of Triton 3.6 to 3.9. Its passes, ptxas and the
-          C compiler (a launcher for each signature, up to 3.6 or so) run without Python's lock
+          C compiler (a launcher for each signature, up to 3.6 or so) release Python's lock
 """
 
 import logging
@@ -33,8 +32,8 @@ _launching = KernelInterface.__getitem__
 
 @contextmanager
 def compiling_ahead() -> Iterator[None]:
-    # For good, as other threads may be in here, too: it costs a launch of 10 us a tenth of one.
-    KernelInterface.__getitem__ = _asking
+    # Never restored, as other threads may be in here, too: it costs 1 us of a launch's 10.
+    KernelInterface.__getitem__ = _compile_or_launch
     launch.forget()
     threads = len(os.sched_getaffinity(0))
     device = driver.active.get_current_device()
@@ -42,30 +41,33 @@ def compiling_ahead() -> Iterator[None]:
         yield
 
 
-def _asking(kernel: Any, grid: Any) -> Any:
-    """`kernel[grid]`, which asks for the compilation alone where that is what is wanted."""
+def _compile_or_launch(kernel: Any, grid: Any) -> Any:
+    """`kernel[grid]`, which only compiles while `compiling_ahead`, and launches otherwise."""
     if not isinstance(active_mode.get(), _Ahead):
         return _launching(kernel, grid)
 
-    def ask(*arguments: Any, **options: Any) -> None:
+    def compile_only(*arguments: Any, **options: Any) -> None:
         kernel.run(*arguments, grid=grid, warmup=True, **options)
 
-    return ask
+    return compile_only
 
 
 class _Ahead(AsyncCompileMode):
-    """Kernels are loaded, too, by the thread that compiled them."""
+    """Triton's asynchronous compilation; each kernel is also loaded, by the thread that compiled it."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         super().__init__(pool)
-        self._asked: list[tuple[Callable[[Any], None], Any]] = []
+        self._submitted: list[tuple[Callable[[Any], None], Any]] = []
 
     def submit(self, key: Any, compile_: Callable[[], Any], keep: Callable[[Any], None], *others: Any) -> Any:
-        """`keep` stores a kernel where its next launch looks: until it is there, that it has been asked for, as Triton
-        3.6 would ask again for each launch."""
+        """Starts a compilation, once for each kernel.
+
+        `keep` stores a kernel where its next launch finds it. The pending one is stored at once: Triton 3.6 would
+        submit it again for each launch.
+        """
         kernel = super().submit(key, lambda: _loaded(compile_()), keep, *others)
         keep(kernel)
-        self._asked.append((keep, kernel))
+        self._submitted.append((keep, kernel))
         return kernel
 
     def __exit__(self, *error: Any) -> None:
@@ -74,10 +76,10 @@ class _Ahead(AsyncCompileMode):
             if done % every == 0 or done == len(self.raw_futures):
                 log.info("compiled %d of %d kernels", done, len(self.raw_futures))
         super().__exit__(*error)
-        for keep, kernel in self._asked:  # Triton itself keeps it for the first of those that share it
+        for keep, kernel in self._submitted:  # Triton itself stores it for the first of its submissions alone
             keep(kernel.result())
 
 
 def _loaded(kernel: Any) -> Any:
-    _ = kernel.run  # makes the launcher and loads the binary
+    _ = kernel.run  # builds the launcher and loads the binary
     return kernel

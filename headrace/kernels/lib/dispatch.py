@@ -22,7 +22,7 @@ _hopper_kernels = True
 
 
 def runs_triton(x: Tensor) -> bool:
-    """Whether operations on `x` go to their Triton kernels."""
+    """True if operations on `x` go to their Triton kernels."""
     return x.is_cuda
 
 
@@ -36,7 +36,7 @@ def set_hopper_kernels(enabled: bool) -> None:
 
 
 def runs_hopper(x: Tensor) -> bool:
-    """Whether operations on `x` may go to their Hopper variants: by the process's setting, the GPU and the dtype."""
+    """True if operations on `x` may go to their Hopper variants: by the process's setting, the GPU and the dtype."""
     return _hopper_kernels and x.dtype in (torch.bfloat16, torch.float16) and is_hopper(x.device)
 
 

@@ -1,4 +1,4 @@
-"""Matrix product inside Triton kernels: float32 sums, float32 operands in full precision, right in the interpreter."""
+"""Matrix product inside Triton kernels: float32 sums, float32 operands in full precision, correct when interpreted."""
 
 import torch
 import triton
@@ -17,14 +17,14 @@ def dot(a, b, acc=None):
 
 
 def dot_block(size: int) -> int:
-    """The side of a tile that holds `size` rows or columns: a power of two, 16 the least that a product takes."""
+    """Side of a tile for `size` rows or columns: a power of two, at least the 16 that a product takes."""
     return max(16, next_power_of_2(size))
 
 
 def swizzle_block(size: int, dtype: torch.dtype) -> int:
     """`dot_block` for the columns of several operands that the matrix units read from shared memory.
 
-    64 columns of two bytes fill a whole swizzle of shared memory. Where tiles of one kernel have different ones, ptxas
-    of CUDA 12.8 takes descriptors' addresses from registers that hold something else: sums are wrong from row 16 on.
+    64 columns of two bytes fill a whole swizzle of shared memory. Where tiles of one kernel have different swizzles,
+    ptxas of CUDA 12.8 takes descriptors' addresses from wrong registers: sums are wrong from row 16 on.
     """
     return max(dot_block(size), 16 if dtype == torch.float32 else 64)

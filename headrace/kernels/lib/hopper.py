@@ -1,17 +1,19 @@
-"""What the kernels by hand for Hopper share: when they run, how memory is laid out and taken in turns, a block's
-registers, and the names of Gluon that Triton 3.6 spells otherwise."""
+"""Parts of the warp-specialised Hopper kernels (Gluon): shared-memory layout, mbarrier pipeline, registers.
+
+Some of Gluon's names differ between Triton 3.6 and 3.9: they are bound here once.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
 from triton.language.core import _aggregate
 
-LEAST_REGISTERS = 32  # of a producer's thread
+LEAST_REGISTERS = 32  # a thread of the producer
 
-SPAN = gl.constexpr(64)  # elements of a row that the copy engine lays out together: 128 bytes
+SPAN = gl.constexpr(64)  # elements of a row in one swizzle of the copy engine: 128 bytes
 LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 
-aggregate = _aggregate  # Triton 3.9 also calls it gluon.aggregate
+aggregate = _aggregate  # gluon.aggregate in Triton 3.9
 async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -20,8 +22,8 @@ HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret
 
 
 @gluon.jit
-def seen_as(tiles, shape: gl.constexpr):
-    """The same shared memory, laid out alike, in another shape."""
+def reinterpret(tiles, shape: gl.constexpr):
+    """The same shared memory, in the same layout, as another shape."""
     if HAS_REINTERPRET:
         return tiles.reinterpret(tiles.dtype, shape, LAYOUT)
     else:
@@ -29,10 +31,13 @@ def seen_as(tiles, shape: gl.constexpr):
 
 
 @aggregate
-class Turns:
-    """When a producer and consumers may use places in shared memory: the n-th thing of a program, over all of its work,
-    takes place n % STAGES in round n // STAGES. For each place two barriers: `full`, where the copy engine counts the
-    bytes that came, and `free`, where consumers say that they have read."""
+class BarrierRing:
+    """mbarriers of a ring of STAGES slots in shared memory, between a producer and its consumers.
+
+    Item n of a program, counted over all of its work, uses slot n % STAGES; its barriers' phase is n // STAGES. A slot
+    has two barriers: on `full` the copy engine counts the bytes that have arrived, on `free` consumers arrive when they
+    have read them.
+    """
 
     full: gl.shared_memory_descriptor
     free: gl.shared_memory_descriptor
@@ -45,12 +50,12 @@ class Turns:
         self.STAGES = gl.constexpr(STAGES)
 
     @gluon.jit
-    def place(self, n):
+    def slot(self, n):
         return n % self.STAGES
 
     @gluon.jit
-    def filled(self, n):
-        """The barrier that counts what is copied to its place."""
+    def full_barrier(self, n):
+        """The barrier on which copies to item n's slot are counted."""
         return self.full.index(n % self.STAGES)
 
     @gluon.jit
@@ -67,23 +72,23 @@ class Turns:
 
 
 @gluon.jit
-def make_turns(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+def make_barrier_ring(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(free.index(stage), count=CONSUMERS)
-    return Turns(full, free, STAGES)
+    return BarrierRing(full, free, STAGES)
 
 
 def launch_registers(consumers: int) -> int:
-    """Of each thread when a block of consumers and one producer starts: the multiprocessor's, evenly; the producer's
-    warp group counts in full."""
+    """Registers a thread at the launch of a block of consumers and one producer: the multiprocessor's, shared evenly
+    by warp groups; the producer's counts as a whole one."""
     return 65536 // (128 * (consumers + 1)) // 8 * 8
 
 
 def registers(consumers: int) -> tuple[int, int]:
-    """Of a consumer's thread, and of the producer's: what is left."""
+    """Registers of a consumer's thread, and of the producer's, which keeps the rest."""
     total = launch_registers(consumers) * (consumers + 1)
     each = min((total - LEAST_REGISTERS) // consumers // 8 * 8, 240)
     return each, total - consumers * each

@@ -1,19 +1,19 @@
-"""Programmatic dependent launch: a kernel's blocks come up while the kernel before it on the stream still ends.
+"""Programmatic dependent launch: a kernel's blocks start while the kernel before it on the stream still ends.
 
     @triton.jit
     def _kernel(...):
-        let_next_start()          # first: the next kernel may take the room that this one leaves
-        ...                       # what no kernel before it writes: indices, weights
-        fetch(weights, 64)        # what is far away, even if they may still write it
-        wait_for_previous()       # in every program, before it reads what others wrote, and before it writes or returns
+        let_next_start()          # first: the next kernel may use the resources that this one leaves free
+        ...                       # reads what no earlier kernel writes: indices, weights
+        fetch(weights, 64)        # into the second-level cache, even if earlier kernels may still write it
+        wait_for_previous()       # in every program, before it reads earlier kernels' results, writes or returns
         ...
 
     _kernel[grid](..., **OVERLAPPED)
 
-Contract  every program of an overlapped kernel waits, even one with nothing to do: a kernel is done only when all its
-          programs are, and whoever waits for it relies on all kernels before it being done, too. What is read before
-          the wait comes from before the last kernel that is not overlapped, or from no kernel: weights, and the index
-          tensors of a step, which are made before its embeddings are looked up
+Contract  every program of an overlapped kernel waits, even one with nothing to do: the wait of the next kernel is for
+          this one alone, and must imply that all earlier kernels have ended. What is read before the wait was written
+          before the last ordinary launch, or by no kernel: weights, and the index tensors of a step, which are made
+          before its embedding (dense/embed.py)
 Source    CUDA programming guide, "Programmatic Dependent Launch and Synchronization"; PTX `griddepcontrol`
 """
 
@@ -30,7 +30,7 @@ _HAS_IT = not UPCAST_DOT.value and (not torch.cuda.is_available() or torch.cuda.
 HAS_IT = tl.constexpr(_HAS_IT)
 
 OVERLAPPED: dict[str, Any] = {"launch_pdl": True} if _HAS_IT else {}
-"""Launch options of a kernel that waits."""
+"""Launch options of a kernel that calls wait_for_previous."""
 
 
 @triton.jit
@@ -47,8 +47,8 @@ def let_next_start():
 
 @triton.jit
 def fetch(pointers, num_bytes: tl.constexpr):
-    """Starts so many bytes at each pointer, multiples of 16, on their way into the second-level cache. They are not
-    read yet: whoever writes them meanwhile writes them there."""
+    """Prefetches `num_bytes`, a multiple of 16, at each pointer into the second-level cache. Writes that come later are
+    seen: they go through that cache."""
     if HAS_IT:
         tl.inline_asm_elementwise(
             "cp.async.bulk.prefetch.L2.global [$1], $2;\n mov.b32 $0, 0;",

@@ -1,8 +1,8 @@
-"""What the state kernels must know of a batch besides its numbers: sequences, chunks and slots.
+"""Sequences, chunks and slots of a batch, as the state kernels need them.
 
-These values are built once a step on the host and shared by all layers. Rows of the sequences of a prefill
-are packed one after the other; the chunked torch kernels cut each sequence into chunks of CHUNK_SIZE rows, the
-last one zero-padded, the Triton kernels as headrace/kernels/lib/chunks.py says.
+These values are built once a step on the host and shared by all layers. Rows of a prefill's sequences are packed one
+after the other; the chunked torch kernels cut each sequence into chunks of CHUNK_SIZE rows, the last one zero-padded;
+the Triton kernels cut as in headrace/kernels/lib/chunks.py.
 
 Legend: N sequences, T packed rows, C chunks, Q = CHUNK_SIZE rows a chunk, W state writes, S slots of a pool
 """
@@ -25,7 +25,7 @@ CHUNK_SIZE = 32  # fastest on CPU among 16, 32 and 64 for both recurrences
 
 
 class StateWrite(NamedTuple):
-    """Write the state after the first `num_rows` rows (at least 1) of a sequence to `slot`."""
+    """A state to write: the one after the first `num_rows` rows (at least 1) of a sequence, to `slot`."""
 
     sequence: int
     num_rows: int
@@ -34,11 +34,10 @@ class StateWrite(NamedTuple):
 
 @dataclass(frozen=True)
 class StateSource:
-    """Where N sequences find their state: a slot, or -1 for a fresh state of zeros, which is not read.
+    """Source slots of N sequences' states; -1 is a fresh state of zeros, for which nothing is read.
 
-    A slot's convolution window may hold more inputs than the convolution has taps to look back with: those of
-    draft tokens, of which a later step counts the first few as accepted. `window_offsets_N` says where in the
-    window a sequence's history begins.
+    A slot's convolution window may hold more inputs than the convolution reads back: those of draft tokens, of which a
+    later step accepts the first few. `window_offsets_N` is where in the window a sequence's history begins.
     """
 
     slots_N: Tensor  # int64
@@ -101,7 +100,7 @@ class PrefillSegments:
             device=torch.device(device),
         )
 
-    # What only the torch or only the Triton implementations read is made when the step's first layer asks for it.
+    # Values that only torch's or only Triton's implementations read are made when the step's first layer needs them.
 
     @cached_property
     def gpu_chunks(self) -> dict[int, ChunkTable]:
@@ -149,7 +148,7 @@ class PrefillSegments:
 
     @cached_property
     def write_row_W(self) -> Tensor:
-        """int64, that row's place in its chunk, 0..Q-1."""
+        """int64, that row's index in its chunk, 0..Q-1."""
         return self._last_row_W % CHUNK_SIZE
 
     @cached_property
@@ -163,7 +162,7 @@ class PrefillSegments:
 
     @cached_property
     def padded_rows_T(self) -> Tensor | None:
-        """int64, place of each packed row among the C*Q; None when no row is padding."""
+        """int64, index of each packed row among the C*Q; None when no row is padding."""
         if not any(length % CHUNK_SIZE for length in self.lengths):
             return None
         rows = [
@@ -196,7 +195,7 @@ def rows_up_to(row_W: Tensor) -> Tensor:
 
 
 def first_inputs(window_pool: Tensor, length: int) -> Tensor:
-    """[S, C, length] of windows [S, C, length or more]: the pool itself where that is all, for a view costs time."""
+    """[S, C, length] of windows [S, C, length or more]; the pool itself if it is that long, as a view costs time."""
     return window_pool if window_pool.shape[2] == length else window_pool.narrow(2, 0, length)
 
 

@@ -1,16 +1,15 @@
-"""Experts of a mixture: each token's rows through its chosen SwiGLU experts, summed with the router's
-weights.
+"""Mixture of experts: each token's row through its chosen SwiGLU experts, summed with the router's weights.
 
     y_t = sum_j weight[t, j] * down_e(silu(gate_e x_t) * up_e x_t)          e = expert[t, j]
 
 Shapes    x [T, D]; expert, weight [T, k]; gate_up [E, 2I, D] (gate rows first); down [E, D, I]; returns y
           [T, D]
-Contract  the experts of one token differ; an expert that no token chose is not read. Triton: D and I are multiples
-          of 16, the grids follow from shapes alone, and no step waits for the host
+Contract  the experts of one token are distinct; an expert that no token chose is not read. Triton: D and I are
+          multiples of 16, the grids follow from shapes alone, and no step waits for the host
 Numerics  in x's dtype, the sum over experts too; Triton rounds once behind each product
 Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks
 
-Legend    n = T k entries, one for each token and choice; sorted, those of one expert lie side by side
+Legend    n = T k entries, one for each token and choice; sorted, entries of one expert are adjacent
 """
 
 import math
@@ -55,7 +54,7 @@ def moe_experts_torch(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor
 
 
 class MoeTile(NamedTuple):
-    """How one program works: `rows` entries of one expert, `columns` of its output, `depth` values at a time."""
+    """A program's tile: `rows` entries of one expert, `columns` of its output, `depth` values at a time."""
 
     rows: int
     columns: int
@@ -65,7 +64,7 @@ class MoeTile(NamedTuple):
 
 
 def moe_tile(entries_an_expert: float, dtype: torch.dtype) -> MoeTile:
-    """Few rows: narrow tiles, to read weights from many multiprocessors. Many: what wgmma likes."""
+    """Few rows take narrow tiles, so that many multiprocessors read weights; many rows take tiles that fill wgmma."""
     if dtype == torch.float32:
         return MoeTile(16, 32, 32, 4, 1)
     if entries_an_expert <= 16:
@@ -99,8 +98,8 @@ def _sort_kernel(expert_ptr, order_ptr, first_ptr, n, E: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def _expert_of(tile, first_ptr, E: tl.constexpr, PADDED_E: tl.constexpr, ROWS: tl.constexpr):
-    """The expert of a tile of sorted entries, the tile's first entry and the expert's last: tile by tile, expert by
-    expert. Behind the last tile the expert is E or more."""
+    """Expert of a tile of sorted entries, the tile's first entry and the end of the expert's entries. Past the last
+    tile the expert is E or more."""
     e = tl.arange(0, PADDED_E)
     first = tl.load(first_ptr + e, mask=e < E, other=0)
     behind = tl.load(first_ptr + e + 1, mask=e < E, other=0)
@@ -192,8 +191,8 @@ def moe_experts_triton(
     _sort_kernel[(E,)](expert.contiguous(), order, first, n, E=E, BLOCK=1024, num_warps=4, **OVERLAPPED)
     hidden = torch.empty((n, inner), dtype=x.dtype, device=x.device)
     out = torch.empty((n, D), dtype=x.dtype, device=x.device)
-    tiles = min(n, n // tile.rows + min(E, n))  # as many as there can be, however the entries fall
-    # Widths that divide the matrices, so that nothing but rows needs a mask.
+    tiles = min(n, n // tile.rows + min(E, n))  # the most there can be, however entries fall
+    # Widths that divide the matrices, so that only rows need a mask.
     up_columns, up_depth = math.gcd(inner, tile.columns), math.gcd(D, tile.depth)
     down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, tile.depth)
     sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}

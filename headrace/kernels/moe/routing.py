@@ -1,7 +1,7 @@
-"""A router's choice: each token's k best experts and their weights.
+"""Mixture-of-experts routing: each token's k best experts and their weights.
 
     renormalize    softmax over the chosen logits: the weights of one token sum to one
-    otherwise      softmax over all logits, of which the chosen stay
+    otherwise      softmax over all logits, kept for the chosen
 
 Softmax, then top k, then renormalize (Qwen) is the same as top k, then softmax (Granite).
 
@@ -63,7 +63,7 @@ def _route_kernel(
 def moe_route_triton(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
     T, E = logits.shape
     if logits.stride(1) != 1:
-        raise ValueError(f"logits have strides {logits.stride()}: those of one row must lie side by side")
+        raise ValueError(f"logits have strides {logits.stride()}: those of one row must be contiguous")
     weight = torch.empty((T, k), dtype=torch.float32, device=logits.device)
     expert = torch.empty((T, k), dtype=torch.int32, device=logits.device)
     if T:

@@ -1,9 +1,9 @@
-"""The place of each row's largest value: the token that a greedy draw takes.
+"""Index of each row's largest value: the token of a greedy draw.
 
 Shapes    logits [N, V] float32, any stride over rows; out int64 [N], any stride
 Contract  the first of equal values; -inf may occur, NaN may not
-Source    a row in chunks, each by a program of its own, then the best of the chunks': one program a row would read a
-          small batch's logits through one multiprocessor
+Source    one program for each chunk of a row, then the best of the chunks: one program a row would read a small
+          batch's logits through too few multiprocessors
 """
 
 import torch
@@ -28,7 +28,7 @@ def argmax_torch(logits: Tensor, out: Tensor) -> None:
 
 @triton.jit
 def _chunk_kernel(logits_ptr, best_ptr, place_ptr, V, stride_logits, CHUNK: tl.constexpr):
-    """Program (row, chunk): the largest value of one chunk and its place in the row."""
+    """Program (row, chunk): the largest value of one chunk and its index in the row."""
     let_next_start()
     wait_for_previous()
     place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -54,7 +54,7 @@ def _best_kernel(best_ptr, place_ptr, out_ptr, stride_out, chunks, BLOCK: tl.con
 def argmax_triton(logits: Tensor, out: Tensor, chunk: int = 4096) -> None:
     N, V = logits.shape
     if logits.stride(1) != 1:
-        raise ValueError(f"logits have strides {logits.stride()}: those of one row must lie side by side")
+        raise ValueError(f"logits have strides {logits.stride()}: those of one row must be contiguous")
     if not N:
         return
     chunks = cdiv(V, chunk)

@@ -1,14 +1,15 @@
-"""Draw one token a row from softmax(logits / temperature), cut by top-k, top-p and min-p: an inverse CDF over tokens
-in order of logit, ties by id, at the row's own uniform number.
+"""Random draw of one token a row from softmax(logits / temperature), cut by top-k, top-p and min-p.
+
+The inverse CDF, over tokens in order of logit and ties by id, at the row's own uniform number.
 
 Shapes    logits [N, V] float32; settings_N4 [N, 4] float64: temperature, top_k (0: all), top_p, min_p; uniform_N [N]
           float64 in [0, 1); returns ids int64 [N]
-Contract  temperature above zero; a logit may be -inf, not all of one row, and none is NaN. No step waits for the host
+Contract  temperature above zero; a logit may be -inf, not all of one row, and none is NaN. The host waits for nothing
 Numerics  torch: float64. Triton: weights in float32, so that it draws another token with a chance of about 1e-6 a
           draw, the same one wherever it runs
-Source    Triton sorts nothing. What the cuts keep is a prefix of the order, and so is what lies before the drawn
-          token: each is found by bisection over logits, one pass over the row a step. The bounds snap to logits that
-          occur: with the many equal logits of a bf16 head, few steps are left
+Source    Triton does not sort. The tokens that the cuts keep are a prefix of the order, and so are those before the
+          drawn one: each prefix is found by bisection over logits, one pass over the row a step. The bounds snap to
+          logits that occur: the many equal logits of a bf16 head make it few steps
 """
 
 import torch
@@ -33,7 +34,7 @@ def draw(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor:
 
 def draw_torch(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor:
     temperature, top_k, top_p, min_p = settings_N4.split(1, dim=1)
-    # Sorted by logit, ties by id: the order, and so the draw, is the same wherever it is computed.
+    # Sorted by logit, ties by id: the order, and so the draw, is the same on every device.
     values_NV, ids_NV = torch.sort(logits.double() / temperature, dim=-1, descending=True, stable=True)
     probs_NV = torch.softmax(values_NV, dim=-1)
     ranks = torch.arange(probs_NV.shape[1], device=logits.device)
@@ -50,8 +51,8 @@ def draw_torch(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor
 
 @triton.jit
 def _above(row_ptr, V, bar, best, scale, BLOCK: tl.constexpr):
-    """The logits above `bar`: how many, and their weights' sum, where the best logit weighs one; the lowest of them,
-    and the highest of the others."""
+    """Count of the logits above `bar`, the sum of their weights (the best logit weighs one), the lowest of them, and
+    the highest of the others."""
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
     over = tl.full([BLOCK], float("inf"), tl.float32)
@@ -69,11 +70,11 @@ def _above(row_ptr, V, bar, best, scale, BLOCK: tl.constexpr):
 
 @triton.jit
 def _last_of_prefix(row_ptr, V, best, worst, scale, most, limit, BLOCK: tl.constexpr):
-    """The last token, in order, before which there are less than `most` tokens and `limit` mass; the first if none.
+    """The last token, in order, with fewer than `most` tokens and less than `limit` mass before it; the first if none.
 
     Returns its logit, the mass of the logits above it, its weight, and its rank among the tokens of the same logit.
     """
-    low, found = worst, best  # logits of the row; the token's is one of them or between them
+    low, found = worst, best  # logits of the row; the token's logit is in [low, found]
     count_above, mass_above = most * 0, limit * 0.0
     while low < found:
         middle = tl.maximum(0.5 * low + 0.5 * found, low)
@@ -105,7 +106,7 @@ def _draw_kernel(logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits
     top_p = tl.load(settings_ptr + row * 4 + 2)
     min_p = tl.load(settings_ptr + row * 4 + 3)
     row_ptr = logits_ptr + row * stride_logits
-    # exp2 for exp. No constexpr divided by a tensor: in the interpreter that is a constexpr again.
+    # exp2 for exp. A plain number, as the interpreter makes a constexpr of a constexpr divided by a tensor.
     scale = (1.4426950408889634 / temperature).to(tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     for start in range(0, V, BLOCK):
@@ -143,7 +144,7 @@ def _draw_kernel(logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits
 def draw_triton(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor, block: int = 8192) -> Tensor:
     N, V = logits.shape
     if logits.stride(1) != 1:
-        raise ValueError(f"logits have strides {logits.stride()}: those of one row must lie side by side")
+        raise ValueError(f"logits have strides {logits.stride()}: those of one row must be contiguous")
     ids = torch.empty(N, dtype=torch.int64, device=logits.device)
     if N:
         block = min(block, next_power_of_2(V))

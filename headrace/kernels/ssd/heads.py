@@ -1,9 +1,9 @@
-"""What a Mamba2 layer knows of its heads, and the time steps that it makes of what its projection gives.
+"""Parameters of a Mamba2 layer's heads, and the time steps that they make of the projected ones.
 
     dt = clamp(softplus(raw + dt_bias), dt_min, dt_max)
 
 Shapes    A, D, dt_bias [H] float32, contiguous; raw [T, H], any stride over rows
-Contract  A is negative; SSD kernels take raw time steps and make dt where they read them
+Contract  A is negative; SSD kernels take raw time steps and compute dt where they read them
 Numerics  float32
 Source    Dao & Gu 2024, "Transformers are SSMs"
 """

@@ -2,12 +2,12 @@
 
     S_t = exp(dt_t * A) * S_{t-1} + (dt_t * x_t) outer B_t          y_t = S_t C_t + D * x_t
 
-Shapes    x [T, H, P]; dt [T, H]; B, C [T, G, N]; heads: A, D and what makes dt of the raw one; state_pool [S, H, P, N]
+Shapes    x [T, H, P]; dt [T, H]; B, C [T, G, N]; heads: A, D and the parameters of dt; state_pool [S, H, P, N]
           float32 or bfloat16, any stride over slots; returns y [T, H, P] in x's dtype. T packed rows, H heads, P
           head dim, N state size, G groups (G divides H)
-Contract  dt is raw, as the projection gives it (headrace/kernels/ssd/heads.py); rows are packed as `segments` says; a
-          slot that is written may be its own sequence's source and no other's; no other slot changes; writes at many
-          rows cost no second pass; T = 0 is a no-op
+Contract  dt is raw, as projected (headrace/kernels/ssd/heads.py); rows are packed as in `segments`; a slot that is
+          written may be its own sequence's source and no other's; no other slot changes; writes at many rows cost no
+          second pass; T = 0 is a no-op
 Numerics  torch: all arithmetic in float32. Triton: sums, decays and states in float32, factors of matrix
           products in x's dtype, chunk start states among them
 Source    Dao & Gu 2024, "Transformers are SSMs", section 6 (chunked form)
@@ -95,11 +95,11 @@ def _chunk_start_states(gain_CHPN: Tensor, decay_CH: Tensor, state_pool: Tensor,
 
 
 def _within_chunks(v_CQHP: Tensor, b_CGQN: Tensor, c_CGQN: Tensor, decay_CQH: Tensor) -> Tensor:
-    """What rows of a chunk get from earlier rows of the same chunk and from themselves."""
+    """Contribution to each row of a chunk from its earlier rows and itself."""
     num_chunks, Q, H, _ = v_CQHP.shape
     G = b_CGQN.shape[1]
     decay_CHQ = decay_CQH.transpose(1, 2)
-    # The upper triangle is dropped below; clamping keeps its exp finite.
+    # tril_ below drops the upper triangle; clamping keeps its exp finite.
     weight_CHQQ = (decay_CHQ[..., :, None] - decay_CHQ[..., None, :]).clamp_(max=0).exp_()
     score_CGQQ = torch.matmul(c_CGQN, b_CGQN.transpose(2, 3)).tril_()
     weight_CHQQ.view(num_chunks, G, H // G, Q, Q).mul_(score_CGQQ[:, :, None])

@@ -1,8 +1,8 @@
-"""The Triton form of `headrace.kernels.ssd.prefill`: shapes, contract, numerics and source stand there.
+"""Mamba2 (SSD) scan in Triton: shapes, contract, numerics and source are those of headrace/kernels/ssd/prefill.py.
 
-The Triton form has three kernels: log decays of all chunks; states, with a program for each sequence, head and
-tile of the state that walks over the sequence's chunks; outputs, with a program for each chunk and a few heads,
-which share the products of C and B; on Hopper, where it fits, by hand (ssd_outputs_hopper.py).
+Three kernels: log decays of all chunks; states, with a program for each sequence, head and tile of the state that loops
+over the sequence's chunks; outputs, with a program for each chunk and a few heads, which share the products of C and B
+(on Hopper, where it fits: scan_hopper.py).
 """
 
 from typing import NamedTuple
@@ -111,7 +111,7 @@ def _ssd_states_kernel(
         B = tl.load(B_rows + row[:, None] * B_stride + n[None, :], mask=inside[:, None] & in_n[None, :], other=0.0)
         weighted = (x.to(tl.float32) * weight[None, :]).to(x_ptr.dtype.element_ty)
         state = dot(weighted, B, state * tl.exp2(decay_whole))
-        if dst >= 0:  # a branch, no mask: most chunks skip the way through shared memory, too
+        if dst >= 0:  # a branch, not a mask: most chunks also skip the conversion through shared memory
             tl.store(pool_ptr + dst * slot_stride + place, state.to(pool_ptr.dtype.element_ty), mask=in_state)
 
 
@@ -178,27 +178,27 @@ def _ssd_output_kernel(
 
 
 class SsdTiles(NamedTuple):
-    """How the Triton form cuts the work."""
+    """Tile sizes, warps and pipeline stages of the three kernels."""
 
     chunk_size: int
     state_columns: int  # of N, for a program of the states kernel
     output_rows: int  # of a chunk, for a program of the output kernel
     output_heads: int
     states_warps: int = 4
-    states_stages: int = 5  # half of them for the table that says where a chunk's rows are
+    states_stages: int = 5  # half of them for the table of the chunks' rows
     output_warps: int = 4
     output_stages: int = 2
 
 
-FEW_ROWS = 512  # up to here a program takes the outputs of one head: there are multiprocessors enough
+FEW_ROWS = 512  # up to here a program computes one head's outputs: multiprocessors are left for that
 
 
 def ssd_tiles(dtype: torch.dtype, heads_a_group: int, state_size: int, num_rows: int) -> SsdTiles:
     if dtype == torch.float32:
-        # For exactness, not for speed: products of float32 run outside of the matrix units and live in registers.
+        # For exactness, not speed: float32 products run outside the matrix units, with their operands in registers.
         return SsdTiles(chunk_size=32, state_columns=32, output_rows=32, output_heads=1, output_warps=8)
     chunk_size = 128 if state_size <= 128 else 64  # shared memory holds a chunk's B and C
-    # The largest power of two that divides them.
+    # The largest power of two that divides the group's heads.
     shared_heads = 1 if num_rows <= FEW_ROWS else heads_a_group & -heads_a_group
     return SsdTiles(chunk_size, state_columns=64, output_rows=64, output_heads=min(8, shared_heads))
 
@@ -215,7 +215,7 @@ def ssd_prefill_triton(
 ) -> Tensor:
     T, H, P = x.shape
     G, N = B.shape[1:]
-    # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
+    # Each row of an input and each slot of the pool is contiguous; rows and slots may be apart.
     for name, tensor in (("x", x), ("dt", dt), ("B", B), ("C", C), ("state pool", state_pool)):
         if len(tensor) and not tensor[0].is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")

@@ -1,12 +1,13 @@
-"""The outputs of `headrace.kernels.ssd.scan`, by hand for Hopper: 16-bit inputs whose sizes it takes.
+"""Outputs of the SSD scan on Hopper (Gluon): the output kernel of headrace/kernels/ssd/scan.py for 16-bit inputs.
 
-Triton's form asks for the next head's x and state when it is done with this head's, and waits for them. Here they come
-while this head's are used, and the weights of pairs of rows are made while the matrix units work. No fence stands
-between asynchronous copies and the products that read them, as in CUTLASS's multistage kernels.
+Triton's kernel loads the next head's x and state after it has used this head's, and waits for them. Here they are
+copied while this head's are used, and the weights of pairs of rows are computed while the matrix units work. No fence
+stands between asynchronous copies and the products that read them, as in CUTLASS's multistage kernels.
 
 Shapes    as _ssd_output_kernel's; a program has one half of a chunk's rows, and HEADS heads of one group
+Contract  the sizes that `fits_hopper` names
 Source    CUTLASS, sm90_mma_multistage_gmma_ss (copies and products without the bulk copy engine)
-Tests     on a Hopper GPU alone, for Gluon has no interpreter; elsewhere that it compiles
+Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
 """
 
 from torch import Tensor
@@ -22,13 +23,13 @@ ROWS, NUM_WARPS = 64, 4
 
 
 @gluon.jit
-def _ask_for(
+def _start_loads(
     x_tiles, start_tiles, decay_tiles, dt_tiles, x_ptr, start_ptr, decay_ptr, chunk_dt_ptr, i, num_rows, block,
     x_stride, chunk_head,
     P: gl.constexpr, N: gl.constexpr, ROWS: gl.constexpr, narrow: gl.constexpr, wide: gl.constexpr, line: gl.constexpr,
 ):  # fmt: skip
-    """What the i-th head of a program needs, on its way: x of the rows up to the program's last, zero behind the
-    chunk's end, the state before the chunk, and decays and time steps of both halves."""
+    """Starts the copies for a program's i-th head: x of the rows up to the program's last, zero behind the chunk's
+    end, the state before the chunk, and decays and time steps of both halves."""
     row, p = gl.arange(0, ROWS, gl.SliceLayout(1, narrow)), gl.arange(0, P, gl.SliceLayout(0, narrow))
     x_place = (row * x_stride)[:, None] + p[None, :]
     async_load(x_tiles.index(i % 2 * 2), x_ptr + x_place, mask=(row < num_rows)[:, None])
@@ -46,8 +47,8 @@ def _ask_for(
 
 
 @gluon.jit
-def _rows_of(ptr, first, num_rows, stride, N: gl.constexpr, ROWS: gl.constexpr, wide: gl.constexpr, tile):
-    """Rows of C or B from `first` on, zero behind the chunk's end, on their way to a tile."""
+def _start_rows(ptr, first, num_rows, stride, N: gl.constexpr, ROWS: gl.constexpr, wide: gl.constexpr, tile):
+    """Starts the copy of rows of C or B from `first` on to a tile; zero behind the chunk's end."""
     row, n = first + gl.arange(0, ROWS, gl.SliceLayout(1, wide)), gl.arange(0, N, gl.SliceLayout(0, wide))
     async_load(tile, ptr + ((row * stride)[:, None] + n[None, :]), mask=(row < num_rows)[:, None])
 
@@ -79,16 +80,16 @@ def _ssd_hopper_outputs_kernel(
     C_ptr += first_row * C_stride + group
 
     C_tile = gl.allocate_shared_memory(dtype, [ROWS, N], shared)
-    x_tiles = gl.allocate_shared_memory(dtype, [4, ROWS, P], shared)  # two heads' halves
-    start_tiles = gl.allocate_shared_memory(dtype, [3, P, N], shared)  # before the first heads', two of them hold B
+    x_tiles = gl.allocate_shared_memory(dtype, [4, ROWS, P], shared)  # both halves of two heads
+    start_tiles = gl.allocate_shared_memory(dtype, [3, P, N], shared)  # at first two of them hold B
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     decay_tiles = gl.allocate_shared_memory(gl.float32, [4, ROWS], flat)
     dt_tiles = gl.allocate_shared_memory(gl.float32, [4, ROWS], flat)
-    _rows_of(C_ptr, block * ROWS, num_rows, C_stride, N, ROWS, wide, C_tile)
-    _rows_of(B_ptr, block * ROWS, num_rows, B_stride, N, ROWS, wide, start_tiles.index(1))
-    _rows_of(B_ptr, 0, num_rows, B_stride, N, ROWS, wide, start_tiles.index(2))
+    _start_rows(C_ptr, block * ROWS, num_rows, C_stride, N, ROWS, wide, C_tile)
+    _start_rows(B_ptr, block * ROWS, num_rows, B_stride, N, ROWS, wide, start_tiles.index(1))
+    _start_rows(B_ptr, 0, num_rows, B_stride, N, ROWS, wide, start_tiles.index(2))
     async_copy.commit_group()
-    _ask_for(
+    _start_loads(
         x_tiles, start_tiles, decay_tiles, dt_tiles, x_ptr, start_ptr, decay_ptr, chunk_dt_ptr, 0, num_rows, block,
         x_stride, chunk * H + first_head, P, N, ROWS, narrow, wide, line,
     )  # fmt: skip
@@ -114,7 +115,7 @@ def _ssd_hopper_outputs_kernel(
             is_async=True,
         )  # fmt: skip
         if i + 1 < HEADS:
-            _ask_for(
+            _start_loads(
                 x_tiles, start_tiles, decay_tiles, dt_tiles, x_ptr + (i + 1) * P, start_ptr, decay_ptr, chunk_dt_ptr,
                 i + 1, num_rows, block, x_stride, chunk * H + head + 1, P, N, ROWS, narrow, wide, line,
             )  # fmt: skip
@@ -129,7 +130,7 @@ def _ssd_hopper_outputs_kernel(
         x = x_tiles.index(own_half)
         own = x.load(outputs).to(gl.float32) * D
         far = near
-        if block == 1:  # every row of the first half is before
+        if block == 1:  # all rows of the first half come before
             before = decay_tiles.index(i % 2 * 2).load(gl.SliceLayout(0, scores))
             weight = earlier * gl.exp2(decay_row[:, None] - before[None, :])
             weight *= dt_tiles.index(i % 2 * 2).load(gl.SliceLayout(0, scores))[None, :]
@@ -145,7 +146,7 @@ def launch_outputs_hopper(
     x: Tensor, B: Tensor, C: Tensor, D: Tensor, decay: Tensor, chunk_dt: Tensor, start: Tensor, y: Tensor,
     table: ChunkTable, heads: int,
 ) -> None:  # fmt: skip
-    """What `fits_hopper` says; so many `heads` a program, of one group."""
+    """Takes what `fits_hopper`; a program computes `heads` heads of one group."""
     H, P = x.shape[1:]
     G, N = B.shape[1:]
     _ssd_hopper_outputs_kernel[(2, H // heads, len(table.chunks_C4))](
@@ -155,7 +156,7 @@ def launch_outputs_hopper(
 
 
 def fits_hopper(x: Tensor, B: Tensor, C: Tensor, chunk_size: int) -> bool:
-    """Whether it runs by hand, and the kernel takes such sizes."""
+    """True if Hopper variants run here, and this one takes such sizes."""
     return (
         runs_hopper(x)
         and (x.shape[2], B.shape[2], chunk_size) == (64, 128, 2 * ROWS)

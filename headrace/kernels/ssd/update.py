@@ -1,16 +1,16 @@
-"""Mamba2 (SSD) steps for each sequence of a decode batch, from source slots to destination slots.
+"""Mamba2 (SSD) decode steps of each sequence of a batch, from source slots to destination slots.
 
     S = exp(dt * A) * S + (dt * x) outer B          y = S C + D * x
 
-Shapes    x [R, H, P]; dt [R, H]; B, C [R, G, N]; heads: A, D and what makes dt of the raw one; state_pool [S, H,
+Shapes    x [R, H, P]; dt [R, H]; B, C [R, G, N]; heads: A, D and the parameters of dt; state_pool [S, H,
           P, N] float32 or bfloat16, any stride over slots; dst_slots [B, T] int64, or [B] when T = 1; returns
           y [R, H, P] in x's dtype. B sequences of T rows (a token and its drafts) make R = B * T rows, a
           sequence's rows one after the other; row t's state goes to dst_slots[:, t]
-Contract  dt is raw, as the projection gives it (headrace/kernels/ssd/heads.py); destinations are unique; one may be its
+Contract  dt is raw, as projected (headrace/kernels/ssd/heads.py); destinations are unique; one may be its
           own sequence's source and no other's; every source is read before any slot is written; B = 0 is a
-          no-op. In the Triton kernel a destination of -1 is written nowhere: a row that only fills up the
-          batch of a captured graph; and slots are read early, so that no overlapped kernel
-          (headrace/kernels/lib/pdl.py) may be what has just written them
+          no-op. In the Triton kernel a destination of -1, that of a captured graph's padding row, is written
+          nowhere; slots are read early: an overlapped kernel (headrace/kernels/lib/pdl.py) must not have written
+          them just before
 Numerics  all arithmetic in float32; T rows at once equal T steps of one row, a bfloat16 pool's rounding after
           each row included
 Source    Dao & Gu 2024, "Transformers are SSMs" (recurrent form)
@@ -114,7 +114,7 @@ def _ssd_update_kernel(
     TILE_P: tl.constexpr,
     PADDED_N: tl.constexpr,
 ):
-    """A program holds rows TILE_P of one head's state in registers: it is read once and written once a row."""
+    """A program holds TILE_P rows of one head's state in registers: read once, written once a step."""
     let_next_start()
     head = tl.program_id(0) // tl.cdiv(P, TILE_P)
     p = tl.program_id(0) % tl.cdiv(P, TILE_P) * TILE_P + tl.arange(0, TILE_P)
@@ -163,7 +163,7 @@ def ssd_update_triton(
     T = steps_of_each(dst_slots, len(x))
     R, H, P = x.shape
     G, N = B.shape[1:]
-    # A row of each input and a slot of the pool lie in one piece; rows and slots may lie apart.
+    # Each row of an input and each slot of the pool is contiguous; rows and slots may be apart.
     for name, tensor in (("x", x), ("dt", dt), ("B", B), ("C", C), ("state pool", state_pool)):
         if len(tensor) and not tensor[0].is_contiguous():
             raise ValueError(f"{name}: strides {tensor.stride()}, make its rows contiguous")
@@ -204,10 +204,10 @@ def ssd_update_triton(
 
 
 def launch_shape(head_dim: int) -> tuple[int, int]:
-    """Rows of the state a program holds, and its warps.
+    """Rows of the state that a program holds, and its warps.
 
     The best of five measured on an H200 at batches of 1, 16, 64 and 256 (`gpu_kernels_state --variants` of 58e2fd5):
-    small programs, of which many wait for their bytes while others compute. To fetch states into the second-level cache
-    while kernels before this one end gained nothing for one sequence and lost a fifth for sixteen.
+    small programs, of which many wait for their bytes while others compute. Prefetching states into the second-level
+    cache while earlier kernels end gained nothing for one sequence and lost a fifth for sixteen.
     """
     return min(16, next_power_of_2(head_dim)), 2

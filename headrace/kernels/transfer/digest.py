@@ -1,11 +1,11 @@
-"""Hash equal pages of bytes, each for itself: XXH3-128 as the library computes it, so that a host and a GPU agree.
+"""XXH3-128 of equal pages of bytes, the same as the library's, so that a host and a GPU agree.
 
 Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024; summary int64 [S],
           contiguous, beside them or in the host's pinned memory
 Contract  a payload's bytes fill the first pages, the last of them perhaps in part. Its summary is XXH3-128, seed 0, of
-          each whole page, 16 bytes in canonical (big-endian) order, and then the bytes of the part. Those are copied in
-          whole words: up to seven bytes that stand behind the payload come with them. Nothing is waited for. Not for
-          hosts, where the library is faster: see transfer/protocol/digest.py
+          each whole page, 16 bytes in canonical (big-endian) order, and then the part's bytes, copied in whole words:
+          up to seven bytes behind the payload come with them. The host waits for nothing. For GPUs alone: on hosts
+          the library is faster (transfer/protocol/digest.py)
 Numerics  bit-exact
 Source    https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm for large inputs"
 
@@ -17,8 +17,8 @@ A page is blocks of 16 stripes of 8 words w of 64 bits; s are words of a fixed s
     at the end, twice            h = start + sum over i of fold(a[2i] ^ t[2i], a[2i + 1] ^ t[2i + 1]);   avalanche(h)
 
 fold is a product of 128 bits, its halves xored; t is the secret from byte 11 on for the low half of the hash, from
-117 on for the high one. Sums inside a block have no order: a thread takes two neighbouring words, which swap places
-in a, of all of its stripes at once, and four threads make a page.
+117 on for the high one. Sums inside a block can be in any order: a thread takes two neighbouring words, which swap
+places in a, of all of its stripes at once; four threads hash a page.
 """
 
 from functools import cache
@@ -45,14 +45,14 @@ _SECRET = bytes.fromhex(
 
 
 def digest_pages_xxhash(pages: Tensor) -> Tensor:
-    """The reference is the hash's own library."""
+    """Digests [P, 16] of pages [P, E], by the hash's own library: the reference."""
     digests = b"".join(xxhash.xxh3_128_digest(page.data) for page in pages.numpy())
     return torch.from_numpy(np.frombuffer(bytearray(digests), np.uint8)).view(-1, DIGEST_BYTES)
 
 
 @triton.jit
 def _fold(a, b):
-    """The product of two 64-bit words has 128 bits; its halves, xored."""
+    """The 128-bit product of two 64-bit words, its halves xored."""
     return (a * b) ^ tl.umulhi(a, b)
 
 
@@ -65,14 +65,14 @@ def _swapped_bytes(x):
 
 @triton.jit
 def _mixed(even, odd, secret_even, secret_odd):
-    """What a stripe's words, [PAGES, 4] each, add to the even and the odd accumulators."""
+    """Addends of a stripe's words, [PAGES, 4] each, to the even and the odd accumulators."""
     key_even, key_odd = even ^ secret_even, odd ^ secret_odd
     return odd + (key_even & 0xFFFFFFFF) * (key_even >> 32), even + (key_odd & 0xFFFFFFFF) * (key_odd >> 32)
 
 
 @triton.jit
 def _stripe(pages_ptr, words, mask):
-    """Its even words and its odd ones, [PAGES, 4] each; a thread loads both halves of 16 bytes at once."""
+    """A stripe's even and odd words, [PAGES, 4] each; a thread loads both halves of 16 bytes at once."""
     pairs = tl.reshape(tl.load(pages_ptr + words, mask=mask, other=0), (words.shape[0], 4, 2))
     even, odd = tl.split(pairs)
     return even.to(tl.uint64, bitcast=True), odd.to(tl.uint64, bitcast=True)
@@ -80,7 +80,7 @@ def _stripe(pages_ptr, words, mask):
 
 @triton.jit
 def _secret(secret_ptr, word):
-    """Words `word`, `word + 2`, ... and those between them, [1, 4] each."""
+    """Four secret words `word`, `word + 2`, ... and the four between them, [1, 4] each."""
     pair = word + 2 * tl.arange(0, 4)
     even, odd = tl.load(secret_ptr + pair), tl.load(secret_ptr + pair + 1)
     return even.to(tl.uint64, bitcast=True)[None, :], odd.to(tl.uint64, bitcast=True)[None, :]
@@ -88,7 +88,7 @@ def _secret(secret_ptr, word):
 
 @triton.jit
 def _merged(even, odd, secret_ptr, word, start):
-    """Half of the hash, [PAGES], from the accumulators; in canonical order."""
+    """Half of each hash, [PAGES], from the accumulators, in canonical order."""
     secret_even, secret_odd = _secret(secret_ptr, word)
     h = tl.sum(_fold(even ^ secret_even, odd ^ secret_odd), axis=1) + start
     h = (h ^ (h >> 37)) * 0x165667919E3779F9
@@ -114,7 +114,7 @@ def _digest_pages_kernel(
     WORDS: tl.constexpr,
     PAGES: tl.constexpr,
 ):
-    """A program hashes PAGES pages; one more copies the tail, if there is one."""
+    """A program hashes PAGES pages; one more program copies the tail, if there is one."""
     if tl.program_id(0) * PAGES >= num_pages:
         tail_ptr = pages_ptr + num_pages.to(tl.int64) * WORDS
         _copy_tail(tail_ptr, summary_ptr + 2 * num_pages, tail_words, WORDS)
@@ -170,7 +170,7 @@ def digest_pages(words: Tensor, summary: Tensor, num_bytes: int, pages_a_program
 
 @cache
 def _starts(page_bytes: int) -> tuple[int, int]:
-    """Where the sums of both halves of the hash start: they hold the length. As signed 64-bit numbers."""
+    """Start values of both halves' sums, which hold the page's length, as signed 64-bit numbers."""
     low = page_bytes * 0x9E3779B185EBCA87 % (1 << 64)
     high = ~(page_bytes * 0xC2B2AE3D27D4EB4F) % (1 << 64)
     return low - (low >> 63 << 64), high - (high >> 63 << 64)

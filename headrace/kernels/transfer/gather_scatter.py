@@ -1,4 +1,4 @@
-"""Copy scattered pool rows (blocks, states) to and from one contiguous staging buffer of bytes.
+"""Copies of scattered pool rows (blocks, states) to and from one contiguous staging buffer of bytes.
 
     gather    staging[i * E : (i + 1) * E] = pool[rows[i]]          scatter    the other way
 
@@ -79,8 +79,8 @@ def scatter_rows_triton(pool: Tensor, rows: Tensor, staging: Tensor) -> None:
 
 
 def _copy_rows(pool: Tensor, rows: Tensor, staging: Tensor, to_pool: bool) -> None:
-    # The widest words that every row and both buffers are made of: eight bytes, of which a thread moves two at
-    # a time, unless a row's length is odd in some way.
+    # The widest words that divide every row and both buffers: eight bytes, two of them a thread at a time, unless the
+    # row length or an address is odd.
     row_bytes = pool.shape[1]
     word_bytes = math.gcd(8, row_bytes, pool.data_ptr(), staging.data_ptr())
     if not staging.nbytes:
@@ -99,5 +99,5 @@ def _copy_rows(pool: Tensor, rows: Tensor, staging: Tensor, to_pool: bool) -> No
 
 
 def launch_shape(words_a_row: int) -> tuple[int, int]:
-    """Words a program copies, and its warps: 8 KiB by four warps, four 16-byte loads a thread in flight."""
+    """Words that a program copies, and its warps: 8 KiB by four warps, with four 16-byte loads a thread in flight."""
     return min(1024, next_power_of_2(words_a_row)), 4
