@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 import grpc.aio
 
@@ -14,7 +15,7 @@ from headrace.engine.engine import BadRequest
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import DecodeCommand, Role, Start
+from headrace.wire.messages import DecodeCommand, FetchRequest, Role, Start
 from node_runtime.runtime import NodeRuntime
 from node_runtime.server import NodeServer
 from node_runtime.service import errors_as_status, read, timeout_s
@@ -37,21 +38,21 @@ class DecodeService(rpc.DecodeServicer):
                 raise BadRequest("the first command must be start")
             async with aclosing(self._decode.run(start, commands, timeout_s(context))) as events:
                 async for event in events:
-                    yield codecs.encode_decode_event(event)
+                    yield codecs.encode_one_of(event, pb.DecodeEvent())
 
     async def Fetch(
         self, request: pb.FetchRequest, context: grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
     ) -> pb.FetchReply:
         reply = pb.FetchReply()
         async with errors_as_status(context):
-            wanted = read(codecs.decode_fetch_request, request)
+            wanted = read(partial(codecs.decode, cls=FetchRequest), request)
             codecs.encode(await self._fetch_server.run(wanted, timeout_s(context)), reply)
         return reply
 
 
 async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[DecodeCommand]:
     async for message in messages:
-        yield read(codecs.decode_decode_command, message)
+        yield read(codecs.decode_one_of, message)
 
 
 class _DecodeRole:

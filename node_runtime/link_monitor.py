@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from headrace.wire.messages import LinkStatus, Peer
-from headrace.wire.pairs import transfer_refusal
+from headrace.wire.messages import LinkStatus, Peer, transfer_refusal
 from transfer.backend import Transport
 from transfer.buffers import StagingMemory
 from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_warning, measure_link

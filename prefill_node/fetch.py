@@ -112,7 +112,7 @@ class Fetches:
         self.costs = MeasuredCosts()
         self._runtime = runtime
         self._config = config
-        self._lines = FetchChannels(connect, asyncio.get_running_loop().time, runtime.spawn, config.timeout_s)
+        self._channels = FetchChannels(connect, asyncio.get_running_loop().time, runtime.spawn, config.timeout_s)
         self._declined = 0
         self._landed = 0
         self._tokens = 0
@@ -166,7 +166,7 @@ class Fetches:
         fetch = FetchRequest(_fetch_source_key(sequence, fetch_source), reservation)
         saved_tokens = fetch_source.num_tokens - admitted.hit.resumable_tokens
         return Fetch(
-            self._runtime, incoming, self._lines.to(fetch_source), fetch_source, fetch, deadline_s, saved_tokens
+            self._runtime, incoming, self._channels.to(fetch_source), fetch_source, fetch, deadline_s, saved_tokens
         )
 
     async def run(self, fetch: Fetch) -> None:
@@ -178,7 +178,7 @@ class Fetches:
         except FetchFailed as failure:
             await fetch.end()
             if failure.cause == "fetch_source_lost":
-                self._lines.hang_up(fetch.fetch_source.address)
+                self._channels.disconnect(fetch.fetch_source.address)
             self.costs.failed(clock() - began_s)
             self._count(failure)
             raise
@@ -193,7 +193,7 @@ class Fetches:
         log.info("computes what could not be fetched: %s", failure)
 
     async def close(self) -> None:
-        await self._lines.close()
+        await self._channels.close()
 
     @cached_property
     def _receiver(self) -> TransferReceiver:

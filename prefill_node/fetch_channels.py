@@ -1,4 +1,4 @@
-"""A prefill node's lines to the decode nodes that it fetches from."""
+"""A prefill node's gRPC clients for the decode nodes that it fetches from."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from headrace.wire.client import FetchClient
 from headrace.wire.messages import FetchSource
 
 IDLE_S = 600.0
-"""A line that nobody has used for so long is closed: its source may have left for good (one that comes back has
-another address as a rule), and a new line costs milliseconds."""
+"""A client that no fetch has used for this long is closed. Its source may have left for good (one that comes back
+usually has another address), and connecting again takes milliseconds."""
 
 
 class FetchChannels:
-    """One line an address, for as long as it is used.
+    """One client per address, open while it is used.
 
-    connect   opens a line
-    spawn     runs the closing of one
-    grace_s   what fetches that still use a line have then
+    connect   opens a client
+    spawn     runs the closing of one in the background
+    grace_s   how long fetches that still use a client may go on once it is being closed
     """
 
     def __init__(
@@ -32,26 +32,26 @@ class FetchChannels:
         self._clock = clock
         self._spawn = spawn
         self._grace_s = grace_s
-        self._lines: dict[str, FetchClient] = {}
+        self._clients: dict[str, FetchClient] = {}
         self._used_s: dict[str, float] = {}
-        """When a fetch last began on it, by address."""
+        """When the last fetch began, by address."""
 
     def to(self, fetch_source: FetchSource) -> FetchClient:
-        """The line to this fetch source, for one fetch."""
+        """Returns the client for this fetch source, for one fetch."""
         now_s = self._clock()
         for address in [address for address, used_s in self._used_s.items() if used_s < now_s - IDLE_S]:
-            self.hang_up(address)
-        if fetch_source.address not in self._lines:
-            self._lines[fetch_source.address] = self._connect(fetch_source)
+            self.disconnect(address)
+        if fetch_source.address not in self._clients:
+            self._clients[fetch_source.address] = self._connect(fetch_source)
         self._used_s[fetch_source.address] = now_s
-        return self._lines[fetch_source.address]
+        return self._clients[fetch_source.address]
 
-    def hang_up(self, address: str) -> None:
-        """Close the line to it, if there is one."""
-        if (line := self._lines.pop(address, None)) is not None:
+    def disconnect(self, address: str) -> None:
+        """Closes the client for this address, if there is one."""
+        if (client := self._clients.pop(address, None)) is not None:
             del self._used_s[address]
-            self._spawn(line.close(self._grace_s))
+            self._spawn(client.close(self._grace_s))
 
     async def close(self) -> None:
-        for line in self._lines.values():
-            await line.close()
+        for client in self._clients.values():
+            await client.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 
 import grpc.aio
 
@@ -11,7 +12,7 @@ from headrace.wire import codecs
 from headrace.wire.client import GrpcFetchClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import Role
+from headrace.wire.messages import PrefillRequest, Role
 from node_runtime.runtime import NodeRuntime
 from node_runtime.server import NodeServer
 from node_runtime.service import errors_as_status, read, timeout_s
@@ -27,10 +28,10 @@ class PrefillService(rpc.PrefillServicer):
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
     ) -> AsyncIterator[pb.PrefillEvent]:
         async with errors_as_status(context):
-            wanted = read(codecs.decode_prefill_request, request)
+            wanted = read(partial(codecs.decode, cls=PrefillRequest), request)
             async with aclosing(self._prefill.run(wanted, timeout_s(context))) as events:
                 async for event in events:
-                    yield codecs.encode_prefill_event(event)
+                    yield codecs.encode_one_of(event, pb.PrefillEvent())
 
 
 def prefill_node(config: PrefillNodeConfig) -> NodeServer:

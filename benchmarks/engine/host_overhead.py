@@ -120,20 +120,20 @@ def once(body: bytes, builder: RequestBuilder, decode: Node, prefill: Node, stag
     (request,) = stages.time("router: builds the request", lambda: builder.completion(parsed)).requests
     start = m.Start(request, may_prefill_remotely=True)
     sent = stages.time(
-        "router: writes the decode call", lambda: codecs.encode_decode_command(start).SerializeToString()
+        "router: writes the decode call", lambda: codecs.encode_one_of(start, pb.DecodeCommand()).SerializeToString()
     )
     stages.time("router: hashes it, while the decode node reserves", lambda: prefix_keys(request.tokens, 16))
     command = stages.time(
-        "decode node: reads the call", lambda: codecs.decode_decode_command(pb.DecodeCommand.FromString(sent))
+        "decode node: reads the call", lambda: codecs.decode_one_of(pb.DecodeCommand.FromString(sent))
     )
     assert isinstance(command, m.Start)
     decode.take(command.request, stages)
     work = m.PrefillRequest(request, None, None, None)
     sent = stages.time(
-        "router: writes the prefill call", lambda: codecs.encode_prefill_request(work).SerializeToString()
+        "router: writes the prefill call", lambda: codecs.encode(work, pb.PrefillRequest()).SerializeToString()
     )
     arrived = stages.time(
-        "prefill node: reads the call", lambda: codecs.decode_prefill_request(pb.PrefillRequest.FromString(sent))
+        "prefill node: reads the call", lambda: codecs.decode(pb.PrefillRequest.FromString(sent), m.PrefillRequest)
     )
     prefill.take(arrived.request, stages)
 

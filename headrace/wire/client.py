@@ -39,7 +39,7 @@ Event_co = TypeVar("Event_co", covariant=True)
 
 MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
 
-LINE_OPTIONS = (
+GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A node that is gone without a word (a pulled cable, SIGSTOP) is noticed a second and a second later. gRPC sends no
@@ -54,7 +54,7 @@ LINE_OPTIONS = (
 """Of both ends of a connection: a node that is gone costs its callers as little as a caller costs a node."""
 
 CHANNEL_OPTIONS = (
-    *LINE_OPTIONS,
+    *GRPC_OPTIONS,
     # A restarted node is to be found at once, not after the default backoff of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -142,8 +142,8 @@ class GrpcNodeClient:
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
         """Starts a prefill."""
-        call = self._prefill.Run(codecs.encode_prefill_request(request), timeout=timeout_s)
-        return _GrpcStream(self._name, call, codecs.decode_prefill_event)
+        call = self._prefill.Run(codecs.encode(request, pb.PrefillRequest()), timeout=timeout_s)
+        return _GrpcStream(self._name, call, codecs.decode_one_of)
 
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
         """Opens a decode call; its `Start` goes out on entering."""
@@ -201,14 +201,14 @@ class _GrpcDecodeCall:
 
     async def send(self, command: m.DecodeCommand) -> None:
         try:
-            await self._call.write(codecs.encode_decode_command(command))
+            await self._call.write(codecs.encode_one_of(command, pb.DecodeCommand()))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the node has ended the call, or is lost
             raise await self._why_it_ended() from error
 
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         try:
             async for message in self._call:
-                yield codecs.decode_decode_event(message)
+                yield codecs.decode_one_of(message)
         except grpc.aio.AioRpcError as error:
             raise await self._why_it_ended() from error
 
@@ -242,8 +242,7 @@ class GrpcFetchClient:
 
     async def fetch(self, request: m.FetchRequest, *, timeout_s: float) -> m.FetchReply:
         """Raises CheckpointGone, RequestRefused (the layouts differ), TransferBroken, NodeLost, DeadlineExceeded."""
-        message = pb.FetchRequest()
-        codecs.encode(request, message)
+        message = codecs.encode(request, pb.FetchRequest())
         try:
             reply = await self._decode.Fetch(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

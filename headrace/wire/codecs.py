@@ -1,8 +1,8 @@
-"""Dataclasses of `headrace/wire/messages.py` to and from the protobuf messages, field by field of the same name.
+"""Converts the dataclasses of `headrace/wire/messages.py` to protobuf messages and back, by field names.
 
-One generic pair does all of them. Encoding a dataclass raises TypeError if one of its fields is not in the message; a
-message may have fields that the dataclass has not. A dataclass field of type `X | None` is a protobuf field with
-presence; a tuple is a repeated field; an Enum member STOP is FINISH_REASON_STOP.
+Encoding raises TypeError if a dataclass has a field that the message lacks; the message may have more. A dataclass
+field of type `X | None` is a protobuf field with presence; a tuple is a repeated field; the Enum member STOP of
+FinishReason is FINISH_REASON_STOP.
 """
 
 from __future__ import annotations
@@ -19,35 +19,26 @@ from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
-_PREFILL_EVENTS: dict[type, str] = {
-    m.FirstToken: "first_token",
-    m.PromptLogprobs: "prompt_logprobs",
-    m.PrefillDone: "done",
+_UNIONS: dict[type[Message], Any] = {
+    pb.PrefillEvent: m.PrefillEvent,
+    pb.DecodeCommand: m.DecodeCommand,
+    pb.DecodeEvent: m.DecodeEvent,
 }
-_DECODE_COMMANDS: dict[type, str] = {m.Start: "start", m.Renew: "renew", m.Stop: "stop"}
-_DECODE_EVENTS: dict[type, str] = {
-    m.Reservation: "reserved",
-    m.LocalPrefill: "local",
-    m.SessionFailed: "session_failed",
-    m.TransferReport: "landed",
-    m.Tokens: "tokens",
-    m.DecodeDone: "done",
-    m.PromptLogprobs: "prompt_logprobs",
-}
-
+"""Messages that hold one of several others, with the dataclasses of those."""
 
 _Writer = tuple[str, Callable[[Message, Any], None]]
 _Reader = tuple[str, Callable[[Message], Any]]
-_WRITERS: dict[type, list[_Writer]] = {}  # by dataclass, made on first use
+_WRITERS: dict[type, list[_Writer]] = {}  # by dataclass, filled on first use
 _READERS: dict[type, list[_Reader]] = {}
 
 
 # ---------------------------------------------------------------- one value
 
 
-def encode(value: Any, message: Message) -> None:
-    """Writes a dataclass into an empty protobuf message of the same field names."""
+def encode(value: Any, message: M) -> M:
+    """Writes a dataclass into an empty protobuf message of the same field names; returns the message."""
     cls = type(value)
     if cls not in _WRITERS:
         _WRITERS[cls] = _writers(cls, message.DESCRIPTOR)
@@ -55,10 +46,11 @@ def encode(value: Any, message: Message) -> None:
         field_value = getattr(value, name)
         if field_value is not None:
             put(message, field_value)
+    return message
 
 
 def decode(message: Message, cls: type[T]) -> T:
-    """The dataclass that a protobuf message holds."""
+    """The dataclass in a protobuf message."""
     if cls not in _READERS:
         _READERS[cls] = _readers(cls)
     return cls(**{name: get(message) for name, get in _READERS[cls]})
@@ -144,62 +136,29 @@ def _enum_prefix(cls: type[Enum]) -> str:
 # ---------------------------------------------------------------- one of several
 
 
-def _encode_one(value: Any, message: Message, names: Mapping[type, str]) -> None:
-    nested = getattr(message, names[type(value)])
+def encode_one_of(value: Any, message: M) -> M:
+    """Writes one of a union's dataclasses into an empty PrefillEvent, DecodeCommand or DecodeEvent; returns that."""
+    nested = getattr(message, _FIELDS[type(message)][type(value)])
     nested.SetInParent()
     encode(value, nested)
-
-
-def _decode_one(message: Message, oneof: str, names: Mapping[type, str]) -> Any:
-    which = message.WhichOneof(oneof)
-    for cls, name in names.items():
-        if name == which:
-            return decode(getattr(message, name), cls)
-    raise ValueError(f"{type(message).__name__} without a known {oneof}: the peer runs another version")
-
-
-def encode_prefill_event(event: m.PrefillEvent) -> pb.PrefillEvent:
-    message = pb.PrefillEvent()
-    _encode_one(event, message, _PREFILL_EVENTS)
     return message
 
 
-def decode_prefill_event(message: pb.PrefillEvent) -> m.PrefillEvent:
-    event: m.PrefillEvent = _decode_one(message, "event", _PREFILL_EVENTS)
-    return event
+def decode_one_of(message: Message) -> Any:
+    """The dataclass in a PrefillEvent, DecodeCommand or DecodeEvent. Raises ValueError for one of another version."""
+    kind = type(message)
+    which = message.WhichOneof(_ONEOFS[kind])
+    if which is None:
+        raise ValueError(f"{kind.__name__} without a known {_ONEOFS[kind]}: the peer runs another version")
+    return decode(getattr(message, which), _CLASSES[kind][which])
 
 
-def encode_decode_command(command: m.DecodeCommand) -> pb.DecodeCommand:
-    message = pb.DecodeCommand()
-    _encode_one(command, message, _DECODE_COMMANDS)
-    return message
+def _classes(kind: type[Message]) -> dict[str, type]:
+    """The dataclass of each field of a union; a field's message has the dataclass's name."""
+    by_name = {cls.__name__: cls for cls in get_args(_UNIONS[kind])}
+    return {field.name: by_name[field.message_type.name] for field in kind.DESCRIPTOR.fields if field.message_type}
 
 
-def decode_decode_command(message: pb.DecodeCommand) -> m.DecodeCommand:
-    command: m.DecodeCommand = _decode_one(message, "command", _DECODE_COMMANDS)
-    return command
-
-
-def encode_decode_event(event: m.DecodeEvent) -> pb.DecodeEvent:
-    message = pb.DecodeEvent()
-    _encode_one(event, message, _DECODE_EVENTS)
-    return message
-
-
-def decode_decode_event(message: pb.DecodeEvent) -> m.DecodeEvent:
-    event: m.DecodeEvent = _decode_one(message, "event", _DECODE_EVENTS)
-    return event
-
-
-def decode_fetch_request(message: pb.FetchRequest) -> m.FetchRequest:
-    return decode(message, m.FetchRequest)
-
-
-def encode_prefill_request(request: m.PrefillRequest) -> pb.PrefillRequest:
-    message = pb.PrefillRequest()
-    encode(request, message)
-    return message
-
-
-def decode_prefill_request(message: pb.PrefillRequest) -> m.PrefillRequest:
-    return decode(message, m.PrefillRequest)
+_ONEOFS = {kind: kind.DESCRIPTOR.oneofs[0].name for kind in _UNIONS}
+_CLASSES = {kind: _classes(kind) for kind in _UNIONS}
+_FIELDS = {kind: {cls: name for name, cls in classes.items()} for kind, classes in _CLASSES.items()}

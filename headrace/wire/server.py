@@ -8,12 +8,12 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace.wire.client import LINE_OPTIONS
+from headrace.wire.client import GRPC_OPTIONS
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.tls import Identity
 
 SERVER_OPTIONS = (
-    *LINE_OPTIONS,
+    *GRPC_OPTIONS,
     # Clients ping idle connections every second, too: do not take that for abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),

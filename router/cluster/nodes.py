@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from headrace.wire.client import NodeClient
-from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role
-from headrace.wire.pairs import transfer_refusal
+from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
 from router.errors import LayoutRefused, NameTaken
 
 log = logging.getLogger(__name__)

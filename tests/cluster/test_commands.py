@@ -26,7 +26,7 @@ async def test_a_command_of_another_version_ends_the_request_at_once(tiny_checkp
             stub = rpc.DecodeStub(channel)
             call = stub.Run(timeout=30)
             # Nobody ever hands over: without the second command the request would wait for its reservation's end.
-            await call.write(codecs.encode_decode_command(Start(request(random_prompt(40), GREEDY))))
+            await call.write(codecs.encode_one_of(Start(request(random_prompt(40), GREEDY)), pb.DecodeCommand()))
             assert (await call.read()).WhichOneof("event") == "reserved"
             await call.write(pb.DecodeCommand())
             with pytest.raises(grpc.aio.AioRpcError, match="DecodeCommand without a known command") as failed:

@@ -10,6 +10,7 @@ import pytest
 import node_runtime.service
 from decode_node.service import DecodeService
 from headrace.wire import codecs
+from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Start
 from headrace.wire.server import ControlServer
@@ -31,8 +32,8 @@ async def test_a_caller_without_a_deadline_holds_blocks_and_slot_for_a_while_onl
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(TIMEOUT_S):
                 call = rpc.DecodeStub(channel).Run()
-                await call.write(codecs.encode_decode_command(Start(request([1] * 100))))
-                reserved = codecs.decode_decode_event(await call.read())
+                await call.write(codecs.encode_one_of(Start(request([1] * 100)), pb.DecodeCommand()))
+                reserved = codecs.decode_one_of(await call.read())
                 assert reserved.num_tokens == 100
                 with pytest.raises(grpc.aio.AioRpcError) as ended:  # nobody hands over, and the caller stays
                     while await call.read() is not grpc.aio.EOF:

@@ -64,8 +64,8 @@ def test_the_line_of_a_source_that_left_is_closed_when_others_are_asked(world: W
 
 def test_a_lost_source_is_hung_up_at_once_and_called_anew(world: World) -> None:
     first = world.lines.to(fetch_source("a:1"))
-    world.lines.hang_up("a:1")
-    world.lines.hang_up("a:1")  # by another fetch over the same line
+    world.lines.disconnect("a:1")
+    world.lines.disconnect("a:1")  # by another fetch over the same line
     assert world.opened[0].closed_with == [GRACE_S]
     assert world.lines.to(fetch_source("a:1")) is not first
 
