@@ -15,7 +15,7 @@ from decode_node.accounting import HitAccounting
 from decode_node.config import DecodeNodeConfig
 from decode_node.inbox import Inbox
 from decode_node.policy import PrefillPlace
-from headrace.engine.engine import BadRequest
+from headrace.engine.requests import BadRequest
 from headrace.engine.sequence import (
     AdmissionTimedOut,
     Admitted,

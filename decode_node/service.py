@@ -11,7 +11,7 @@ import grpc.aio
 from decode_node.config import DecodeNodeConfig
 from decode_node.fetch_server import FetchServer
 from decode_node.role import Decode
-from headrace.engine.engine import BadRequest
+from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from headrace.engine.engine import BadRequest
+from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
 from headrace.wire.generated import headrace_pb2 as pb

@@ -30,20 +30,19 @@ from headrace.cache.checkpoints import (
     CHECKPOINT_GRID_TOKENS,
     CHECKPOINT_POLICIES,
     DEFAULT_CHECKPOINT_POLICY,
-    Boundary,
     CheckpointPolicy,
     ChunkSpan,
-    PromptFacts,
-    by_need,
     checkpoint_policy,
 )
 from headrace.cache.claims import Claim
 from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, EVICTION_POLICIES, eviction_policy
 from headrace.cache.hits import ResumeLocally
+from headrace.cache.index import Checkpoint
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.cache.stats import CacheStats
-from headrace.cache.types import PrefixKey, SlotId
+from headrace.cache.types import PrefixKey
 from headrace.engine.config import state_share
 from headrace.models.flops import attention_tokens
 
@@ -92,8 +91,23 @@ class Replayed:
     stats: CacheStats
 
 
+class _Sequence:
+    """A prompt that is being prefilled, as the engine's publisher sees it."""
+
+    boundaries = ()  # the traces have no hints
+
+    def __init__(self, claim: Claim, prompt: Prompt) -> None:
+        self.held = claim
+        self.keys = prompt.keys
+        self.prompt_length = self.prefill_length = prompt.num_tokens
+        self.num_computed = claim.reused_tokens
+        self.checkpoints: list[int] = []
+        self.decoded: list[Checkpoint] = []
+
+
 def replay(trace: Trace, cache: PrefixCache, policy: CheckpointPolicy, chunk_tokens: int) -> Replayed:
     """Raises ValueError if a prompt does not fit the cache at all."""
+    publisher = Publisher(cache, policy)
     resumed = attention = 0
     for prompt in trace.prompts:
         claim = cache.claim(
@@ -106,23 +120,17 @@ def replay(trace: Trace, cache: PrefixCache, policy: CheckpointPolicy, chunk_tok
             raise ValueError(f"a prompt of {prompt.num_tokens} tokens does not fit the cache: raise the budget")
         resumed += claim.reused_tokens
         attention += claim.hit.attention_tokens
-        _prefill(cache, claim, prompt, policy, chunk_tokens)
+        _prefill(publisher, _Sequence(claim, prompt), chunk_tokens)
         cache.release(claim)
     return Replayed(resumed / trace.num_tokens, attention / trace.num_tokens, cache.stats())
 
 
-def _prefill(cache: PrefixCache, claim: Claim, prompt: Prompt, policy: CheckpointPolicy, chunk_tokens: int) -> None:
-    facts = PromptFacts(prompt.num_tokens, BLOCK_TOKENS, branch_point=claim.branch_point)
-    for span in _chunks(claim.reused_tokens, prompt.num_tokens, chunk_tokens):
-        wanted = policy.prompt_boundaries(span, facts)
-        emitted = _reserve(cache, claim, [boundary for boundary in wanted if boundary.num_tokens < span.end])
-        cache.state_written(claim)
-        cache.publish_blocks(claim, prompt.keys, span.end)
-        for boundary, slot in emitted:
-            key = prompt.keys[boundary.num_tokens // BLOCK_TOKENS - 1]
-            cache.publish_checkpoint(claim, key, boundary.num_tokens, slot, boundary.tier)
-        if wanted and wanted[-1].num_tokens == span.end:
-            cache.donate_running(claim, prompt.keys[span.end // BLOCK_TOKENS - 1], span.end, wanted[-1].tier)
+def _prefill(publisher: Publisher, sequence: _Sequence, chunk_tokens: int) -> None:
+    for span in _chunks(sequence.num_computed, sequence.prompt_length, chunk_tokens):
+        chunk = ScheduledChunk(sequence, span)
+        publisher.prepare([chunk])
+        sequence.num_computed = span.end
+        publisher.written(chunk)
 
 
 def _chunks(start: int, num_tokens: int, chunk_tokens: int) -> Iterator[ChunkSpan]:
@@ -132,15 +140,6 @@ def _chunks(start: int, num_tokens: int, chunk_tokens: int) -> Iterator[ChunkSpa
             end = end // BLOCK_TOKENS * BLOCK_TOKENS
         yield ChunkSpan(start, end)
         start = end
-
-
-def _reserve(cache: PrefixCache, claim: Claim, wanted: Sequence[Boundary]) -> list[tuple[Boundary, SlotId]]:
-    """Reserves slots, the most needed boundaries first; those that got one, in order of position."""
-    found = []
-    for boundary in by_need(wanted):
-        if (slot := cache.reserve_slot(claim, boundary.tier)) is not None:
-            found.append((boundary, slot))
-    return sorted(found, key=lambda pair: pair[0].num_tokens)
 
 
 BUDGETS_GB = (100, 400, 1600)

@@ -21,8 +21,8 @@ import typer
 
 from benchmarks.shapes import GRANITE_H_MICRO, SHAPES
 from benchmarks.timing import BYTES_A_SECOND, FLOPS_A_SECOND, profile
+from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
-from headrace.engine.sampler import Draw
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.models.config import ModelConfig
@@ -201,7 +201,7 @@ class Bench:
         for n in range(DECODE_STEPS):
             started_s = time.perf_counter()
             steps = [
-                SequenceStep((1,), work.context + n, blocks[i], i, i, feed=None if before is None else i)
+                SequenceStep((1,), work.context + n, blocks[i], i, i, future_token=None if before is None else i)
                 for i in range(work.num_sequences)
             ]
             launched = self.runner.launch(steps, draws)

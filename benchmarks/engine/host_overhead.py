@@ -23,7 +23,7 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocall
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Job, Sequence
-from headrace.forward.forward_batch import StepPlan
+from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.sequence_step import SequenceStep
 from headrace.request import Request
 from headrace.wire import codecs
@@ -91,10 +91,10 @@ class Node:
 
         return Job(request, policy_of, max_new=1, admit_by_s=time.monotonic() + 60, on_event=lambda event: None)
 
-    def _plan(self, sequence: Sequence) -> StepPlan:
+    def _plan(self, sequence: Sequence) -> ForwardBatch:
         start, claim = sequence.num_computed, sequence.held
         step = SequenceStep(sequence.tokens[start:], start, claim.block_ids, sequence.state_slot, claim.slot)
-        return StepPlan.build([step], self._block_size, torch.device("cpu"))
+        return ForwardBatch.build([step], self._block_size, torch.device("cpu"))
 
 
 def measure(num_tokens: int, rounds: int) -> Stages:

@@ -15,9 +15,8 @@ from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.engine import Engine
-from headrace.engine.preemption import LatestArrival
 from headrace.engine.runner import ModelRunner
-from headrace.engine.scheduler import Scheduler
+from headrace.engine.scheduler import LatestArrival, Scheduler
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.kernels.lib.dispatch import set_hopper_kernels
@@ -28,7 +27,7 @@ from headrace.models.weights import load_config, load_model, random_model
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine with what a node has to know about it."""
+    """An engine with the parts and sizes that its node uses directly."""
 
     engine: Engine
     journal: Journal
@@ -47,7 +46,7 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
 
 
 def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
-    """Measures what memory the model left, sizes the pools, warms a GPU up. Raises ConfigError."""
+    """Sizes the pools by the memory that the model left free, and warms a GPU up. Raises ConfigError."""
     set_hopper_kernels(config.hopper_kernels)
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position

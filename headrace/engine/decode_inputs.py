@@ -1,4 +1,4 @@
-"""What a captured decode reads: tensors that stay where they are, filled anew for each step by one copy.
+"""Inputs of a captured decode: tensors at fixed addresses, filled for each step by one copy.
 
 Legend    B rows, n of them sequences and the others padding; M blocks a row at most; m of the longest sequence
 """
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import DecodeRows, StepPlan
+from headrace.forward.forward_batch import DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.decode import PagedContexts
@@ -18,17 +18,17 @@ from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 
-NOBODY = -1  # as a slot: read as zeros, written nowhere
+PAD_SLOT = -1  # as a slot: read as zeros, written nowhere
 
 
 class Field(IntEnum):
-    """One number of a row each."""
+    """The numbers that describe a row."""
 
     TOKEN = 0
-    FEED = 1  # the token's place among the draws of the launch before, or -1: TOKEN says it
+    FUTURE = 1  # index of the token among the draws of the launch before, or -1: TOKEN has it
     POSITION = 2
-    CONTEXT = 3  # tokens that the row sees, itself among them
-    BLOCK = 4  # where its keys and values go
+    CONTEXT = 3  # tokens that the row attends to, itself among them
+    BLOCK = 4  # block and offset that its keys and values go to
     OFFSET = 5
     SRC = 6
     DST = 7
@@ -38,24 +38,22 @@ class DecodeInputs:
     """Rows are padded to a captured size: a padding row sees nothing and writes to the scratch block alone."""
 
     def __init__(self, memory: CacheMemory, drawn: Tensor, max_rows: int, max_tokens: int):
-        """`drawn` int64 [max_rows or more]: what the launch before drew. No sequence is longer than `max_tokens`."""
+        """`drawn` int64 [max_rows or more]: the last launch's tokens. No sequence is longer than `max_tokens`."""
         self._block_size = memory.layout.block_size
         self._drawn = drawn
-        # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are none.
+        # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are not.
         self._max_rows = _round_up(max_rows, 16)
         self.max_blocks = _round_up(-(-max_tokens // self._block_size), 16)
         self._padding = np.zeros(len(Field), dtype=np.int32)
-        self._padding[[Field.FEED, Field.SRC, Field.DST]] = NOBODY
+        self._padding[[Field.FUTURE, Field.SRC, Field.DST]] = PAD_SLOT
         self._padding[Field.BLOCK] = memory.scratch_block
         self._fields = torch.from_numpy(self._padding)[:, None].repeat(1, self._max_rows).to(memory.device)
         self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
         self._host_table = _HostTable(self._max_rows, self.max_blocks)
 
     def fits(self, steps: Sequence[SequenceStep]) -> bool:
-        """Whether `load` takes them: one token and one row of logits each, none too long."""
-        return all(
-            len(step.tokens) == step.num_logits == 1 and len(step.block_ids) <= self.max_blocks for step in steps
-        )
+        """True if `load` takes them: one token and one row of logits each, none too long."""
+        return all(step.is_decode and step.num_logits == 1 and len(step.block_ids) <= self.max_blocks for step in steps)
 
     def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
         """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
@@ -70,12 +68,12 @@ class DecodeInputs:
         self._fields[:, :num_rows].copy_(arrived[:num_fields].view(-1, num_rows))
         self._table[:n, :width].copy_(arrived[num_fields:].view(n, width))
 
-    def plan(self, num_rows: int) -> StepPlan:
-        """The loaded step as the model takes it. Captured with the model's forward pass, so made once a size."""
+    def batch(self, num_rows: int) -> ForwardBatch:
+        """The loaded step as a batch. Captured with the model's forward pass, so made once for each size."""
         fields = self._fields.long()
         row = [fields[field, :num_rows] for field in Field]
         contexts = PagedContexts(self._fields[Field.CONTEXT, :num_rows], self._table[:num_rows])
-        return StepPlan(
+        return ForwardBatch(
             num_decodes=num_rows,
             decode=DecodeRows(
                 source=StateSource(row[Field.SRC], any_fresh=True),
@@ -83,30 +81,30 @@ class DecodeInputs:
                 attention=PagedDecode(num_rows, contexts),
             ),
             prefill=None,
-            tokens_T=resolve_future_tokens(row[Field.TOKEN], row[Field.FEED], self._drawn),
+            tokens_T=resolve_future_tokens(row[Field.TOKEN], row[Field.FUTURE], self._drawn),
             positions_T=row[Field.POSITION],
             block_T=row[Field.BLOCK],
             offset_T=row[Field.OFFSET],
             logit_rows=None,
-            tails=None,
+            last_token_queries=None,
         )
 
     def _row(self, step: SequenceStep) -> tuple[int, ...]:
         """In the order of `Field`."""
         return (
             step.tokens[0],
-            NOBODY if step.feed is None else step.feed,
+            PAD_SLOT if step.future_token is None else step.future_token,
             step.start,
             step.end,
             step.block_ids[step.start // self._block_size],
             step.start % self._block_size,
-            NOBODY if step.src_slot is None else step.src_slot,
+            PAD_SLOT if step.src_slot is None else step.src_slot,
             step.dst_slot,
         )
 
 
 class _HostTable:
-    """Block ids by row. A sequence's list only ever grows, so a row that it had before gets the new ids alone."""
+    """Block ids by row. A sequence's list only grows, so a row that keeps its sequence gets only the new ids."""
 
     def __init__(self, max_rows: int, max_blocks: int):
         self._table = np.zeros((max_rows, max_blocks), dtype=np.int32)

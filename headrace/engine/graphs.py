@@ -1,6 +1,6 @@
-"""CUDA graphs of steps: a few numbers of rows, captured once; a step is padded to the next of them.
+"""CUDA graphs of steps, captured for a few numbers of rows; a step is padded to the next of these.
 
-A step of few rows is hundreds of launches of microseconds each; replayed as one graph it costs the host one.
+A step of few rows is hundreds of launches of microseconds each; replayed as one graph it costs the host one launch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import StepPlan, check_steps
+from headrace.forward.forward_batch import ForwardBatch, check_steps
 from headrace.forward.sequence_step import SequenceStep
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ PREFILL_ROWS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 204
 
 @dataclass(frozen=True)
 class Captured:
-    """Work that runs again on what its input tensors hold by then; its logits stand in the same place each time."""
+    """Captured work: a replay reads its input tensors' present contents, and writes the logits to the same address."""
 
     replay: Callable[[], object]
     logits: Tensor
@@ -40,30 +40,32 @@ Capture = Callable[[Callable[[], Tensor]], Captured]
 
 
 class Inputs(Protocol):
-    """What captured passes read: tensors that stay where they are."""
+    """The inputs of captured passes: tensors at fixed addresses."""
 
     def fits(self, steps: Sequence[SequenceStep]) -> bool:
-        """Whether `load` takes them, as far as it is not a matter of rows."""
+        """True if `load` takes them; the number of rows is checked elsewhere."""
         ...
 
     def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
-        """The rows of these steps, padded to `num_rows`."""
+        """Loads the rows of these steps, padded to `num_rows`."""
         ...
 
-    def plan(self, num_rows: int) -> StepPlan:
-        """What is loaded, as the model takes it."""
+    def batch(self, num_rows: int) -> ForwardBatch:
+        """The loaded rows as a batch."""
         ...
 
 
 class CapturedPasses:
     """One captured forward pass for each of a few numbers of rows."""
 
-    def __init__(self, forward: Callable[[StepPlan], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture):
+    def __init__(
+        self, forward: Callable[[ForwardBatch], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture
+    ):
         """`forward` gives logits [num_rows or fewer, V], first those of the steps that were loaded."""
         self._inputs = inputs
         self._sizes = sorted(sizes)
         self._graphs: dict[int, Captured] = {}
-        for size in reversed(self._sizes):  # the largest first: smaller ones find room in its memory
+        for size in reversed(self._sizes):  # the largest first: smaller ones fit into its memory
             self._graphs[size] = capture(partial(self._forward, forward, size))
 
     def fits(self, steps: Sequence[SequenceStep]) -> bool:
@@ -76,14 +78,16 @@ class CapturedPasses:
         self._graphs[size].replay()
         return self._graphs[size].logits[: sum(step.num_logits for step in steps)]
 
-    def _forward(self, forward: Callable[[StepPlan], Tensor], size: int) -> Tensor:
-        return forward(self._inputs.plan(size))
+    def _forward(self, forward: Callable[[ForwardBatch], Tensor], size: int) -> Tensor:
+        return forward(self._inputs.batch(size))
 
 
 @dataclass
 class StepGraphs:
-    """What was captured. A step's decodes are one replay, and the short prefills behind them another: the weights are
-    read twice then, which takes less time than launching the two together."""
+    """The captured passes of a node: a step's decodes are one replay, and the short prefills behind them another.
+
+    The weights are then read twice, which takes less time than launching the two together.
+    """
 
     block_size: int
     decodes: CapturedPasses | None = None
@@ -91,7 +95,7 @@ class StepGraphs:
 
     def run(self, steps: Sequence[SequenceStep]) -> Tensor | None:
         """Logits [sum of num_logits, V], which the next `run` may overwrite; None: these steps were not captured."""
-        num_decodes = next((i for i, step in enumerate(steps) if len(step.tokens) > 1), len(steps))
+        num_decodes = next((i for i, step in enumerate(steps) if not step.is_decode), len(steps))
         replays: list[Callable[[], Tensor]] = []
         for passes, some in ((self.decodes, steps[:num_decodes]), (self.prefills, steps[num_decodes:])):
             if some and (passes is None or not passes.fits(some)):
@@ -106,7 +110,7 @@ class StepGraphs:
 
 
 def sizes_up_to(max_rows: int, sizes: Sequence[int]) -> list[int]:
-    """The sizes to capture for steps of at most so many rows, or as many as the last of `sizes`."""
+    """The sizes to capture for steps of at most `max_rows` rows: up to the first that holds them, or all."""
     within = [size for size in sizes if size < max_rows]
     return within + [size for size in sizes if size >= max_rows][:1]
 
@@ -119,7 +123,7 @@ class CudaCapture:
     """Captures on the current device. Its graphs share one memory pool: only one of them runs at a time."""
 
     def __init__(self, what: str, num_graphs: int) -> None:
-        """Both are logged: how far it has come."""
+        """`what` and `num_graphs` are for the log of its progress."""
         self._what, self._num_graphs = what, num_graphs
         self._num_captured = 0
         self._started_s = time.monotonic()
@@ -144,7 +148,7 @@ class CudaCapture:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """What Python's collector may find just then, a graph that nobody has any more, ends a capture as it goes."""
+    """Disables garbage collection: freeing an old CUDA graph during a capture aborts the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""What a captured short prefill reads: tensors that stay where they are, filled anew for each pass by one copy.
+"""Inputs of a captured short prefill: tensors at fixed addresses, filled for each pass by one copy.
 
 Rows behind those of the sequences are padding, and padding is one more sequence: it begins in a fresh state, leaves
-none, has no context but itself, and keeps its keys and values in the scratch block. Nobody reads what comes of it, and
-all of it is finite.
+none, has no context but itself, and keeps its keys and values in the scratch block. Its results are finite and never
+read.
 
 Legend    R rows, N sequences at most besides the padding, M blocks a sequence at most
 """
@@ -13,7 +13,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from headrace.forward.forward_batch import PrefillRows, StepPlan
+from headrace.forward.forward_batch import ForwardBatch, PrefillRows
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.decode import PagedContexts
@@ -22,21 +22,21 @@ from headrace.kernels.attention.prefill import PagedChunks
 from headrace.kernels.lib.captured_segments import CapturedSegments
 from headrace.kernels.lib.upload import StaticInts
 
-MOST_SEQUENCES = 8  # room for sixteen would make passes of one to four 3 to 7 % longer
-MOST_WRITES = 16  # states after their last rows, and checkpoints on the way
+MOST_SEQUENCES = 8  # a limit of sixteen would make passes of one to four 3 to 7 % longer
+MOST_WRITES = 16  # states after the sequences' last rows, and checkpoints inside them
 
 
 class Field(IntEnum):
-    """One number of a row each."""
+    """The numbers that describe a row."""
 
     TOKEN = 0
     POSITION = 1
-    BLOCK = 2  # where its keys and values go
+    BLOCK = 2  # block and offset that its keys and values go to
     OFFSET = 3
 
 
 class PrefillInputs:
-    """The inputs of passes of up to so many rows, for each number of rows its own."""
+    """The inputs of passes of up to `max_rows` rows; each captured number of rows has its own."""
 
     def __init__(self, memory: CacheMemory, max_rows: int, max_tokens: int):
         """No sequence is longer than `max_tokens`."""
@@ -47,32 +47,35 @@ class PrefillInputs:
         self._passes: dict[int, _Pass] = {}
 
     def fits(self, steps: Sequence[SequenceStep]) -> bool:
-        """Whether `load` takes them: prompts that go on, each with the logits of its last token or none."""
+        """True if `load` takes them: chunks of prompts, each with the logits of its last token or none."""
         return (
             len(steps) <= MOST_SEQUENCES
             and sum(1 + len(step.emit) for step in steps) <= MOST_WRITES
-            and all(len(step.tokens) > 1 >= step.num_logits and step.end <= self._max_tokens for step in steps)
+            and all(not step.is_decode for step in steps)
+            and all(step.num_logits <= 1 and step.end <= self._max_tokens for step in steps)
         )
 
     def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
-        """Rows of these steps, and padding up to `num_rows`; first those steps that have logits. Waits for nothing."""
+        """Loads the steps' rows, those with logits first, and padding up to `num_rows`. Waits for nothing."""
         self._passes[num_rows].load(steps)
 
-    def plan(self, num_rows: int) -> StepPlan:
-        """The loaded pass as the model takes it, all padding at first. Its N logit rows are those of the steps as they
-        were loaded; what the rest of them hold is nobody's."""
+    def batch(self, num_rows: int) -> ForwardBatch:
+        """The loaded pass as a batch, all padding at first.
+
+        Its first logit rows are those of the steps in the order of `load`; the rest of the N belong to padding.
+        """
         if num_rows not in self._passes:
             self._passes[num_rows] = _Pass(num_rows, self._memory, self._max_blocks)
-        return self._passes[num_rows].plan()
+        return self._passes[num_rows].batch()
 
 
 class _Pass:
-    """Passes of one number of rows."""
+    """The inputs of passes of one number of rows."""
 
     def __init__(self, num_rows: int, memory: CacheMemory, max_blocks: int):
         self._num_rows, self._block_size = num_rows, memory.layout.block_size
         most_sequences = MOST_SEQUENCES + 1
-        # The segments' tables, of few numbers a chunk or tile, fit in what the rows are times two.
+        # The segments' tables, of few numbers a chunk or tile, fit in twice the rows' numbers.
         self._ints = StaticInts(most_sequences * max_blocks + 3 * len(Field) * num_rows + 1024, memory.device)
         self._host_rows, self._rows = self._ints.take(len(Field), num_rows)
         self._host_first_rows, first_rows = self._ints.take(most_sequences + 1)
@@ -83,12 +86,12 @@ class _Pass:
         self._host_table[-1] = memory.scratch_block
         self._segments = CapturedSegments(num_rows, most_sequences, MOST_WRITES, self._ints, memory.device)
         self._attention = PagedPrefill((num_rows,), PagedChunks(first_rows, starts, table))
-        self._tails = PagedDecode(MOST_SEQUENCES, PagedContexts(contexts, table[:MOST_SEQUENCES]))
+        self._last_token_queries = PagedDecode(MOST_SEQUENCES, PagedContexts(contexts, table[:MOST_SEQUENCES]))
         self.load([])
 
-    def plan(self) -> StepPlan:
+    def batch(self) -> ForwardBatch:
         tokens, positions, blocks, offsets = self._rows.long().unbind()
-        return StepPlan(
+        return ForwardBatch(
             num_decodes=0,
             decode=None,
             prefill=PrefillRows(self._segments, self._attention),
@@ -97,13 +100,13 @@ class _Pass:
             block_T=blocks,
             offset_T=offsets,
             logit_rows=self._last_rows.long(),
-            tails=self._tails,
+            last_token_queries=self._last_token_queries,
         )
 
     def load(self, steps: Sequence[SequenceStep]) -> None:
         ordered = sorted(steps, key=lambda step: -step.num_logits)
-        nobody = MOST_SEQUENCES - len(ordered)
-        lengths = [len(step.tokens) for step in ordered] + [0] * nobody
+        num_unused = MOST_SEQUENCES - len(ordered)
+        lengths = [len(step.tokens) for step in ordered] + [0] * num_unused
         lengths.append(self._num_rows - sum(lengths))
         first_rows = np.cumsum([0, *lengths])
         self._host_first_rows[:] = first_rows
@@ -112,14 +115,14 @@ class _Pass:
             self._host_table[i, : len(ids)] = ids
             self._set_rows(slice(first_rows[i], first_rows[i + 1]), step.tokens, step.start, ids)
         self._set_rows(slice(first_rows[-2], self._num_rows), 0, 0, self._host_table[-1])
-        self._host_starts[:] = [step.start for step in ordered] + [0] * (nobody + 1)
-        self._host_last_rows[:] = [row - 1 for row in first_rows[1 : len(ordered) + 1]] + [0] * nobody
-        self._host_contexts[:] = [step.end for step in ordered] + [0] * nobody
+        self._host_starts[:] = [step.start for step in ordered] + [0] * (num_unused + 1)
+        self._host_last_rows[:] = [row - 1 for row in first_rows[1 : len(ordered) + 1]] + [0] * num_unused
+        self._host_contexts[:] = [step.end for step in ordered] + [0] * num_unused
         writes = [
             [(num_tokens - step.start, slot) for num_tokens, slot in (*step.emit, (step.end, step.dst_slot))]
             for step in ordered
         ]
-        without_state = nobody + 1
+        without_state = num_unused + 1
         self._segments.fill(
             lengths, [*(step.src_slot for step in ordered), *[None] * without_state], [*writes, *[[]] * without_state]
         )

@@ -1,4 +1,4 @@
-"""Runs engine steps of one model over one node's cache memory, and draws the next tokens where the logits are."""
+"""Runs engine steps of one model over one node's cache memory, and draws the next tokens on the model's device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.decode_inputs import DecodeInputs
+from headrace.engine.draw import Draw
 from headrace.engine.graphs import (
     BATCH_SIZES,
     PREFILL_ROWS,
@@ -18,8 +19,8 @@ from headrace.engine.graphs import (
     sizes_up_to,
 )
 from headrace.engine.prefill_inputs import PrefillInputs
-from headrace.engine.sampler import Draw, Drawn, choose
-from headrace.forward.forward_batch import StepPlan
+from headrace.engine.sampler import Drawn, choose
+from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.lib.upload import upload_values
@@ -29,14 +30,14 @@ from headrace.models.model import HybridModel
 
 @dataclass(frozen=True)
 class Launched:
-    """A step that was launched: on a GPU it may not have begun."""
+    """A launched step: on a GPU it may not have begun."""
 
     logits: Tensor  # float32 [sum of num_logits, V] in the order of the steps; the next launch may overwrite them
     drawn: Drawn
 
 
 class ModelRunner:
-    """Launches follow each other on one stream: what one writes, the next one reads, whatever the host knows."""
+    """Launches follow each other on one stream: each reads what the one before wrote, known to the host or not."""
 
     def __init__(self, model: HybridModel, memory: CacheMemory):
         layout = memory.layout
@@ -45,16 +46,16 @@ class ModelRunner:
             raise ValueError(f"the cache memory was made for another model: {difference}")
         self.model = model
         self.memory = memory
-        # What the last launch drew, in the order of its draws. Each sequence of a step has a slot of its own.
+        # The last launch's tokens, in the order of its draws. Each sequence of a step has a slot of its own.
         most_draws = max(memory.num_slots, BATCH_SIZES[-1])
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
         self._graphs = StepGraphs(layout.block_size)
 
     @torch.inference_mode()
     def capture_decodes(self, max_sequences: int, max_tokens: int, capture: Capture | None = None) -> None:
-        """From now on steps of single tokens are replays, padded to a few batch sizes.
+        """Captures decodes: from now on steps of single tokens are replays, padded to a few batch sizes.
 
-        max_sequences   larger steps run as before; so do those of sequences longer than `max_tokens`
+        max_sequences   larger steps are not replayed; nor are those of sequences longer than `max_tokens`
         capture         None: on the current CUDA device
         """
         sizes = sizes_up_to(max_sequences, BATCH_SIZES)
@@ -65,10 +66,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_prefills(self, max_rows: int, max_tokens: int, capture: Capture | None = None) -> None:
-        """From now on prefills of a few sequences and few rows are replays, padded to a few numbers of rows.
+        """Captures short prefills: from now on those of few sequences and rows are replays, padded to a few sizes.
 
-        max_rows   as many as a step ever has; more than the largest captured number run as before, and so do those of
-                   sequences longer than `max_tokens`
+        max_rows   the most rows of a step; steps larger than the largest captured size are not replayed, nor are those
+                   of sequences longer than `max_tokens`
         capture    None: on the current CUDA device
         """
         sizes = sizes_up_to(max_rows, PREFILL_ROWS)
@@ -76,9 +77,9 @@ class ModelRunner:
         forward = partial(self.model.forward, memory=self.memory)
         self._graphs.prefills = CapturedPasses(forward, inputs, sizes, capture or CudaCapture("prefill", len(sizes)))
 
-    def _decode(self, plan: StepPlan) -> Tensor:
-        """A forward pass with greedy draws: the best token of row i goes to place i."""
-        logits = self.model.forward(plan, self.memory)
+    def _decode(self, batch: ForwardBatch) -> Tensor:
+        """A forward pass with greedy draws: the best token of row i is draw i."""
+        logits = self.model.forward(batch, self.memory)
         argmax(logits, self._drawn[: len(logits)])
         return logits
 
@@ -87,22 +88,22 @@ class ModelRunner:
         """Float32 logits [sum of num_logits, V], in the order of `steps`; blocks and slots advance."""
         if not steps:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
-        plan = StepPlan.build(
+        batch = ForwardBatch.build(
             steps,
             self.memory.layout.block_size,
             self.model.device,
             self._drawn,
-            with_tails=self.model.reads_tails,
+            with_last_token_queries=self.model.uses_last_token_queries,
         )
-        return self.model.forward(plan, self.memory)
+        return self.model.forward(batch, self.memory)
 
     @torch.inference_mode()
     def launch(self, steps: Sequence[SequenceStep], draws: Sequence[tuple[int, Draw]]) -> Launched:
-        """Runs a step and draws a token for each (row of its logits, draw). On a GPU nothing is waited for.
+        """Runs a step and draws a token for each (row of its logits, draw). Waits for nothing on a GPU.
 
-        A step of the next launch may be fed from a place among these draws.
+        Steps of the next launch may name these draws' indices as their `future_token`.
         """
-        rows, asked = [row for row, _ in draws], [draw for _, draw in draws]
+        rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
         replayed = self._graphs.run(steps)
         logits = self.forward(steps) if replayed is None else replayed
@@ -110,7 +111,7 @@ class ModelRunner:
         if rows != list(range(len(logits))):
             drawn_from = logits.index_select(0, upload_values(rows, logits.device))
         # Replayed decodes have drawn each row's best token themselves.
-        are_drawn = replayed is not None and drawn_from is logits and all(len(step.tokens) == 1 for step in steps)
-        if draws and not (are_drawn and all(draw.is_greedy for draw in asked)):
-            ids.copy_(choose(drawn_from, asked))
-        return Launched(logits, Drawn(drawn_from, ids, asked))
+        are_drawn = replayed is not None and drawn_from is logits and all(step.is_decode for step in steps)
+        if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
+            ids.copy_(choose(drawn_from, wanted))
+        return Launched(logits, Drawn(drawn_from, ids, wanted))

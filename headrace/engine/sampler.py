@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, temperature, top-k, top-p, min-p, and the logprobs that were asked for.
+"""Sampling: from logits to tokens by penalties, temperature, top-k, top-p and min-p, with the requested logprobs.
 
 Logprobs are those of the model itself, before penalties and temperature. A draw is an inverse CDF over
 tokens ordered by probability, at the request's own uniform number: it depends on the logits, the seed and
@@ -9,48 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headrace.engine.randomness import uniform
+from headrace.engine.draw import COLDEST, Draw, uniform
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.draw import draw as draw_tokens
-from headrace.request import Alternative, Logprobs, Sampling, Token
-
-COLDEST = 1e-5  # at and below this temperature the best token is taken: dividing by less overflows
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One token to sample: `tokens` so far, of which the first `num_prompt_tokens` are the prompt.
-
-    `banned` are the ids that may not come now: the stop tokens while `min_tokens` is not reached. `num_pending`
-    tokens behind `tokens` have been drawn, and the host does not know them yet.
-    """
-
-    sampling: Sampling
-    tokens: Sequence[int]
-    num_prompt_tokens: int
-    banned: Sequence[int] = ()
-    num_pending: int = 0
-
-    @property
-    def position(self) -> int:
-        """Of the token to be drawn, counted from the prompt's first."""
-        return len(self.tokens) + self.num_pending
-
-    @property
-    def is_greedy(self) -> bool:
-        """The best token of the logits as they are."""
-        return not self.banned and not self.has_penalty and self.sampling.temperature <= COLDEST
-
-    @property
-    def has_penalty(self) -> bool:
-        """What was drawn before matters."""
-        sampling = self.sampling
-        return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+from headrace.request import Alternative, Logprobs, Token
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Token]:
@@ -59,7 +25,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Token]:
 
 
 def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """The ids that are drawn, int64 [N], where the logits are; on a GPU nothing is waited for."""
+    """The drawn ids, int64 [N], on the logits' device. Waits for nothing on a GPU."""
     adjusted = _penalised(logits, draws)
     chosen = adjusted.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
@@ -71,7 +37,7 @@ def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 class Drawn:
-    """Tokens that a step draws, on their way to the host: made when the step is launched, read when it is over."""
+    """A step's tokens on their way to the host: made when the step is launched, read when it is over."""
 
     def __init__(self, logits: Tensor, ids: Tensor, draws: Sequence[Draw]):
         """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
@@ -87,7 +53,7 @@ class Drawn:
             self._arrived.record()
 
     def tokens(self) -> list[Token]:
-        """In the order of the draws, with the logprobs that were asked for. Waits for the step."""
+        """The tokens in the order of the draws, with the requested logprobs. Waits for the step."""
         if self._arrived is not None:
             self._arrived.synchronize()
         drawn = enumerate(zip(self._ids.tolist(), self._draws, strict=True))
@@ -136,7 +102,7 @@ def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:
-    """What `draw_tokens` wants to know: [N, 4] temperature, top_k, top_p, min_p, and a uniform number [N] each."""
+    """The inputs of `draw_tokens`: [N, 4] temperature, top_k, top_p, min_p, and a uniform number [N] each."""
     rows = []
     for draw in draws:
         sampling = draw.sampling

@@ -1,58 +1,56 @@
-"""Which sequences run in the next step, and how many tokens of each: pure, no tensors, no clock.
+"""Scheduling: which sequences run in the next step, how many tokens of each, and which one is preempted.
 
-Decoding sequences go first (one token each), then prefills share what is left of the token budget, in order
-of arrival: a long prompt delays nobody's next token by more than one chunk. When there are more sequences
-than a step takes, they take turns: each decoding one, and the prefill at the head of its line.
+Pure: no tensors, no clock. Decoding sequences go first (one token each), then prefills share what is left of the token
+budget in order of arrival: a long prompt delays no other request's next token by more than one chunk. When there are
+more sequences than a step takes, they take turns: all decoding ones, and the prefill that arrived first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.cache.checkpoints import ChunkSpan
+from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One sequence's share of a step: the tokens `span.start` .. `span.end - 1`."""
-
-    sequence: Sequence
-    span: ChunkSpan
-
-
-@dataclass(frozen=True)
 class Scheduler:
-    """max_step_tokens is the budget of a step, max_running bounds its sequences, in tokens and sequences."""
+    """Chooses the chunks of a step.
+
+    max_step_tokens   token budget of a step
+    max_running       the most sequences in a step
+    """
 
     max_step_tokens: int
     max_running: int
     block_size: int
 
-    def plan(self, running: Iterable[Sequence]) -> list[Planned]:
-        """`running`: first those that have waited longest for a step. Never empty unless `running` is."""
+    def schedule(self, running: Iterable[Sequence]) -> list[ScheduledChunk[Sequence]]:
+        """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is."""
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling][: self.max_running]
-        planned = [Planned(s, ChunkSpan(s.num_computed, s.num_computed + 1)) for s in turns if s is not head]
+        chunks = [ScheduledChunk(s, ChunkSpan(s.num_computed, s.num_computed + 1)) for s in turns if s is not head]
         if head in turns:
-            planned += self._chunks(prefilling[: self.max_running - len(planned)], self.max_step_tokens - len(planned))
-        return planned
+            chunks += self._prefills(prefilling[: self.max_running - len(chunks)], self.max_step_tokens - len(chunks))
+        return chunks
 
-    def _chunks(self, prefilling: list[Sequence], budget: int) -> list[Planned]:
-        planned = []
+    def _prefills(self, prefilling: list[Sequence], budget: int) -> list[ScheduledChunk[Sequence]]:
+        chunks = []
         for sequence in prefilling:
-            span = self._chunk(sequence, budget)
+            span = self._span(sequence, budget)
             if span is None:
                 break
-            planned.append(Planned(sequence, span))
+            chunks.append(ScheduledChunk(sequence, span))
             budget -= span.end - span.start
-        return planned
+        return chunks
 
-    def _chunk(self, sequence: Sequence, budget: int) -> ChunkSpan | None:
-        """The next chunk, ending on a block boundary unless it ends the prefill or fills no block."""
+    def _span(self, sequence: Sequence, budget: int) -> ChunkSpan | None:
+        """The next span, ending on a block boundary unless it ends the prefill or fills no block."""
         start, last = sequence.num_computed, sequence.prefill_length
         end = min(last, start + budget)
         if end < last and end // self.block_size * self.block_size > start:
@@ -60,7 +58,25 @@ class Scheduler:
         return ChunkSpan(start, end) if end > start else None
 
 
-def after_turn(running: Iterable[Sequence], planned: Iterable[Planned]) -> list[Sequence]:
-    """`running` for the next plan: those of this one go to the end, in the order they had."""
-    ran = {share.sequence for share in planned}
+def after_turn(running: Iterable[Sequence], chunks: Iterable[ScheduledChunk[Sequence]]) -> list[Sequence]:
+    """`running` for the next call of `schedule`: the sequences of this step move to the end, in the order they had."""
+    ran = {chunk.sequence for chunk in chunks}
     return sorted(running, key=ran.__contains__)
+
+
+class VictimPolicy(Protocol):
+    """Chooses the running request to preempt when one needs a block and none is available."""
+
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
+        """One of `running`, which includes the request that needs the block."""
+        ...
+
+
+class LatestArrival:
+    """Preempts the request that arrived last: it has the least to lose.
+
+    The oldest request is never preempted for another: it ends, so the next oldest ends, and so do they all.
+    """
+
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
+        return max(running, key=lambda sequence: sequence.arrival)

@@ -1,4 +1,4 @@
-"""A request inside one engine: what it asks, what it holds, how far it is."""
+"""A request inside one engine: its job, its events, and its progress."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
+from headrace.cache.types import PrefixKey
 from headrace.request import FinishReason, Request, Token
 
 
@@ -64,14 +65,14 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Scored:
-    """The prompt's own tokens with logprobs; comes before the first `Sampled`."""
+    """The prompt's own tokens with logprobs; reported before the first `Sampled`."""
 
     tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """No more tokens: `Sampled.finish` said so, `Engine.finish` was called, or none was asked for."""
+    """No more tokens follow: after `Sampled.finish`, after `Engine.finish`, or because none was requested."""
 
     reason: FinishReason
 
@@ -88,11 +89,11 @@ Event = Admitted | Computed | Sampled | Scored | Finished | AdmissionTimedOut
 
 @dataclass(frozen=True)
 class Job:
-    """What a node asks of its engine for one request.
+    """A node's order to its engine for one request.
 
-    hit_policy   chooses what it reuses, by what it could resume from locally: `ResumeLocally` and this engine
-                 prefills, `ReceiveState` and it waits for the state
-    max_new      how many tokens may follow the prompt in this engine: 1 at the most on a prefill node
+    hit_policy   chooses how much of the local hit is reused: with `ResumeLocally` this engine prefills, with
+                 `ReceiveState` it waits for the state
+    max_new      how many tokens may follow the prompt in this engine: at most 1 on a prefill node
     admit_by_s   deadline for admission, on the engine's clock
     on_event     called in the engine's thread
     prompt_logprobs   alternatives to report for each token of the prompt, None: the prompt is not scored
@@ -108,20 +109,21 @@ class Job:
 
 @dataclass(eq=False)
 class Sequence:
-    """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read `claim` in it.
+    """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read its `claim`.
 
     tokens           prompt and answer so far
-    arrival          its place among all that were ever submitted
-    hit_policy       what it reuses when it is admitted next
+    arrival          its number among all sequences ever submitted
+    hit_policy       how much it reuses when it is admitted next
     num_computed     leading tokens whose blocks and state are written
-    prefill_length   leading tokens to compute in chunks before it decodes token by token: what is there when
-                     it is submitted, and after a preemption the answer so far as well
-    computed_before  leading tokens that had been computed when it was preempted
-    num_preemptions  how often that was
+    prefill_length   leading tokens to compute in chunks before it decodes token by token: those it is submitted
+                     with, and after a preemption also the answer so far
+    computed_before  leading tokens that had been computed when it was last preempted
+    num_preemptions  how often it was preempted
     num_prefilled    tokens of the prompt that were computed here, each counted once
     num_sampled      tokens that followed the prompt here; on a decode node the first was sampled elsewhere
     scoring          alternatives still to be reported for each token of the prompt; None: none (any more)
-    checkpoints      positions published for it, in the prompt; `decoded` are those in its answer, still kept
+    checkpoints      positions in its prompt of the checkpoints published for it
+    decoded          checkpoints in its answer that are still kept
     """
 
     job: Job
@@ -147,8 +149,14 @@ class Sequence:
         self.scoring = self.job.prompt_logprobs
         self.prefill_length = len(self.tokens)
 
+    def append(self, token_id: int) -> None:
+        """Adds the newest token of the answer."""
+        self.tokens.append(token_id)
+        self.hasher.extend([token_id])
+        self.num_sampled += 1
+
     def start_over(self) -> None:
-        """It was preempted: it prefills all its tokens, from what is still cached here, and then goes on.
+        """Resets a preempted sequence: it prefills all its tokens, from the blocks still cached here, and continues.
 
         The first token sampled after that is the next one: those of `tokens` are not sampled again.
         """
@@ -160,7 +168,7 @@ class Sequence:
         self.scored.clear()
 
     def compute_instead(self) -> None:
-        """No state arrives after all: it prefills from what is cached here."""
+        """Makes a sequence whose state does not arrive prefill from the blocks cached here."""
         self.hit_policy = _resume_again
 
     @property
@@ -168,8 +176,18 @@ class Sequence:
         return self.job.request
 
     @property
+    def keys(self) -> list[PrefixKey]:
+        """Prefix keys of its full blocks; the list grows in place."""
+        return self.hasher.keys
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """The router's hints for checkpoints, in tokens."""
+        return self.job.request.boundaries
+
+    @property
     def prompt_length(self) -> int:
-        """Tokens it came with: the prompt and what was generated elsewhere before."""
+        """Tokens it came with: the prompt and the tokens generated elsewhere before."""
         return len(self.job.request.tokens)
 
     @property
@@ -189,16 +207,16 @@ class Sequence:
 
     @property
     def state_slot(self) -> int:
-        """Where its state stands now."""
+        """The slot that holds its state now."""
         claim = self.held
         return claim.slot if claim.source_slot is None else claim.source_slot
 
     @property
     def all_checkpoints(self) -> tuple[int, ...]:
-        # One that was evicted may have been published again after a preemption.
+        """Positions of all its checkpoints, each once: one that was evicted may be published again."""
         return tuple(dict.fromkeys((*self.checkpoints, *(c.num_tokens for c in self.decoded))))
 
 
 def _resume_again(hit: PrefixHit) -> HitPolicy:
-    """What this engine has computed it computes again itself, wherever the state came from at first."""
+    """After a preemption the sequence is always recomputed locally, wherever its state came from at first."""
     return ResumeAgain()

@@ -1,4 +1,4 @@
-"""Who waits for room in the cache: jobs that hold nothing yet, and preempted ones that hold nothing any more."""
+"""The waiting line: new jobs that hold nothing yet, and preempted ones that hold nothing any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.engine.sequence import Sequence
 
 
 class WaitingLine:
-    """The preempted first, in order of arrival; then the new ones, which leave at their deadline."""
+    """Preempted sequences first, in order of arrival; then the new ones, which leave at their deadline."""
 
     def __init__(self) -> None:
         self._preempted: list[Sequence] = []
@@ -23,28 +23,28 @@ class WaitingLine:
         return tuple(self._preempted)
 
     def join(self, sequence: Sequence) -> None:
-        """At the end of the line."""
+        """Adds a new one at the end of the line."""
         self._new.append(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
-        """A preempted one: before every new one. It was admitted once, so its deadline counts no more."""
+        """Adds a preempted one before every new one. It was admitted once, so its deadline no longer counts."""
         insort(self._preempted, sequence, key=lambda s: s.arrival)
 
     def first(self) -> Sequence | None:
-        """Whose turn it is; it stays in the line."""
+        """The next to be admitted; it stays in the line."""
         if self._preempted:
             return self._preempted[0]
         return self._new[0] if self._new else None
 
     def leave(self, sequence: Sequence) -> None:
-        """Takes it out of the line, wherever it stands; nothing if it is not there."""
+        """Takes a sequence out of the line, wherever it stands; does nothing if it is not there."""
         if sequence in self._preempted:
             self._preempted.remove(sequence)
         elif sequence in self._new:
             self._new.remove(sequence)
 
     def expire(self, now_s: float) -> list[Sequence]:
-        """Takes out those that may not be admitted any more, and returns them."""
+        """Takes out the sequences whose deadline for admission has passed, and returns them."""
         late = [sequence for sequence in self._new if sequence.job.admit_by_s <= now_s]
         for sequence in late:
             self._new.remove(sequence)

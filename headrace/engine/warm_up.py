@@ -1,4 +1,4 @@
-"""What a GPU needs once before the first request: kernels compiled, graphs captured, memory touched."""
+"""Warm-up before the first request: kernels are compiled, CUDA graphs captured, memory touched."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headrace.engine.draw import Draw
 from headrace.engine.graphs import Capture, Captured
 from headrace.engine.runner import ModelRunner
-from headrace.engine.sampler import Draw
 from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.dense.small_linear import MOST_ROWS
 from headrace.kernels.lib.compile_ahead import compiling_ahead
@@ -25,10 +25,10 @@ _RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), (), 0)
 
 
 def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_tokens: int, graphs: bool) -> None:
-    """Runs what requests will run, on blocks and slots that nobody has taken yet: only before the first request.
+    """Runs the steps that requests will run, on blocks and slots still unused: only before the first request.
 
-    max_tokens   of the longest sequence. With `graphs`, decodes of up to `max_running` sequences are captured, and
-                 short prefills
+    max_tokens   of the longest sequence
+    graphs       capture decodes of up to `max_running` sequences, and short prefills
     """
     started_s = time.monotonic()
     on_gpu = runner.memory.device.type == "cuda"
@@ -46,7 +46,7 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
 
     if on_gpu:
         log.info("warm-up: a rehearsal, to know the kernels")
-        with compiling_ahead():  # on a runner of its own, with which what it captured goes
+        with compiling_ahead():  # on a runner of its own, whose captures are dropped with it
             run(ModelRunner(runner.model, runner.memory), _rehearsed)
         log.info("warm-up: all kernels compiled after %.1f s", time.monotonic() - started_s)
     run(runner, None)
@@ -61,12 +61,12 @@ def _rehearsed(work: Callable[[], Tensor]) -> Captured:
 
 
 def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]]:
-    """Two fresh prompts, one of a whole step's budget; then one resumes and leaves a state on its way, one decodes.
-    Then prompts as short as the products' smallest tiles, which decodes reach only in large batches."""
+    """The steps to run: fresh prompts, one of a whole step's budget; a resumed chunk that emits a state, and a decode;
+    then prompts as short as the matrix products' smallest tiles, which decodes reach only in large batches."""
     size = runner.memory.layout.block_size
     blocks = range(runner.memory.num_blocks)
-    at_end = blocks[-cdiv(3, size) :]  # of the short prompt, and the token behind it
-    # One block more stays for what follows the long one.
+    at_end = blocks[-cdiv(3, size) :]  # blocks of the short prompt and of the token behind it
+    # One more block stays for the chunk that follows the long prompt.
     length = min(max_step_tokens - 2, (len(blocks) - len(at_end) - 1) * size)
     first = [SequenceStep([1] * 2, 0, at_end, None, 1)]
     if length > 1:

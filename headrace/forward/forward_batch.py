@@ -1,7 +1,7 @@
-"""The index tensors of one engine step, made once on the host and shared by all layers.
+"""The input tensors of one forward pass, made once on the host and shared by all layers.
 
-Rows are ordered decodes first (sequences with one new token), then prefills: linear layers run on all rows
-at once, mixers treat the two parts apart.
+Rows are ordered decodes first (sequences with one new token), then prefills: linear layers run on all rows at once,
+mixers run a kernel for each of the two parts.
 """
 
 from array import array
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
@@ -35,16 +36,18 @@ class PrefillRows:
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class ForwardBatch:
+    """The packed rows of a forward pass, T of them, and the tables that its kernels read."""
+
     num_decodes: int  # rows before the first prefill row
     decode: DecodeRows | None
     prefill: PrefillRows | None
     tokens_T: Tensor  # int64
     positions_T: Tensor  # int64, absolute
     block_T: Tensor  # int64, where each row's keys and values go
-    offset_T: Tensor  # int64, and the place inside that block
-    logit_rows: Tensor | None  # int64, in the order of the steps; None when it is every row in order
-    tails: PagedDecode | None  # `logit_rows` as queries of their own, where each is its sequence's last row
+    offset_T: Tensor  # int64, position inside that block
+    logit_rows: Tensor | None  # int64, in the order of the steps; None: every row in order
+    last_token_queries: PagedDecode | None  # attention of `logit_rows` alone, if each is its sequence's last row
 
     @classmethod
     def build(
@@ -54,18 +57,22 @@ class StepPlan:
         device: torch.device,
         drawn: Tensor | None = None,
         *,
-        with_tails: bool = False,
-    ) -> "StepPlan":
-        """
-        drawn        int64 on the device: what the launch before drew, for the steps that are fed from it
-        with_tails   `HybridModel.reads_tails`
+        with_last_token_queries: bool = False,
+    ) -> "ForwardBatch":
+        """The batch of these steps. Raises ValueError for steps that `check_steps` refuses.
+
+        drawn                     int64 on the device: the tokens that the launch before drew, for `future_token`s
+        with_last_token_queries   `HybridModel.uses_last_token_queries`
         """
         check_steps(steps, block_size)
-        decodes = [step for step in steps if len(step.tokens) == 1]
-        prefills = [step for step in steps if len(step.tokens) > 1]
+        decodes = [step for step in steps if step.is_decode]
+        prefills = [step for step in steps if not step.is_decode]
         tokens_T, positions_T, block_T, offset_T = _rows(decodes, prefills, block_size, device)
-        _feed_(tokens_T, decodes, drawn)
+        _fill_future_tokens(tokens_T, decodes, drawn)
         logit_rows = _logit_rows(steps, len(decodes), device)
+        last_token_queries = None
+        if with_last_token_queries and logit_rows is not None:
+            last_token_queries = _last_token_queries(steps, block_size, device)
         return cls(
             num_decodes=len(decodes),
             decode=_decode_rows(decodes, block_size, device) if decodes else None,
@@ -75,19 +82,28 @@ class StepPlan:
             block_T=block_T,
             offset_T=offset_T,
             logit_rows=logit_rows,
-            tails=_tails(steps, block_size, device) if with_tails and logit_rows is not None else None,
+            last_token_queries=last_token_queries,
         )
 
     def join(self, decoded: Tensor | None, prefilled: Tensor | None) -> Tensor:
-        """One tensor [T, ...] from what the two parts of the rows gave."""
+        """One tensor [T, ...] from the results of the decode rows and of the prefill rows."""
         parts = [part for part in (decoded, prefilled) if part is not None]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """The inputs that all layers of one forward pass share."""
+
+    batch: ForwardBatch
+    memory: CacheMemory
+    rotary: tuple[Tensor, Tensor] | None  # cos and sin [T, 1, R]; None without positional encoding
 
 
 def _rows(
     decodes: list[SequenceStep], prefills: list[SequenceStep], block_size: int, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Tokens, positions, blocks and places in them, in one copy: the first launch of a prompt waits for nothing else.
+    """Tokens, positions, blocks and offsets in one copy: the first launch of a prompt waits for nothing else.
 
     Each begins at a multiple of 16 bytes, as in `upload_lists`.
     """
@@ -102,7 +118,7 @@ def _rows(
     for step in prefills:
         tokens_R, positions_R, block_R, offset_R = packed[:, first : first + len(step.tokens)]
         first_block, end_block = step.start // block_size, -(-step.end // block_size)
-        # A fifth of the time that torch.tensor takes to look at each number.
+        # A fifth of the time of torch.tensor, which inspects each number.
         tokens_R.copy_(torch.frombuffer(array("q", step.tokens), dtype=torch.int64))
         torch.arange(step.start, step.end, out=positions_R)
         block_R.copy_(torch.tensor(step.block_ids[first_block:end_block])[positions_R // block_size - first_block])
@@ -111,15 +127,15 @@ def _rows(
     return packed.to(device, non_blocking=True)[:, :num_rows].unbind()
 
 
-def _feed_(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) -> None:
-    """Decodes are the first rows: those whose token the host does not know yet get it here."""
-    fed = [(row, step.feed) for row, step in enumerate(decodes) if step.feed is not None]
-    if not fed:
+def _fill_future_tokens(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) -> None:
+    """Overwrites, in the first rows, the stand-ins of tokens that the host does not know yet."""
+    futures = [(row, step.future_token) for row, step in enumerate(decodes) if step.future_token is not None]
+    if not futures:
         return
     if drawn is None:
-        raise ValueError(f"{len(fed)} steps are to be fed, and nothing was drawn before")
-    rows, places = upload_lists(list(zip(*fed, strict=True)), tokens_T.device)
-    tokens_T.index_copy_(0, rows, drawn.index_select(0, places))
+        raise ValueError(f"{len(futures)} steps continue from drawn tokens, and nothing was drawn before")
+    rows, indices = upload_lists(list(zip(*futures, strict=True)), tokens_T.device)
+    tokens_T.index_copy_(0, rows, drawn.index_select(0, indices))
 
 
 def _decode_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> DecodeRows:
@@ -150,7 +166,7 @@ def _prefill_rows(steps: list[SequenceStep], block_size: int, device: torch.devi
     )
 
 
-def _tails(steps: Sequence[SequenceStep], block_size: int, device: torch.device) -> PagedDecode | None:
+def _last_token_queries(steps: Sequence[SequenceStep], block_size: int, device: torch.device) -> PagedDecode | None:
     wanted = [step for step in steps if step.num_logits]
     if not wanted or any(step.num_logits > 1 for step in wanted):
         return None
@@ -161,7 +177,7 @@ def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.d
     rows: list[int] = []
     next_decode, next_prefill = 0, num_decodes
     for step in steps:
-        if len(step.tokens) == 1:
+        if step.is_decode:
             end = next_decode = next_decode + 1
         else:
             end = next_prefill = next_prefill + len(step.tokens)
@@ -172,7 +188,7 @@ def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.d
 
 
 def check_steps(steps: Sequence[SequenceStep], block_size: int) -> None:
-    """Refuse what would let one sequence's state or tokens reach another."""
+    """Raises ValueError for steps that would let one sequence's state or tokens reach another."""
     written: set[int] = set()
     for step in steps:
         if len(step.block_ids) * block_size < step.end:

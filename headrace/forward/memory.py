@@ -1,4 +1,4 @@
-"""The tensors of both pools of one node, and the way in and out of them for transfers."""
+"""The tensors of both pools of one node, with gather and scatter for transfers."""
 
 from collections.abc import Sequence
 from math import gcd
@@ -12,21 +12,21 @@ from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
 
 
 def use_device(device: str) -> None:
-    """For the calling thread: kernels are launched on its current device, wherever their tensors lie."""
+    """Makes `device` the calling thread's current one: kernels are launched there, wherever their tensors lie."""
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(torch.device(device).index or 0)
 
 
 class CacheMemory:
-    """Blocks and states of all layers; who owns which block or slot is the pools' business, not this class's.
+    """Blocks and states of all layers; the pools keep track of who owns them.
 
     kv    [num_blocks, attention layers, 2, block_size, KV heads, head_dim] in the model's dtype
     conv  [num_slots, state layers, channels, taps - 1] in the model's dtype
     rec   [num_slots, state layers, heads, ...] in the state's dtype
 
-    Memory starts uninitialised: whoever takes a block or slot writes it before reading it. One block more than
-    the pool knows of, `scratch_block`, takes what rows write that only fill up a captured graph's batch; their
-    states go to slot -1, which is written nowhere.
+    Memory starts uninitialised: a block or slot is written before it is read. One block beyond the pool's,
+    `scratch_block`, receives the keys and values of rows that only pad a captured graph's batch; their states go to
+    slot -1, which is written nowhere.
     """
 
     def __init__(self, layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device | str = "cpu"):
@@ -57,10 +57,10 @@ class CacheMemory:
         out: Tensor,
         pinned_ids: PinnedIds | None = None,
     ) -> None:
-        """Copy a part of the prompt that lies in `block_ids` to out, as blocks of `block_size` tokens.
+        """Copies a part of the prompt in `block_ids` to out, as blocks of `block_size` tokens.
 
-        first_block, num_blocks   the part, in blocks of that size; what of the last one is beyond the prompt's own
-                                  blocks is filled with tokens of the prompt, which nobody reads
+        first_block, num_blocks   the part, in blocks of that size; the end of the last one, beyond the prompt's own
+                                  blocks, is filled with tokens of the prompt, which are never read
         out                       uint8 [num_blocks * bytes of such a block]
         pinned_ids                for the blocks' ids, see `upload_ids`
         """
@@ -79,8 +79,11 @@ class CacheMemory:
         return self.layout.num_attention_layers * 2 * (self.layout.block_size // row_tokens)
 
     def _regrouped(self, ids: Tensor, first_token: int, num_blocks: int, block_size: int, row_tokens: int) -> Tensor:
-        """Of blocks `ids`, the rows of `row_tokens` tokens, keys or values of one layer, in the order in which blocks
-        of `block_size` tokens hold them; the first of these begins with token `first_token` of `ids`."""
+        """Rows of blocks `ids` in the order of blocks of `block_size` tokens.
+
+        A row is `row_tokens` tokens of one layer's keys or values. The first block begins with token `first_token` of
+        `ids`.
+        """
         rows_a_plane = self.layout.block_size // row_tokens
         num_planes = self.layout.num_attention_layers * 2
         at_BR = torch.arange(0, num_blocks * block_size, row_tokens, device=self.device).view(num_blocks, -1)
@@ -91,11 +94,11 @@ class CacheMemory:
         return (planes_BPR * rows_a_plane + (at_BR % rows_a_plane)[:, None, :]).flatten()
 
     def scatter_blocks(self, block_ids: Sequence[int], src: Tensor, pinned_ids: PinnedIds | None = None) -> None:
-        """Copy src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
+        """Copies src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
         scatter_rows(self._block_bytes, self._blocks(block_ids, pinned_ids), src)
 
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
-        """Copy one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
+        """Copies one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
         conv, rec = self._state(slot)
         conv_out, rec_out = out[: conv.nbytes], out[conv.nbytes :]
         _copy(conv_out, conv)
@@ -105,14 +108,14 @@ class CacheMemory:
             rec_out.copy_(_cast(self.rec[slot], getattr(torch, state_dtype)).view(-1).view(torch.uint8))
 
     def scatter_state(self, slot: int, src: Tensor, state_dtype: str | None = None) -> None:
-        """Copy src, uint8 [state_bytes], to one slot; its recurrent part is of `state_dtype` there."""
+        """Copies src, uint8 [state_bytes] with a recurrent part of `state_dtype`, to one slot."""
         conv, rec = self._state(slot)
         conv_src, rec_src = src[: conv.nbytes], src[conv.nbytes :]
         _copy(conv, conv_src)
         if state_dtype in (None, self.layout.state_dtype):
             _copy(rec, rec_src)
         else:
-            # By way of a tensor of its own: behind the conv windows nothing need be aligned to its dtype.
+            # Through a tensor of its own: behind the conv windows the bytes need not be aligned to their dtype.
             arrived = torch.empty(self.rec.shape[1:], dtype=getattr(torch, state_dtype), device=self.device)
             arrived.view(-1).view(torch.uint8).copy_(rec_src)
             self.rec[slot].copy_(_cast(arrived, self.rec.dtype))
@@ -132,7 +135,7 @@ class CacheMemory:
         return upload_ids(block_ids, self.num_blocks, "block", self.device, pinned_ids)
 
     def _state(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Conv windows and recurrent part as bytes: two pieces, which the driver copies as fast as any kernel."""
+        """Conv windows and recurrent part as bytes: two pieces, which the driver copies as fast as a kernel would."""
         if not 0 <= slot < self.num_slots:
             raise IndexError(f"slot {slot} is not in 0..{self.num_slots - 1}")
         return self._conv_bytes[slot], self._rec_bytes[slot]
@@ -140,12 +143,12 @@ class CacheMemory:
 
 def _copy(target: Tensor, source: Tensor) -> None:
     if target.nbytes != source.nbytes:
-        raise ValueError(f"staging is not of a state's size: {source.nbytes} uint8 of it for room of {target.nbytes}")
+        raise ValueError(f"staging is not of a state's size: {source.nbytes} uint8 for {target.nbytes}")
     target.copy_(source, non_blocking=True)
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded to the nearest; what float16 cannot hold becomes the largest that it can, not an infinity."""
+    """Values rounded to the nearest; those beyond float16's range become its largest number, not an infinity."""
     if dtype is torch.float16:
         limit = torch.finfo(dtype).max
         values = values.clamp(-limit, limit)

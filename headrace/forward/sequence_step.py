@@ -1,4 +1,4 @@
-"""What one engine step does to each sequence: pure values between scheduler and runner."""
+"""One sequence's part of an engine step: a pure value between engine and runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SequenceStep:
-    """One sequence's part of one engine step: tokens to process, and where its cache is read and written.
+    """The tokens to process of one sequence, and where its cache is read and written.
 
     The state before tokens[0] is read from `src_slot` (None: a fresh zero state), the state after the last
     token goes to `dst_slot`. They are the same only when the sequence owns the slot; otherwise the source's
@@ -14,21 +14,21 @@ class SequenceStep:
     """
 
     tokens: Sequence[int]  # at least one
-    start: int  # absolute position of tokens[0]; what lies before it is in blocks and state
+    start: int  # absolute position of tokens[0]; the tokens before it are in blocks and state
     block_ids: Sequence[int]  # in order, covering start + len(tokens) tokens or more; a list may grow, never change
     src_slot: int | None
     dst_slot: int
     emit: tuple[tuple[int, int], ...] = ()  # (num_tokens, slot): also write the state after num_tokens tokens
     num_logits: int = 1  # 0, 1 (after the last token) or len(tokens)
-    feed: int | None = None  # tokens[0] is a placeholder for what the launch before drew, at this place of its draws
+    future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws
 
     def __post_init__(self) -> None:
         if not self.tokens:
             raise ValueError("a step needs at least one token")
         if self.num_logits not in (0, 1, len(self.tokens)):
             raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {len(self.tokens)}")
-        if self.feed is not None and len(self.tokens) != 1:
-            raise ValueError(f"{len(self.tokens)} tokens, and one to be fed: only the newest is not known yet")
+        if self.future_token is not None and not self.is_decode:
+            raise ValueError(f"{len(self.tokens)} tokens, one still to be drawn: only the newest can be unknown")
         if self.start < 0 or (self.src_slot is None) != (self.start == 0):
             raise ValueError(f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0")
         for num_tokens, _ in self.emit:
@@ -38,3 +38,8 @@ class SequenceStep:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def is_decode(self) -> bool:
+        """True for one new token: a decode, or a prefill whose rest is as short."""
+        return len(self.tokens) == 1

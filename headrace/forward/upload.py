@@ -1,4 +1,4 @@
-"""From lists of the host to tensors of the device, through pinned memory: nothing waits for the copy."""
+"""Block and slot ids from the host to the device, range-checked, through pinned memory that is used again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import Tensor
 def upload_ids(
     ids: Sequence[int], limit: int, what: str, device: torch.device, pinned_ids: PinnedIds | None = None
 ) -> Tensor:
-    """int64 [len(ids)]; `upload_values` of headrace/kernels/lib/upload.py, many times faster for a
-    thousand. Raises IndexError unless in 0..limit-1.
+    """int64 [len(ids)] on the device. Raises IndexError unless all ids are in 0..limit-1.
 
-    pinned_ids   by way of which they go to a GPU, at a third of the price of memory for them alone
+    For a thousand ids many times faster than `upload_values` (headrace/kernels/lib/upload.py).
+
+    pinned_ids   buffers to send them through, at a third of the cost of allocating pinned memory
     """
     values = np.frombuffer(array("q", ids), np.int64)
     if len(values) and values.view(np.uint64).max() >= limit:  # as an unsigned number a negative one is larger, too
@@ -33,9 +34,9 @@ def upload_ids(
 
 
 class PinnedIds:
-    """Pinned memory and as much of the device's, for ids that are uploaded and used before the next ones are.
+    """Pinned memory and as much of the device's, for ids that are uploaded and used before the next upload.
 
-    It is their owner who sees to that, and that all of it happens on one stream.
+    The owner ensures that order, and that all of it happens on one stream.
     """
 
     def __init__(self, device: torch.device) -> None:

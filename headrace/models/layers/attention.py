@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.forward.forward_batch import LayerContext
 from headrace.kernels.attention.paged_attention import paged_decode, paged_prefill
 from headrace.kernels.attention.prepare_qkv import prepare_qkv
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.models.config import AttentionConfig
-from headrace.models.layers.step import Step
 from headrace.models.weight_files import WeightSource
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One projection gives queries, keys, values and, where there is one, the output gate, in this order."""
+    """An attention layer. One projection gives queries, keys, values and, if there is one, the output gate."""
 
     config: AttentionConfig
     index: int  # among the attention layers: the layer's place in a block
@@ -62,44 +62,45 @@ class Attention:
             qk_norm_JD=qk_norm,
         )
 
-    def __call__(self, x: Tensor, step: Step) -> Product:
-        plan, n, scale = step.plan, step.plan.num_decodes, self.config.scale
+    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+        batch, n, scale = context.batch, context.batch.num_decodes, self.config.scale
         projected = self.in_proj(x)
-        q, k, v = self._prepare(projected, step)
+        q, k, v = self._prepare(projected, context)
         gate = self._gate(projected)
-        k_pool, v_pool = step.memory.kv_pools[self.index]
+        k_pool, v_pool = context.memory.kv_pools[self.index]
         decoded = prefilled = None
-        if plan.decode is not None:
+        if batch.decode is not None:
             decode_gate = None if gate is None else gate[:n]
-            decoded = paged_decode(q[:n], k_pool, v_pool, scale, plan.decode.attention, decode_gate)
-        if plan.prefill is not None:
-            prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, plan.prefill.attention)
+            decoded = paged_decode(q[:n], k_pool, v_pool, scale, batch.decode.attention, decode_gate)
+        if batch.prefill is not None:
+            prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, batch.prefill.attention)
             if gate is not None:
                 prefilled = prefilled * torch.sigmoid(gate[n:])
-        return Product(plan.join(decoded, prefilled).flatten(1), self.out_proj)
+        return Product(batch.join(decoded, prefilled).flatten(1), self.out_proj)
 
-    def tail(self, x: Tensor, step: Step, rows: Tensor) -> Product:
-        """Keys and values of all rows go to the pool; outputs are made for `rows`: none, or `step.plan.tails`."""
+    def attend_rows(self, x: Tensor, context: LayerContext, rows: Tensor) -> Product:
+        """Outputs of `rows` alone: none, or those of `last_token_queries`. All keys and values go to the pool."""
+        queries = context.batch.last_token_queries
         projected = self.in_proj(x)
-        q, _, _ = self._prepare(projected, step)
-        if step.plan.tails is None:
+        q, _, _ = self._prepare(projected, context)
+        if queries is None:
             return Product(q.new_empty(0, self.out_proj.in_features), self.out_proj)
-        k_pool, v_pool = step.memory.kv_pools[self.index]
+        k_pool, v_pool = context.memory.kv_pools[self.index]
         gate = self._gate(projected.index_select(0, rows))
-        attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, step.plan.tails, gate)
+        attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, queries, gate)
         return Product(attended.flatten(1), self.out_proj)
 
-    def _prepare(self, projected: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; the latter two are in the pool, too."""
+    def _prepare(self, projected: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; keys and values are also in the pool."""
         return prepare_qkv(
             projected,
-            *step.memory.kv_pools[self.index],
-            step.plan.block_T,
-            step.plan.offset_T,
+            *context.memory.kv_pools[self.index],
+            context.batch.block_T,
+            context.batch.offset_T,
             self.config.num_heads,
             self.qk_norm_JD,
             self.norm_eps,
-            step.rotary,
+            context.rotary,
         )
 
     def _gate(self, projected: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import DecodeRows
+from headrace.forward.forward_batch import DecodeRows, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
@@ -20,7 +20,6 @@ from headrace.kernels.gdn.prefill import gdn_prefill
 from headrace.kernels.gdn.update import gdn_update
 from headrace.kernels.lib.segments import PrefillSegments
 from headrace.models.config import GatedDeltaConfig
-from headrace.models.layers.step import Step
 from headrace.models.weight_files import WeightSource
 
 
@@ -62,17 +61,17 @@ class GatedDelta:
             out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
         )
 
-    def __call__(self, x: Tensor, step: Step) -> Product:
-        config, plan, n = self.config, step.plan, step.plan.num_decodes
+    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+        config, batch, n = self.config, context.batch, context.batch.num_decodes
         T, Hv = len(x), config.num_value_heads
         projected = self.in_proj(x)
         u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
         decoded = prefilled = None
-        if plan.decode is not None:
-            decoded = self._decode(u[:n], a[:n], b[:n], plan.decode, step.memory)
-        if plan.prefill is not None:
-            prefilled = self._prefill(u[n:], a[n:], b[n:], plan.prefill.segments, step.memory)
-        o_THD = plan.join(decoded, prefilled)
+        if batch.decode is not None:
+            decoded = self._decode(u[:n], a[:n], b[:n], batch.decode, context.memory)
+        if batch.prefill is not None:
+            prefilled = self._prefill(u[n:], a[n:], b[n:], batch.prefill.segments, context.memory)
+        o_THD = batch.join(decoded, prefilled)
         o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
         return Product(o_THD.reshape(T, config.value_size), self.out_proj)
 

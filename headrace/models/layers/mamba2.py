@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import DecodeRows
+from headrace.forward.forward_batch import DecodeRows, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
@@ -20,7 +20,6 @@ from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.prefill import ssd_prefill
 from headrace.kernels.ssd.update import ssd_update
 from headrace.models.config import Mamba2Config
-from headrace.models.layers.step import Step
 from headrace.models.weight_files import WeightSource
 
 
@@ -66,16 +65,16 @@ class Mamba2:
             out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
-    def __call__(self, x: Tensor, step: Step) -> Product:
-        config, plan, n = self.config, step.plan, step.plan.num_decodes
+    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+        config, batch, n = self.config, context.batch, context.batch.num_decodes
         projected = self.in_proj(x)
         gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
         decoded = prefilled = None
-        if plan.decode is not None:
-            decoded = self._decode(u[:n], dt[:n], plan.decode, step.memory)
-        if plan.prefill is not None:
-            prefilled = self._prefill(u[n:], dt[n:], plan.prefill.segments, step.memory)
-        y = plan.join(decoded, prefilled).reshape(len(x), config.inner_size)
+        if batch.decode is not None:
+            decoded = self._decode(u[:n], dt[:n], batch.decode, context.memory)
+        if batch.prefill is not None:
+            prefilled = self._prefill(u[n:], dt[n:], batch.prefill.segments, context.memory)
+        y = batch.join(decoded, prefilled).reshape(len(x), config.inner_size)
         return Product(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups), self.out_proj)
 
     def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:

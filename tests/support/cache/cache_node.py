@@ -1,8 +1,8 @@
-"""A scheduler and a runner without tensors, to drive the prefix cache as a node does.
+"""A scheduler and a runner without tensors, which drive the prefix cache through the engine's `Publisher`.
 
-The "bytes" of a block are the tokens from the prompt's start through that block, those of a state the
-tokens that went into it. So whatever a request reuses can be compared with what it should have been, and a
-cache that serves another prompt's blocks, or a state that somebody overwrote, is caught at the read.
+The "bytes" of a block are the tokens from the prompt's start through that block, those of a state the tokens that went
+into it. So everything a request reuses can be compared with its own tokens, and a cache that serves another prompt's
+blocks, or a state that was overwritten, is caught at the read.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.cache.checkpoints import (
     CHECKPOINT_GRID_TOKENS,
-    Boundary,
     ChunkSpan,
-    PromptFacts,
-    by_need,
     checkpoint_policy,
 )
 from headrace.cache.claims import Claim
@@ -23,6 +20,7 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from headrace.cache.index import Checkpoint
 from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.cache.types import BlockId, PrefixKey, SlotId
 
 Tokens = tuple[int, ...]
@@ -30,20 +28,34 @@ Tokens = tuple[int, ...]
 
 @dataclass(eq=False)
 class Request:
-    """One running request, as a scheduler keeps it."""
+    """One running request, as a scheduler keeps it; `chunk` is the one that is computed but not yet published."""
 
     tokens: list[int]
     hasher: PrefixHasher
     claim: Claim
-    facts: PromptFacts
+    boundaries: tuple[int, ...]
+    prompt_length: int
     num_computed: int
-    emitting: dict[Boundary, SlotId] = field(default_factory=dict)
-    published: list[int] = field(default_factory=list)
+    chunk: ScheduledChunk["Request"] | None = None
+    checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
+
+    @property
+    def held(self) -> Claim:
+        return self.claim
 
     @property
     def keys(self) -> list[PrefixKey]:
         return self.hasher.keys
+
+    @property
+    def prefill_length(self) -> int:
+        return self.prompt_length
+
+    @property
+    def emitting(self) -> list[SlotId]:
+        """Slots that the chunk's kernels have written, not yet published."""
+        return [] if self.chunk is None else [slot for _, slot in self.chunk.emit]
 
 
 class FakeNode:
@@ -100,59 +112,50 @@ class FakeNode:
             return None
         for position in range(claim.reused_tokens // size):
             assert self.block_bytes[claim.block_ids[position]] == tuple(tokens[: (position + 1) * size])
-        facts = PromptFacts(len(tokens), size, hints, claim.branch_point)
-        return Request(list(tokens), hasher, claim, facts, claim.reused_tokens)
+        return Request(list(tokens), hasher, claim, hints, len(tokens), claim.reused_tokens)
 
     def start_chunk(self, request: Request, end: int) -> None:
-        """Schedule and run one chunk: read the state, write blocks, states and the slot; publish nothing."""
-        span = ChunkSpan(request.num_computed, end)
-        wanted = self.policy.prompt_boundaries(span, request.facts)
-        for boundary in by_need(wanted):
-            slot = self.cache.reserve_slot(request.claim, boundary.tier)
-            if slot is not None:
-                request.emitting[boundary] = slot
-                self.slot_bytes[slot] = tuple(request.tokens[: boundary.num_tokens])
-        request.emitting = dict(sorted(request.emitting.items(), key=lambda pair: pair[0].num_tokens))
+        """Schedules and runs one chunk: reads the state, writes blocks, states and the slot; publishes nothing."""
+        request.chunk = ScheduledChunk(request, ChunkSpan(request.num_computed, end))
+        self._publisher.prepare([request.chunk])
+        for boundary, slot in request.chunk.emit:
+            self.slot_bytes[slot] = tuple(request.tokens[: boundary.num_tokens])
         self._run(request, end)
 
     def finish_chunk(self, request: Request) -> None:
-        """The chunk's step is over: publish what it made."""
-        self.cache.state_written(request.claim)
-        self.cache.publish_blocks(request.claim, request.keys, request.num_computed)
-        for boundary, slot in request.emitting.items():
-            num_tokens = boundary.num_tokens
-            key = request.keys[num_tokens // self.cache.block_size - 1]
-            published = self.cache.publish_checkpoint(request.claim, key, num_tokens, slot, boundary.tier)
-            if published is not None:
-                request.published.append(num_tokens)
-        request.emitting.clear()
+        """Ends the chunk's step: publishes its blocks and checkpoints."""
+        assert request.chunk is not None
+        self._publisher.written(request.chunk)
+        request.chunk = None
         self.cache.check()
 
     def prefill(self, request: Request, *, chunk: int | None = None) -> None:
-        """Compute the rest of the prompt, in one chunk or in chunks of `chunk` tokens."""
-        num_tokens = request.facts.num_tokens
+        """Computes the rest of the prompt, in one chunk or in chunks of `chunk` tokens."""
+        num_tokens = request.prompt_length
         while request.num_computed < num_tokens:
             step = num_tokens - request.num_computed if chunk is None else chunk
             self.start_chunk(request, min(request.num_computed + step, num_tokens))
             self.finish_chunk(request)
 
     def receive(self, request: Request) -> None:
-        """A hand-over lands: the blocks beyond the hit and the state arrive."""
-        size, num_tokens = self.cache.block_size, request.facts.num_tokens
+        """Receives a transfer: the blocks beyond the hit, and the state."""
+        size, num_tokens = self.cache.block_size, request.prompt_length
         for position in range(request.claim.reused_tokens // size, num_tokens // size):
             block = request.claim.block_ids[position]
             self.block_bytes[block] = tuple(request.tokens[: (position + 1) * size])
         self.slot_bytes[request.claim.slot] = tuple(request.tokens)
         request.num_computed = num_tokens
-        self.finish_chunk(request)
+        self._publisher.publish_blocks(request)
+        self._publisher.keep_decoded(request)
+        self.cache.check()
 
     def decode(self, request: Request, answer: Sequence[int]) -> None:
-        """Decode `answer`, its first token sampled by the prefill; the last one is never computed."""
+        """Decodes `answer`, its first token sampled by the prefill; the last one is never computed."""
         for token in answer:
             assert self.decode_token(request, token)
 
     def decode_token(self, request: Request, token: int) -> bool:
-        """Compute what is not computed yet and append `token`. False if there is no block for it."""
+        """Computes the token that is not computed yet and appends `token`. False if there is no block for it."""
         if len(request.tokens) > request.num_computed:
             self._decode_step(request)
         request.tokens.append(token)
@@ -178,14 +181,14 @@ class FakeNode:
         return request
 
     def finish(self, request: Request) -> None:
-        """End or abort a request at any point."""
-        for slot in request.emitting.values():
+        """Ends or aborts a request at any point."""
+        for slot in request.emitting:
             self.cache.release_slot(request.claim, slot)
         self.cache.release(request.claim)
         self.cache.check()
 
     def evict_states(self, num: int) -> None:
-        """Make others want `num` slots more than are free, for a moment."""
+        """Claims `num` slots more than are free, and releases them: as many checkpoints are evicted."""
         wanted = self.cache.stats().slots.free + num
         for claim in [self._claim_a_slot() for _ in range(wanted)]:
             self.cache.release(claim)
@@ -196,20 +199,13 @@ class FakeNode:
         assert claim is not None
         return claim
 
+    @property
+    def _publisher(self) -> Publisher:
+        return Publisher(self.cache, self.policy)
+
     def _decode_step(self, request: Request) -> None:
-        cache, claim = self.cache, request.claim
-        self._run(request, request.num_computed + 1)
-        cache.state_written(claim)
-        cache.publish_blocks(claim, request.keys, request.num_computed)
-        if self.policy.decoded_boundary(request.num_computed, cache.block_size):
-            for checkpoint in self.policy.superseded(request.decoded):
-                cache.unpublish(checkpoint)
-            key = request.keys[request.num_computed // cache.block_size - 1]
-            if cache.donate_running(claim, key, request.num_computed):
-                assert claim.source is not None
-                request.decoded.append(claim.source)
-                request.published.append(request.num_computed)
-        cache.check()
+        self.start_chunk(request, request.num_computed + 1)
+        self.finish_chunk(request)
 
     def _run(self, request: Request, end: int) -> None:
         claim, size = request.claim, self.cache.block_size

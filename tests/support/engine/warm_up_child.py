@@ -15,9 +15,9 @@ import torch
 from triton import knobs
 from triton.runtime import driver
 
+from headrace.engine.draw import Draw
 from headrace.engine.graphs import Captured
 from headrace.engine.runner import ModelRunner
-from headrace.engine.sampler import Draw
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep

@@ -122,13 +122,13 @@ class CacheMachine(RuleBasedStateMachine):
         request = self.choose(pick)
         match self.phases[request]:
             case Phase.PREFILLING:
-                end = min(request.num_computed + num_tokens, request.facts.num_tokens)
+                end = min(request.num_computed + num_tokens, request.prompt_length)
                 self.node.start_chunk(request, end)
                 self.phases[request] = Phase.IN_STEP
             case Phase.IN_STEP:
                 self.node.finish_chunk(request)
                 self.published(request)
-                done = request.num_computed == request.facts.num_tokens
+                done = request.num_computed == request.prompt_length
                 self.phases[request] = Phase.DECODING if done else Phase.PREFILLING
             case Phase.WAITING:
                 self.node.receive(request)
@@ -214,7 +214,7 @@ class CacheMachine(RuleBasedStateMachine):
     def held_slots(self) -> set[SlotId]:
         held = {request.claim.slot for request in self.phases}
         held |= {request.claim.source.slot for request in self.phases if request.claim.source is not None}
-        held |= {slot for request in self.phases for slot in request.emitting.values()}
+        held |= {slot for request in self.phases for slot in request.emitting}
         return held | {hold.checkpoint.slot for hold in self.leased.values()}
 
     def published(self, request: Request) -> None:

@@ -34,7 +34,7 @@ def test_1_a_short_prompt_takes_four_blocks_and_one_slot_and_caches_no_tombstone
     node.finish_chunk(request)
     node.finish(request)
 
-    assert request.published == [48]
+    assert request.checkpoints == [48]
     stats = node.cache.stats()
     assert (stats.blocks.cached, stats.slots.cached) == (3, 1)
     node.evict_states(1)
@@ -58,7 +58,7 @@ def test_2_the_first_to_leave_a_prefix_leaves_a_checkpoint_there_for_the_third(p
     assert second.claim.hit == PrefixHit(attention_tokens=32, state_tokens=0, resumable_tokens=0)
     assert (second.claim.branch_point, second.claim.reused_tokens) == (32, 0)
     node.prefill(second)
-    assert 32 in second.published
+    assert 32 in second.checkpoints
     node.finish(second)
 
     third = admitted(node, text(32, 1) + text(25, 4))
@@ -96,7 +96,8 @@ def test_5_a_state_is_evicted_alone_and_its_blocks_still_serve_a_hand_over() -> 
     first = admitted(node, tokens)
     node.policy = FakeNode(policy="every").policy
     node.start_chunk(first, 33)
-    first.emitting = dict(reversed(first.emitting.items()))  # 32 before 16: it is the older one
+    assert first.chunk is not None
+    first.chunk.emit.reverse()  # 32 before 16: it is the older one
     node.finish_chunk(first)
     node.policy = FakeNode(policy="none").policy
     node.prefill(first)
@@ -186,10 +187,11 @@ def test_10_a_leased_checkpoint_keeps_its_slot_and_blocks_until_the_deadline() -
     node = FakeNode(policy="branch", num_slots=2, num_blocks=6)
     first = admitted(node, text(65, 1))
     node.start_chunk(first, 65)
-    (slot,) = first.emitting.values()
+    (slot,) = first.emitting
     checkpoint = node.cache.publish_checkpoint(first.claim, first.keys[3], 64, slot)
     assert checkpoint is None  # no blocks below it yet
-    first.emitting.clear()
+    assert first.chunk is not None
+    first.chunk.emit.clear()
     node.finish_chunk(first)
     assert node.cache.donate_running(first.claim, first.keys[3], 64)
     held = first.claim.source

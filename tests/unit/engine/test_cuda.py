@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.engine.draw import Draw
 from headrace.engine.runner import ModelRunner
-from headrace.engine.sampler import Draw
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.models.weights import load_config, random_model
@@ -80,7 +80,7 @@ def greedy_draws(lengths: tuple[int, ...]) -> list[tuple[int, Draw]]:
 
 
 def decode_steps(lengths: tuple[int, ...], n: int) -> list[SequenceStep]:
-    return [SequenceStep((0,), length + n, blocks_of(i), i, i, feed=i) for i, length in enumerate(lengths)]
+    return [SequenceStep((0,), length + n, blocks_of(i), i, i, future_token=i) for i, length in enumerate(lengths)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

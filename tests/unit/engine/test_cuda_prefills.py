@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
+from headrace.engine.draw import Draw
 from headrace.engine.graphs import Captured, CudaCapture
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
 from headrace.engine.runner import Launched, ModelRunner
-from headrace.engine.sampler import Draw
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.models.model import HybridModel
@@ -198,7 +198,7 @@ def test_a_pass_beside_decodes_in_flight_changes_nobodys_tokens(family: str, tin
             runner.capture_prefills(128, MAX_TOKENS, capture)
         prompt, at = random_prompt(300), 0
         for n in range(12):
-            steps = [SequenceStep((0,), s + n, blocks_of(i), i, i, feed=i) for i, s in enumerate(starts)]
+            steps = [SequenceStep((0,), s + n, blocks_of(i), i, i, future_token=i) for i, s in enumerate(starts)]
             if n % 3 != 2:  # a decode alone in between
                 end = at + (7, 33, 16, 70)[n % 4]
                 steps.append(SequenceStep(prompt[at:end], at, blocks_of(3), 3 if at else None, 3))
@@ -243,7 +243,7 @@ def test_no_replayed_pass_waits_for_the_device(family: str, temperature: float, 
     prompt = random_prompt(100)
     alone = [SequenceStep(prompt[:40], 0, blocks_of(0), None, 0, ((16, 7), (32, 8)))]
     beside = [
-        SequenceStep((0,), 40, blocks_of(0), 0, 0, feed=0),
+        SequenceStep((0,), 40, blocks_of(0), 0, 0, future_token=0),
         SequenceStep(prompt[:90], 0, blocks_of(1), None, 1, ((48, 9),)),
     ]
     for _ in range(2):  # compiles what is new

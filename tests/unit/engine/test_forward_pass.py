@@ -162,7 +162,7 @@ def test_a_last_layer_that_attends_makes_outputs_for_the_logit_rows_alone(load_f
     config = load_family("qwen35").model.config  # as tiny, its last layer has a state
     config = replace(config, layers=tuple(sorted(config.layers, key=lambda layer: layer.mixer == "attention")))
     model = random_model(config)
-    assert model.reads_tails and not load_family("qwen35").model.reads_tails
+    assert model.uses_last_token_queries and not load_family("qwen35").model.uses_last_token_queries
 
     def last_rows(of_all: bool) -> list[Tensor]:
         runner = ModelRunner(model, CacheMemory(model.cache_layout(16), 96, 24))

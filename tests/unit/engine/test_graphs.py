@@ -11,12 +11,12 @@ from torch import Tensor
 
 from headrace.cache.layout import CacheLayout
 from headrace.engine.decode_inputs import DecodeInputs
+from headrace.engine.draw import Draw
 from headrace.engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from headrace.engine.runner import ModelRunner
-from headrace.engine.sampler import Draw
 from headrace.engine.warm_up import warm_up
-from headrace.forward.forward_batch import StepPlan
+from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.lib.dot import dot_block
@@ -40,13 +40,13 @@ class Model:
     """Predicts token + 1, draws it as a captured decode does, and keeps what it was asked."""
 
     drawn: Tensor
-    seen: list[StepPlan] = field(default_factory=list)
+    seen: list[ForwardBatch] = field(default_factory=list)
 
-    def forward(self, plan: StepPlan) -> Tensor:
-        self.seen.append(plan)
-        predicted = (plan.tokens_T + 1) % VOCAB
-        if plan.logit_rows is not None:
-            predicted = predicted[plan.logit_rows]
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        self.seen.append(batch)
+        predicted = (batch.tokens_T + 1) % VOCAB
+        if batch.logit_rows is not None:
+            predicted = predicted[batch.logit_rows]
         else:
             self.drawn[: len(predicted)] = predicted
         return torch.nn.functional.one_hot(predicted, VOCAB).float()
@@ -72,17 +72,17 @@ def setup() -> Setup:
     return Setup(model, drawn, StepGraphs(BLOCK_SIZE, decodes, prefills), memory)
 
 
-def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, feed: int | None = None):
-    return SequenceStep((token,), start, blocks, src, dst, feed=feed)
+def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, future_token: int | None = None):
+    return SequenceStep((token,), start, blocks, src, dst, future_token=future_token)
 
 
 def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
     logits = setup.graphs.run([decode(7, 9, [5, 0, 3], 4, 4), decode(8, 0, [2], None, 6)])
-    (plan,) = setup.model.seen
-    assert plan.tokens_T.tolist() == [7, 8] and plan.positions_T.tolist() == [9, 0]
-    assert plan.block_T.tolist() == [3, 2] and plan.offset_T.tolist() == [1, 0]
-    assert plan.decode.source.slots_N.tolist() == [4, -1] and plan.decode.dst_slots.tolist() == [4, 6]
-    contexts = plan.decode.attention.contexts
+    (batch,) = setup.model.seen
+    assert batch.tokens_T.tolist() == [7, 8] and batch.positions_T.tolist() == [9, 0]
+    assert batch.block_T.tolist() == [3, 2] and batch.offset_T.tolist() == [1, 0]
+    assert batch.decode.source.slots_N.tolist() == [4, -1] and batch.decode.dst_slots.tolist() == [4, 6]
+    contexts = batch.decode.attention.contexts
     assert contexts.lens_N.tolist() == [10, 1]
     assert contexts.table_NM[0, :3].tolist() == [5, 0, 3] and contexts.table_NM[1, :1].tolist() == [2]
     assert logits.argmax(-1).tolist() == setup.drawn[:2].tolist() == [8, 9]
@@ -91,17 +91,19 @@ def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
 def test_padding_sees_nothing_and_writes_where_nobody_looks(setup: Setup) -> None:
     setup.graphs.run([decode(1, 4, [0, 1], i, i) for i in range(8)])  # leaves its traces in every row
     logits = setup.graphs.run([decode(7, 1, [i], i, i) for i in range(3)])
-    plan = setup.model.seen[-1]
-    assert len(logits) == 3 and plan.num_decodes == 4
-    assert plan.decode.source.slots_N.tolist() == plan.decode.dst_slots.tolist() == [0, 1, 2, -1]
-    assert plan.decode.attention.contexts.lens_N.tolist() == [2, 2, 2, 0]
-    assert plan.block_T.tolist() == [0, 1, 2, setup.memory.scratch_block]
+    batch = setup.model.seen[-1]
+    assert len(logits) == 3 and batch.num_decodes == 4
+    assert batch.decode.source.slots_N.tolist() == batch.decode.dst_slots.tolist() == [0, 1, 2, -1]
+    assert batch.decode.attention.contexts.lens_N.tolist() == [2, 2, 2, 0]
+    assert batch.block_T.tolist() == [0, 1, 2, setup.memory.scratch_block]
     assert setup.memory.kv_pools[0][0].shape[0] == setup.memory.num_blocks + 1 == setup.memory.scratch_block + 1
 
 
-def test_tokens_are_fed_from_the_launch_before_in_any_order(setup: Setup) -> None:
+def test_tokens_of_the_launch_before_are_taken_in_any_order(setup: Setup) -> None:
     setup.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [1], 1, 1), decode(30, 1, [2], 2, 2)])
-    setup.graphs.run([decode(0, 2, [2], 2, 2, feed=2), decode(40, 1, [3], 3, 3), decode(0, 2, [0], 0, 0, feed=0)])
+    setup.graphs.run(
+        [decode(0, 2, [2], 2, 2, future_token=2), decode(40, 1, [3], 3, 3), decode(0, 2, [0], 0, 0, future_token=0)]
+    )
     assert setup.model.seen[-1].tokens_T.tolist()[:3] == [31, 40, 11]
     assert setup.drawn[:3].tolist() == [32, 41, 12]
 
@@ -135,30 +137,30 @@ def test_what_does_not_fit_is_left_to_the_plain_path(setup: Setup) -> None:
 def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(setup: Setup) -> None:
     silent = SequenceStep([1, 2], 4, [3, 1], 2, 2, num_logits=0)
     logits = setup.graphs.run([silent, SequenceStep([5, 6, 7], 3, [0, 5], 4, 1, emit=((4, 7),))])
-    (plan,) = setup.model.seen
+    (batch,) = setup.model.seen
     scratch = setup.memory.scratch_block
-    assert plan.tokens_T.tolist() == [5, 6, 7, 1, 2, 0, 0, 0]  # first those whose logits are asked for
-    assert plan.positions_T.tolist() == [3, 4, 5, 4, 5, 0, 1, 2]
-    assert plan.block_T.tolist() == [0, 5, 5, 1, 1, *[scratch] * 3]
-    assert plan.offset_T.tolist() == [3, 0, 1, 0, 1, 0, 1, 2]
-    chunks, nobody = plan.prefill.attention.chunks, MOST_SEQUENCES - 2
+    assert batch.tokens_T.tolist() == [5, 6, 7, 1, 2, 0, 0, 0]  # first those whose logits are asked for
+    assert batch.positions_T.tolist() == [3, 4, 5, 4, 5, 0, 1, 2]
+    assert batch.block_T.tolist() == [0, 5, 5, 1, 1, *[scratch] * 3]
+    assert batch.offset_T.tolist() == [3, 0, 1, 0, 1, 0, 1, 2]
+    chunks, nobody = batch.prefill.attention.chunks, MOST_SEQUENCES - 2
     assert chunks.first_row_N1.tolist() == [0, 3, 5, *[5] * nobody, 8]
     assert chunks.start_N.tolist() == [3, 4, *[0] * nobody, 0]
     assert chunks.table_NM[:2, :2].tolist() == [[0, 5], [3, 1]] and set(chunks.table_NM[-1].tolist()) == {scratch}
-    table = plan.prefill.segments.chunk_table(4)
+    table = batch.prefill.segments.chunk_table(4)
     assert [row[:3] for row in table.chunks_C4.tolist()][:4] == [[0, 1, 7], [1, 2, 1], [3, 2, 2], [5, 3, -1]]
     assert all(row[1:3] == [-1, -1] for row in table.chunks_C4.tolist()[4:])
     of_nobody = [3, 3, -1]
     sequences = [row[:3] for row in table.sequences_N4.tolist()]
     assert sequences == [[0, 2, 4], [2, 3, 2], *[of_nobody] * nobody, [3, 4, -1]]
-    assert plan.tails.contexts.lens_N.tolist() == [6, 6, *[0] * nobody]
+    assert batch.last_token_queries.contexts.lens_N.tolist() == [6, 6, *[0] * nobody]
     assert logits.argmax(-1).tolist() == [8]
 
 
 def test_decodes_and_the_prefills_behind_them_are_two_replays(setup: Setup) -> None:
     prefill = SequenceStep([5, 6, 7], 0, [1], None, 1)
     logits = setup.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
-    assert [plan.num_decodes for plan in setup.model.seen] == [2, 0]
+    assert [batch.num_decodes for batch in setup.model.seen] == [2, 0]
     assert logits.argmax(-1).tolist() == [11, 21, 8]
 
 
@@ -202,7 +204,8 @@ def test_replayed_decodes_give_the_tokens_of_plain_ones(draw: Draw, load_family)
             runner.capture_decodes(2, 128, capture=partial(rerun_loaded, runner))
         for n in range(6):
             steps = [
-                SequenceStep((0,), len(p) + n, range(i * 8, i * 8 + 8), i, i, feed=i) for i, p in enumerate(prompts)
+                SequenceStep((0,), len(p) + n, range(i * 8, i * 8 + 8), i, i, future_token=i)
+                for i, p in enumerate(prompts)
             ]
             taken.append(runner.launch(steps, [(0, draw), (1, draw)]).drawn.tokens())
         answers.append(taken)

@@ -7,7 +7,7 @@ import torch
 
 from headrace.cache.layout import CacheLayout
 from headrace.engine.runner import ModelRunner
-from headrace.forward.forward_batch import StepPlan
+from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 
@@ -168,11 +168,11 @@ def test_impossible_steps_are_refused(fields: dict, message: str):
 )
 def test_steps_that_would_mix_sequences_are_refused(steps: list[SequenceStep], message: str):
     with pytest.raises(ValueError, match=message):
-        StepPlan.build(steps, block_size=4, device=CPU)
+        ForwardBatch.build(steps, block_size=4, device=CPU)
 
 
 def test_plan_puts_decodes_first_and_logits_in_the_order_of_the_steps():
-    plan = StepPlan.build(
+    batch = ForwardBatch.build(
         [
             step(tokens=3, start=5, src=0, dst=0, num_logits=3),
             step(tokens=1, start=7, blocks=(9, 8), src=1, dst=1),
@@ -181,15 +181,15 @@ def test_plan_puts_decodes_first_and_logits_in_the_order_of_the_steps():
         block_size=4,
         device=CPU,
     )
-    assert plan.num_decodes == 1
-    assert plan.positions_T.tolist() == [7, 5, 6, 7, 0, 1]
-    assert plan.block_T.tolist() == [8, 1, 1, 1, 5, 5]
-    assert plan.offset_T.tolist() == [3, 1, 2, 3, 0, 1]
-    assert plan.logit_rows is not None and plan.logit_rows.tolist() == [1, 2, 3, 0, 5]
+    assert batch.num_decodes == 1
+    assert batch.positions_T.tolist() == [7, 5, 6, 7, 0, 1]
+    assert batch.block_T.tolist() == [8, 1, 1, 1, 5, 5]
+    assert batch.offset_T.tolist() == [3, 1, 2, 3, 0, 1]
+    assert batch.logit_rows is not None and batch.logit_rows.tolist() == [1, 2, 3, 0, 5]
 
 
 @pytest.mark.parametrize(
-    ("steps", "with_tails", "num_tails"),
+    ("steps", "with_last_token_queries", "num_queries"),
     [
         ([step(tokens=3), step(tokens=2, src=2, dst=2)], True, 2),
         ([step(tokens=3), step(tokens=2, src=2, dst=2)], False, None),  # no layer would read them
@@ -198,6 +198,9 @@ def test_plan_puts_decodes_first_and_logits_in_the_order_of_the_steps():
         ([step(tokens=3, num_logits=0)], True, None),
     ],
 )
-def test_tails_are_made_for_a_model_that_reads_them(steps: list[SequenceStep], with_tails: bool, num_tails: int | None):
-    tails = StepPlan.build(steps, block_size=4, device=CPU, with_tails=with_tails).tails
-    assert (None if tails is None else tails.num_sequences) == num_tails
+def test_queries_of_last_tokens_are_made_for_a_model_that_uses_them(
+    steps: list[SequenceStep], with_last_token_queries: bool, num_queries: int | None
+):
+    batch = ForwardBatch.build(steps, block_size=4, device=CPU, with_last_token_queries=with_last_token_queries)
+    queries = batch.last_token_queries
+    assert (None if queries is None else queries.num_sequences) == num_queries

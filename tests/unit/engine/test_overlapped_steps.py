@@ -61,7 +61,7 @@ class Node:
         self.inputs: DecodeInputs | PrefillInputs
 
     def forward(self) -> Tensor:
-        return self.model.forward(self.inputs.plan(self.num_rows), self.memory)
+        return self.model.forward(self.inputs.batch(self.num_rows), self.memory)
 
     def pools(self) -> tuple[Tensor, ...]:
         return self.memory.kv, self.memory.conv, self.memory.rec

@@ -11,8 +11,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from headrace.engine.randomness import uniform
-from headrace.engine.sampler import Draw, sample, score
+from headrace.engine.draw import Draw, uniform
+from headrace.engine.sampler import sample, score
 from headrace.request import Sampling
 
 RANDOM = Sampling(max_tokens=1, seed=0)

@@ -18,7 +18,7 @@ def run_steps(running: list[Sequence], num_steps: int, scheduler: Scheduler = SC
     """The steps in which each took part."""
     steps: dict[Sequence, list[int]] = {sequence: [] for sequence in running}
     for step in range(num_steps):
-        planned = scheduler.plan(running)
+        planned = scheduler.schedule(running)
         for share in planned:
             share.sequence.num_computed = share.span.end
             steps[share.sequence].append(step)
@@ -27,11 +27,11 @@ def run_steps(running: list[Sequence], num_steps: int, scheduler: Scheduler = SC
 
 
 def spans(*running: Sequence) -> list[tuple[int, int, int]]:
-    return [(running.index(p.sequence), p.span.start, p.span.end) for p in SCHEDULER.plan(running)]
+    return [(running.index(p.sequence), p.span.start, p.span.end) for p in SCHEDULER.schedule(running)]
 
 
 def test_nothing_runs_when_nothing_is_ready() -> None:
-    assert SCHEDULER.plan([]) == []
+    assert SCHEDULER.schedule([]) == []
 
 
 def test_decodes_go_before_an_earlier_prefill_and_cost_one_token_each() -> None:
@@ -48,7 +48,7 @@ def test_a_chunk_ends_on_a_block_boundary_unless_it_ends_the_prompt() -> None:
 
 def test_a_budget_below_one_block_still_moves_a_prompt() -> None:
     small = Scheduler(max_step_tokens=5, max_running=4, block_size=16)
-    assert small.plan([sequence(100)])[0].span == ChunkSpan(0, 5)
+    assert small.schedule([sequence(100)])[0].span == ChunkSpan(0, 5)
 
 
 def test_prefills_share_the_budget_in_order_of_arrival() -> None:
@@ -57,8 +57,8 @@ def test_prefills_share_the_budget_in_order_of_arrival() -> None:
 
 def test_never_more_sequences_than_max_running() -> None:
     decodes = [sequence(4, num_computed=4) for _ in range(9)]
-    assert len(SCHEDULER.plan(decodes)) == 4
-    assert len(SCHEDULER.plan([sequence(1) for _ in range(9)])) == 4
+    assert len(SCHEDULER.schedule(decodes)) == 4
+    assert len(SCHEDULER.schedule([sequence(1) for _ in range(9)])) == 4
 
 
 def test_more_decodes_than_a_step_takes_take_turns() -> None:
@@ -87,7 +87,7 @@ def test_one_place_goes_round_decodes_and_prefills() -> None:
 
 def test_prefills_behind_the_first_take_only_places_that_are_left() -> None:
     decodes, prefills = [sequence(4, num_computed=4) for _ in range(3)], [sequence(8) for _ in range(3)]
-    planned = SCHEDULER.plan([*prefills, *decodes])
+    planned = SCHEDULER.schedule([*prefills, *decodes])
     assert [share.sequence for share in planned] == [*decodes, prefills[0]]
 
 

@@ -1,5 +1,5 @@
 from headrace.cache.hashing import PrefixHasher
-from headrace.engine.preemption import LatestArrival
+from headrace.engine.scheduler import LatestArrival
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.waiting import WaitingLine
 from tests.support.engine.driving import request, resume_locally

@@ -1,30 +1,30 @@
-"""What follows from a request's sampling fields for its next token, and when its answer ends: pure."""
+"""Stop conditions of a request, and the settings of its next token. Pure: no tensors, no clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.engine.sampler import Draw
+from headrace.engine.draw import Draw
 from headrace.engine.sequence import Sequence
 from headrace.request import FinishReason
 
 
 @dataclass(frozen=True)
-class AnswerRules:
-    """The model's part in them: ids that end an answer, and tokens that it can hold, prompt included."""
+class StopRules:
+    """The model's stop conditions: ids that end an answer, and the most tokens of prompt and answer together."""
 
     eos_token_ids: tuple[int, ...]
     max_model_tokens: int
 
     def draw(self, sequence: Sequence, num_pending: int) -> Draw:
-        """How the next token is sampled, behind `num_pending` that have been and are not in its tokens yet."""
+        """The draw of the next token, after `num_pending` tokens that are drawn but not yet among its tokens."""
         sampling = sequence.request.sampling
         too_early = sequence.num_output + num_pending < sampling.min_tokens
         banned = self._stop_ids(sequence) if too_early else ()
         return Draw(sampling, sequence.tokens, sequence.request.num_prompt_tokens, banned, num_pending)
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
-        """Whether it goes on after its pending tokens, whatever they turn out to be: unless one of them stops it."""
+        """True if it takes another token after its pending ones, unless one of these is a stop token."""
         return (
             sequence.num_sampled + num_pending < sequence.job.max_new
             and sequence.num_output + num_pending < sequence.request.sampling.max_tokens
@@ -32,7 +32,7 @@ class AnswerRules:
         )
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Why its newest token is its last; None if it goes on."""
+        """The reason why its newest token is its last; None if it goes on."""
         sampling = sequence.request.sampling
         if sequence.tokens[-1] in self._stop_ids(sequence) and sequence.num_output >= sampling.min_tokens:
             return FinishReason.STOP

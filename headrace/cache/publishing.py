@@ -1,0 +1,167 @@
+"""Publishing: a request's full blocks become findable, and its states where the checkpoint policy keeps them.
+
+Around each step, `Publisher.prepare` reserves slots for the states that the step's kernels emit, and
+`Publisher.written` publishes the step's blocks and checkpoints. The engine, the trace replay of benchmarks/ and the
+tests' node without tensors all follow this one protocol. A full cache is no error here: less is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from headrace.cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, PromptFacts, by_need
+from headrace.cache.claims import Claim
+from headrace.cache.index import Checkpoint
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.types import PrefixKey, SlotId
+
+
+class CachedSequence(Protocol):
+    """A running request as the publisher sees it.
+
+    held             its claim
+    keys             prefix keys of its full blocks; grows with its tokens
+    boundaries       the router's hints, in tokens (`PromptFacts.hints`)
+    prompt_length    tokens it came with
+    prefill_length   leading tokens computed in chunks: the prompt, and after a preemption also the answer so far
+    num_computed     leading tokens whose blocks and state are written
+    checkpoints      positions published in its prompt; the publisher appends to it
+    decoded          checkpoints in its answer that are still kept; the publisher appends and removes
+    """
+
+    @property
+    def held(self) -> Claim: ...
+
+    @property
+    def keys(self) -> Sequence[PrefixKey]: ...
+
+    @property
+    def boundaries(self) -> tuple[int, ...]: ...
+
+    @property
+    def prompt_length(self) -> int: ...
+
+    @property
+    def prefill_length(self) -> int: ...
+
+    @property
+    def num_computed(self) -> int: ...
+
+    @property
+    def checkpoints(self) -> list[int]: ...
+
+    @property
+    def decoded(self) -> list[Checkpoint]: ...
+
+
+S = TypeVar("S", bound=CachedSequence)
+
+
+@dataclass(eq=False, slots=True)
+class ScheduledChunk(Generic[S]):
+    """One sequence's part of a step: the tokens `span.start` .. `span.end - 1`, and the checkpoints it leaves.
+
+    emit     boundaries inside the span, ascending, with the slots that the kernels write their states to
+    at_end   the boundary at the end of the span, if kept: the running state itself is donated after the step
+    """
+
+    sequence: S
+    span: ChunkSpan
+    emit: list[tuple[Boundary, SlotId]] = field(default_factory=list)
+    at_end: Boundary | None = None
+
+
+class Publisher:
+    """Applies a checkpoint policy before each step, and publishes after it."""
+
+    def __init__(self, cache: PrefixCache, policy: CheckpointPolicy) -> None:
+        self._cache = cache
+        self._policy = policy
+
+    def prepare(self, chunks: Sequence[ScheduledChunk[S]]) -> None:
+        """Sets the checkpoints that the chunks are to leave, and reserves slots for those that kernels emit.
+
+        Higher tiers get their slots first, over all chunks. Without a slot a prompt goes on without that checkpoint.
+        """
+        wanted: list[tuple[Boundary, ScheduledChunk[S]]] = []
+        for chunk in chunks:
+            boundaries = self._boundaries(chunk)
+            chunk.at_end = next((boundary for boundary in boundaries if boundary.num_tokens == chunk.span.end), None)
+            inside = [boundary for boundary in boundaries if boundary is not chunk.at_end]
+            wanted += [(boundary, chunk) for boundary in by_need(inside)]
+        for boundary, chunk in sorted(wanted, key=lambda pair: -pair[0].tier):
+            slot = self._cache.reserve_slot(chunk.sequence.held, boundary.tier)
+            if slot is not None:
+                chunk.emit.append((boundary, slot))
+        for chunk in chunks:
+            chunk.emit.sort(key=lambda pair: pair[0].num_tokens)
+
+    def written(self, chunk: ScheduledChunk[S]) -> None:
+        """The step has written the chunk's blocks and states; the sequence's `num_computed` is at its end."""
+        sequence, claim = chunk.sequence, chunk.sequence.held
+        self._cache.state_written(claim)
+        self.publish_blocks(sequence)
+        for boundary, slot in chunk.emit:
+            key = self._key(sequence, boundary.num_tokens)
+            _record(sequence, self._cache.publish_checkpoint(claim, key, boundary.num_tokens, slot, boundary.tier))
+        if chunk.at_end is not None:
+            num_tokens = chunk.at_end.num_tokens
+            if self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens, chunk.at_end.tier):
+                _record(sequence, claim.source)
+        if sequence.num_computed > sequence.prompt_length:
+            self.keep_decoded(sequence)
+
+    def publish_blocks(self, sequence: CachedSequence) -> None:
+        """Publishes all blocks of the sequence that are full."""
+        self._cache.publish_blocks(sequence.held, sequence.keys, sequence.num_computed)
+
+    def keep_received(self, sequence: CachedSequence) -> None:
+        """Makes the state of a part of the prompt, just received, a checkpoint if the policy keeps any."""
+        if self._stands_at_kept_boundary(sequence):
+            claim, num_tokens = sequence.held, sequence.num_computed
+            if self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens):
+                _record(sequence, claim.source)
+
+    def keep_decoded(self, sequence: CachedSequence) -> None:
+        """Makes the running state a checkpoint at the boundaries of the answer that the policy keeps.
+
+        A newer checkpoint may supersede the request's older ones.
+        """
+        claim, num_tokens = sequence.held, sequence.num_computed
+        if claim.source is not None or not self._stands_at_kept_boundary(sequence):
+            return  # its state is a checkpoint already, or should not be one
+        for old in list(self._policy.superseded(sequence.decoded)):  # first, so that the newer one gets their slot
+            self._cache.unpublish(old)
+            sequence.decoded.remove(old)
+        if self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens):
+            assert claim.source is not None, "a donated state is what the claim reads next"
+            sequence.decoded.append(claim.source)
+
+    def _boundaries(self, chunk: ScheduledChunk[S]) -> tuple[Boundary, ...]:
+        """The boundaries that the policy keeps of a prefill chunk; none of a decode."""
+        sequence = chunk.sequence
+        if sequence.num_computed >= sequence.prefill_length:
+            return ()
+        facts = PromptFacts(
+            sequence.prefill_length, self._cache.block_size, sequence.boundaries, sequence.held.branch_point
+        )
+        return self._policy.prompt_boundaries(chunk.span, facts)
+
+    def _stands_at_kept_boundary(self, sequence: CachedSequence) -> bool:
+        num_tokens, size = sequence.num_computed, self._cache.block_size
+        return num_tokens > 0 and num_tokens % size == 0 and self._policy.decoded_boundary(num_tokens, size)
+
+    def _key(self, sequence: CachedSequence, num_tokens: int) -> PrefixKey:
+        return sequence.keys[num_tokens // self._cache.block_size - 1]
+
+
+def _record(sequence: CachedSequence, checkpoint: Checkpoint | None) -> None:
+    """Adds a prefill's checkpoint, if it left one, to those of its prompt or of the answer that it recomputes."""
+    if checkpoint is None:
+        return
+    if checkpoint.num_tokens <= sequence.prompt_length:
+        sequence.checkpoints.append(checkpoint.num_tokens)
+    else:
+        sequence.decoded.append(checkpoint)

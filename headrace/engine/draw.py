@@ -1,0 +1,63 @@
+"""One token to sample, as a value: its settings, the tokens before it and its random number. No tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.request import Sampling
+
+COLDEST = 1e-5  # at and below this temperature the best token is taken: dividing by less overflows
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token to sample.
+
+    tokens              known tokens before it, the prompt's among them
+    num_prompt_tokens   how many of these are the prompt
+    banned              ids that may not be drawn: the stop tokens while `min_tokens` is not reached
+    num_pending         tokens drawn after `tokens` that the host does not know yet
+    """
+
+    sampling: Sampling
+    tokens: Sequence[int]
+    num_prompt_tokens: int
+    banned: Sequence[int] = ()
+    num_pending: int = 0
+
+    @property
+    def position(self) -> int:
+        """Position of the token to be drawn, counted from the prompt's first."""
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the token is the best one of the unchanged logits."""
+        return not self.banned and not self.has_penalty and self.sampling.temperature <= COLDEST
+
+    @property
+    def has_penalty(self) -> bool:
+        """True if the draw depends on the tokens before it."""
+        sampling = self.sampling
+        return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """A uniform number in [0, 1), 53 random bits: the same on any node, in any batch, after any migration.
+
+    `position` is that of the token to be drawn, counted from the prompt's first.
+    """
+    return (_mix(_mix(seed) ^ position) >> 11) * 2.0**-53
+
+
+def _mix(value: int) -> int:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): a bijection of 64 bits in which each input bit
+    flips each output bit with probability close to one half."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,242 @@
+"""The requests of one engine, from submission to release: waiting, admitted, running, preempted. No tensors.
+
+A claim covers the tokens that are there and grows with the answer. When a running request needs a block and none is
+available, the victim policy's choice is preempted: its computed blocks stay findable in the cache as long as they last,
+its claim is released, and it is admitted again before any new request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from headrace.cache.checkpoints import CheckpointPolicy
+from headrace.cache.hashing import PrefixHasher
+from headrace.cache.leases import Leases
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.publishing import Publisher
+from headrace.engine.scheduler import VictimPolicy
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Job, Sequence
+from headrace.engine.stopping import StopRules
+from headrace.engine.waiting import WaitingLine
+from headrace.request import FinishReason, Request
+
+HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
+
+
+class BadRequest(ValueError):
+    """No node of this model can serve the request; the message says why."""
+
+
+class RequestTooLarge(BadRequest):
+    """The request can never fit this node; the message says what it needs and what there is."""
+
+
+class EngineRequests:
+    """The part of an engine that admits requests and gives back what they hold; `Engine` adds the steps.
+
+    record_event   an event behind everything the device has been given to do; None where that is done already
+    clock          seconds; deadlines of jobs are on it
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        policy: CheckpointPolicy,
+        victims: VictimPolicy,
+        rules: StopRules,
+        *,
+        vocab_size: int,
+        num_blocks: int,
+        record_event: Callable[[], DeviceEvent | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.cache = cache
+        self.leases = Leases(clock)
+        self.preemptions = 0
+        self._publisher = Publisher(cache, policy)
+        self._victims = victims
+        self._rules = rules
+        self._vocab_size = vocab_size
+        self._num_blocks = num_blocks
+        self._record_event = record_event
+        self._clock = clock
+        self._arrivals = count()
+        self._waiting = WaitingLine()
+        self._receiving: set[Sequence] = set()  # admitted, and their state has yet to arrive
+        self._running: list[Sequence] = []  # those that have waited longest for a step first
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    # ------------------------------------------------------------ submission and admission
+
+    def sequence(self, job: Job) -> Sequence:
+        """The job's sequence, hashed and known to fit, for `submit`. Touches nothing shared: any thread may call it.
+
+        Raises BadRequest for a token outside the vocabulary, RequestTooLarge if it could never be admitted. Token ids
+        are unsigned on the wire; PrefixHasher raises BadTokens for negative ones made in process.
+        """
+        request = job.request
+        self._require_known_tokens(request)
+        if len(request.tokens) > self._rules.max_model_tokens:
+            raise RequestTooLarge(
+                f"{len(request.tokens)} tokens > {self._rules.max_model_tokens}, the model's length: shorten the prompt"
+            )
+        hasher = PrefixHasher(self.cache.block_size, request.salt)
+        hasher.extend(request.tokens)
+        sequence = Sequence(job, hasher, list(request.tokens))
+        needed = -(-self._rules.last_computed(sequence) // self.cache.block_size)
+        if needed > self._num_blocks:
+            raise RequestTooLarge(
+                f"prompt and max_tokens need {needed} blocks of {self.cache.block_size} tokens, the node has "
+                f"{self._num_blocks}: lower max_tokens, or raise cache_bytes"
+            )
+        return sequence
+
+    def _require_known_tokens(self, request: Request) -> None:
+        """An id outside the embedding table would crash the step, and with it the node."""
+        if not request.tokens:
+            raise BadRequest("the prompt has no tokens: give at least one")
+        largest = max(max(request.tokens), max(request.sampling.stop_token_ids, default=0))
+        if largest >= self._vocab_size:
+            raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a job for admission; from here on `release` gives back what it holds."""
+        sequence.arrival = next(self._arrivals)
+        self._waiting.join(sequence)
+
+    def admit(self) -> None:
+        """Admits waiting jobs in order while the cache has capacity; fails those whose deadline has passed."""
+        now_s = self._clock()
+        self.leases.expire(now_s)
+        for late in self._waiting.expire(now_s):
+            late.job.on_event(AdmissionTimedOut("no room in the cache before the deadline: retry later, or add nodes"))
+        while (sequence := self._waiting.first()) is not None and self._admit(sequence):
+            self._waiting.leave(sequence)
+
+    def next_deadline_s(self) -> float | None:
+        """When `admit` has a job to fail; None if it never will."""
+        return self._waiting.next_deadline_s()
+
+    def _admit(self, sequence: Sequence) -> bool:
+        keys, length = sequence.keys, sequence.prefill_length
+        policy = sequence.hit_policy(self.cache.match(keys, max_tokens=length - 1))
+        # A prompt that is to be scored needs the logits of all its tokens: nothing of it is skipped.
+        limit = policy.reuse_limit(length) if sequence.scoring is None else 0
+        headroom = HEADROOM_BLOCKS * self.cache.block_size
+        claim = self.cache.claim(
+            keys,
+            num_tokens=min(length + headroom, self._rules.last_computed(sequence)),
+            hit_policy=policy,
+            max_reuse_tokens=limit,
+            # A block for each request that will need one: else the newcomer would be preempted at once.
+            spare_blocks=sum(self._may_grow(other) for other in (*self._running, *self._receiving)),
+        )
+        if claim is None:
+            return False
+        sequence.claim = claim
+        if policy.state_arrives:
+            self._receiving.add(sequence)
+        else:
+            sequence.num_computed = claim.reused_tokens
+            self._running.append(sequence)
+        if sequence.num_preemptions == 0:
+            event = Admitted(claim.hit, claim.reused_tokens, policy.state_arrives, self._record_event())
+            sequence.job.on_event(event)
+        return True
+
+    def _may_grow(self, sequence: Sequence) -> bool:
+        return len(sequence.held.block_ids) * self.cache.block_size < self._rules.last_computed(sequence)
+
+    # ------------------------------------------------------------ states that arrive
+
+    def run_decode(self, sequence: Sequence, first_token: int) -> None:
+        """The prompt's blocks and state have been received: decodes on after `first_token`."""
+        self._receiving.discard(sequence)
+        sequence.num_computed = sequence.prompt_length
+        self._publisher.publish_blocks(sequence)
+        self._publisher.keep_decoded(sequence)
+        sequence.append(first_token)
+        self._running.append(sequence)
+        finish = self._rules.finish_reason(sequence)
+        if finish is not None:
+            self._end(sequence, finish)
+
+    def resume(self, sequence: Sequence, num_tokens: int) -> None:
+        """The blocks of the first `num_tokens` tokens and the state there have been received: prefills the rest.
+
+        The received state becomes a checkpoint, as if it had been decoded here. Does nothing if the sequence's lease
+        has expired meanwhile: it holds nothing any more.
+        """
+        if sequence.claim is None:
+            return
+        self._receiving.discard(sequence)
+        sequence.num_computed = num_tokens
+        self._publisher.publish_blocks(sequence)
+        self._publisher.keep_received(sequence)
+        self._running.append(sequence)
+
+    def compute_instead(self, sequence: Sequence) -> None:
+        """The awaited state will not arrive: the sequence is admitted again, before any new request, and prefills.
+
+        Does nothing if its lease has expired meanwhile: it holds nothing any more.
+        """
+        if sequence.claim is None:
+            return
+        self._receiving.discard(sequence)
+        self.cache.release(sequence.claim)
+        sequence.claim = None
+        sequence.compute_instead()
+        self._waiting.put_back(sequence)
+
+    # ------------------------------------------------------------ the end
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Ends it now, with its blocks and checkpoints published; the claim is held until `release`."""
+        if sequence in self._running:
+            self._end(sequence, reason)
+        elif sequence in self._waiting.preempted:
+            self._waiting.leave(sequence)
+            sequence.job.on_event(Finished(reason))
+
+    def lease(self, sequence: Sequence, deadline_s: float) -> None:
+        """Keeps the claim of a finished prefill until `release`, but not beyond `deadline_s`."""
+        sequence.lease = self.leases.grant(lambda: self._expired(sequence), deadline_s=deadline_s)
+
+    def release(self, sequence: Sequence) -> None:
+        """Gives back all it holds, in whatever phase it is; does nothing if it holds nothing (any more)."""
+        self._waiting.leave(sequence)
+        self._receiving.discard(sequence)
+        if sequence in self._running:
+            self._running.remove(sequence)
+        if sequence.lease is not None:
+            self.leases.release(sequence.lease)  # calls `_expired`, which comes back here without the lease
+        elif sequence.claim is not None:
+            self.cache.release(sequence.claim)
+            sequence.claim = None
+
+    def _expired(self, sequence: Sequence) -> None:
+        sequence.lease = None
+        self.release(sequence)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._running.remove(sequence)
+        sequence.job.on_event(Finished(reason))
+
+    def _preempt(self) -> None:
+        """Preempts the victim: it keeps a checkpoint if its state stands at a boundary, and waits to be recomputed."""
+        sequence = self._victims.victim(self._running)
+        self._running.remove(sequence)
+        self._publisher.keep_decoded(sequence)
+        self.cache.release(sequence.held)
+        sequence.claim = None
+        sequence.start_over()
+        self._waiting.put_back(sequence)
+        self.preemptions += 1
