@@ -1,1 +1,1 @@
-"""The router: HTTP front, request table, routing policy."""
+"""The router: OpenAI's HTTP API, the requests in flight, and the nodes that serve them."""

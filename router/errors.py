@@ -1,4 +1,4 @@
-"""What can go wrong in the router. An `ApiError` is what a client sees: HTTP status and OpenAI's JSON."""
+"""The router's errors. Clients see an `ApiError`: its HTTP status and OpenAI's JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RouterError(Exception):
 
 
 class ModelFolderError(RouterError):
-    """The model's folder lacks something, or holds what the router cannot read."""
+    """A file of the model's folder is missing or unreadable."""
 
 
 class RegistrationRefused(RouterError):
@@ -29,7 +29,7 @@ class NameTaken(RegistrationRefused):
 
 
 class MissedUpdates(RouterError):
-    """What a node tells of its cache does not follow on what it told before."""
+    """A node's cache update does not follow the last one: updates between them were lost."""
 
 
 class IllegalEvent(RouterError):
@@ -37,7 +37,7 @@ class IllegalEvent(RouterError):
 
 
 class ApiError(RouterError):
-    """An answer other than success. `retry_after_s` becomes the Retry-After header."""
+    """An HTTP error response. `retry_after_s` becomes the Retry-After header."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class ApiError(RouterError):
 
     @property
     def type(self) -> str:
-        """OpenAI's word for the kind of error."""
+        """The kind of error in OpenAI's terms."""
         if self.status == HTTPStatus.TOO_MANY_REQUESTS:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
 
     def json(self) -> str:
-        """The body of the answer, and the data of a stream that breaks."""
+        """The response's body, and the last event of a stream that breaks."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return json.dumps({"error": error})
 

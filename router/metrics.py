@@ -1,4 +1,4 @@
-"""What /metrics says: the router's own counts, and what nodes report with their heartbeats."""
+"""Metrics for Prometheus: the router's counts of ended requests, and the state of nodes, links and open requests."""
 
 from __future__ import annotations
 
@@ -6,36 +6,40 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from headrace.wire.messages import PoolStatus
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry
-from router.live_metrics import LiveMetrics
 from router.requests.events import RequestPhase
 from router.requests.lifecycle import RequestLife
 
+NODE_LABELS = ("node", "role")
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class RouterMetrics:
-    """Counts of finished requests and their tokens; hits are counted per group, node and role.
+    """Counters of ended requests and their tokens, with prefix-cache hits by node, role and cache group.
 
-    A decode node whose state arrives by transfer never looks its state groups up: those requests are in
-    `headrace_skipped_state_groups_total`, not among the misses.
+    A decode node whose state arrives by transfer never looks up its state group: those requests count in
+    `headrace_skipped_state_groups_total`, not as misses.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        place = ["node", "role"]
         self._requests = self._counter("requests", "Requests that ended", ["outcome"])
         self._tokens = self._counter("tokens", "Tokens of requests that ended", ["kind"])
-        group = [*place, "group"]
+        group = [*NODE_LABELS, "group"]
         self._lookups = self._counter("lookups", "Prompts looked up in a cache group of a node", group)
         self._looked_up = self._counter("looked_up_tokens", "Prompt tokens of these lookups", group)
         self._hits = self._counter("hit_tokens", "Prompt tokens found in a cache group of a node", group)
-        self._skipped = self._counter("skipped_state_groups", "Prompts looked up among attention blocks only", place)
-        self._bytes = self._counter("transfer_bytes", "Bytes handed over", ["kind"])
-        self._seconds = self._counter("transfer_seconds", "Time that hand-overs took", [])
-        self._migrations = self._counter("migrations", "Decode nodes lost under a request", [])
+        self._skipped = self._counter(
+            "skipped_state_groups", "Prompts looked up among attention blocks only", NODE_LABELS
+        )
+        self._bytes = self._counter("transfer_bytes", "Bytes moved from prefill to decode nodes", ["kind"])
+        self._seconds = self._counter("transfer_seconds", "Seconds that transfers took", [])
+        self._migrations = self._counter("migrations", "Requests that went on on another decode node", [])
         self._ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token")
         self._itl = self._histogram("inter_token_seconds", "Between two tokens of a request")
 
@@ -51,18 +55,20 @@ class RouterMetrics:
         phases: Callable[[], dict[RequestPhase, int]],
         index: ClusterIndex,
     ) -> None:
-        """Reads nodes, open requests and the index anew at every scrape."""
-        self.registry.register(LiveMetrics(nodes, phases, index))
+        """Adds metrics that are read from nodes, open requests and the index at every scrape."""
+        self.registry.register(ClusterCollector(nodes, phases, index))
 
     def first_token(self, seconds: float) -> None:
+        """Records a request's time to first token."""
         self._ttft.observe(seconds)
 
     def next_tokens(self, count: int, seconds: float) -> None:
-        """`count` tokens came together, `seconds` after those before."""
+        """Records `count` tokens that came together, `seconds` after the last."""
         for _ in range(count):
             self._itl.observe(seconds / count)
 
     def request_ended(self, life: RequestLife) -> None:
+        """Counts a request that is done, failed or was abandoned by its client."""
         outcome = "completed" if life.phase is RequestPhase.DONE else "failed"
         if life.failure is not None and life.failure.code == "client_left":
             outcome = "cancelled"
@@ -74,27 +80,27 @@ class RouterMetrics:
         self._migrations.inc(life.report.migrations)
         if (prefill := life.report.prefill) is not None:
             place = (prefill.node, "prefill")
-            self._looked(place, "attention", num_prompt, prefill.attention_hit_tokens)
-            self._looked(place, "state", num_prompt, prefill.state_hit_tokens)
+            self._lookup(place, "attention", num_prompt, prefill.attention_hit_tokens)
+            self._lookup(place, "state", num_prompt, prefill.state_hit_tokens)
         if (decode := life.report.decode) is not None:
             place = (decode.node, "decode")
-            self._looked(place, "attention", num_prompt, decode.attention_hit_tokens)
+            self._lookup(place, "attention", num_prompt, decode.attention_hit_tokens)
             if decode.state == "received":
                 self._skipped.labels(*place).inc()
             else:
-                self._looked(place, "state", num_prompt, decode.state_hit_tokens)
+                self._lookup(place, "state", num_prompt, decode.state_hit_tokens)
         if (transfer := life.report.transfer) is not None:
             self._bytes.labels("attention").inc(transfer.attention_bytes)
             self._bytes.labels("state").inc(transfer.state_bytes)
             self._seconds.inc(transfer.seconds)
 
-    def _looked(self, place: tuple[str, str], group: str, num_prompt: int, hit_tokens: int) -> None:
+    def _lookup(self, place: tuple[str, str], group: str, num_prompt: int, hit_tokens: int) -> None:
         self._lookups.labels(*place, group).inc()
         self._looked_up.labels(*place, group).inc(num_prompt)
         self._hits.labels(*place, group).inc(hit_tokens)
 
     def hits(self) -> list[dict[str, Any]]:
-        """For /cluster: hit tokens per node and group, with the tokens looked up there."""
+        """Hit tokens and looked-up tokens by node and cache group, for /cluster."""
         looked_up = {tuple(sample.labels.values()): sample.value for sample in _totals(self._looked_up)}
         return [
             {
@@ -106,7 +112,7 @@ class RouterMetrics:
         ]
 
     def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -115,3 +121,126 @@ def _totals(counter: Counter) -> Iterator[Any]:
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 yield sample
+
+
+class ClusterCollector(Collector):
+    """Metrics read at each scrape: gauges of nodes, links and open requests, and the counters in nodes' heartbeats."""
+
+    def __init__(
+        self,
+        nodes: Callable[[], Sequence[NodeEntry]],
+        phases: Callable[[], dict[RequestPhase, int]],
+        index: ClusterIndex,
+    ) -> None:
+        self._nodes = nodes
+        self._phases = phases
+        self._index = index
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        nodes = self._nodes()
+        yield self._open_requests()
+        yield from _node_gauges(nodes)
+        yield from _link_gauges(nodes)
+        yield from _node_counters(nodes)
+        yield _overlap(nodes)
+        yield from self._indexed(nodes)
+
+    def _open_requests(self) -> GaugeMetricFamily:
+        family = GaugeMetricFamily("headrace_requests_open", "Requests by phase", labels=["phase"])
+        for phase, count in self._phases().items():
+            if phase not in (RequestPhase.DONE, RequestPhase.FAILED):
+                family.add_metric([phase.value], count)
+        return family
+
+    def _indexed(self, nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
+        """Sizes of the router's copy of each node's cache index."""
+        keys = _gauge("index_keys", "Cached prefixes of a node in the router's index", "group")
+        followed = _gauge("index_followed", "1 while a node's cache updates arrive")
+        for node in nodes:
+            known = self._index.get(node.id)
+            if known is not None:
+                keys.add_metric([*_labels_of(node), "attention"], known.num_blocks)
+                keys.add_metric([*_labels_of(node), "state"], known.num_checkpoints)
+                followed.add_metric(_labels_of(node), known.is_followed)
+        yield from (keys, followed)
+
+
+def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
+    up = _gauge("node_up", "1 unless a call was lost")
+    requests = _gauge("node_requests", "Requests on a node", "phase")
+    pools = _gauge("pool_units", "Blocks and slots of a node", "pool", "use")
+    indexed = _gauge("node_indexed", "Blocks and checkpoints of a node that a prompt can find", "group")
+    tombstones = _gauge("node_tombstones", "Block boundaries of a node that have the block but no checkpoint")
+    for node in nodes:
+        labels, status = _labels_of(node), node.status
+        up.add_metric(labels, 0 if node.suspect else 1)
+        requests.add_metric([*labels, "running"], status.running)
+        requests.add_metric([*labels, "waiting"], status.waiting)
+        _add_pool(pools, [*labels, "blocks"], status.blocks)
+        _add_pool(pools, [*labels, "slots"], status.slots)
+        indexed.add_metric([*labels, "attention"], status.blocks.indexed)
+        indexed.add_metric([*labels, "state"], status.slots.indexed)
+        tombstones.add_metric(labels, status.blocks.indexed - status.slots.indexed)
+    yield from (up, requests, pools, indexed, tombstones)
+
+
+def _link_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
+    """`link_healthy` for every link, speed and round trip for those that were measured."""
+    healthy = _gauge("link_healthy", "1 if the link to a peer was measured, and without a warning", "peer")
+    speed = _gauge("link_bytes_per_second", "Measured speed of long messages to a peer", "peer")
+    round_trip = _gauge("link_round_trip_seconds", "Measured round trip of a short message to a peer", "peer")
+    for node in nodes:
+        for link in node.status.links:
+            labels = [*_labels_of(node), link.peer]
+            healthy.add_metric(labels, link.bytes_per_s is not None and link.warning is None)
+            if link.bytes_per_s is not None and link.round_trip_s is not None:
+                speed.add_metric(labels, link.bytes_per_s)
+                round_trip.add_metric(labels, link.round_trip_s)
+    yield from (healthy, speed, round_trip)
+
+
+def _node_counters(nodes: Sequence[NodeEntry]) -> Iterator[CounterMetricFamily]:
+    """Counters of nodes: `x` becomes `headrace_node_x_total`. `cause=deadline,direction=sent/x` adds two labels, and
+    `state/x` is short for `group=state/x`. All nodes give a counter the same labels."""
+    families: dict[str, CounterMetricFamily] = {}
+    for node in nodes:
+        for counter, value in node.status.counters.items():
+            prefix, _, name = counter.rpartition("/")
+            labels = _counter_labels(prefix)
+            if name not in families:
+                text = "A counter of the node"
+                families[name] = CounterMetricFamily(f"headrace_node_{name}", text, labels=[*NODE_LABELS, *labels])
+            families[name].add_metric([*_labels_of(node), *labels.values()], value)
+    yield from families.values()
+
+
+def _overlap(nodes: Sequence[NodeEntry]) -> GaugeMetricFamily:
+    """The hidden share of transfer seconds since a node's start, for nodes that have sent any."""
+    ratio = _gauge(
+        "node_transfer_overlap_ratio", "Share of the seconds of sent transfers in which the prompt was still computed"
+    )
+    for node in nodes:
+        counters = node.status.counters
+        keys = (f"direction=sent,group={group}/transfer_seconds" for group in ("attention", "state"))
+        if seconds := sum(counters.get(key, 0.0) for key in keys):
+            ratio.add_metric(_labels_of(node), counters.get("transfer_hidden_seconds", 0.0) / seconds)
+    return ratio
+
+
+def _counter_labels(prefix: str) -> dict[str, str]:
+    """Labels of a counter's prefix, in the order of their names."""
+    parts = (part.partition("=") for part in prefix.split(",") if part)
+    return dict(sorted((name, value) if equals else ("group", name) for name, equals, value in parts))
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"headrace_{name}", text, labels=[*NODE_LABELS, *labels])
+
+
+def _labels_of(node: NodeEntry) -> list[str]:
+    return [node.info.name, node.info.role.value]
+
+
+def _add_pool(family: GaugeMetricFamily, labels: list[str], pool: PoolStatus) -> None:
+    for use in ("free", "cached", "in_use"):
+        family.add_metric([*labels, use], getattr(pool, use))

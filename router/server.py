@@ -1,4 +1,4 @@
-"""One running router: the HTTP front, the registry, and the tables between them."""
+"""One running router: the HTTP server, the registry of nodes, and the tables that they share."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RouterServer:
         self.control_address = ""
 
     async def start(self) -> None:
-        """Listens on both ports; afterwards `url` and `control_address` say where. Raises ListenError."""
+        """Listens on both ports, and sets `url` and `control_address`; raises ListenError."""
         config = self._config
         control_port = await self._registry.start(config.control_host, config.control_port)
         self.control_address = f"{config.control_host}:{control_port}"
@@ -104,7 +104,7 @@ class RouterServer:
         log.info("router at %s, nodes register at %s", self.url, self.control_address)
 
     async def stop(self) -> None:
-        """Lets requests in flight end within the grace, then stops; twice does no harm."""
+        """Stops once requests in flight have ended, at the latest after `shutdown_grace_s`; idempotent."""
         if self._closed.is_set():
             return
         self._http.should_exit = True
@@ -118,7 +118,7 @@ class RouterServer:
         self._closed.set()
 
     async def wait_closed(self) -> None:
-        """Returns once `stop` has."""
+        """Waits until `stop` has finished."""
         await self._closed.wait()
 
     async def _forget_dead_nodes(self) -> None:
@@ -129,7 +129,7 @@ class RouterServer:
 
 
 class _HttpServer(uvicorn.Server):
-    """Leaves the process's signals alone: whoever hosts the router decides about them."""
+    """A uvicorn server that installs no signal handlers: the hosting process has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen()  # now, not when uvicorn gets its turn: whoever is told the address may connect
+        listener.listen()  # now, not when uvicorn starts: clients may connect as soon as the address is known
     except OSError as error:
         listener.close()
         raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}; is the port taken?") from error

@@ -1,4 +1,4 @@
-"""What the router tells about itself: readiness, models, the cluster, metrics."""
+"""The router's status: readiness, models, the cluster, metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from router.requests.table import RequestTable
 
 
 class ClusterStatus:
-    """Answers from the tables as they are now."""
+    """Reads status from the router's tables at each call."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ClusterStatus:
         self._created = int(time.time())
 
     def model(self, name: str | None = None) -> dict[str, Any]:
-        """The entry of /v1/models; ApiError (404) for another name."""
+        """The entry of /v1/models; raises ApiError (404) for another model's name."""
         if name not in (None, self._model):
             message = f"model {name!r} is not served here; use {self._model!r}"
             raise ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
@@ -60,11 +60,11 @@ class ClusterStatus:
             raise overloaded("not ready: no decode node is registered")
 
     def metrics(self) -> bytes:
-        """For Prometheus."""
+        """All metrics in Prometheus' text format."""
         return self._metrics.exposition()
 
     def cluster(self) -> dict[str, Any]:
-        """Nodes, their links, requests and hits, for /cluster and the page."""
+        """Nodes, links, requests and hits, for /cluster and the page."""
         now_s = self._clock()
         return {
             "model": self._model,
@@ -84,7 +84,7 @@ def _node(node: NodeEntry, now_s: float) -> dict[str, Any]:
     return {
         "name": info.name,
         "role": info.role.value,
-        "incarnation": str(info.incarnation),  # beyond what JavaScript's numbers hold
+        "incarnation": str(info.incarnation),  # exceeds JavaScript's exact integers
         "address": info.address,
         "transfer_address": info.transfer_address,
         "pid": info.pid,
@@ -99,13 +99,13 @@ def _node(node: NodeEntry, now_s: float) -> dict[str, Any]:
 
 
 def _link(node: NodeEntry, link: LinkStatus) -> dict[str, Any]:
-    """What the node measured of its way to a peer; figures are null until it has, or when it cannot."""
+    """A node's measurement of its link to a peer; figures are null before it, and if it failed."""
     measured = asdict(link)
     return {"from": node.info.name, "to": measured.pop("peer"), **measured}
 
 
 def _index(node: NodeEntry, index: ClusterIndex) -> dict[str, Any] | None:
-    """How much of the node's cache the router knows of; `lag` is in changes, as of the node's last heartbeat."""
+    """The router's copy of a node's cache index. `lag` is in changes, as of the node's last heartbeat."""
     known = index.get(node.id)
     if known is None:
         return None

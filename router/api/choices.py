@@ -1,14 +1,15 @@
-"""The choices of one generation request side by side: outputs of their requests in, deltas of text out."""
+"""The choices of one generation request: tokens of their requests in, deltas of text out."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import PromptLogprobs
 from router.api.generation import GenerationRequest
-from router.api.mailbox import Mailbox
 from router.requests.driver import Ended, Output, RequestDriver
 from router.requests.events import Show, ShowPrompt
 from router.text.text_stream import TextDelta, TextStream
@@ -16,7 +17,7 @@ from router.text.tokens import ModelTokens
 
 
 class Choice:
-    """One request's answer, and the prompt before it where the client wants an echo."""
+    """The text of one request's answer, after its prompt if the client wants an echo."""
 
     def __init__(self, index: int, generation: GenerationRequest, tokens: ModelTokens) -> None:
         self.index = index
@@ -24,10 +25,10 @@ class Choice:
         self._echo = generation.prompt_of(index).text if generation.echo else ""
         self._tokens = tokens
         detokenizer = tokens.detokenizer(self.request.tokens)
-        self.answer = TextStream(detokenizer, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo))
+        self.text = TextStream(detokenizer, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo))
 
     def prompt_delta(self, logprobs: PromptLogprobs) -> TextDelta:
-        """The echoed prompt with its logprobs."""
+        """The echoed prompt with its log-probabilities."""
         offsets, length, detokenizer = [], 0, self._tokens.detokenizer()
         for token in logprobs.tokens:
             offsets.append(length)
@@ -35,36 +36,59 @@ class Choice:
         return TextDelta(self._take_echo(), logprobs.tokens, tuple(offsets))
 
     def text_delta(self, tokens: list[Token]) -> TextDelta:
-        """More text, after the echoed prompt if that is still to come."""
-        delta = self.answer.push(tokens)
+        """The text of more tokens, after the echoed prompt if that has not been shown."""
+        delta = self.text.push(tokens)
         return TextDelta(self._take_echo() + delta.text, delta.tokens, delta.offsets)
 
     def last_delta(self) -> TextDelta:
-        """What was held back."""
-        return TextDelta(self._take_echo() + self.answer.finish())
+        """The text still held back at the end."""
+        return TextDelta(self._take_echo() + self.text.finish())
 
     def _take_echo(self) -> str:
         echo, self._echo = self._echo, ""
         return echo
 
 
+class OutputQueue:
+    """Outputs of several requests for one reader, each with its choice's index.
+
+    The reader takes all that have gathered at once: a slow client gets longer deltas, not more of them.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[tuple[int, Output]] = []
+        self._filled = asyncio.Event()
+
+    def put(self, index: int, output: Output) -> None:
+        self._items.append((index, output))
+        self._filled.set()
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Output]]]:
+        """Non-empty lists of outputs, in order, without end."""
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            items, self._items = self._items, []
+            yield items
+
+
 class Choices:
-    """Reads what all requests show. `runs` are filled in by whoever starts the requests."""
+    """All choices of one generation request. The caller appends to `runs` the driver of each, in order."""
 
     def __init__(self, generation: GenerationRequest, tokens: ModelTokens) -> None:
         self._generation = generation
-        self._mailbox: Mailbox[tuple[int, Output]] = Mailbox()
+        self._queue = OutputQueue()
         self.all = [Choice(index, generation, tokens) for index in range(len(generation.requests))]
         self.runs: list[RequestDriver] = []
 
-    def inbox(self, index: int) -> Callable[[Output], None]:
-        """Where a request's outputs go."""
-        return lambda output: self._mailbox.put((index, output))
+    def output_to(self, index: int) -> Callable[[Output], None]:
+        """The function that takes the outputs of one choice's request."""
+        return partial(self._queue.put, index)
 
     async def deltas(self) -> AsyncIterator[tuple[Choice, TextDelta, FinishReason | None]]:
-        """Pieces as they come, the last of each choice with its finish reason; raises a request's ApiError."""
+        """Deltas as they come, each choice's last with its finish reason; raises the ApiError of a failed request."""
         left = len(self.all)
-        async for batch in self._mailbox.batches():
+        async for batch in self._queue.batches():
             tokens: dict[int, list[Token]] = {}
             for index, output in batch:
                 choice = self.all[index]
@@ -83,20 +107,20 @@ class Choices:
             for index, gathered in tokens.items():
                 choice = self.all[index]
                 yield choice, choice.text_delta(gathered), None
-                if choice.answer.stop_found:
+                if choice.text.stop_found:
                     await self.runs[index].stop()
             if left == 0:
                 return
 
     def _finish_reason(self, choice: Choice) -> FinishReason:
         finish = self.runs[choice.index].life.finish
-        return FinishReason.STOP if choice.answer.stop_found or finish is None else finish
+        return FinishReason.STOP if choice.text.stop_found or finish is None else finish
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage; a prompt with several choices counts once, cached tokens as its first choice had them."""
+        """OpenAI's `usage`. A prompt with several choices counts once, with the cached tokens of its first choice."""
         prompts = [self.runs[i].life for i in range(0, len(self.runs), self._generation.choices_per_prompt)]
         num_prompt = sum(life.request.num_prompt_tokens for life in prompts)
-        num_generated = sum(choice.answer.num_tokens for choice in self.all)
+        num_generated = sum(choice.text.num_tokens for choice in self.all)
         cached = sum(life.report.cached_tokens(life.request.num_prompt_tokens) for life in prompts)
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,

@@ -19,7 +19,7 @@ from router.text.tokens import ModelTokens
 
 
 class CompletionService:
-    """Bodies in, JSON or server-sent events out."""
+    """Answers bodies of chats and completions with JSON or server-sent events."""
 
     def __init__(
         self, model: str, tokens: ModelTokens, builder: RequestBuilder, context: RouterContext, admission: Admission
@@ -31,13 +31,13 @@ class CompletionService:
         self._admission = admission
 
     def chat(self, data: bytes) -> GenerationRequest:
-        """The generation request in a chat body; raises ApiError."""
+        """Builds the generation request of a chat body; raises ApiError."""
         body = parse_body(ChatBody, data)
         self._check_model(body)
         return self._builder.chat(body)
 
     def completion(self, data: bytes) -> GenerationRequest:
-        """The generation request in a completion body; raises ApiError."""
+        """Builds the generation request of a completion body; raises ApiError."""
         body = parse_body(CompletionBody, data)
         self._check_model(body)
         return self._builder.completion(body)
@@ -52,7 +52,7 @@ class CompletionService:
             )
 
     async def answer(self, generation: GenerationRequest) -> bytes:
-        """The whole answer; raises the first ApiError of any choice."""
+        """Runs a generation request and returns the whole answer; raises the first ApiError of any choice."""
         deltas: list[list[TextDelta]] = [[] for _ in generation.requests]
         reasons = [""] * len(generation.requests)
         async with self._running(generation) as choices:
@@ -66,16 +66,17 @@ class CompletionService:
         )
 
     async def stream(self, generation: GenerationRequest) -> AsyncGenerator[bytes]:
-        """Server-sent events. An error before the first is raised, a later one is an event, and the last."""
+        """Runs a generation request and yields server-sent events. An ApiError is raised before the first event; after
+        it, the error is the last event."""
         writer = ResponseWriter(generation, self._tokens.token_bytes)
-        begun: set[int] = set()  # choices of which something was sent
+        begun: set[int] = set()  # choices that have sent something
         try:
             async with self._running(generation) as choices:
                 async for choice, delta, reason in choices.deltas():
-                    data = b"" if choice.index in begun else writer.opening(choice.index)
+                    data = b"" if choice.index in begun else writer.role(choice.index)
                     data += writer.delta(choice.index, delta)
                     if reason is not None:
-                        data += writer.closing(choice.index, reason.value)
+                        data += writer.finish(choice.index, reason.value)
                     if data:
                         begun.add(choice.index)
                         yield data
@@ -89,8 +90,8 @@ class CompletionService:
 
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[Choices]:
-        """Queues the requests and runs them; leaving cancels what still runs."""
-        # A registered one that was just lost is worth waiting for: it may be back within a heartbeat.
+        """Admits and runs the requests; leaving cancels those still running."""
+        # A registered node that was just lost is worth waiting for: it may be back within a heartbeat.
         if not any(node.info.role is Role.DECODE for node in self._context.nodes.all()):
             raise overloaded("no decode node is registered; see /cluster", retry_after_s=2)
         choices = Choices(generation, self._tokens)
@@ -99,6 +100,6 @@ class CompletionService:
             for permit in permits:
                 stack.callback(permit.release)
             for choice, permit in zip(choices.all, permits, strict=True):
-                run = RequestDriver(self._context, choice.request, permit, choices.inbox(choice.index))
+                run = RequestDriver(self._context, choice.request, permit, choices.output_to(choice.index))
                 choices.runs.append(await stack.enter_async_context(run))
             yield choices

@@ -1,4 +1,4 @@
-"""From a checked body to what the nodes are asked: tokens, sampling, limits."""
+"""Generation requests: a client's HTTP request as token streams for the nodes, with sampling and limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UINT64 = 2**64
 
 @dataclass(frozen=True)
 class Prompt:
-    """`text` is what `echo` gives back; of token ids it is made only if that is wanted."""
+    """One prompt. `text` is what `echo` shows; it is empty for a chat, and for token ids that are not echoed."""
 
     tokens: tuple[int, ...]
     text: str
@@ -29,7 +29,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What one HTTP request asks for: `requests` has `choices_per_prompt` entries for each prompt, in order."""
+    """One HTTP request: `choices_per_prompt` entries in `requests` for each prompt, in order.
+
+    A `headrace.request.Request` is one stream of tokens on the nodes; a client asks for several at once with a list of
+    prompts or with `n`.
+    """
 
     id: str
     created: int
@@ -66,7 +70,7 @@ class RequestBuilder:
         self._draw_seed = draw_seed
 
     def chat(self, body: ChatBody) -> GenerationRequest:
-        """Raises ApiError (400) for what this model cannot do."""
+        """Builds a chat's generation request; raises ApiError (400) for what this model cannot do."""
         if body.max_tokens == 0 or body.max_completion_tokens == 0:
             raise bad_request("max_tokens 0: a chat must have at least 1", "max_tokens")
         chat = self._tokens.render_chat(
@@ -75,14 +79,14 @@ class RequestBuilder:
             variables=body.chat_template_kwargs,
         )
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        # A chat that no node can hold is refused before the ends of its messages are searched, which costs far more.
+        # The ends of messages cost far more than this check: refuse a chat that no node can hold before that.
         self._max_tokens(len(chat.tokens), wanted, "messages")
         prompt = Prompt(chat.tokens, "", chat.boundaries())
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         return self._build(body, [prompt], "messages", wanted, logprobs=logprobs, is_chat=True)
 
     def completion(self, body: CompletionBody) -> GenerationRequest:
-        """Raises ApiError (400) for what this model cannot do."""
+        """Builds a completion's generation request; raises ApiError (400) for what this model cannot do."""
         if body.max_tokens == 0 and not body.echo:
             raise bad_request("max_tokens 0: needs echo, or there is nothing to answer", "max_tokens")
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -98,7 +102,7 @@ class RequestBuilder:
         )
 
     def _prompts(self, value: Any, echo: bool) -> list[Prompt]:
-        """Text, token ids, or a list of either."""
+        """The prompts in a completion's `prompt`: text, token ids, or a list of either."""
         if isinstance(value, str):
             return [Prompt(tuple(self._tokens.encode(value)), value)]
         if isinstance(value, list) and value:
@@ -177,7 +181,7 @@ class RequestBuilder:
         )
 
     def _max_tokens(self, length: int, wanted: int | None, field: str) -> int:
-        """How many tokens to generate after a prompt of `length`; raises ApiError when they do not fit the model."""
+        """Number of tokens to generate after a prompt of `length`; raises ApiError if they do not fit the model."""
         if length == 0:
             raise bad_request(f"{field} is empty: give at least one token", field, "empty_prompt")
         limit = self._max_model_tokens() or self._tokens.max_model_tokens
@@ -214,7 +218,7 @@ def _sampling(
         seed=seed,
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
-        top_k=max(body.top_k or 0, 0),  # -1 is other servers' word for no limit
+        top_k=max(body.top_k or 0, 0),  # -1 is vLLM's "no limit"
         min_p=_or(body.min_p, 0.0),
         repetition_penalty=_or(body.repetition_penalty, 1.0),
         presence_penalty=_or(body.presence_penalty, 0.0),
@@ -228,7 +232,7 @@ def _sampling(
 
 
 def _kinds(values: Sequence[object]) -> set[type]:
-    """Of JSON values; a boolean is no int here. A prompt may have a million of them."""
+    """Types of JSON values; bool is not int here. A prompt may have a million values."""
     return set(map(type, values))
 
 

@@ -1,4 +1,4 @@
-"""Logprobs in the two shapes that OpenAI's API has."""
+"""Log-probabilities in the two shapes of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's stand-in
 
 
 def chat_logprobs(tokens: Sequence[Token], names: TokenBytes) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat."""
+    """The `logprobs` of a chat's choice."""
     content = []
     for token in tokens:
         if token.logprobs is not None:
@@ -32,7 +32,7 @@ def _chat_entry(token_id: int, logprob: float, names: TokenBytes) -> dict[str, A
 
 
 def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], names: TokenBytes) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion; the first token of an echoed prompt has none."""
+    """The `logprobs` of a completion's choice; the first token of an echoed prompt has none."""
     tops: list[dict[str, float] | None] = []
     chosen: list[float | None] = []
     for token in tokens:

@@ -39,12 +39,16 @@ def errors(statuses: Iterable[HTTPStatus]) -> Responses:
 
 def generation_route(body: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     """The description of a route that reads `body`, and answers whole or with `chunk`s as server-sent events."""
-    stream = {"text/event-stream": {"schema": {"$ref": REFERENCE.format(model=chunk.__name__)}}}
-    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=body.__name__)}}}
+    stream = {"text/event-stream": {"schema": {"anyOf": [_reference(chunk), _reference(ErrorBody)]}}}
+    content = {"application/json": {"schema": _reference(body)}}
     return {
         "responses": {200: {"model": answer, "content": stream, "description": "The answer."}, **errors(CAUSES)},
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
     }
+
+
+def _reference(model: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": REFERENCE.format(model=model.__name__)}
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
@@ -61,4 +65,5 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
             operation["responses"].pop("422", None)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
     return document

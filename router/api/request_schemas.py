@@ -81,8 +81,7 @@ class HeadraceOptions(_Body):
     """Adds `headrace` to the usage: which nodes served the request, what they reused and what moved. A stream then
     ends with a usage chunk."""
     checkpoint_at: list[Annotated[int, Field(ge=1, lt=2**32)]] = Field(default=[], max_length=1024)
-    """Token positions of the prompt that later prompts will share: a checkpoint of the state is kept at the block
-    boundary before each."""
+    """Token positions up to which later prompts will be the same: hints where to keep a checkpoint of the state."""
     salt: Annotated[str, Field(max_length=1024)] = ""
     """Separates the prefix caches of tenants: requests share cached prefixes only with the same salt."""
 

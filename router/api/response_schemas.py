@@ -79,7 +79,7 @@ class DecodeNodeReport(_Response):
     attention_hit_tokens: int
     """Prompt tokens whose attention blocks were cached on the node, and were not transferred."""
     state: Literal["received", "resumed", "computed"]
-    """Where the state came from: the prefill node, the decode node's own checkpoint, or its own prefill."""
+    """Origin of the state: the prefill node, the decode node's own checkpoint, or its own prefill."""
 
 
 class TransferSizes(_Response):
@@ -95,7 +95,7 @@ class UsageReport(_Response):
     """How the cluster served one choice."""
 
     path: Literal["remote", "local"]
-    """Whether a prefill node computed the prompt, or the decode node itself."""
+    """`remote`: a prefill node computed the prompt; `local`: the decode node itself."""
     prefill: PrefillNodeReport | None
     decode: DecodeNodeReport | None
     transfer: TransferSizes | None
@@ -149,7 +149,7 @@ class CompletionLogprobs(_Response):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
-    """Where each token begins in the choice's text, in characters."""
+    """Start of each token in the choice's text, in characters."""
 
 
 # ---------------------------------------------------------------- answers
@@ -290,7 +290,7 @@ class IndexStatus(_Response):
     sequence: int | None
     """Number of the last change that the copy includes."""
     is_followed: bool
-    """Whether the node's changes arrive."""
+    """True while the node's changes arrive."""
     lag: int
     """Changes that the node had made by its last heartbeat, and the copy lacks."""
 

@@ -1,4 +1,4 @@
-"""The JSON that clients get, whole or as server-sent events. A chunk is a few string joins, no schema."""
+"""The JSON of answers, whole or as server-sent events. A chunk is joined from strings, without a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def event(data: str) -> bytes:
 
 
 class ResponseWriter:
-    """Renders one generation request's answer; chat and completions differ in how text and logprobs are wrapped."""
+    """Writes the answer to one generation request in the shape of chats or of completions."""
 
     def __init__(self, generation: GenerationRequest, names: TokenBytes) -> None:
         self._generation = generation
@@ -35,14 +35,14 @@ class ResponseWriter:
             {"id": generation.id, "object": kind, "created": generation.created, "model": generation.model}
         )
 
-    def opening(self, index: int) -> bytes:
-        """Before a choice's first text: a chat says who speaks."""
+    def role(self, index: int) -> bytes:
+        """The chunk before a choice's first text: the role of a chat's message, nothing for a completion."""
         if not self._generation.is_chat:
             return b""
         return self._chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
 
     def delta(self, index: int, delta: TextDelta) -> bytes:
-        """Some more text of a choice; nothing while a character is incomplete or a stop string may begin."""
+        """The chunk for the next text of a choice; nothing for a delta without text, token ids or log-probabilities."""
         logprobs = self._logprobs(index, delta)
         has_ids = self._generation.return_token_ids and delta.tokens
         if not delta.text and logprobs is None and not has_ids:
@@ -53,13 +53,13 @@ class ResponseWriter:
             body += f',"token_ids":{[token.id for token in delta.tokens]}'
         return self._chunk(index, body, json.dumps(logprobs), None)
 
-    def closing(self, index: int, finish_reason: str) -> bytes:
-        """After a choice's last text."""
+    def finish(self, index: int, finish_reason: str) -> bytes:
+        """The chunk after a choice's last text."""
         body = '"delta":{}' if self._generation.is_chat else '"text":""'
         return self._chunk(index, body, "null", finish_reason)
 
     def usage(self, usage: Mapping[str, Any]) -> bytes:
-        """After the last choice."""
+        """The chunk after the last choice."""
         return event(f'{self._head},"choices":[],"usage":{json.dumps(usage)}}}')
 
     def _chunk(self, index: int, body: str, logprobs: str, finish_reason: str | None) -> bytes:
@@ -68,7 +68,7 @@ class ResponseWriter:
         return event(f'{self._head},"choices":[{choice}]{self._usage_tail}')
 
     def whole(self, choices: Sequence[tuple[Sequence[TextDelta], str]], usage: Mapping[str, Any]) -> bytes:
-        """The answer without streaming: each choice's deltas and finish reason."""
+        """The answer without streaming, from each choice's deltas and finish reason."""
         rendered = [self._choice(index, deltas, reason) for index, (deltas, reason) in enumerate(choices)]
         head = json.loads(self._envelope("chat.completion" if self._generation.is_chat else self._object))
         return json.dumps({**head, "choices": rendered, "usage": usage}).encode()

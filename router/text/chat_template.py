@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face renders them: Jinja in a sandbox, with the same settings and helpers.
+"""Chat templates, rendered as in Hugging Face's transformers: sandboxed Jinja with the same settings and helpers.
 
 Source: transformers `utils/chat_template_utils.py` (`_compile_jinja_template`).
 """
@@ -21,7 +21,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One model's template. `special_tokens` are what templates know as bos_token, eos_token and so on."""
+    """One model's chat template. `special_tokens` are its variables bos_token, eos_token and so on."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -43,7 +43,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text; raises ApiError (400) with the template's own words when it refuses."""
+        """The prompt's text; raises ApiError (400) with the template's own message if it refuses the chat."""
         try:
             return self._template.render(
                 {
@@ -60,7 +60,7 @@ class ChatTemplate:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """From chat_template.jinja or tokenizer_config.json; None when the model has no chat template."""
+    """Reads chat_template.jinja or tokenizer_config.json; None if the model has no chat template."""
     settings = read_json(folder / "tokenizer_config.json")
     source = settings.get("chat_template")
     if (file := folder / "chat_template.jinja").is_file():
@@ -73,7 +73,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file."""
+    """The object in a JSON file; empty if there is no such file."""
     if not file.is_file():
         return {}
     try:
@@ -86,7 +86,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Entries such as `eos_token`, each a string or an object with its `content`."""
+    """Special tokens of tokenizer_config.json by name; each is a string or an object with `content`."""
     found = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"):
         value = settings.get(name)
@@ -108,5 +108,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes for HTML, which prompts must not."""
+    """JSON without the escapes of Jinja's own `tojson`, which is for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""Stop strings over text that comes in deltas: found across deltas, and never shown."""
+"""Stop strings in streamed text: found across deltas, and never shown."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches one text. What may be the beginning of a stop string is held back until that is known.
+    """Cuts one text at the first stop string. Text that may begin a stop string is held back until that is certain.
 
-    The stop string that is complete first wins, the longest of those; so the outcome does not depend on
-    how the text was cut into deltas.
+    The stop string that ends first wins, and of several the longest: the outcome does not depend on how the text is cut
+    into deltas.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -18,7 +18,7 @@ class StopStrings:
         self.found = False
 
     def push(self, text: str) -> str:
-        """The text that may be shown now. Once `found`, nothing more is."""
+        """The text that may be shown now: none once `found`."""
         if self.found:
             return ""
         if not self._stops:
@@ -33,12 +33,12 @@ class StopStrings:
         return text[:keep]
 
     def finish(self) -> str:
-        """What was held back, now that no more text comes."""
+        """The text still held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _longest_beginning(self, text: str) -> int:
-        """Length of the longest end of `text` with which a stop string begins."""
+        """Length of the longest end of `text` that begins a stop string."""
         longest = min(max(map(len, self._stops)) - 1, len(text))
         for length in range(longest, 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):

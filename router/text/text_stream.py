@@ -44,7 +44,7 @@ class TextStream:
 
     @property
     def stop_found(self) -> bool:
-        """Whether a stop string was found: no more text follows."""
+        """True once a stop string was found: no more text follows."""
         return self._stops.found
 
     def push(self, tokens: Sequence[Token]) -> TextDelta:

@@ -16,25 +16,27 @@ from router.text.detokenizer import Detokenizer
 from router.text.token_bytes import TokenBytes
 
 MAX_ENDS = 32
-"""How many messages' ends are looked for at a chat's beginning, and how many at its end: each costs a rendering.
+"""Messages whose ends are searched at a chat's beginning, and as many at its end: each costs a rendering.
 
-Early ends are what chats share (system prompt, examples), late ones where the next turn, or another try at this
-one, goes on. Where a chat leaves a known one in its middle, the nodes' checkpoint policy finds the branch
-point unasked.
+Chats share early ends (system prompt, examples); the next turn, or another try at this one, continues at a late end.
+The nodes' checkpoint policy finds a branch point between them by itself.
 """
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered chat. `boundaries()`: token positions where messages end, in order, of the first and last `MAX_ENDS`
-    messages. It renders the chat that often: ask it of a prompt that is short enough to be answered."""
+    """A rendered chat.
+
+    `boundaries()` returns the token positions where the first and last `MAX_ENDS` messages end, in order. It renders
+    the chat once for each: call it only for a prompt that fits the model.
+    """
 
     tokens: tuple[int, ...]
     boundaries: Callable[[], tuple[int, ...]]
 
 
 class ModelTokens:
-    """Tokenizer, chat template and the model's limits, read from a checkpoint's folder."""
+    """Tokenizer, chat template and limits of one model; raises ModelFolderError if the folder lacks them."""
 
     def __init__(self, folder: Path) -> None:
         config = read_json(folder / "config.json")
@@ -52,7 +54,7 @@ class ModelTokens:
             text.encode()
         except UnicodeEncodeError as error:
             raise bad_request(f"the text is not valid Unicode: {error.reason} at {error.start}") from error
-        # Unlike `encode`, the batch lets go of the interpreter lock; the fast one leaves offsets out.
+        # Unlike `encode`, the batch releases the GIL; the fast one leaves offsets out.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -73,7 +75,7 @@ class ModelTokens:
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """The prompt of a chat; raises ApiError (400) when the model cannot chat or refuses the messages."""
+        """The prompt of a chat; raises ApiError (400) if the model cannot chat or its template refuses the messages."""
         template = self._chat
         if template is None:
             raise bad_request("this model has no chat template; use /v1/completions")
@@ -92,9 +94,9 @@ class ModelTokens:
         return ChatPrompt(tokens, boundaries)
 
     def _token_ends(self, text: str, tokens: Sequence[int], ends: Sequence[str]) -> tuple[int, ...]:
-        """Token positions of the prefixes `ends` of `text`, for those at which a token ends."""
+        """Token positions of those prefixes `ends` of `text` that end with a token."""
         if not self.token_bytes.is_byte_level:
-            # Encoding again with offsets takes 1.6 times the time; counting bytes, 0.1 times.
+            # Encoding again with offsets takes 1.6 times the time; counting bytes, 0.2 times.
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
             position_of_char = {end: position for position, (_, end) in enumerate(encoding.offsets, 1)}
             return tuple(sorted({position_of_char.get(len(prefix), 0) for prefix in ends} - {0}))
@@ -116,8 +118,8 @@ class ModelTokens:
 def _message_ends(render: Callable[[Sequence[Message]], str], messages: Sequence[Message], text: str) -> list[str]:
     """The prefixes of `text`, the whole chat, up to the ends of its first and last `MAX_ENDS` messages.
 
-    Templates may render a shorter chat differently: such a message has no end that a prompt could share.
-    Some refuse a chat without a question, so the system prompt is also tried with another question.
+    A template may render a shorter chat differently: such a message has no end that another prompt shares.
+    Some templates refuse a chat without a question, so the system prompt is also tried with another question.
     """
     counts = range(1, len(messages) + 1)
     searched = sorted({*counts[:MAX_ENDS], *counts[-MAX_ENDS:]})
@@ -143,7 +145,7 @@ def _render_or_nothing(render: Callable[[Sequence[Message]], str], messages: Seq
 
 
 def _load_tokenizer(file: Path) -> tuple[Tokenizer, frozenset[str]]:
-    """The tokenizer, and the types of its decoder."""
+    """The tokenizer, and the types of its decoder as tokenizer.json names them."""
     if not file.is_file():
         raise ModelFolderError(f"{file}: missing; a tokenizer.json must lie beside the weights")
     decoder = read_json(file).get("decoder") or {}

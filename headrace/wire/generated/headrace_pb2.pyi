@@ -1143,7 +1143,7 @@ class NodeStatus(_message.Message):
     def slots(self) -> Global___PoolStatus: ...
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """ever-growing, by metric name; see LiveMetrics for names with labels"""
+        """ever-growing, by metric name; see router/metrics.py for names with labels"""
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkStatus]:
