@@ -70,7 +70,7 @@ def stop_run(name: str, runs: RunDirectory, margin_s: float = STOP_MARGIN_S) -> 
     deadline_s = time.monotonic() + record.stop_timeout_s + margin_s
     if record.is_alive():
         send_signal(record.pid, signal.SIGTERM)
-        if not wait_gone(record.pid, record.start_ticks, deadline_s):
+        if not wait_gone(record.pid, record.started_s, deadline_s):
             send_signal(record.pid, signal.SIGKILL)
     end_processes_of_run(record.run_id, time.monotonic())
     runs.remove(record)

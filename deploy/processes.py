@@ -1,8 +1,8 @@
-"""The processes of one run: found by their working directory, and ended for certain.
+"""The processes of one run: found by their working directory, and all ended.
 
 Ray starts a tree of processes, some in process groups of their own, and when the supervisor is killed the tree falls
-apart: no parent, group or session holds all of them, and a process that sets its title wipes its environment. The
-working directory is inherited by all of them and stays.
+apart: no parent, group or session holds all of them, and a process that sets its title wipes its environment. All of
+them inherit the working directory and keep it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 POLL_S = 0.05
 KILL_S = 2.0
+SAME_START_S = 2.0
+"""Two processes compute a third one's start from their own view of the boot time, which clock corrections move."""
 
 
 def run_folder(run_id: str) -> Path:
@@ -23,7 +27,7 @@ def run_folder(run_id: str) -> Path:
 
 
 def working_folder(run_id: str) -> Path:
-    """Where a run's processes work; a folder of its own, so that nobody who looks at the run's files is in it."""
+    """Working directory of a run's processes; a separate folder, since a shell may stand in the run's folder itself."""
     return run_folder(run_id) / "cwd"
 
 
@@ -37,7 +41,12 @@ def make_folders(run_id: str) -> Path:
 def processes_of_run(run_id: str) -> list[int]:
     """Live processes that work in the run's folder, other than this one and its parent; zombies do not count."""
     folder, not_these = str(working_folder(run_id)), {os.getpid(), os.getppid()}
-    return [pid for pid in _all_pids() if pid not in not_these and _working_directory(pid) == folder and is_alive(pid)]
+    processes = psutil.process_iter(["cwd"])  # None for another user's process
+    return [
+        each.pid
+        for each in processes
+        if each.info["cwd"] == folder and each.pid not in not_these and is_alive(each.pid)
+    ]
 
 
 def end_processes_of_run(run_id: str, deadline_s: float) -> list[int]:
@@ -45,7 +54,7 @@ def end_processes_of_run(run_id: str, deadline_s: float) -> list[int]:
     killed: set[int] = set()
     while left := processes_of_run(run_id):
         now_s = time.monotonic()
-        if now_s >= deadline_s + KILL_S:  # in the kernel's hands
+        if now_s >= deadline_s + KILL_S:  # the kernel is still ending them
             break
         if now_s >= deadline_s:
             for pid in left:
@@ -55,52 +64,32 @@ def end_processes_of_run(run_id: str, deadline_s: float) -> list[int]:
     return sorted(killed)
 
 
-def is_alive(pid: int, start_ticks: int | None = None) -> bool:
-    """Whether `pid` runs; with `start_ticks`, whether it is still the process that started then."""
-    state_and_start = _state_and_start(pid)
-    if state_and_start is None or state_and_start[0] in "ZX":
+def is_alive(pid: int, started_s: float | None = None) -> bool:
+    """Whether `pid` runs; with `started_s`, whether it is still the process that started then."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        return started_s is None or abs(process.create_time() - started_s) < SAME_START_S
+    except psutil.NoSuchProcess:
         return False
-    return start_ticks is None or state_and_start[1] == start_ticks
 
 
-def start_ticks(pid: int) -> int:
-    """When `pid` started, in clock ticks since boot: with the pid, a process's identity."""
-    state_and_start = _state_and_start(pid)
-    if state_and_start is None:
-        raise ProcessLookupError(pid)
-    return state_and_start[1]
+def started_at_s(pid: int) -> float:
+    """Wall-clock time at which `pid` started: with the pid, a process's identity. Raises psutil.NoSuchProcess."""
+    return psutil.Process(pid).create_time()
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:
-    """As os.kill; a process that is gone already is no error."""
+    """Like os.kill, but a process that is gone already is no error."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def wait_gone(pid: int, ticks: int, deadline_s: float) -> bool:
+def wait_gone(pid: int, started_s: float, deadline_s: float) -> bool:
     """Whether the process ended before `deadline_s` (monotonic)."""
-    while is_alive(pid, ticks):
+    while is_alive(pid, started_s):
         if time.monotonic() >= deadline_s:
             return False
         time.sleep(POLL_S)
     return True
-
-
-def _all_pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _working_directory(pid: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/cwd").removesuffix(" (deleted)")
-    except OSError:  # gone, or another user's
-        return None
-
-
-def _state_and_start(pid: int) -> tuple[str, int] | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the command's name, in parentheses, may hold anything
-    return fields[0], int(fields[19])

@@ -10,27 +10,28 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from deploy.errors import AlreadyRunning, NotRunning
-from deploy.processes import is_alive, start_ticks
+from deploy.processes import is_alive, started_at_s
 
 
 @dataclass(frozen=True)
 class RunRecord:
     """A cluster and the supervisor process that owns it.
 
-    `url` is None until the cluster is ready. `start_ticks` tells the supervisor from a later process of the same pid.
-    `stop_timeout_s` is what its nodes get to end their requests: whoever stops it waits longer.
+    url             None until the cluster is ready
+    started_s       start of the supervisor: a later process may have the same pid
+    stop_timeout_s  time that its nodes get to end their requests: `headrace down` waits longer
     """
 
     name: str
     run_id: str
     pid: int
-    start_ticks: int
+    started_s: float
     stop_timeout_s: float
     url: str | None = None
     ray_address: str | None = None
 
     def is_alive(self) -> bool:
-        return is_alive(self.pid, self.start_ticks)
+        return is_alive(self.pid, self.started_s)
 
 
 class RunDirectory:
@@ -82,7 +83,7 @@ class RunDirectory:
     def claim(self, name: str, run_id: str, stop_timeout_s: float) -> Iterator[RunRecord]:
         """Holds the name for this process: a record that is not ready yet, removed at the end."""
         self.require_free(name)
-        record = RunRecord(name, run_id, os.getpid(), start_ticks(os.getpid()), stop_timeout_s)
+        record = RunRecord(name, run_id, os.getpid(), started_at_s(os.getpid()), stop_timeout_s)
         self._write(record)
         try:
             yield record

@@ -16,7 +16,7 @@ from deploy.processes import (
     is_alive,
     make_folders,
     processes_of_run,
-    start_ticks,
+    started_at_s,
     wait_gone,
     working_folder,
 )
@@ -70,7 +70,7 @@ def claim_by(runs, pid, name="x", run_id=RUN, stop_timeout_s=15.0):
     """The record that a supervisor process of this pid would have written."""
     with runs.claim(name, run_id, stop_timeout_s) as record:
         pass
-    record = replace(record, pid=pid, start_ticks=start_ticks(pid))
+    record = replace(record, pid=pid, started_s=started_at_s(pid))
     runs.publish(record, "http://127.0.0.1:1", "ray")
     return record
 
@@ -111,8 +111,8 @@ def test_the_name_of_a_killed_supervisor_is_free_again(runs, spawn):
 
 
 def test_a_later_process_of_the_same_pid_is_not_the_supervisor(runs):
-    assert is_alive(os.getpid(), start_ticks(os.getpid()))
-    assert not is_alive(os.getpid(), start_ticks(os.getpid()) + 1)
+    assert is_alive(os.getpid(), started_at_s(os.getpid()))
+    assert not is_alive(os.getpid(), started_at_s(os.getpid()) + 10)
 
 
 def test_down_stops_the_supervisor_and_forgets_it(runs, spawn):
@@ -173,10 +173,10 @@ def test_what_is_left_at_the_deadline_is_killed(spawn):
 
 def test_waiting_for_a_process_has_a_deadline(spawn):
     process = spawn(OBEYS, RUN)
-    ticks = start_ticks(process.pid)
-    assert not wait_gone(process.pid, ticks, time.monotonic() + 0.1)
+    started_s = started_at_s(process.pid)
+    assert not wait_gone(process.pid, started_s, time.monotonic() + 0.1)
     process.kill()
-    assert wait_gone(process.pid, ticks, time.monotonic() + 5)
+    assert wait_gone(process.pid, started_s, time.monotonic() + 5)
 
 
 @pytest.mark.parametrize(
