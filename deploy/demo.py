@@ -1,74 +1,89 @@
-"""`headrace demo`: a small cluster on this machine answers two questions of one chat, and shows where the work went."""
+"""`headrace demo`: a small cluster on this machine answers two questions of one chat and reports how."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-import tiny_models
 from deploy.api import Message, RouterApi
 from deploy.config import ClusterConfig, Overrides, cluster_from_options
 from deploy.runs import RunDirectory
 from deploy.show import report_table
 from deploy.stop_request import StopRequest
 from deploy.supervisor import running_cluster
-from tiny_models.recall import RecallQuestion, held_out_questions
+from headrace.config import load, read_yaml
 
-MODEL = Path(tiny_models.__file__).parent / "headrace-tiny-qwen3.5"
+MODEL = Path(__file__).parent / "demo_model"
 MAX_TOKENS = 48
-MIN_WORDS = 300  # between a fact and the question for it
-SHOWN_CHARACTERS = 200
+SHOWN_WORDS = 16  # of the beginning of a long message, and of its end
+
+
+@dataclass(frozen=True)
+class DemoChat:
+    """Two user messages of one chat.
+
+    first   states many facts and asks for one
+    second  asks for another of these facts
+    answer  the right answer to the second
+    """
+
+    first: str
+    second: str
+    answer: str
 
 
 def run_demo(runs: RunDirectory, console: Console) -> None:
-    """Starts one prefill node, one decode node and the router; asks; stops all of it, whatever happens."""
+    """Starts one prefill node, one decode node and the router; asks; stops all of it, on every failure too."""
     started_s = time.monotonic()
     stop = StopRequest()
     console.print("Starting one prefill node, one decode node and the router ...")
     with running_cluster(_demo_cluster(), runs, stop, show_node_logs=False) as cluster:
-        console.print(f"Ready at {cluster.url} after {time.monotonic() - started_s:.1f} s.")
-        ask_two_questions(RouterApi(cluster.url), demo_question(), stop, console)
+        console.print(f"Ready at {cluster.url} after {time.monotonic() - started_s:.1f} s.\n")
+        ask_two_questions(RouterApi(cluster.url), demo_chat(), stop, console)
         console.print("Stopping ...")
     console.print(f"Done in {time.monotonic() - started_s:.1f} s; nothing is left running.")
 
 
-def demo_question() -> RecallQuestion:
-    """A chat whose first message states many facts and asks for one; its second turn asks for another."""
-    questions = held_out_questions(3, min_distance=MIN_WORDS, max_distance=2 * MIN_WORDS)
-    return next(question for question in questions if question.layout == "second_turn")
+def demo_chat() -> DemoChat:
+    file = Path(__file__).parent / "demo_chat.yaml"
+    return load(DemoChat, read_yaml(file), str(file))
 
 
-def ask_two_questions(api: RouterApi, recall: RecallQuestion, stop: StopRequest, console: Console) -> None:
-    """The second turn holds the first one and its answer: its prompt is nearly all cached, on both nodes."""
-    first, _, second = recall.messages
+def ask_two_questions(api: RouterApi, chat: DemoChat, stop: StopRequest, console: Console) -> None:
+    """The second prompt contains the first one and its answer, so both nodes have nearly all of it cached."""
     messages: list[Message] = []
-    for title, message in (
-        ("First turn: many facts, and a question about one", first),
-        ("Second turn of the same chat", second),
+    for title, question in (
+        ("First turn: many facts, and a question about one", chat.first),
+        ("Second turn of the same chat", chat.second),
     ):
         stop.check()
-        messages.append({"role": "user", "content": message["content"]})
+        messages.append({"role": "user", "content": question})
         console.print(Rule(title, align="left"))
-        console.print(Text.assemble(("user", "bold"), "   ", _shortened(message["content"])), highlight=False)
-        console.out("model  ", end="")
+        console.print(Text.assemble(("user   ", "bold"), shortened(question)), highlight=False)
+        console.print(Text("model  ", "bold"), end="")
         answer = api.chat(messages, max_tokens=MAX_TOKENS, on_text=lambda text: console.out(text, end=""))
         console.print("\n")
         console.print(report_table(answer))
+        console.print()
         messages.append({"role": "assistant", "content": answer.text})
-    console.print(f"\nThe right answer to the last question: {recall.answer}", highlight=False)
+    console.print(f"The right answer to the last question: {chat.answer}", highlight=False)
+
+
+def shortened(text: str) -> Text:
+    """Beginning and end of a long message, with a dim note of the words left out between them."""
+    words = text.split()
+    left_out = len(words) - 2 * SHOWN_WORDS
+    if left_out <= 0:
+        return Text(text)
+    return Text.assemble(
+        " ".join(words[:SHOWN_WORDS]), (f" ... {left_out} words ... ", "dim"), " ".join(words[-SHOWN_WORDS:])
+    )
 
 
 def _demo_cluster() -> ClusterConfig:
     return cluster_from_options(None, Overrides(model=MODEL, name="demo", port=0))
-
-
-def _shortened(text: str) -> str:
-    """Beginning and end of a long message."""
-    if len(text) <= SHOWN_CHARACTERS:
-        return text
-    half = SHOWN_CHARACTERS // 2
-    return f"{text[:half]} [dim]... {len(text) - 2 * half} characters ...[/dim] {text[-half:]}"

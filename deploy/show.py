@@ -63,7 +63,7 @@ def report_lines(answer: Answer) -> list[tuple[str, str]]:
         if prefill := report.get("prefill"):
             lines.append((f"prefill {prefill['node']}", _prefill(prefill)))
         if transfer := report.get("transfer"):
-            lines.append(("hand-over", _transfer(transfer)))
+            lines.append(("transfer", _transfer(transfer)))
         if decode := report.get("decode"):
             lines.append((f"decode {decode['node']}", _decode(decode, report["path"])))
     first = "" if answer.first_token_s is None else f"first token {answer.first_token_s * 1e3:.0f} ms, "

@@ -15,7 +15,7 @@ import grpc
 import httpx
 import pytest
 
-from deploy.demo import demo_question
+from deploy.demo import demo_chat
 from deploy.ports import free_ports
 from deploy.processes import is_alive, working_folder
 from headrace.wire.generated.headrace_pb2 import DescribeRequest
@@ -297,7 +297,7 @@ def test_the_demo_answers_and_leaves_nothing(shell):
     assert status == 0, output
     assert time.monotonic() - started < 60
     assert "state received" in output
-    assert f"model  {demo_question().answer}" in output  # the second turn's, from a fact of the first
+    assert f"model  {demo_chat().answer}" in output  # the second turn's, from a fact of the first
     assert not shell.processes()
 
 

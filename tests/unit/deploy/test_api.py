@@ -107,7 +107,7 @@ def test_a_report_follows_the_request():
     assert lines == [
         ("tokens", "499 in the prompt, 480 of them cached; 11 generated"),
         ("prefill p0", "attention hit 496, state hit 480, computed 19 tokens"),
-        ("hand-over", "attention 51 KiB (51 tokens), state 184 KiB, 2.1 ms"),
+        ("transfer", "attention 51 KiB (51 tokens), state 184 KiB, 2.1 ms"),
         ("decode d0", "prefilled remotely, attention hit 448, state received"),
         ("time", "first token 250 ms, whole answer 500 ms"),
     ]
