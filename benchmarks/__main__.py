@@ -8,9 +8,9 @@ import typer
 BENCHMARKS = {
     "cache-table": ("cache.replay", "hit rates of checkpoint and eviction policies on request traces"),
     "cache-costs": ("cache.costs", "the cache's own work: hashing, matching, publishing, evicting"),
-    "cache-updates": ("cache.updates", "a router that follows a cache of a million blocks"),
+    "cache-updates": ("cache.costs:updates", "a router that follows a cache of a million blocks"),
     "cpu-engine": ("engine.cpu", "the forward pass against transformers"),
-    "emission": ("engine.emission", "a prefill with many checkpoints against one"),
+    "emission": ("engine.cpu:emission", "a prefill with many checkpoints against one"),
     "host-overhead": ("engine.host_overhead", "host work for a cached prompt, stage by stage"),
     "gpu-engine": ("engine.gpu", "prefill and decode on a GPU beside vLLM and the chip's floor"),
     "gpu-steps": ("engine.steps", "decode steps through the whole engine on a GPU"),
@@ -25,7 +25,7 @@ BENCHMARKS = {
     "kernels-state": ("kernels.state", "state updates, convolutions, gather and scatter"),
     "transfer-cpu": ("transfer.host", "a transfer between two processes beside a memcpy and TCP"),
     "transfer-gpu": ("transfer.gpu", "a transfer between two GPUs, its parts, and NIXL beside it"),
-    "authentication": ("transfer.authentication", "microseconds that signing and verifying a message costs"),
+    "authentication": ("transfer.host:authentication", "microseconds that signing and verifying a message costs"),
 }
 
 
@@ -37,7 +37,8 @@ def main() -> int:
             print(f"python -m benchmarks {each:<18} {subject}")
         return 0 if name in ("", "-h", "--help") else 2
     sys.argv[:2] = [f"python -m benchmarks {name}"]
-    typer.run(import_module(f"benchmarks.{BENCHMARKS[name][0]}").main)
+    module, _, function = BENCHMARKS[name][0].partition(":")
+    typer.run(getattr(import_module(f"benchmarks.{module}"), function or "main"))
     return 0
 
 

@@ -1,15 +1,14 @@
 """Times of host work and of GPU kernels, beside what the chip allows, as rows of Markdown tables."""
 
-from __future__ import annotations
-
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import triton
+import typer
 from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 from torch.profiler import ProfilerActivity
 
@@ -124,3 +123,20 @@ def gaps_us(events: Iterable[FunctionEvent]) -> float:
 
 def _is_on_device(event: FunctionEvent | FunctionEventAvg) -> bool:
     return "cuda" in str(event.device_type).lower()
+
+
+def kernel_command(kinds: Mapping[str, Callable[[bool], Iterable[Row]]], subject: str) -> Callable[..., None]:
+    """A command that prints the rows of `kinds`, each called with whether the library's rows are wanted, too."""
+
+    @torch.no_grad()
+    def main(
+        only: Annotated[list[str], typer.Option(help=f"any of {', '.join(kinds)}")] = [*kinds],  # noqa: B006
+        library: Annotated[bool, typer.Option("--library", help="what others publish, too")] = False,
+    ) -> None:
+        print(HEADER)
+        for kind in only:
+            for row in kinds[kind](library):
+                print(row, flush=True)
+
+    main.__doc__ = subject
+    return main

@@ -1,10 +1,15 @@
-"""The engine's forward pass against transformers on CPU: prefill and decode rates, float32, the same weights.
+"""The engine on a CPU: its forward pass against transformers, and a prefill with many checkpoints against one.
 
     python -m benchmarks cpu-engine [--threads 2] [--rounds 5]
+    python -m benchmarks emission [--tokens 8192] [--checkpoints 32] [--rounds 7] [--cache-mib 128]
 
-Models of 7 to 9 M parameters (vocabulary 4096, hidden 256, 8 layers), random weights. Both sides run the same work in
-alternating rounds, so that a busy machine slows both; a row shows the best round of each and the median of the rounds'
-ratios.
+`cpu-engine`: prefill and decode rates in float32 with the same weights, models of 7 to 9 M parameters (vocabulary 4096,
+hidden 256, 8 layers). Both sides run the same work in alternating rounds, so that a busy machine slows both; a row
+shows the best round of each and the median of the rounds' ratios.
+
+`emission`: the shipped models, through the whole engine in its default chunks, policy `branch` without its grid: hints
+of the request put the checkpoints at even distances, the last one stands at the prompt's last boundary in both cases.
+One request may fill half of the slots, so many checkpoints need a large cache. Times are processor time.
 """
 
 import statistics
@@ -13,17 +18,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from benchmarks.shapes import CPU_SHAPES, write_shape, write_weights
+from benchmarks.shapes import CPU_SHAPES, TINY_MODELS, write_shape, write_weights
+from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
+from headrace.engine.build import BuiltEngine, build_engine
+from headrace.engine.config import EngineConfig
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sequence import Job
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_model
+from headrace.request import Request, Sampling
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = (128, 512, 2048)
@@ -150,3 +161,66 @@ def main(threads: int = 2, rounds: int = 5) -> None:
         for contest in contests(runner, oracle):
             outcome = run_contest(contest, rounds)
             print(f"{outcome.name:<16}{outcome.our_rate:>12.0f}{outcome.their_rate:>12.0f}{outcome.ratio:>8.2f}")
+
+
+_salts = count()
+
+
+def emission(
+    tokens: int = 8192, checkpoints: int = 32, rounds: int = 7, threads: int = 1, cache_mib: int = 128
+) -> None:
+    """A prefill with many checkpoints against one."""
+    print(f"prefill of {tokens} tokens with {checkpoints} checkpoints and with one")
+    print(f"{'model':<28}{'many s':>10}{'one s':>10}{'ratio':>8}")
+    for path in sorted(TINY_MODELS.glob("headrace-tiny-*")):
+        config = EngineConfig(
+            cache_bytes=cache_mib << 20,
+            state_share=0.5,
+            checkpoint_grid_tokens=tokens,  # no grid: the hints alone decide how many there are
+            threads=1,
+        )
+        built = build_engine(str(path), config, time.monotonic)
+        many, one, ratio = compare(built, tokens, checkpoints, rounds)
+        print(f"{path.name:<28}{many:>10.3f}{one:>10.3f}{ratio:>8.3f}", flush=True)
+
+
+def compare(built: BuiltEngine, num_tokens: int, num_checkpoints: int, rounds: int) -> tuple[float, float, float]:
+    """Best seconds with many checkpoints, with one, and the median ratio over `rounds` alternating rounds."""
+    prefill_seconds(built, num_tokens, 1), prefill_seconds(built, num_tokens, num_checkpoints)  # warm-up
+    times = []
+    for i in range(rounds):
+        # Whoever goes second finds warmer caches: each does so in turn.
+        order = (num_checkpoints, 1) if i % 2 else (1, num_checkpoints)
+        taken = {checkpoints: prefill_seconds(built, num_tokens, checkpoints) for checkpoints in order}
+        times.append((taken[num_checkpoints], taken[1]))
+    ratio = statistics.median(many / one for many, one in times)
+    return min(many for many, _ in times), min(one for _, one in times), ratio
+
+
+def prefill_seconds(built: BuiltEngine, num_tokens: int, num_checkpoints: int) -> float:
+    """Processor time of one prefill that finds nothing in the cache and publishes `num_checkpoints`."""
+    request = _request(num_tokens, num_checkpoints)
+    job = Job(request, _resume_locally, 1, time.monotonic() + 3600, lambda event: None)
+    engine, sequence = built.engine, built.engine.sequence(job)
+    engine.submit(sequence)
+    started = time.process_time()
+    engine.admit()
+    while engine.step():
+        pass
+    seconds = time.process_time() - started
+    engine.release(sequence)
+    if len(sequence.all_checkpoints) != num_checkpoints:
+        raise RuntimeError(f"{len(sequence.all_checkpoints)} checkpoints were published, not {num_checkpoints}")
+    return seconds
+
+
+def _request(num_tokens: int, num_checkpoints: int) -> Request:
+    tokens = torch.randint(5, 4096, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    hints = tuple(num_tokens * i // num_checkpoints for i in range(1, num_checkpoints))
+    sampling = Sampling(max_tokens=2, seed=0, temperature=0.0, ignore_eos=True)
+    # A salt of its own: nothing of it is cached.
+    return Request("r", tuple(tokens), num_tokens, sampling, salt=next(_salts).to_bytes(8, "little"), boundaries=hints)
+
+
+def _resume_locally(hit: PrefixHit) -> HitPolicy:
+    return ResumeLocally()

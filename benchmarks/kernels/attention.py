@@ -12,9 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.command import command
 from benchmarks.shapes import SHAPES
-from benchmarks.timing import Row, measure
+from benchmarks.timing import Row, kernel_command, measure
 from headrace.kernels.attention.decode import PagedContexts, paged_decode_triton
 from headrace.kernels.attention.extend import extend_splits, paged_extend_triton
 from headrace.kernels.attention.prefill import PagedChunks, paged_prefill_triton
@@ -176,4 +175,6 @@ def preparations(library: bool) -> Iterator[Row]:
 
 
 KINDS = {"prefill": prefills, "extend": extends, "decode": decodes, "prepare": preparations}
-main = command(KINDS, "Attention kernels: paged prefill and decode, the preparation of queries, keys and values.")
+main = kernel_command(
+    KINDS, "Attention kernels: paged prefill and decode, the preparation of queries, keys and values."
+)

@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.kernels.command import command
 from benchmarks.shapes import SHAPES
-from benchmarks.timing import Row, measure, time_us
+from benchmarks.timing import Row, kernel_command, measure, time_us
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.rms_norm import add_rms_norm, rms_norm
 from headrace.kernels.dense.small_linear import small_linear_triton
@@ -178,4 +177,4 @@ def prompt_rows(library: bool) -> Iterator[Row]:
 
 
 KINDS = {"alone": alone_rows, "chain": chain_rows, "prompt": prompt_rows}
-main = command(KINDS, "Dense products of decode steps, alone and in their order, and of a prompt.")
+main = kernel_command(KINDS, "Dense products of decode steps, alone and in their order, and of a prompt.")

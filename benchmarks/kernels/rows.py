@@ -13,9 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.command import command
 from benchmarks.shapes import SHAPES
-from benchmarks.timing import Row, measure
+from benchmarks.timing import Row, kernel_command, measure
 from headrace.kernels.dense.gated_rms_norm import gate_then_norm_triton, norm_then_gate_triton
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product, add_branch
@@ -193,4 +192,4 @@ KINDS = {
     "experts": moe_rows,
     "draw": draw_rows,
 }
-main = command(KINDS, "Norms, gated norms, SwiGLU, experts and sampling.")
+main = kernel_command(KINDS, "Norms, gated norms, SwiGLU, experts and sampling.")

@@ -14,9 +14,8 @@ from importlib import import_module
 
 import torch
 
-from benchmarks.kernels.command import command
 from benchmarks.shapes import SHAPES
-from benchmarks.timing import Row, measure
+from benchmarks.timing import Row, kernel_command, measure
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.scan import gdn_prefill_triton, gdn_tiles
 from headrace.kernels.lib.segments import PrefillSegments, StateWrite
@@ -155,4 +154,4 @@ KINDS = {
     "ssd": partial(scans, SsdLayer, "ssd", "mamba_ssm"),
     "gdn": partial(scans, GdnLayer, "gdn", "flash-linear-attention"),
 }
-main = command(KINDS, "Prefill scans: Mamba2 (SSD) and the gated delta rule.")
+main = kernel_command(KINDS, "Prefill scans: Mamba2 (SSD) and the gated delta rule.")

@@ -11,8 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.command import command
-from benchmarks.timing import Row, measure
+from benchmarks.timing import Row, kernel_command, measure
 from headrace.kernels.conv import prefill as causal_conv1d
 from headrace.kernels.conv import update as causal_conv1d_update
 from headrace.kernels.gdn import update as gdn_update
@@ -133,4 +132,4 @@ KINDS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "conv": conv_rows,
     "copy": copy_rows,
 }
-main = command(KINDS, "State updates, convolutions, gather and scatter.")
+main = kernel_command(KINDS, "State updates, convolutions, gather and scatter.")

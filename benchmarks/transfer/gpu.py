@@ -20,8 +20,7 @@ from benchmarks.shapes import SHAPES
 from benchmarks.timing import HEADER as KERNEL_HEADER
 from benchmarks.timing import Row, measure
 from benchmarks.transfer import nixl
-from benchmarks.transfer.end import Shape, shape_of
-from benchmarks.transfer.pair import Ends, Took
+from benchmarks.transfer.ends import Ends, Shape, Took, shape_of
 from headrace.kernels.transfer.digest import DIGEST_BYTES, digest_pages
 from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
 from transfer.protocol.digest import PAGE_BYTES

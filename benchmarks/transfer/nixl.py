@@ -1,125 +1,77 @@
-"""NIXL between two GPUs, for `benchmarks.transfer.gpu`: one-sided writes of one piece, and of many scattered ones.
+"""NIXL between two GPUs, beside `transfer-gpu`: one-sided writes of one piece, and of many scattered ones.
 
 As NIXL's own examples do it: both ends register their memory, the writer loads the other's metadata, prepares a
-transfer once, posts it and asks until it is done. Nothing is packed, hashed or checked.
-
-Both ends are processes of their own. Whatever happens in them (an error, a crash, a call that never returns), `rows`
-ends within DEADLINE_S and says in its last row how far they had come.
+transfer once, posts it and polls until it is done. Nothing is packed, hashed or checked. Both ends run in a command of
+their own, which prints its steps and its rows: whatever happens there (an error, a crash, a call that never returns),
+`rows` ends within its deadline and reports the last step.
 """
 
-import importlib.util
+import json
 import multiprocessing
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 DEADLINE_S = 30.0
 WARM_UPS = 3
-Descriptor = tuple[int, int, int]
-"""Address, bytes, device."""
 
 
 class NixlFailed(Exception):
-    """Says which end, at what, and why."""
+    """NIXL is not there, or its command failed; the message has the last line that it printed."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A write of `num_bytes`; pieces: as how many."""
+    """A write of `num_bytes` in as many `pieces`."""
 
     pieces: str
     seconds: float
     num_bytes: int
 
 
-@dataclass(frozen=True)
-class Stage:
-    """The step that an end begins."""
-
-    what: str
-
-
-@dataclass(frozen=True)
-class Failure:
-    why: str
-
-
-def rows(
-    devices: tuple[str, str], blocks: int, block_bytes: int, rounds: int, deadline_s: float = DEADLINE_S
-) -> Iterator[Row]:
-    """Raises NixlFailed, at the latest `deadline_s` seconds from now, unless all rows came."""
-    if importlib.util.find_spec("nixl_cu13") is None:
+def rows(devices: tuple[str, str], blocks: int, block_bytes: int, rounds: int) -> Iterator[Row]:
+    """NIXL's rows; raises NixlFailed within DEADLINE_S unless all of them came."""
+    if find_spec("nixl_cu13") is None:
         raise NixlFailed("nixl_cu13 is not installed")
-    yield from between_processes(_hold, _write, deadline_s, *devices, blocks, block_bytes, rounds)
+    arguments = [*devices, str(blocks), str(block_bytes), str(rounds)]
+    yield from printed_rows([sys.executable, "-m", "benchmarks.transfer.nixl", *arguments], DEADLINE_S)
 
 
-def between_processes(
-    hold: Callable[..., None], write: Callable[..., None], deadline_s: float, *args: Any
-) -> Iterator[Row]:
-    """Rows that `write(told, peer, *args)` sends, while `hold(told, peer, *args)` runs; each in its own process.
-
-    told   a pipe for rows, stages and failures; peer: one between the two
-    """
-    context = multiprocessing.get_context("spawn")
-    give_up_s = time.monotonic() + deadline_s
-    peers = context.Pipe()
-    processes: dict[str, BaseProcess] = {}
-    told: dict[Connection, str] = {}
-    for end, run, peer in (("passive end", hold, peers[0]), ("writer", write, peers[1])):
-        ours, theirs = context.Pipe(duplex=False)
-        processes[end] = context.Process(target=_guarded, args=(run, theirs, peer, *args), daemon=True)
-        processes[end].start()
-        theirs.close()
-        peer.close()
-        told[ours] = end
+def printed_rows(command: Sequence[str], deadline_s: float) -> Iterator[Row]:
+    """Rows that a command prints; raises NixlFailed if it fails or runs longer than `deadline_s` seconds."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    timer = threading.Timer(deadline_s, os.killpg, (process.pid, signal.SIGKILL))  # the passive end, too
+    timer.start()
+    last = "nothing"
     try:
-        yield from _told(told, processes, give_up_s)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("row: "):
+                yield Row(**json.loads(line.removeprefix("row: ")))
+            elif line.strip():
+                last = line.strip()
+        if process.wait() != 0:
+            raise NixlFailed(f"status {process.returncode}; the last line: {last}")
     finally:
-        for process in processes.values():
-            process.kill()
-
-
-def _told(told: dict[Connection, str], processes: dict[str, BaseProcess], give_up_s: float) -> Iterator[Row]:
-    """Yields rows until the writer has finished."""
-    stages = dict.fromkeys(told.values(), "start")
-    while ready := wait(list(told), timeout=max(0.0, give_up_s - time.monotonic())):
-        for pipe in ready:
-            assert isinstance(pipe, Connection)
-            end = told[pipe]
-            try:
-                word = pipe.recv()
-            except EOFError:
-                processes[end].join(1.0)
-                raise NixlFailed(f"the {end} died at: {stages[end]}; status {processes[end].exitcode}") from None
-            match word:
-                case Row():
-                    yield word
-                case Stage(what):
-                    stages[end] = what
-                case Failure(why):
-                    raise NixlFailed(f"the {end} failed at: {stages[end]}; {why}")
-                case None if end == "writer":
-                    return
-    raise NixlFailed("no answer in time; " + ", ".join(f"the {end} is at: {stage}" for end, stage in stages.items()))
-
-
-def _guarded(run: Callable[..., None], told: Connection, *args: Any) -> None:
-    try:
-        run(told, *args)
-        told.send(None)
-    except BaseException as error:
-        told.send(Failure(f"{error!r} in {traceback.extract_tb(error.__traceback__)[-1].name}"))
+        timer.cancel()
+        process.kill()
 
 
 def _agent(name: str, memory: torch.Tensor, *, in_a_thread: bool) -> Any:
-    """`in_a_thread`: it makes progress by itself. Otherwise only while it is asked for a transfer's state."""
+    """An agent that makes progress in a thread of its own, or only while it is polled."""
     from nixl_cu13 import nixl_agent, nixl_agent_config
 
     agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=in_a_thread))
@@ -132,8 +84,8 @@ def _pool(device: str, blocks: int, block_bytes: int) -> torch.Tensor:
     return torch.ones((2 * blocks, block_bytes), dtype=torch.uint8, device=device)
 
 
-def _pieces(memory: torch.Tensor, blocks: int) -> dict[str, list[Descriptor]]:
-    """The same bytes as one piece, and as scattered blocks."""
+def _pieces(memory: torch.Tensor, blocks: int) -> dict[str, list[tuple[int, int, int]]]:
+    """The same bytes as one piece and as scattered blocks: address, bytes and device of each piece."""
     block_bytes, device = memory.shape[1], memory.get_device()
     scattered = torch.randperm(2 * blocks)[:blocks].tolist()
     return {
@@ -142,36 +94,31 @@ def _pieces(memory: torch.Tensor, blocks: int) -> dict[str, list[Descriptor]]:
     }
 
 
-def _hold(told: Connection, peer: Connection, _: str, device: str, blocks: int, block_bytes: int, rounds: int) -> None:
+def _hold(peer: Connection, device: str, blocks: int, block_bytes: int) -> None:
     """The passive end: its memory is written until it is killed."""
-    told.send(Stage("register memory"))
     memory = _pool(device, blocks, block_bytes)
-    agent = _agent("decode", memory, in_a_thread=True)  # or the writer never connects: nobody asks anything here
+    agent = _agent("decode", memory, in_a_thread=True)  # or the writer never connects: nothing polls here
     peer.send((agent.get_agent_metadata(), _pieces(memory, blocks)))
-    told.send(Stage("be written"))
     time.sleep(DEADLINE_S)
 
 
-def _write(told: Connection, peer: Connection, device: str, _: str, blocks: int, block_bytes: int, rounds: int) -> None:
-    told.send(Stage("register memory"))
+def _write(peer: Connection, device: str, blocks: int, block_bytes: int, rounds: int) -> None:
     memory = _pool(device, blocks, block_bytes)
     agent = _agent("prefill", memory, in_a_thread=False)
-    told.send(Stage("wait for the passive end"))
+    print("the writer waits for the passive end", flush=True)
     metadata, remote = peer.recv()
-    told.send(Stage("load its metadata"))
     name = agent.add_remote_agent(metadata)
     for pieces, near in _pieces(memory, blocks).items():
-        told.send(Stage(f"prepare a write of {pieces} pieces"))
+        print(f"the writer writes {pieces} pieces", flush=True)
         handle = agent.initialize_xfer(
             "WRITE", agent.get_xfer_descs(near, "VRAM"), agent.get_xfer_descs(remote[pieces], "VRAM"), name
         )
-        told.send(Stage(f"write {pieces} pieces"))
-        seconds = [_posted(agent, handle) for _ in range(WARM_UPS + rounds)][WARM_UPS:]
+        seconds = [_posted_s(agent, handle) for _ in range(WARM_UPS + rounds)][WARM_UPS:]
         agent.release_xfer_handle(handle)
-        told.send(Row(pieces, statistics.median(seconds), blocks * block_bytes))
+        print("row:", json.dumps(asdict(Row(pieces, statistics.median(seconds), blocks * block_bytes))), flush=True)
 
 
-def _posted(agent: Any, handle: Any) -> float:
+def _posted_s(agent: Any, handle: Any) -> float:
     began_s = time.monotonic()
     state = agent.transfer(handle)
     while state == "PROC":
@@ -179,3 +126,12 @@ def _posted(agent: Any, handle: Any) -> float:
     if state != "DONE":
         raise RuntimeError(f"a write ended as {state}")
     return time.monotonic() - began_s
+
+
+if __name__ == "__main__":
+    first, second, *sizes = sys.argv[1:]
+    num_blocks, num_bytes, num_rounds = map(int, sizes)
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    context.Process(target=_hold, args=(there, second, num_blocks, num_bytes), daemon=True).start()
+    _write(here, first, num_blocks, num_bytes, num_rounds)
