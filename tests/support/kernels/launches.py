@@ -29,7 +29,7 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
         c = SHAPES[model].attention
         H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
-        yield f"prefill by hand {model}", hopper_launch(H, KV, D, hopper_tile(D))
+        yield f"prefill on Hopper {model}", hopper_launch(H, KV, D, hopper_tile(D))
         yield f"decode {model}", decode_launch(H, KV, D, decode_tile(D, BF16))
         yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16))
         yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)

@@ -1,4 +1,4 @@
-"""A feed-forward's first product and gate by hand: against float64 on a Hopper GPU, elsewhere that it compiles."""
+"""SwiGLU's product and gate in one Hopper kernel: against float64 on a Hopper GPU, elsewhere that it compiles."""
 
 from unittest.mock import Mock
 
@@ -54,7 +54,7 @@ def test_any_number_of_rows(M: int, O: int, I: int, dtype: torch.dtype):  # noqa
 
 @needs_hopper
 @pytest.mark.parametrize("num_pieces", [1, 3, 5])
-def test_pieces_of_one_tile_end_at_any_place_and_the_next_ones_go_on_there(num_pieces: int):
+def test_pieces_of_one_tile_end_in_any_slot_and_the_next_ones_follow(num_pieces: int):
     x, weight = operands(2049, 2048, 64 * num_pieces)  # 272 tiles, two or three a program
     check(swiglu_linear_hopper(x, weight), x, weight)
 
@@ -81,12 +81,12 @@ def test_a_layer_of_many_rows_takes_it(monkeypatch):
     config = SHAPES["granite-h-micro"]
     x, weight = operands(2048, config.intermediate_size, config.hidden_size)
     layer = LinearWeight(weight)
-    by_hand = Mock(side_effect=swiglu_linear_hopper)
-    monkeypatch.setattr(linear, "swiglu_linear_hopper", by_hand)
+    hopper = Mock(side_effect=swiglu_linear_hopper)
+    monkeypatch.setattr(linear, "swiglu_linear_hopper", hopper)
     check(layer.swiglu(x), x, weight)
-    assert by_hand.call_count == 1
+    assert hopper.call_count == 1
     check(layer.swiglu(x[:100]), x[:100], weight)
-    assert by_hand.call_count == 1
+    assert hopper.call_count == 1
 
 
 def test_work_is_enough_when_the_last_round_is_nearly_full():

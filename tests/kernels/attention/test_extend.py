@@ -1,4 +1,4 @@
-"""Short prefills over a split context against float64, on a GPU or in the interpreter."""
+"""Short prefills in Triton over a split context against float64, on a GPU or in the interpreter."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 from benchmarks.shapes import SHAPES
 from headrace.kernels.attention.extend import ExtendTile, extend_splits, extend_tile, paged_extend_triton
 from headrace.kernels.attention.prefill import PagedChunks
-from tests.kernels.test_attention_kernels import BLOCK, DEVICE, Paged, check_prefill
+from tests.kernels.attention.paged import BLOCK, DEVICE, Paged, check_prefill
 from tests.support.kernels.compiled import Launch, compile_for_h200
 
 needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter")

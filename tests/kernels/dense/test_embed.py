@@ -1,10 +1,9 @@
-"""What a step begins with: its tokens and their embeddings."""
+"""Token embedding in Triton against its reference."""
 
 import pytest
 import torch
 
 from headrace.kernels.dense.embed import embed_torch, embed_triton
-from headrace.kernels.sampling.future_tokens import resolve_future_tokens_torch, resolve_future_tokens_triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -19,12 +18,3 @@ def test_rows_of_the_embedding(num_tokens: int, width: int, dtype: torch.dtype, 
     expected = embed_torch(tokens, embedding, multiplier)
     # To the last bit on a GPU; the interpreter cuts bfloat16 off where others round.
     torch.testing.assert_close(embed_triton(tokens, embedding, multiplier), expected, rtol=2**-7, atol=0)
-
-
-@pytest.mark.parametrize("num_rows", [0, 1, 63, 64, 65, 256])
-def test_tokens_come_from_the_draws_where_fed(num_rows: int):
-    source = torch.randint(-1, 7, (num_rows,), device=DEVICE)
-    known = torch.randint(0, 100, (num_rows, 3), device=DEVICE)[:, 1]
-    drawn = torch.randint(100, 200, (7,), device=DEVICE)
-    expected = resolve_future_tokens_torch(known, source, drawn)
-    assert torch.equal(resolve_future_tokens_triton(known, source, drawn), expected)

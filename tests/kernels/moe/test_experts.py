@@ -1,0 +1,63 @@
+"""A mixture's experts: the reference against its definition, Triton against the reference."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headrace.kernels.moe.experts import MoeTile, moe_experts, moe_experts_torch, moe_experts_triton, moe_tile
+from tests.kernels.dense.rows import DEVICE, NAN, dtypes, slice_of_projection
+
+ROWS = [0, 1, 63, 65]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_each_token_gets_its_own_choice(rows: int):
+    E, inner, D, k = 5, 6, 8, 2
+    x, gate_up, down = torch.randn(rows, D), torch.randn(E, 2 * inner, D), torch.randn(E, D, inner)
+    expert = torch.rand(rows, E - 1).argsort(-1)[:, :k]  # nobody chooses the last expert
+    gate_up[-1] = down[-1] = float("nan")
+    weight = torch.rand(rows, k)
+    y = moe_experts(x, expert, weight, gate_up, down)
+    for t in range(rows):
+        parts = [F.linear(x[t], gate_up[e]).chunk(2) for e in expert[t]]
+        each = [F.linear(F.silu(g) * u, down[e]) for (g, u), e in zip(parts, expert[t], strict=True)]
+        torch.testing.assert_close(y[t], sum(w * o for w, o in zip(weight[t], each, strict=True)))
+
+
+needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter")
+
+
+def check_experts(rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dtype, tile: MoeTile | None) -> None:
+    """Nobody chooses the last expert, whose weights are NaN."""
+    x = slice_of_projection(rows, D, dtype)
+    gate_up = (torch.randn(E, 2 * inner, D, device=DEVICE) * D**-0.5).to(dtype)
+    down = (torch.randn(E, D, inner, device=DEVICE) * inner**-0.5).to(dtype)
+    gate_up[-1] = down[-1] = NAN
+    expert = torch.rand(rows, E - 1, device=DEVICE).argsort(-1)[:, :k]
+    weight = torch.rand(rows, k, device=DEVICE).to(dtype)
+    actual = moe_experts_triton(x, expert, weight, gate_up, down, tile)
+    wide = [t.double() for t in (x, gate_up, down)]
+    expected = moe_experts_torch(wide[0], expert, weight.double(), *wide[1:])
+    bound = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=bound)
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [0, 1, 3, 40])
+def test_each_token_gets_its_own_choice_in_triton(rows: int, dtype: torch.dtype):
+    check_experts(rows, 5, 2, 64, 48, dtype, MoeTile(16, 32, 32, 4, 2))
+
+
+@needs_gpu
+@pytest.mark.parametrize("rows", [1, 63, 256, 3000])
+@pytest.mark.parametrize(("E", "k", "D", "inner"), [(65, 6, 1536, 512), (257, 8, 2048, 512)])
+def test_experts_of_real_shapes(rows: int, E: int, k: int, D: int, inner: int):
+    check_experts(rows, E, k, D, inner, torch.bfloat16, None)
+
+
+def test_all_tokens_may_choose_the_same_experts():
+    x, weight = torch.randn(40, 16, device=DEVICE), torch.ones(40, 1, device=DEVICE)
+    gate_up, down = torch.randn(4, 32, 16, device=DEVICE), torch.randn(4, 16, 16, device=DEVICE)
+    expert = torch.full((40, 1), 2, device=DEVICE)
+    actual = moe_experts_triton(x, expert, weight, gate_up, down, moe_tile(10, torch.float32))
+    torch.testing.assert_close(actual, moe_experts_torch(x, expert, weight, gate_up, down), atol=1e-3, rtol=1e-4)
