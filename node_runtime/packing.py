@@ -8,12 +8,13 @@ sessions wait for) keep the order between both.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from headrace.cache.layout import DTYPE_BYTES, CacheLayout
+from headrace.cache.conversion import usual_wire_layouts
+from headrace.cache.layout import CacheLayout
 from headrace.engine.loop import EngineLoop
 from headrace.engine.sequence import DeviceEvent
 from headrace.forward.memory import CacheMemory
@@ -23,9 +24,6 @@ from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
 from transfer.cuda import CudaMemory
 from transfer.protocol.plan import PlannedMessage
 from transfer.staging import Staging
-
-USUAL_BLOCK_SIZES = (8, 16, 32, 64)
-"""Of peers: another one's first hand-over waits half a second for a kernel."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +135,10 @@ class DevicePacking:
         kept = torch.empty(layout.state_bytes, dtype=torch.uint8, device=buffer.device)
         with self._staging.stream():
             self._memory.gather_state(0, kept)
-        for dtype in DTYPE_BYTES:  # a conversion may round
-            wire = layout.on_wire(dtype)
+        states, blocks = usual_wire_layouts(layout)
+        for wire in states:  # a conversion may round
             await self._convert(PlannedMessage(0, 0, 0, 0, wire.state_bytes, 0), wire, buffer)
-        for size in {layout.block_size, *USUAL_BLOCK_SIZES}:
-            wire = replace(layout, block_size=size)
+        for wire in blocks:
             await self._convert(PlannedMessage(0, 0, 1, wire.block_bytes, 0, 0), wire, buffer)
         with self._staging.stream():
             self._memory.scatter_state(0, kept)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from headrace.cache.conversion import conversion_refusal
 from headrace.cache.layout import CacheLayout
 from headrace.engine.build import BuiltEngine
 from headrace.engine.engine import Engine
@@ -75,6 +76,6 @@ class NodeRuntime:
 
     def require_layout(self, peers: CacheLayout) -> None:
         """Raises LayoutMismatch unless this node can exchange blocks and states with a peer of this layout."""
-        difference = self.layout.unconvertible(peers)
+        difference = conversion_refusal(self.layout, peers)
         if difference is not None:
             raise LayoutMismatch(f"{difference}: restart one of the two nodes with the other's setting")

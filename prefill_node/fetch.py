@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 
-from headrace.cache.hashing import prefix_keys
+from headrace.cache.conversion import BlockConversion
 from headrace.cache.types import PrefixKey
 from headrace.engine.sequence import Admitted, Sequence
 from headrace.wire.client import FetchClient
@@ -202,9 +202,5 @@ class Fetches:
 
 
 def _fetch_source_key(sequence: Sequence, fetch_source: FetchSource) -> PrefixKey:
-    """The prefix key in blocks of the source's size; hashed anew here if that is not this node's size."""
-    own = sequence.hasher
-    if fetch_source.block_size == own.block_size:
-        return own.keys[fetch_source.num_tokens // own.block_size - 1]
-    request = sequence.job.request
-    return prefix_keys(request.tokens[: fetch_source.num_tokens], fetch_source.block_size, request.salt)[-1]
+    request, conversion = sequence.job.request, BlockConversion(sequence.hasher.block_size, fetch_source.block_size)
+    return conversion.peer_key(sequence.hasher, request.tokens, fetch_source.num_tokens, request.salt)

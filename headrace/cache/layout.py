@@ -1,8 +1,7 @@
 """The layout of cache bytes that two nodes must agree on before one's can be copied into the other.
 
 A `CacheLayout` is a value without tensors: it travels in reservations and registrations, sizes both pools, and names
-the first field in which two nodes differ. The sender converts to the receiver's layout: blocks of its block size, and
-states of the dtype that it chose (`on_wire`).
+the first field in which two nodes differ. Which differences are converted: headrace/cache/conversion.py.
 """
 
 from __future__ import annotations
@@ -13,9 +12,6 @@ from math import prod
 LAYOUT_VERSION = 1
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-CONVERTED = ("block_size", "state_dtype")
-"""Fields in which the two sides of a transfer may differ."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +70,6 @@ class CacheLayout:
     def max_state_bytes(self) -> int:
         """Bytes of one state on the wire, whatever dtype a peer asks for."""
         return max(replace(self, state_dtype=dtype).state_bytes for dtype in DTYPE_BYTES)
-
-    def unconvertible(self, other: CacheLayout) -> str | None:
-        """The first field, with both values, that forbids transfers between these layouts; None: there is none."""
-        alike = replace(other, **{name: getattr(self, name) for name in CONVERTED})
-        return self.mismatch(alike)
 
     def mismatch(self, other: CacheLayout) -> str | None:
         """The first differing field with both values, or None when the layouts agree."""

@@ -1,11 +1,11 @@
 """The tensors of both pools of one node, with gather and scatter for transfers."""
 
 from collections.abc import Sequence
-from math import gcd
 
 import torch
 from torch import Tensor
 
+from headrace.cache.conversion import BlockConversion
 from headrace.cache.layout import CacheLayout
 from headrace.forward.upload import PinnedIds, upload_ids
 from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
@@ -64,27 +64,25 @@ class CacheMemory:
         out                       uint8 [num_blocks * bytes of such a block]
         pinned_ids                for the blocks' ids, see `upload_ids`
         """
-        own_size = self.layout.block_size
-        start, end = first_block * block_size, (first_block + num_blocks) * block_size
-        within = range(start // own_size, min(-(-end // own_size), len(block_ids)))
+        conversion = BlockConversion(self.layout.block_size, block_size)
+        within = conversion.own_blocks(first_block, num_blocks, len(block_ids))
         ids = self._blocks(block_ids[within.start : within.stop], pinned_ids)
-        if own_size == block_size:
+        if conversion.is_identity:
             gather_rows(self._block_bytes, ids, out)
             return
-        row_tokens = gcd(own_size, block_size)
-        rows = self._regrouped(ids, start - within.start * own_size, num_blocks, block_size, row_tokens)
-        gather_rows(self._block_bytes.view(-1, self.layout.block_bytes // self._rows_a_block(row_tokens)), rows, out)
+        first_token = first_block * block_size - within.start * conversion.own_size
+        rows = self._regrouped(ids, first_token, num_blocks, conversion)
+        rows_a_block = self.layout.num_attention_layers * 2 * (conversion.own_size // conversion.row_tokens)
+        gather_rows(self._block_bytes.view(-1, self.layout.block_bytes // rows_a_block), rows, out)
 
-    def _rows_a_block(self, row_tokens: int) -> int:
-        return self.layout.num_attention_layers * 2 * (self.layout.block_size // row_tokens)
+    def _regrouped(self, ids: Tensor, first_token: int, num_blocks: int, conversion: BlockConversion) -> Tensor:
+        """Row numbers within blocks `ids`, in the order in which `num_blocks` of the peer's blocks hold the rows.
 
-    def _regrouped(self, ids: Tensor, first_token: int, num_blocks: int, block_size: int, row_tokens: int) -> Tensor:
-        """Rows of blocks `ids` in the order of blocks of `block_size` tokens.
-
-        A row is `row_tokens` tokens of one layer's keys or values. The first block begins with token `first_token` of
-        `ids`.
+        A row has the keys or the values of `row_tokens` tokens of one layer. The peer's first block begins with token
+        `first_token` of `ids`.
         """
-        rows_a_plane = self.layout.block_size // row_tokens
+        row_tokens, block_size = conversion.row_tokens, conversion.peer_size
+        rows_a_plane = conversion.own_size // row_tokens
         num_planes = self.layout.num_attention_layers * 2
         at_BR = torch.arange(0, num_blocks * block_size, row_tokens, device=self.device).view(num_blocks, -1)
         at_BR = (at_BR + first_token) // row_tokens

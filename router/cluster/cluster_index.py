@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from math import lcm
 
+from headrace.cache.conversion import BlockConversion
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
@@ -67,15 +67,15 @@ class NodeIndex:
     def block_size(self) -> int:
         return self._block_size
 
-    def match(self, keys: Sequence[PrefixKey], *, max_tokens: int, multiple_of: int = 1) -> PrefixHit:
+    def match(self, keys: Sequence[PrefixKey], *, max_tokens: int, receiver_block_size: int = 1) -> PrefixHit:
         """What the first `max_tokens` tokens of a prompt would find there; `keys` are one chain.
 
-        multiple_of   checkpoints elsewhere do not count: who fetches one keeps it at the end of a block of its own
+        receiver_block_size   of the node that would fetch a checkpoint, which must end a block of that node too
         """
         # A node's blocks are prefix-closed, so that bisection finds the longest match.
         limit = min(len(keys), max_tokens // self._block_size)
         num_blocks = bisect_left(keys, True, hi=limit, key=lambda key: key not in self._blocks)
-        step = lcm(self._block_size, multiple_of) // self._block_size
+        step = BlockConversion(self._block_size, receiver_block_size).boundary_tokens // self._block_size
         ends = range(num_blocks // step * step, 0, -step)
         state_tokens = next((i for i in ends if keys[i - 1] in self._checkpoints), 0) * self._block_size
         return PrefixHit(num_blocks * self._block_size, state_tokens, resumable_tokens=state_tokens)
@@ -128,11 +128,11 @@ class ClusterIndex:
         return {node.block_size for node in self._nodes.values()}
 
     def match(
-        self, keys: Mapping[int, Sequence[PrefixKey]], *, max_tokens: int, multiple_of: int = 1
+        self, keys: Mapping[int, Sequence[PrefixKey]], *, max_tokens: int, receiver_block_size: int = 1
     ) -> Mapping[NodeId, PrefixHit]:
         """What a prompt would find on each node; `keys` are the prompt's for each of `block_sizes`."""
         return {
-            node_id: node.match(keys[node.block_size], max_tokens=max_tokens, multiple_of=multiple_of)
+            node_id: node.match(keys[node.block_size], max_tokens=max_tokens, receiver_block_size=receiver_block_size)
             for node_id, node in self._nodes.items()
             if node.block_size in keys
         }

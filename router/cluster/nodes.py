@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from headrace.cache.conversion import conversion_refusal
 from headrace.wire.client import NodeClient
 from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
 from router.errors import LayoutRefused, NameTaken
@@ -176,7 +177,7 @@ def _refusal(info: NodeInfo, other: NodeInfo) -> str | None:
             f"transfer_version {info.transfer_version} != {other.transfer_version} of {other.name}; "
             "run one release on all nodes"
         )
-    difference = info.layout.unconvertible(other.layout)
+    difference = conversion_refusal(info.layout, other.layout)
     if difference is not None:
         return f"{difference} of {other.name}; start all nodes with one model and dtype"
     can_transfer = transfer_refusal(info.device, other.device) is None

@@ -248,7 +248,7 @@ class RequestDriver:
         if keys is None:
             return None
         max_tokens = len(request.tokens) - 1  # one is always computed
-        hits = index.match(keys, max_tokens=max_tokens, multiple_of=prefill_node.info.layout.block_size)
+        hits = index.match(keys, max_tokens=max_tokens, receiver_block_size=prefill_node.info.layout.block_size)
         fetch_sources = (node for node in nodes.senders_to(prefill_node.info) if node.reaches(prefill_node.info))
         holders = [(node.info, hits[node.id]) for node in fetch_sources if node.id in hits]
         return choose_fetch_source(holders, hits.get(prefill_node.id))

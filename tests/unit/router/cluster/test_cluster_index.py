@@ -123,11 +123,11 @@ def test_it_finds_what_the_node_finds_whatever_happened_there(seed: int) -> None
 
 def test_checkpoints_that_end_no_block_of_the_asker_do_not_count() -> None:
     index = followed(CacheSnapshotPart(7, 9, tuple(KEYS), (KEYS[0], KEYS[1], KEYS[2]), True))
-    assert index.match(KEYS, max_tokens=64, multiple_of=16) == PrefixHit(64, 48, 48)
-    assert index.match(KEYS, max_tokens=64, multiple_of=32) == PrefixHit(64, 32, 32)
-    assert index.match(KEYS, max_tokens=64, multiple_of=8) == PrefixHit(64, 48, 48)
-    assert index.match(KEYS, max_tokens=64, multiple_of=24) == PrefixHit(64, 48, 48)
-    assert index.match(KEYS, max_tokens=64, multiple_of=64) == PrefixHit(64, 0, 0)
+    assert index.match(KEYS, max_tokens=64, receiver_block_size=16) == PrefixHit(64, 48, 48)
+    assert index.match(KEYS, max_tokens=64, receiver_block_size=32) == PrefixHit(64, 32, 32)
+    assert index.match(KEYS, max_tokens=64, receiver_block_size=8) == PrefixHit(64, 48, 48)
+    assert index.match(KEYS, max_tokens=64, receiver_block_size=24) == PrefixHit(64, 48, 48)
+    assert index.match(KEYS, max_tokens=64, receiver_block_size=64) == PrefixHit(64, 0, 0)
 
 
 def test_nodes_of_different_block_sizes_are_matched_each_by_its_own_keys() -> None:

@@ -1,0 +1,50 @@
+"""Two nodes whose blocks or states differ: what is converted, and where both sides' blocks end."""
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.cache.conversion import BlockConversion, conversion_refusal, usual_wire_layouts
+from headrace.cache.hashing import PrefixHasher, prefix_keys
+from headrace.cache.layout import CacheLayout
+
+LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+TOKENS = list(range(100))
+
+
+def test_block_sizes_and_state_dtypes_are_converted_and_nothing_else() -> None:
+    assert conversion_refusal(LAYOUT, replace(LAYOUT, block_size=24, state_dtype="float16")) is None
+    assert conversion_refusal(LAYOUT, replace(LAYOUT, block_size=24, head_dim=4)) == "head_dim 8 != 4"
+    assert conversion_refusal(LAYOUT, replace(LAYOUT, dtype="float32")) == "dtype bfloat16 != float32"
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "row", "boundary"), [(16, 16, 16, 16), (16, 32, 16, 32), (8, 24, 8, 24), (16, 24, 8, 48)]
+)
+def test_rows_divide_both_block_sizes_and_boundaries_end_blocks_of_both(own: int, peer: int, row: int, boundary: int):
+    conversion = BlockConversion(own, peer)
+    assert (conversion.row_tokens, conversion.boundary_tokens) == (row, boundary)
+    assert conversion.is_identity is (own == peer)
+
+
+def test_the_own_blocks_of_a_message_cover_its_tokens_and_end_with_the_prompt() -> None:
+    small_to_large = BlockConversion(16, 24)
+    assert small_to_large.own_blocks(1, 2, num_held=10) == range(1, 5), "tokens 24 to 72"
+    assert small_to_large.own_blocks(1, 2, num_held=3) == range(1, 3), "the last block has fewer tokens than fit"
+    assert BlockConversion(16, 16).own_blocks(2, 3, num_held=5) == range(2, 5)
+
+
+@pytest.mark.parametrize("peer_size", [16, 32, 24])
+def test_the_peer_knows_the_prefix_by_keys_of_its_own_blocks(peer_size: int) -> None:
+    own = PrefixHasher(16, b"salt")
+    own.extend(TOKENS)
+    conversion = BlockConversion(16, peer_size)
+    num_tokens = conversion.boundary_tokens
+    expected = prefix_keys(TOKENS, peer_size, b"salt")[num_tokens // peer_size - 1]
+    assert conversion.peer_key(own, TOKENS, num_tokens, b"salt") == expected
+
+
+def test_kernels_are_compiled_for_every_state_dtype_and_the_usual_block_sizes() -> None:
+    states, blocks = usual_wire_layouts(replace(LAYOUT, block_size=24))
+    assert {layout.state_dtype for layout in states} == {"float32", "bfloat16", "float16"}
+    assert [layout.block_size for layout in blocks] == [8, 16, 24, 32, 64]
