@@ -68,7 +68,7 @@ class CacheLayout:
 
     @property
     def max_state_bytes(self) -> int:
-        """Bytes of one state on the wire, whatever dtype a peer asks for."""
+        """The most bytes of one state on the wire, over all dtypes that a peer can choose."""
         return max(replace(self, state_dtype=dtype).state_bytes for dtype in DTYPE_BYTES)
 
     def mismatch(self, other: CacheLayout) -> str | None:

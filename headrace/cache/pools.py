@@ -2,7 +2,7 @@
 
 An id is in exactly one of three places:
 
-    free      nobody refers to it, its contents mean nothing
+    free      unreferenced, its contents mean nothing
     cached    only the prefix index refers to it; kept in eviction order
     in use    a claim or a lease holds a reference; the index may refer to it as well
 

@@ -83,7 +83,7 @@ class Publisher:
     def prepare(self, chunks: Sequence[ScheduledChunk[S]]) -> None:
         """Sets the checkpoints that the chunks are to leave, and reserves slots for those that kernels emit.
 
-        Higher tiers get their slots first, over all chunks. Without a slot a prompt goes on without that checkpoint.
+        Higher tiers get their slots first, over all chunks. A checkpoint without a slot is skipped.
         """
         wanted: list[tuple[Boundary, ScheduledChunk[S]]] = []
         for chunk in chunks:

@@ -1,6 +1,6 @@
 """One node's engine: its step schedules chunks, launches them, and settles the tokens they draw. One thread.
 
-With `overlap`, a step is launched before the tokens of the one before are known: lengths say what runs next, and the
+With `overlap`, a step is launched before the tokens of the one before are known: scheduling needs only lengths, and the
 runner fills in the drawn tokens on the device. A sequence that turns out to have ended has then computed one token too
 many, which is dropped. Everything else that needs a token's value (hashes, penalties, a preemption) waits for it.
 

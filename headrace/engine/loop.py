@@ -1,7 +1,7 @@
-"""The engine's thread: commands between steps, steps while there is work, asleep otherwise.
+"""The engine's thread: runs commands between steps, steps while there is work, and sleeps otherwise.
 
 Everything that touches pools or cache memory happens in this thread, so nothing in headrace/engine/ or headrace/cache/
-needs a lock. The event loop's side posts commands and receives events, one wake-up a step however many events.
+needs a lock. The event loop posts commands and receives events, with one wake-up for all events of a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.engine.engine import Engine
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-IDLE_CHECK_S = 1.0  # how often an idle engine looks whether there is anything to see to
+IDLE_CHECK_S = 1.0  # the longest that an idle engine waits for a command before it checks its pools
 
 
 class EngineLost(RuntimeError):
@@ -28,8 +28,9 @@ class EngineLost(RuntimeError):
 class EngineLoop:
     """Runs one engine in a thread of its own, beside one asyncio event loop.
 
-    `clock` is the engine's. `on_crash` is called in the event loop when a step raises, or when a check of the pools
-    finds them corrupt, once whenever the engine falls idle: the node must end, because what is in the cache is unknown.
+    clock      the engine's
+    on_crash   called in the event loop when a step raises, or when the pools, checked each time the engine falls idle,
+               are corrupt: the node must end, because the cache's contents are unknown
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float], on_crash: Callable[[BaseException], None]):
@@ -43,7 +44,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
         self._is_checked = False
-        """Nothing has been done since the pools were found sound."""
+        """True if no command has run since the last check of the pools."""
 
     def start(self) -> None:
         self._thread.start()
@@ -61,11 +62,11 @@ class EngineLoop:
         self._lose(EngineLost("the engine has stopped: the node takes no more requests"))
 
     def deliver(self, callback: Callable[..., None], *args: Any) -> None:
-        """From the engine's thread: have `callback(*args)` called in the event loop, in order, after this step."""
+        """From the engine's thread: calls `callback(*args)` in the event loop, in order, after this step."""
         self._events.append(lambda: callback(*args))
 
     def post(self, command: Callable[[], object]) -> None:
-        """Has `command()` called in the engine's thread between two steps."""
+        """Calls `command()` in the engine's thread between two steps."""
         self._commands.put(command)
 
     async def call(self, command: Callable[[], T]) -> T:
@@ -92,7 +93,7 @@ class EngineLoop:
             while not self._stopping:
                 self._drain(wait=self.engine.num_running == 0)
                 self.engine.admit()
-                self._flush()  # an admission, a packed message: nobody waits for them until the step is over
+                self._flush()  # admissions and packed messages need not wait until the step is over
                 self.engine.step()
                 self._flush()
         except BaseException as error:
@@ -104,12 +105,12 @@ class EngineLoop:
         self._on_crash(error)
 
     def _lose(self, error: EngineLost) -> None:
-        """Nobody runs any more what callers still wait for."""
+        """Fails the calls that are still awaited: their commands will not run."""
         for future in list(self._awaited):
             _set_exception(future, error)
 
     def _drain(self, *, wait: bool) -> None:
-        """Runs the commands that are there; with `wait`, sleeps until there is one or a deadline to see to."""
+        """Runs the queued commands; with `wait`, first sleeps until there is one or a deadline passes."""
         if wait:
             self._flush()
             deadline_s = self.engine.next_deadline_s()

@@ -117,7 +117,8 @@ class EngineRequests:
         now_s = self._clock()
         self.leases.expire(now_s)
         for late in self._waiting.expire(now_s):
-            late.job.on_event(AdmissionTimedOut("no room in the cache before the deadline: retry later, or add nodes"))
+            message = "no free blocks or slots in the cache before the deadline: retry later, or add nodes"
+            late.job.on_event(AdmissionTimedOut(message))
         while (sequence := self._waiting.first()) is not None and self._admit(sequence):
             self._waiting.leave(sequence)
 

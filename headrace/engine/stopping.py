@@ -32,7 +32,7 @@ class StopRules:
         )
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """The reason why its newest token is its last; None if it goes on."""
+        """The reason why its newest token is its last; None if more follow."""
         sampling = sequence.request.sampling
         if sequence.tokens[-1] in self._stop_ids(sequence) and sequence.num_output >= sampling.min_tokens:
             return FinishReason.STOP

@@ -1,7 +1,7 @@
-"""One description of a hybrid decoder for all families: pure values, read from a checkpoint's config.json.
+"""Model configs: one description of a hybrid decoder for all families, read from a model folder's config.json.
 
-A family's reader (engine/families/) turns its own field names into these; the layers are built from them
-alone.
+A family's reader (headrace/models/families/) translates its own field names into these values; the layers are built
+from them alone.
 """
 
 import json
@@ -13,7 +13,7 @@ from headrace.cache.layout import CacheLayout
 
 
 class ModelError(Exception):
-    """A checkpoint cannot be served; the message names what and why."""
+    """A model folder cannot be served; the message names the file or field and the reason."""
 
 
 class UnsupportedModel(ModelError):
@@ -179,17 +179,17 @@ class RawConfig:
         return self.text[name]
 
     def get(self, name: str, default: Any) -> Any:
-        """The field, or `default` where the file leaves it out or says null."""
+        """The field, or `default` if the file leaves it out or has null."""
         value = self.text.get(name)
         return default if value is None else value
 
     def require(self, name: str, only: Any) -> None:
-        """Refuse a model whose option is set to something that is not implemented."""
+        """Raises UnsupportedModel if the option is set to a value that is not implemented."""
         if self.get(name, only) != only:
             raise UnsupportedModel(f"{self.architecture} with {name}={self.text[name]!r}: only {only!r} is supported")
 
     def layer_mixers(self) -> list[Literal["attention", "state"]] | None:
-        """One mixer a layer, None when not listed. Local and hub files use different words."""
+        """One mixer for each layer; None if the file has no list. Local and hub files use different words."""
         words: dict[str, Literal["attention", "state"]] = {
             "attention": "attention",
             "full_attention": "attention",
@@ -205,7 +205,7 @@ class RawConfig:
         return [words[word] for word in listed]
 
     def rope_theta(self) -> float:
-        """From either generation of field names; only plain rotary embeddings are supported."""
+        """The rotary base, under either generation of field names; only plain rotary embeddings are supported."""
         parameters = self._rope_parameters()
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if kind not in ("default", "mrope"):  # on text alone, mrope is plain

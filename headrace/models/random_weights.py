@@ -1,4 +1,4 @@
-"""Weights of a shape that has no files: random, and such that the model's numbers stay ordinary. For benchmarks."""
+"""Random weights for a model shape without files, scaled so that activations stay in a normal range. For benchmarks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ A_MAX = 16.0
 
 
 class RandomWeights:
-    """Stands in for `WeightFiles`: any name has a tensor, filled on the device, that depends on name and seed alone.
+    """A stand-in for `WeightFiles`: every name has a tensor, drawn on the device from the name and the seed alone.
 
-    Rows of matrices have length about one, so that activations keep their size from layer to layer; the vectors
-    that a state's decay is made of are drawn as its authors initialise them.
+    Rows of matrices have length about one, so that activations keep their size from layer to layer; the parameters of
+    a state's decay are drawn as its authors initialise them.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = SEED):
         self._dtype = dtype
         self._device = device
         self._seed = seed
-        self.remaining: Set[str] = frozenset()  # no name is there beforehand: loaders take the plainest layout
+        self.remaining: Set[str] = frozenset()  # no name is listed: loaders then take the plainest layout
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """As `WeightFiles.take`, of any name."""
+        """As `WeightFiles.take`, for any name."""
         generator = torch.Generator(self._device).manual_seed(_seed_of(f"{self._seed}/{name}"))
         weight = torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
         match name.rsplit(".", 2)[-2:]:
@@ -44,14 +44,14 @@ class RandomWeights:
         return weight.normal_(0.0, shape[-1] ** -0.5, generator=generator)
 
     def skip(self, *prefixes: str) -> None:
-        """Nothing is left over."""
+        """Does nothing: no tensor is ever left over."""
 
     def assert_all_taken(self) -> None:
-        """Nothing is left over."""
+        """Does nothing: no tensor is ever left over."""
 
 
 def random_fingerprint(config: str, device: torch.device, seed: int = SEED) -> str:
-    """That of no files: another device's random numbers are other weights."""
+    """The fingerprint of random weights; it names the device type, whose random numbers are its own."""
     return blake3(f"dummy/{seed}/{device.type}/{config}".encode()).hexdigest()
 
 

@@ -45,7 +45,7 @@ class WeightFiles:
 
     @property
     def remaining(self) -> set[str]:
-        """Names that nobody has taken yet."""
+        """Names that have not been taken yet."""
         return set(self._remaining)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
@@ -58,7 +58,7 @@ class WeightFiles:
         return tensor.to(dtype or self._dtype)
 
     def skip(self, *prefixes: str) -> None:
-        """Drop tensors of parts that the engine does not run."""
+        """Drops tensors of parts that the engine does not run."""
         self._remaining = {n: handle for n, handle in self._remaining.items() if not n.startswith(prefixes)}
 
     def assert_all_taken(self) -> None:
@@ -81,9 +81,9 @@ def safetensors_files(path: Path) -> list[Path]:
 
 
 def fingerprint(path: Path, config: str) -> str:
-    """A digest of config, tensor headers and a sample of every tensor: reads kilobytes of gigabytes.
+    """A digest of the config, the tensor headers and a sample of every tensor: reads kilobytes of gigabytes.
 
-    Two finetunes of one architecture differ in it; so may two shardings of the same weights.
+    Two finetunes of one architecture have different fingerprints; two shardings of the same weights may, too.
     """
     digest = blake3(config.encode())
     for file in safetensors_files(path):

@@ -1,4 +1,4 @@
-"""From a model folder to a model: pick the family by architecture, read the config, load the tensors."""
+"""Loading a model: picks the family by architecture, reads the config, loads the tensors."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ BASE_PREFIXES = ("model.language_model.", "model.")
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    """The model's description alone, without reading weights. Raises UnsupportedModel, ModelError."""
+    """The model's config, without reading weights. Raises UnsupportedModel, ModelError."""
     _, config = _read(Path(path))
     return config
 
@@ -48,10 +48,10 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
 
 
 def random_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
-    """A model of that shape with random weights, made on `device`: no file is read."""
-    place = torch.device(device)
-    identity = random_fingerprint(config.canonical(), place)
-    return _assemble(FAMILIES[config.architecture], config, RandomWeights(dtype, place), identity)
+    """A model of that shape with random weights, made on `device`; reads no file."""
+    made_on = torch.device(device)
+    identity = random_fingerprint(config.canonical(), made_on)
+    return _assemble(FAMILIES[config.architecture], config, RandomWeights(dtype, made_on), identity)
 
 
 def _assemble(family: Family, config: ModelConfig, weights: WeightSource, fingerprint: str) -> HybridModel:

@@ -1,4 +1,4 @@
-"""What a family of checkpoints must say about itself: how to read its config, and where its tensors are."""
+"""A family of models: how its config is read, and under which names its tensors are found."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,5 +13,5 @@ class Family:
     read_config: Callable[[RawConfig], ModelConfig]
     load_layer: Callable[[WeightSource, str, ModelConfig, int], DecoderLayer]  # weights, "…layers.3", config, 3
     final_norm: str = "norm"
-    norm_offset: float = 0.0  # added to stored norm weights
+    norm_offset: float = 0.0  # added to the stored weights of the final norm
     skipped: tuple[str, ...] = ()  # prefixes of parts that the engine does not run

@@ -113,13 +113,13 @@ def _load_mixer(weights: WeightSource, prefix: str, config: ModelConfig, layer: 
 
 
 def _load_split_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
-    """Qwen3.5: four matrices, already in our order."""
+    """Qwen3.5's projection: four matrices, already in the order of `GatedDelta.in_proj`."""
     rows = {"qkv": c.conv_channels, "z": c.value_size, "b": c.num_value_heads, "a": c.num_value_heads}
     return torch.cat([weights.take(f"{prefix}.in_proj_{n}.weight", (r, hidden)) for n, r in rows.items()])
 
 
 def _load_fused_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
-    """Qwen3-Next: two matrices, a key head's rows together: q, k, its value heads' v and z; their b and a."""
+    """Qwen3-Next's projection: two matrices with each key head's rows together (q, k, v, z; b, a)."""
     Hk, value_rows = c.num_key_heads, c.value_size // c.num_key_heads
     qkvz = weights.take(f"{prefix}.in_proj_qkvz.weight", (2 * c.key_size + 2 * c.value_size, hidden))
     ba = weights.take(f"{prefix}.in_proj_ba.weight", (2 * c.num_value_heads, hidden))
@@ -143,7 +143,7 @@ def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> Mixtur
 
 
 def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
-    """gate_up [E, 2 I, hidden] and down [E, hidden, I], from one matrix an expert or from stacked tensors."""
+    """gate_up [E, 2 I, hidden] and down [E, hidden, I], from a matrix for each expert or from stacked tensors."""
     num, inner = moe.num_experts, moe.intermediate_size
     if f"{prefix}.gate_up_proj" in weights.remaining:
         return (

@@ -31,7 +31,7 @@ class SwiGlu:
         return Product(self.gate_up.swiglu(x), self.down)
 
     def whole(self, x: Tensor) -> Tensor:
-        """The same, worked out."""
+        """The output itself: `__call__` with the down projection applied."""
         return self.down(self.gate_up.swiglu(x))
 
 

@@ -44,7 +44,7 @@ class GatedDelta:
         in_proj: Tensor,
         norm_eps: float,
     ) -> "GatedDelta":
-        """`in_proj` comes from the family: the releases cut it differently."""
+        """`in_proj` comes from the family: releases split it differently."""
         Hv = config.num_value_heads
         conv = weights.take(f"{prefix}.conv1d.weight", (config.conv_channels, 1, config.conv_taps))
         return cls(

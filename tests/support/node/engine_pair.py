@@ -13,7 +13,7 @@ from tests.support.engine.driving import Run, resume_locally, submit
 
 @dataclass
 class Exchange:
-    """One request on its way through both engines. `computes_locally`: the decode engine prefills it itself."""
+    """One request in both engines. `computes_locally`: the decode engine prefills it itself."""
 
     request: Request
     computes_locally: bool
@@ -23,8 +23,8 @@ class Exchange:
     is_over: bool = False
 
 
-class Pair:
-    """`open` are the requests that hold something, or wait for it."""
+class EnginePair:
+    """Both engines; `open` are the exchanges that hold blocks or wait for them."""
 
     def __init__(self, prefill: BuiltEngine, decode: BuiltEngine) -> None:
         self.prefill = prefill
@@ -49,11 +49,11 @@ class Pair:
             built.engine.cache.check()
 
     def stop(self, exchange: Exchange) -> None:
-        """The client has enough: what it has is published, and its end is an event like any other."""
+        """The client stops reading: the answer so far is published, and the end is an event like any other."""
         self.decode.engine.finish(exchange.decode.sequence, FinishReason.STOP)
 
     def abort(self, exchange: Exchange) -> None:
-        """The client is gone: both engines give back what it holds, in whatever phase it is."""
+        """The client disconnected: both engines release the request, in whatever phase it is."""
         for built, run in ((self.prefill, exchange.prefill), (self.decode, exchange.decode)):
             if run is not None:
                 built.engine.release(run.sequence)
@@ -72,9 +72,9 @@ class Pair:
         if exchange.prefill is not None:
             for event in _drain(exchange.prefill):
                 if isinstance(event, Sampled):
-                    self._hand_over(exchange, event)
+                    self._transfer(exchange, event)
 
-    def _hand_over(self, exchange: Exchange, sampled: Sampled) -> None:
+    def _transfer(self, exchange: Exchange, sampled: Sampled) -> None:
         assert exchange.prefill is not None
         exchange.tokens.append(sampled.token.id)
         if sampled.finish is not None:
@@ -87,7 +87,7 @@ class Pair:
 
 
 def move(source: BuiltEngine, here: Run, target: BuiltEngine, there: Run) -> None:
-    """The prompt's blocks that `there` does not have, and its state."""
+    """Copies the prompt's blocks that `there` does not have, and its state."""
     claim, layout = there.sequence.held, source.layout
     first = claim.reused_tokens // layout.block_size
     last = -(-there.sequence.prompt_length // layout.block_size)

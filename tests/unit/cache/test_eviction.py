@@ -133,7 +133,7 @@ def test_blocks_below_an_evicted_one_are_forgotten_even_in_use() -> None:
     assert siblings.cache.stats().blocks.in_use == 5
 
 
-def test_who_lost_its_prefix_publishes_its_own_copies_with_its_next_block() -> None:
+def test_a_request_that_lost_its_prefix_publishes_its_own_copies_with_its_next_block() -> None:
     siblings = Siblings()
     cache, second = siblings.cache, siblings.second
     shared = siblings.blocks()
@@ -147,7 +147,7 @@ def test_who_lost_its_prefix_publishes_its_own_copies_with_its_next_block() -> N
     assert cache.stats().blocks.cached == 6
 
 
-def test_who_lost_its_prefix_gives_everything_back() -> None:
+def test_a_request_that_lost_its_prefix_gives_everything_back() -> None:
     siblings = Siblings()
     siblings.cache.release(siblings.second)
     siblings.cache.check()

@@ -41,7 +41,7 @@ def test_lower_tiers_go_first_whatever_they_are_worth() -> None:
     assert [evict(order, slots) for _ in range(4)] == ["c", "d", "b", "a"]
 
 
-def test_a_spare_one_takes_no_slot_above_its_tier() -> None:
+def test_a_grid_checkpoint_takes_no_slot_above_its_tier() -> None:
     order, slots = order_of(a=(PRIMARY, 1), b=(2, 1))
     assert evict(order, slots, up_to=1) is None
     assert evict(order, slots, up_to=2) == "b"

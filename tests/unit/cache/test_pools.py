@@ -76,7 +76,7 @@ def test_an_uncached_id_is_free_at_once_or_with_its_last_reference() -> None:
     pool.check()
 
 
-def test_room_counts_what_eviction_would_free_but_not_what_must_stay() -> None:
+def test_capacity_counts_ids_that_eviction_would_free_but_not_those_that_must_stay() -> None:
     pool, (first, second) = pool_with_cached(2)
     (held,) = pool.reserve(1) or []
     assert pool.capacity() == 3

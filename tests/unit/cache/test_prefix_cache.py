@@ -60,7 +60,7 @@ def test_a_partial_last_block_is_never_shared() -> None:
 
 
 @pytest.mark.parametrize("lacking", ["blocks", "slots"])
-def test_a_claim_without_room_is_none_and_changes_nothing(lacking: str) -> None:
+def test_a_claim_that_does_not_fit_is_none_and_changes_nothing(lacking: str) -> None:
     cache = new_cache(num_blocks=5, num_slots=2)
     published(cache, 16, 8)
     if lacking == "blocks":
@@ -78,7 +78,7 @@ def test_a_claim_without_room_is_none_and_changes_nothing(lacking: str) -> None:
         assert claimed(cache, num_tokens).reused_tokens == 8
 
 
-def test_what_a_claim_reuses_does_not_count_as_room_for_it() -> None:
+def test_blocks_that_a_claim_reuses_do_not_count_as_capacity_for_it() -> None:
     cache = new_cache(num_blocks=4, num_slots=3)
     published(cache, 16, 16)
     assert cache.claim(KEYS, num_tokens=17, hit_policy=ResumeLocally(), max_reuse_tokens=16) is None

@@ -90,7 +90,7 @@ def test_4_cached_shares_of_a_long_prompt_with_a_shared_start(policy, hints, sha
     assert shares[1] >= 0.949
 
 
-def test_5_a_state_is_evicted_alone_and_its_blocks_still_serve_a_hand_over() -> None:
+def test_5_a_state_is_evicted_alone_and_its_blocks_still_serve_a_transfer() -> None:
     node = FakeNode(policy="none", eviction="lru")
     tokens = text(65, 1)
     first = admitted(node, tokens)

@@ -1,4 +1,4 @@
-"""Decode steps through static inputs: padding, feeding, block tables. Captures are faked: CUDA has its own test."""
+"""Captured decodes: padding, future tokens, block tables. Captures are faked: CUDA has its own test."""
 
 import gc
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Requests that outgrow the blocks there are: who gives way, and that nobody notices (scenario 19)."""
+"""Preemption when requests outgrow the blocks: which request is preempted, and that no answer changes (scenario 19)."""
 
 import time
 from dataclasses import replace
@@ -207,7 +207,7 @@ def test_the_only_running_request_waits_for_blocks_that_a_reservation_holds(tiny
 
 
 @pytest.mark.parametrize("policy", ["none", "branch"])
-def test_an_answer_that_began_with_a_hand_over_goes_on_from_what_this_engine_has(policy, tiny_checkpoint) -> None:
+def test_an_answer_that_began_with_a_transfer_continues_from_what_this_engine_has(policy, tiny_checkpoint) -> None:
     path = tiny_checkpoint("qwen35")
     source, built = small_engine(path), engine_of(path, num_blocks=7, num_slots=8, checkpoint_policy=policy)
     here = submit(source, request(SECOND, ANSWER), max_new=1)

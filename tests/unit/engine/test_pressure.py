@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.cluster.conversations import Turn, conversations
 from tests.support.engine.driving import assert_nothing_in_use, engine_of
-from tests.support.node.engine_pair import Exchange, Pair
+from tests.support.node.engine_pair import EnginePair, Exchange
 
 NUM_REQUESTS = 300
 BLOCK_SIZE = 4  # small, so that answers outgrow what they claim at first
@@ -41,7 +41,9 @@ def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str,
     num_tokens = NUM_OPEN * sum(turn.num_computed for turn in turns) // len(turns)
     num_blocks, num_slots = num_tokens // BLOCK_SIZE // 3, NUM_OPEN * STATES_EACH // 3
     changes = {"checkpoint_policy": policy, "block_size": BLOCK_SIZE, "max_step_tokens": 128}
-    pair = Pair(engine_of(path, num_blocks, num_slots, **changes), engine_of(path, num_blocks, num_slots, **changes))
+    pair = EnginePair(
+        engine_of(path, num_blocks, num_slots, **changes), engine_of(path, num_blocks, num_slots, **changes)
+    )
     answers = Crowd(pair, chats, seed=2).run()
     assert len(answers) == NUM_REQUESTS
     for turn, tokens in answers:
@@ -71,7 +73,7 @@ class Talk:
 class Crowd:
     """The people who chat: NUM_OPEN at a time, each turn after the end of the one before; some lose patience."""
 
-    def __init__(self, pair: Pair, chats: list[list[Turn]], seed: int) -> None:
+    def __init__(self, pair: EnginePair, chats: list[list[Turn]], seed: int) -> None:
         self._pair = pair
         self._coming = list(chats)
         self._rng = random.Random(seed)

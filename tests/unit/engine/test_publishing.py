@@ -1,4 +1,4 @@
-"""What the steps of a request leave findable."""
+"""Checkpoints that the steps of a request publish."""
 
 from dataclasses import replace
 

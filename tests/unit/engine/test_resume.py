@@ -1,4 +1,4 @@
-"""A prefill that goes on from a state which another engine computed."""
+"""A prefill that resumes from a state which another engine computed."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
-from headrace.engine.scheduler import Scheduler, after_turn
+from headrace.engine.scheduler import LatestArrival, Scheduler, after_turn
 from headrace.engine.sequence import Job, Sequence
 from tests.support.engine.driving import request, resume_locally
 
@@ -18,11 +18,11 @@ def run_steps(running: list[Sequence], num_steps: int, scheduler: Scheduler = SC
     """The steps in which each took part."""
     steps: dict[Sequence, list[int]] = {sequence: [] for sequence in running}
     for step in range(num_steps):
-        planned = scheduler.schedule(running)
-        for share in planned:
-            share.sequence.num_computed = share.span.end
-            steps[share.sequence].append(step)
-        running = after_turn(running, planned)
+        chunks = scheduler.schedule(running)
+        for chunk in chunks:
+            chunk.sequence.num_computed = chunk.span.end
+            steps[chunk.sequence].append(step)
+        running = after_turn(running, chunks)
     return steps
 
 
@@ -87,8 +87,8 @@ def test_one_place_goes_round_decodes_and_prefills() -> None:
 
 def test_prefills_behind_the_first_take_only_places_that_are_left() -> None:
     decodes, prefills = [sequence(4, num_computed=4) for _ in range(3)], [sequence(8) for _ in range(3)]
-    planned = SCHEDULER.schedule([*prefills, *decodes])
-    assert [share.sequence for share in planned] == [*decodes, prefills[0]]
+    chunks = SCHEDULER.schedule([*prefills, *decodes])
+    assert [chunk.sequence for chunk in chunks] == [*decodes, prefills[0]]
 
 
 def test_a_preempted_sequence_prefills_its_answer_too() -> None:
@@ -97,3 +97,8 @@ def test_a_preempted_sequence_prefills_its_answer_too() -> None:
     preempted.start_over()
     assert spans(preempted) == [(0, 0, 41)]
     assert preempted.prompt_length == 20
+
+
+def test_the_latest_arrival_is_preempted() -> None:
+    running = [sequence(1, arrival=arrival) for arrival in (3, 9, 1)]
+    assert LatestArrival().victim(running) is running[1]

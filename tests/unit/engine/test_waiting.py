@@ -1,5 +1,4 @@
 from headrace.cache.hashing import PrefixHasher
-from headrace.engine.scheduler import LatestArrival
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.waiting import WaitingLine
 from tests.support.engine.driving import request, resume_locally
@@ -49,8 +48,3 @@ def test_leaving_twice_changes_nothing() -> None:
         line.leave(preempted)
         line.leave(new)
     assert len(line) == 0 and line.first() is None and line.preempted == ()
-
-
-def test_the_latest_arrival_gives_way() -> None:
-    running = [sequence(3), sequence(9), sequence(1)]
-    assert LatestArrival().victim(running) is running[1]

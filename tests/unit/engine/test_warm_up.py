@@ -1,4 +1,4 @@
-"""What a warm-up compiles serves every step: nothing is compiled while requests wait; and it is sound."""
+"""The warm-up compiles every kernel of later steps: nothing is compiled while requests wait; and it is sound."""
 
 import json
 import os

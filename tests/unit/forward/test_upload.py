@@ -17,7 +17,7 @@ def test_ids_arrive_whatever_their_number_was_before(with_pinned_ids):
         assert uploaded.tolist() == ids
 
 
-def test_a_room_is_used_again():
+def test_pinned_buffers_are_used_again():
     pinned_ids = PinnedIds(DEVICE)
     first = upload_ids([1, 2, 3], 10, "block", DEVICE, pinned_ids).data_ptr()
     assert upload_ids([4, 5], 10, "block", DEVICE, pinned_ids).data_ptr() == first
