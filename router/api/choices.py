@@ -73,13 +73,13 @@ class OutputQueue:
 
 
 class Choices:
-    """All choices of one generation request. The caller appends to `runs` the driver of each, in order."""
+    """All choices of one generation request. The caller appends each one's driver to `drivers`, in order."""
 
     def __init__(self, generation: GenerationRequest, tokens: ModelTokens) -> None:
         self._generation = generation
         self._queue = OutputQueue()
         self.all = [Choice(index, generation, tokens) for index in range(len(generation.requests))]
-        self.runs: list[RequestDriver] = []
+        self.drivers: list[RequestDriver] = []
 
     def output_to(self, index: int) -> Callable[[Output], None]:
         """The function that takes the outputs of one choice's request."""
@@ -108,17 +108,17 @@ class Choices:
                 choice = self.all[index]
                 yield choice, choice.text_delta(gathered), None
                 if choice.text.stop_found:
-                    await self.runs[index].stop()
+                    await self.drivers[index].stop()
             if left == 0:
                 return
 
     def _finish_reason(self, choice: Choice) -> FinishReason:
-        finish = self.runs[choice.index].life.finish
+        finish = self.drivers[choice.index].life.finish
         return FinishReason.STOP if choice.text.stop_found or finish is None else finish
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's `usage`. A prompt with several choices counts once, with the cached tokens of its first choice."""
-        prompts = [self.runs[i].life for i in range(0, len(self.runs), self._generation.choices_per_prompt)]
+        prompts = [self.drivers[i].life for i in range(0, len(self.drivers), self._generation.choices_per_prompt)]
         num_prompt = sum(life.request.num_prompt_tokens for life in prompts)
         num_generated = sum(choice.text.num_tokens for choice in self.all)
         cached = sum(life.report.cached_tokens(life.request.num_prompt_tokens) for life in prompts)
@@ -129,6 +129,6 @@ class Choices:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
         if self._generation.report:
-            reports = [run.life.report.json() for run in self.runs]
+            reports = [driver.life.report.json() for driver in self.drivers]
             usage["headrace"] = reports[0] if len(reports) == 1 else reports
         return usage

@@ -100,6 +100,6 @@ class CompletionService:
             for permit in permits:
                 stack.callback(permit.release)
             for choice, permit in zip(choices.all, permits, strict=True):
-                run = RequestDriver(self._context, choice.request, permit, choices.output_to(choice.index))
-                choices.runs.append(await stack.enter_async_context(run))
+                driver = RequestDriver(self._context, choice.request, permit, choices.output_to(choice.index))
+                choices.drivers.append(await stack.enter_async_context(driver))
             yield choices

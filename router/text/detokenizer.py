@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from router.text.token_bytes import INCOMPLETE
+from router.text.token_bytes import REPLACEMENT
 
 MAX_HELD = 32
 """Tokens held back for the end of a character, which has at most four bytes. Without a bound, a model that repeats
@@ -72,7 +72,7 @@ def _context_of(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
     for length in PRIMING_LENGTHS:
         ids = list(prompt[-length:])
         text = tokenizer.decode(ids, skip_special_tokens=True)
-        if INCOMPLETE not in text:
+        if REPLACEMENT not in text:
             context = ids
         if (context and text) or length >= len(prompt):
             break

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from tokenizers import Tokenizer
 
-INCOMPLETE = "\ufffd"  # what bytes that are no UTF-8 decode to
+REPLACEMENT = "\ufffd"  # for bytes that are not UTF-8, or not yet
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -60,7 +60,7 @@ class TokenBytes:
             return _BYTE_OF_FALLBACK_TOKEN[token]
         # Some decoders drop a space at a text's start: what the token adds to a text is found after itself.
         first, both = (self._tokenizer.decode([token_id] * count) for count in (1, 2))
-        if not both.startswith(first) or INCOMPLETE in both:
+        if not both.startswith(first) or REPLACEMENT in both:
             return None
         data: bytes = both[len(first) :].encode()
         return data

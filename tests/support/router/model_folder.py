@@ -1,4 +1,4 @@
-"""What a router reads of a model folder: a byte-level tokenizer, a chat template, configs; no weights, no torch."""
+"""A model folder as a router reads it: a byte-level tokenizer, a chat template, configs; no weights, no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ a turbine spins and lamps begin to glow. Please write a short poem which mention
 
 
 def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, max_tokens: int = 2048) -> Path:
-    """Fills `folder`, which is made, and returns it. Ids 0 to 2 are END, START, STOP; END and STOP end sequences."""
+    """Creates and fills `folder`, and returns it. Ids 0 to 2 are END, START, STOP; END and STOP end sequences."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

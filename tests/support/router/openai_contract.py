@@ -1,7 +1,7 @@
-"""What the `openai` package must get from a Headrace router, as tests in a class.
+"""The contract of the `openai` package with a Headrace router, as a class of tests.
 
-A test file derives from `OpenAIContract` and gives `openai_url`, the address of a running router with its
-`/v1`: once over fake nodes, once over a real cluster. Nothing here knows what the model answers.
+A test file derives from `OpenAIContract` and provides the fixture `openai_url`, the `/v1` address of a running router:
+one file over fake nodes, one over a real cluster. No test depends on the model's answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often a chat template is rendered, which is what a chat costs the router."""
+"""Counts renderings of a chat template: most of a chat's cost in the router."""
 
 from __future__ import annotations
 

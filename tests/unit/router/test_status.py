@@ -1,4 +1,4 @@
-"""What nodes say of their links and sessions, as /cluster and /metrics tell it."""
+"""Links and sessions of nodes in /cluster and /metrics."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ NEW = LinkStatus("d3")
 
 @pytest.fixture
 async def running(start_router: StartRouter) -> Running:
-    """A router that was told of four links, and of failures by cause."""
+    """A router with a node that reports four links, and failures by cause."""
     running = await start_router(fake_cluster([1]), register=False)
     plain = node_status()
     counters = {"group=state,direction=sent/transfer_bytes": 7.0, "cause=deadline/transfer_failures": 2.0}
@@ -25,7 +25,7 @@ async def running(start_router: StartRouter) -> Running:
     return running
 
 
-async def test_cluster_tells_every_link_with_what_is_wrong_with_it(running: Running) -> None:
+async def test_cluster_shows_every_link_with_its_warning_or_error(running: Running) -> None:
     links = (await running.http.get("/cluster")).json()["links"]
     assert [(link["from"], link["to"]) for link in links] == [("p0", "d0"), ("p0", "d1"), ("p0", "d2"), ("p0", "d3")]
     assert (links[0]["lanes"], links[0]["bytes_per_s"]) == (["cuda_ipc/cuda", "tcp/eth0"], 230e9)
@@ -34,7 +34,7 @@ async def test_cluster_tells_every_link_with_what_is_wrong_with_it(running: Runn
     assert [link["round_trip_s"] for link in links] == [110e-6, 300e-6, None, None]
 
 
-async def test_metrics_tell_links_and_counters_with_labels(running: Running) -> None:
+async def test_metrics_show_links_and_counters_with_labels(running: Running) -> None:
     lines = (await running.http.get("/metrics")).text.splitlines()
     for line in (
         'headrace_link_bytes_per_second{node="p0",peer="d0",role="prefill"} 2.3e+11',
@@ -50,8 +50,8 @@ async def test_metrics_tell_links_and_counters_with_labels(running: Running) -> 
     assert not [line for line in lines if "link_bytes_per_second" in line and 'peer="d2"' in line]
 
 
-async def test_metrics_tell_how_much_of_sent_hand_overs_was_hidden(start_router: StartRouter) -> None:
-    """Of totals since the node's start; a node that has sent nothing has no share."""
+async def test_metrics_show_the_hidden_share_of_sent_transfers(start_router: StartRouter) -> None:
+    """The share of totals since the node's start; a node that has sent nothing has none."""
     running = await start_router(fake_cluster([1], prefill=3), register=False)
     sent = {"direction=sent,group=attention/transfer_seconds": 3.0, "direction=sent,group=state/transfer_seconds": 1.0}
     received = {"direction=received,group=attention/transfer_seconds": 9.0}

@@ -1,4 +1,4 @@
-"""The HTTP surface that is not about answers: errors of the protocol, pages, metrics, bodies."""
+"""HTTP apart from answers: protocol errors, pages, metrics, bodies, the router's stop."""
 
 import asyncio
 import json
@@ -37,7 +37,9 @@ def error_of(reply: httpx.Response) -> dict[str, object]:
         ("GET", "/v1/models/other", 404, "model_not_found"),
     ],
 )
-async def test_paths_and_methods(running: Running, method: str, path: str, status: int, code: str):
+async def test_unknown_paths_and_methods_get_openai_errors(
+    running: Running, method: str, path: str, status: int, code: str
+):
     reply = await running.http.request(method, path)
     assert reply.status_code == status
     assert error_of(reply)["code"] == code
@@ -73,20 +75,20 @@ async def test_a_bad_request_reaches_no_node(running: Running):
     assert all(not node.requests for node in running.cluster.nodes.values())
 
 
-async def test_models(running: Running):
+async def test_models_lists_the_served_model_with_its_length(running: Running):
     (model,) = (await running.http.get("/v1/models")).json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("little", "model", 2048)
     assert (await running.http.get("/v1/models/little")).json() == model
 
 
-async def test_health_and_page(running: Running):
+async def test_health_and_the_page_answer(running: Running):
     assert (await running.http.get("/health")).json() == {"status": "ok"}
     page = await running.http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "/cluster" in page.text
 
 
-async def test_cluster_tells_nodes_requests_and_hits(running: Running):
+async def test_cluster_shows_nodes_requests_and_hits(running: Running):
     await running.http.post("/v1/chat/completions", json=CHAT)
     cluster = (await running.http.get("/cluster")).json()
     assert [node["name"] for node in cluster["nodes"]] == ["d0", "p0"]
@@ -102,7 +104,7 @@ async def test_cluster_tells_nodes_requests_and_hits(running: Running):
     ]
 
 
-async def test_metrics(running: Running):
+async def test_metrics_count_hits_transfers_and_nodes(running: Running):
     await running.http.post("/v1/chat/completions", json=CHAT)
     text = (await running.http.get("/metrics")).text
     for line in (
@@ -151,7 +153,7 @@ async def test_stop_lets_a_request_end(start_router: StartRouter, tokens: ModelT
     assert all(node.closed for node in cluster.nodes.values())
 
 
-async def test_a_request_that_hangs_does_not_hold_the_stop_up(start_router: StartRouter, tokens: ModelTokens):
+async def test_a_request_that_hangs_does_not_delay_the_stop(start_router: StartRouter, tokens: ModelTokens):
     cluster = fake_cluster(tokens.encode("a"))
     cluster.nodes["d0"].gate = asyncio.Semaphore(0)  # type: ignore[union-attr]
     running = await start_router(cluster, shutdown_grace_s=1)

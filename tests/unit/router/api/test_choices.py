@@ -1,4 +1,4 @@
-"""Where an echoed prompt's tokens begin in the text."""
+"""Offsets of an echoed prompt's tokens in the text."""
 
 import json
 

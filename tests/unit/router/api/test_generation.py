@@ -1,4 +1,4 @@
-"""Bodies to generation requests, and every refusal that needs no node."""
+"""Generation requests built from bodies, and every refusal that needs no node."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ def completion(builder: RequestBuilder, **fields: Any) -> GenerationRequest:
     return builder.completion(parse_body(CompletionBody, json.dumps({"prompt": "a code"} | fields).encode()))
 
 
-def test_defaults(builder: RequestBuilder):
+def test_absent_fields_have_openais_defaults(builder: RequestBuilder):
     (request,) = chat(builder).requests
     sampling = request.sampling
     assert sampling.max_tokens == 100 - len(request.tokens)  # all that the model holds
@@ -70,7 +70,7 @@ def test_choices_have_their_own_seeds_and_ids(builder: RequestBuilder):
     assert [generation.prompt_of(index).text for index in range(4)] == ["a", "a", "b c", "b c"]
 
 
-def test_prompts_of_every_shape(builder: RequestBuilder, tokens: ModelTokens):
+def test_a_prompt_is_text_token_ids_or_a_list_of_either(builder: RequestBuilder, tokens: ModelTokens):
     text = tuple(tokens.encode("a code"))
     for prompt in ("a code", ["a code"], list(text), [list(text)]):
         assert [r.tokens for r in completion(builder, prompt=prompt).requests] == [text]
@@ -127,7 +127,7 @@ def test_content_parts_are_joined(builder: RequestBuilder):
         ({"headrace": {"checkpoint_at": [99]}}, "checkpoint_at 99 lies beyond the prompt"),
     ],
 )
-def test_bad_chats(builder: RequestBuilder, fields: dict[str, Any], message: str):
+def test_a_bad_chat_is_refused_with_its_cause(builder: RequestBuilder, fields: dict[str, Any], message: str):
     with pytest.raises(ApiError, match=message) as refused:
         chat(builder, **fields)
     assert refused.value.status == 400
@@ -164,7 +164,7 @@ def test_a_chat_that_is_too_long_is_refused_before_the_ends_of_its_messages_are_
         ({"best_of": 3}, "best_of other than n is not supported"),
     ],
 )
-def test_bad_completions(builder: RequestBuilder, fields: dict[str, Any], message: str):
+def test_a_bad_completion_is_refused_with_its_cause(builder: RequestBuilder, fields: dict[str, Any], message: str):
     with pytest.raises(ApiError, match=message) as refused:
         completion(builder, **fields)
     assert refused.value.status == 400
@@ -175,7 +175,7 @@ def test_bad_completions(builder: RequestBuilder, fields: dict[str, Any], messag
     [b"", b"{", b"[1,2]", b"null", b'"x"', b'{"messages":', b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 10_000,
      b'{"prompt": "\\ud800"}', b'{"prompt": 1' + b"0" * 10_000 + b"}"],
 )  # fmt: skip
-def test_bodies_that_are_no_json_object(builder: RequestBuilder, data: bytes):
+def test_a_body_that_is_no_json_object_is_refused(builder: RequestBuilder, data: bytes):
     with pytest.raises(ApiError) as refused:
         builder.completion(parse_body(CompletionBody, data))
     assert refused.value.status == 400

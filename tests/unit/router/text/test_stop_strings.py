@@ -26,7 +26,7 @@ def feed(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:
         (["bc", "abc"], ["xabcd"], ["x", ""], True),  # both end together: the longer one
     ],
 )
-def test_held_back_found_and_excluded(stops, pieces, shown, found):
+def test_a_stop_string_is_held_back_while_possible_and_cut_out_when_found(stops, pieces, shown, found):
     assert feed(stops, pieces) == (shown, found)
 
 

@@ -78,7 +78,7 @@ def test_a_template_may_rewrite_history(tmp_path: Path):
     assert len(changing.render_chat(CHAT).boundaries()) == 1
 
 
-def test_template_helpers_of_hugging_face(tmp_path: Path):
+def test_templates_have_the_helpers_of_transformers(tmp_path: Path):
     template = (
         "{%- for m in messages %}\n  {%- if loop.index > 1 %}{% break %}{% endif %}\n"
         "{{ bos_token }}{{ {'a': '<&é'} | tojson }}{{ strftime_now('%Y') | length }}{{ eos_token }}\n{%- endfor %}"
@@ -88,7 +88,7 @@ def test_template_helpers_of_hugging_face(tmp_path: Path):
     assert text == '<|endoftext|>{"a": "<&é"}4<|endoftext|>'
 
 
-def test_the_sandbox_holds(tmp_path: Path):
+def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path):
     template = "{{ ''.__class__.__mro__ }}{{ messages.append(1) }}"
     evil = ModelTokens(write_model_folder(tmp_path / "evil", chat_template=template))
     with pytest.raises(ApiError):
@@ -101,7 +101,7 @@ def test_chat_template_file_wins(tmp_path: Path):
     assert ModelTokens(folder).render_chat(CHAT).tokens == tuple(ModelTokens(folder).encode("hello"))
 
 
-def test_refusals_name_their_cause(tokens: ModelTokens, tmp_path: Path):
+def test_a_refused_chat_names_its_cause(tokens: ModelTokens, tmp_path: Path):
     with pytest.raises(ApiError, match="unknown role wizard"):
         tokens.render_chat([{"role": "wizard", "content": "x"}])
     with pytest.raises(ApiError, match="knows no tools"):
