@@ -1,4 +1,4 @@
-"""A small client of the router's HTTP interface, for the `headrace` command."""
+"""Client of the router's HTTP interface, for the `headrace` command."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A finished answer. `usage` is the router's, with our report under `headrace`; durations in seconds."""
+class ChatAnswer:
+    """A finished answer. `usage` is the router's, with the request's report under `headrace`; durations in seconds."""
 
     text: str
     usage: Mapping[str, Any]
@@ -32,14 +32,14 @@ class Answer:
 
 
 class RouterApi:
-    """Talks to the router at `url`. Every failure is a RequestFailed."""
+    """Requests to the router at `url`. Every failure is a RequestFailed."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._client = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False)
 
     def cluster(self) -> dict[str, Any]:
-        """What GET /cluster says: nodes, requests, counters."""
+        """The JSON of GET /cluster: nodes, requests, counters."""
         try:
             response = self._client.get("/cluster")
         except httpx.HTTPError as error:
@@ -49,7 +49,7 @@ class RouterApi:
         return response.json()
 
     def registered_nodes(self) -> set[str]:
-        """Names of the nodes that the router knows; none while it does not answer yet."""
+        """Names of the registered nodes; none while the router does not answer yet."""
         try:
             return {node["name"] for node in self.cluster()["nodes"]}
         except RequestFailed:
@@ -57,8 +57,8 @@ class RouterApi:
 
     def chat(
         self, messages: Sequence[Message], *, max_tokens: int, on_text: Callable[[str], None], temperature: float = 0.0
-    ) -> Answer:
-        """Asks with streaming; `on_text` gets each piece as it arrives."""
+    ) -> ChatAnswer:
+        """Sends a streaming request; `on_text` gets each piece of text as it arrives."""
         body = {
             "messages": list(messages),
             "max_tokens": max_tokens,
@@ -79,7 +79,7 @@ class RouterApi:
                     first_token_s = first_token_s or time.monotonic() - started_s
                     pieces.append(text)
                     on_text(text)
-        return Answer("".join(pieces), usage, first_token_s, time.monotonic() - started_s)
+        return ChatAnswer("".join(pieces), usage, first_token_s, time.monotonic() - started_s)
 
     def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of one streamed answer."""

@@ -12,7 +12,7 @@ LEAVE = {"/quit", "/exit"}
 
 
 def converse(api: RouterApi, console: Console, *, max_tokens: int, temperature: float, report: bool) -> None:
-    """Asks and answers until the input ends or says /quit; /new forgets the conversation."""
+    """Reads questions and prints answers until the input ends or /quit; /new starts a new conversation."""
     console.print("/new starts over, /quit leaves", style="dim")
     messages: list[Message] = []
     while (line := _read_line(console)) is not None:
@@ -45,5 +45,5 @@ def _read_line(console: Console) -> str | None:
 
 
 def _writer(console: Console):
-    """Prints a piece of an answer as it stands: no markup, no wrapping, no newline."""
+    """A function that prints a piece of an answer unchanged: no markup, no wrapping, no newline."""
     return lambda text: console.out(text, end="", highlight=False)

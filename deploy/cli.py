@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-console = Console(markup=False)  # names and addresses may have brackets
+console = Console(markup=False)  # names and addresses may hold brackets
 Name = Annotated[str, typer.Argument(help="the cluster's name")]
 
 
@@ -76,7 +76,7 @@ def up(
     from deploy.supervisor import running_cluster, serve
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line for each look at the router
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # or it logs a line for each poll of the router
     stop = StopRequest()
     with running_cluster(cluster, _runs(), stop, show_node_logs=True) as running:
         console.print(f"{cluster.name} is ready at {running.url}; Ctrl-C stops it")

@@ -1,4 +1,4 @@
-"""The actors of one cluster: started in order, watched, stopped together."""
+"""The Ray actors of one cluster: started in order, watched, stopped together."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ STRATEGIES = {"pack": "DEFAULT", "spread": "SPREAD"}
 
 @dataclass
 class Member:
-    """One actor, and its process when it last answered; None while it does not."""
+    """One actor, and the pid of its process; None while it does not answer."""
 
     name: str
     actor: Any
     pid: int | None = None
 
 
-class Cluster:
-    """Started actors. They are this process's: when it ends, however it ends, so do they."""
+class RunningCluster:
+    """Started actors. This process owns them: when it ends, even by a crash, they end too."""
 
     def __init__(self, router: Member, nodes: Sequence[Member], url: str) -> None:
         self.router = router
@@ -51,7 +51,7 @@ class Cluster:
         self.url = url
 
     def look(self) -> None:
-        """Logs who was lost or came back since the last look; Ray restarts them by itself."""
+        """Logs actors lost or restarted since the last call; Ray restarts them by itself."""
         for member in (self.router, *self.nodes):
             try:
                 info = ray.get(member.actor.info.remote(), timeout=LOOK_TIMEOUT_S)
@@ -65,15 +65,15 @@ class Cluster:
             member.pid = info.pid
 
     def stop(self, timeout_s: float) -> None:
-        """Ends requests in flight, nodes and router together; kills at the timeout what has not ended."""
+        """Stops nodes and router together, requests in flight first; kills those that are left at the timeout."""
         members = [self.router, *self.nodes]
         endings = [member.actor.stop.remote() for member in members]
         ray.wait(endings, num_returns=len(endings), timeout=timeout_s)
         kill(members)
 
 
-def start_cluster(config: ClusterConfig, stop: StopRequest, deadline_s: float) -> Cluster:
-    """Router first, then every node, each knowing the router.
+def start_cluster(config: ClusterConfig, stop: StopRequest, deadline_s: float) -> RunningCluster:
+    """Starts the router, then every node with the router's address.
 
     Returns when all of them serve. Raises StartFailed (at `deadline_s`, monotonic, at the latest) or
     StopRequested, with no actor left.
@@ -86,7 +86,7 @@ def start_cluster(config: ClusterConfig, stop: StopRequest, deadline_s: float) -
         nodes = _start_nodes(config, addresses.control_address)
         started.extend(nodes)
         _await_info(nodes, stop, deadline_s)
-        return Cluster(router, nodes, addresses.url.replace(ANY_HOST, LOCALHOST))
+        return RunningCluster(router, nodes, addresses.url.replace(ANY_HOST, LOCALHOST))
     except BaseException:
         kill(started)
         raise
@@ -99,7 +99,7 @@ def kill(members: Sequence[Member]) -> None:
 
 
 def _start_router(config: ClusterConfig) -> Member:
-    """On this host, for good: clients and nodes know its addresses."""
+    """Starts the router on this host, and restarts it only here: clients and nodes know its addresses."""
     here = ray.get_runtime_context().get_node_id()
     router = config.router
     if config.ray.address is not None:
@@ -145,7 +145,7 @@ def _placed(placement: Placement) -> dict[str, Any]:
 
 
 def _await_info(members: Sequence[Member], stop: StopRequest, deadline_s: float) -> list[Any]:
-    """What each actor says of itself once it serves; fails with the first that fails."""
+    """Each actor's info, which it returns once it serves. Raises StartFailed for the first that fails."""
     names = {member.actor.info.remote(): member.name for member in members}
     pending = list(names)
     while pending:
@@ -160,7 +160,7 @@ def _await_info(members: Sequence[Member], stop: StopRequest, deadline_s: float)
             late = ", ".join(names[ref] for ref in pending)
             raise StartFailed(
                 f"not ready in time: {late}. Raise ray.start_timeout_s, or ask for less: Ray has "
-                f"{ray.available_resources()} to give"
+                f"{ray.available_resources()} left"
             )
     infos = [ray.get(ref) for ref in names]
     for member, info in zip(members, infos, strict=True):
@@ -169,7 +169,7 @@ def _await_info(members: Sequence[Member], stop: StopRequest, deadline_s: float)
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of the actor's own traceback, which Ray hands over as text."""
+    """The last line of the actor's own traceback, which Ray passes as text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 

@@ -206,7 +206,7 @@ def _derived_faults(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_copy(fault: str) -> bool:
-    """Whether a fault is about a derived value, and repeats the fault of `model` or `tls`."""
+    """True if a fault is about a derived value: it repeats the fault of `model` or `tls`."""
     path = fault.split()[0]
     copies = [".".join((*section, key)) for section, keys in _DERIVED.items() for key in keys]
     return fault.startswith("model None") or any(path == copy or path.startswith(f"{copy}.") for copy in copies)

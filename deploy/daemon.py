@@ -1,4 +1,4 @@
-"""A supervisor in the background: started, waited for until it is ready, and stopped, by other processes."""
+"""`headrace up --detach` and `headrace down`: a supervisor in the background."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from deploy.processes import POLL_S, end_processes_of_run, send_signal, wait_gon
 from deploy.runs import RunDirectory, RunRecord
 
 STOP_MARGIN_S = 25.0
-"""Beyond its nodes' `stop_timeout_s`, a supervisor that obeys needs less than this for Ray's end and the sweep."""
+"""A stopping supervisor needs less than this, beyond its nodes' `stop_timeout_s`, to stop Ray and sweep processes."""
 LOG_TAIL_LINES = 15
 
 
 def start_detached(
     arguments: Sequence[str], name: str, runs: RunDirectory, *, start_timeout_s: float, stop_timeout_s: float
 ) -> RunRecord:
-    """Runs `headrace ARGUMENTS` in a session of its own; returns once its cluster `name` is ready.
+    """Runs `headrace ARGUMENTS` in a new session; returns once its cluster `name` is ready.
 
-    Raises AlreadyRunning; StartFailed with the end of its log: the supervisor is stopped then, and on Ctrl-C.
+    Raises AlreadyRunning, and StartFailed with the end of the log. The supervisor is stopped on failure and on Ctrl-C.
     """
-    runs.require_free(name)  # before its log is emptied
+    runs.require_free(name)  # before the log is emptied
     log = runs.log_path(name)
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
@@ -60,9 +60,9 @@ def _await_ready(supervisor: subprocess.Popen[bytes], name: str, runs: RunDirect
 
 
 def stop_run(name: str, runs: RunDirectory, margin_s: float = STOP_MARGIN_S) -> None:
-    """Stops the cluster `name` and waits for its end; also clears up after a supervisor that was killed.
+    """Stops the cluster `name` and waits for its end; also cleans up after a supervisor that was killed.
 
-    It is killed `margin_s` after its nodes' own time to stop. Raises NotRunning when there was nothing to stop.
+    Kills the supervisor `margin_s` after its nodes' time to stop. Raises NotRunning when there was nothing to stop.
     """
     record = runs.find(name)
     if record is None:

@@ -1,10 +1,10 @@
-"""What the `headrace` command tells its user when it cannot go on."""
+"""Errors of the `headrace` command."""
 
 from __future__ import annotations
 
 
 class DeployError(Exception):
-    """Base of this package's errors; the command prints the message and exits with status 1."""
+    """Root of this package's errors; the command prints the message and exits with status 1."""
 
 
 class AlreadyRunning(DeployError):
@@ -20,7 +20,7 @@ class StartFailed(DeployError):
 
 
 class StopRequested(DeployError):
-    """SIGINT or SIGTERM came before the command had done its work."""
+    """SIGINT or SIGTERM arrived before the command was done."""
 
     def __init__(self) -> None:
         super().__init__("stopped by a signal")

@@ -1,4 +1,4 @@
-"""Ports that are chosen now and listened on later, by another process."""
+"""TCP ports chosen now for another process, which listens on them later."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import socket
 from pathlib import Path
 
 FIRST, LAST = 20_000, 29_999
-"""Below what Linux gives by itself (32768 and up, if nobody changed that) and Kubernetes' node ports; above Ray's."""
+"""Below Linux's ephemeral ports (32768 and up by default) and Kubernetes' node ports; above Ray's ports."""
 TRIES = 100
 
 
 def free_ports(*hosts: str) -> list[int]:
-    """One port for each host, no two alike: free now, and such that the kernel gives them nobody who asks for any.
+    """One port for each host, all different: free now, and outside the kernel's ephemeral range.
 
-    One of the kernel's own would now and then be somebody's by the time it is listened on: until then a process must
-    start, or start again, and meanwhile every connection and every server of the host takes such ports.
+    An ephemeral port would sometimes be taken before the other process listens on it: that process must first start, or
+    restart, and meanwhile every connection and every server of the host takes such ports.
     """
     with contextlib.ExitStack() as held:
         return [held.enter_context(_bound(host)).getsockname()[1] for host in hosts]
 
 
 def _bound(host: str) -> socket.socket:
-    given_away = _given_away()
-    own = [port for port in range(FIRST, LAST + 1) if port not in given_away]
+    ephemeral = _ephemeral_ports()
+    own = [port for port in range(FIRST, LAST + 1) if port not in ephemeral]
     for port in random.sample(own, min(TRIES, len(own))):
-        with contextlib.suppress(OSError):  # it is taken
+        with contextlib.suppress(OSError):  # the port is taken
             return _bound_to(host, port)
-    return _bound_to(host, 0)  # a kernel that gives all of them away
+    return _bound_to(host, 0)  # every port is in the kernel's ephemeral range
 
 
 def _bound_to(host: str, port: int) -> socket.socket:
@@ -41,7 +41,7 @@ def _bound_to(host: str, port: int) -> socket.socket:
     return probe
 
 
-def _given_away() -> range:
+def _ephemeral_ports() -> range:
     try:
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except OSError:  # not Linux

@@ -65,7 +65,7 @@ def end_processes_of_run(run_id: str, deadline_s: float) -> list[int]:
 
 
 def is_alive(pid: int, started_s: float | None = None) -> bool:
-    """Whether `pid` runs; with `started_s`, whether it is still the process that started then."""
+    """True while `pid` runs; with `started_s`, while it is the process that started then."""
     try:
         process = psutil.Process(pid)
         if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
@@ -87,7 +87,7 @@ def send_signal(pid: int, number: signal.Signals) -> None:
 
 
 def wait_gone(pid: int, started_s: float, deadline_s: float) -> bool:
-    """Whether the process ended before `deadline_s` (monotonic)."""
+    """Waits for a process's end; False if it still runs at `deadline_s` (monotonic)."""
     while is_alive(pid, started_s):
         if time.monotonic() >= deadline_s:
             return False

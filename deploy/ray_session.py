@@ -1,4 +1,4 @@
-"""This process's connection to Ray: a small Ray of our own on this host, or one that runs already."""
+"""This process's connection to Ray: a new, small Ray on this host, or one that already runs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from deploy.config import ClusterConfig, DecodeRole, PrefillRole
 from deploy.errors import StartFailed, StopRequested
 
 ROUTER_CPUS = 0.25
-OBJECT_STORE_BYTES = 80 << 20  # Ray's least: nodes hand blocks and states over by themselves
+OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum: blocks and states do not pass through its object store
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @contextlib.contextmanager
 def ray_session(config: ClusterConfig, folder: Path, *, show_node_logs: bool) -> Iterator[None]:
-    """Connected to Ray inside the block; actors made there end with it. Once a process: Ray keeps what it read.
+    """Connects to Ray inside the block; actors made there end with it. Once a process: Ray reads its settings once.
 
-    A Ray of our own keeps all its files in `folder`. Raises StartFailed, StopRequested.
+    A new Ray keeps all its files in `folder`. Raises StartFailed, StopRequested.
     """
-    os.environ.update(RAY_ENVIRONMENT)  # Ray reads them when it starts
+    os.environ.update(RAY_ENVIRONMENT)  # Ray reads these when it starts
     if config.ray.address is None:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_write_token(folder / "ray-token"))
     try:
@@ -54,20 +54,20 @@ def _connect(config: ClusterConfig, folder: Path, show_node_logs: bool) -> None:
                 _temp_dir=str(folder),
                 **common,
             )
-    except SystemExit:  # of Ray's own SIGTERM handler, which ray.init puts in place before it is done
+    except SystemExit:  # from Ray's own SIGTERM handler, which ray.init installs before it is done
         raise StopRequested from None
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise StartFailed(f"Ray at {config.ray.address or 'this host'}: {error}") from error
 
 
 def _write_token(path: Path) -> Path:
-    """What the processes of this Ray show each other. Without it Ray would make one and leave it in ~/.ray."""
+    """The token that the processes of this Ray authenticate with. By default Ray makes one and leaves it in ~/.ray."""
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(secrets.token_hex(32))
     return path
 
 
 def _cpus_wanted(config: ClusterConfig) -> float:
-    """Logical CPUs of all nodes: on a host of our own, nodes share its cores rather than wait for more."""
+    """Logical CPUs of the router and all nodes: in a new Ray they share the host's cores rather than wait for more."""
     roles: tuple[PrefillRole | DecodeRole, ...] = (config.prefill, config.decode)
     return ROUTER_CPUS + sum(role.count * role.placement.num_cpus for role in roles)

@@ -1,4 +1,4 @@
-"""Run records: one small file for each running cluster of this user, so that other commands find it."""
+"""Run records: one small file for each running cluster of this user, by which other commands find it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RunDirectory:
         return self._folder / f"{name}.log"
 
     def find(self, name: str) -> RunRecord | None:
-        """The record under this name, whether its supervisor still runs or was killed."""
+        """The record of this name, whether its supervisor still runs or was killed."""
         try:
             return RunRecord(**json.loads(self._path(name).read_text()))
         except FileNotFoundError:
@@ -64,7 +64,7 @@ class RunDirectory:
         return record
 
     def ready_url(self, name: str) -> str:
-        """Where the running cluster serves HTTP."""
+        """The HTTP address of the running cluster."""
         record = self.running(name)
         if record.url is None:
             raise NotRunning(f"cluster {name!r} is still starting: try again in a moment")
@@ -91,11 +91,11 @@ class RunDirectory:
             self.remove(record)
 
     def publish(self, record: RunRecord, url: str, ray_address: str) -> None:
-        """Says that the cluster is ready, and where."""
+        """Marks the cluster as ready at `url`."""
         self._write(replace(record, url=url, ray_address=ray_address))
 
     def remove(self, record: RunRecord) -> None:
-        """Forgets a run, unless its name belongs to another run by now."""
+        """Removes a run's record, unless another run has its name by now."""
         current = self.find(record.name)
         if current is not None and current.run_id == record.run_id:
             self._path(record.name).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""How a cluster and a request's report look in a terminal.
+"""Terminal tables of a cluster and of a request's report.
 
-What a router said goes into a table as `Text`: in a `str` rich would take brackets for markup.
+Texts from a router go into a table as `Text`: in a `str` rich would take brackets for markup.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from deploy.api import Answer
+from deploy.api import ChatAnswer
 
 UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a node; pools as in use+cached/total."""
+    """One row for each node; pools as in use+cached/total."""
     facts = ("name", "role", "state", "address", "pid", "running", "waiting")
     table = Table(*facts, "blocks", "slots", box=None, header_style="bold")
     for node in nodes:
@@ -31,7 +31,7 @@ def _pool(pool: Mapping[str, int]) -> str:
 
 
 def link_table(links: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a direction that hand-overs take, as the sending node measured it."""
+    """One row for each direction of transfers, as the sending node measured it."""
     table = Table("from", "to", "over", "GB/s", "round trip", "note", box=None, header_style="bold")
     for link in links:
         speed, trip = link["bytes_per_s"], link["round_trip_s"]
@@ -47,16 +47,16 @@ def link_table(links: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def report_table(answer: Answer) -> Table:
-    """Where a request's tokens came from, group by group."""
+def report_table(answer: ChatAnswer) -> Table:
+    """The origin of a request's tokens, group by group."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for name, text in report_lines(answer):
         table.add_row(Text(name, style="dim"), Text(text))
     return table
 
 
-def report_lines(answer: Answer) -> list[tuple[str, str]]:
-    """The report as (what, how much) pairs, in the order in which the request met them."""
+def report_lines(answer: ChatAnswer) -> list[tuple[str, str]]:
+    """The report as (name, text) pairs, in the order of the request's path."""
     usage, report = answer.usage, answer.report
     lines = [("tokens", _usage(usage))]
     if report is not None:

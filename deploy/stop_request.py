@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that the supervisor looks at between its steps."""
+"""SIGINT and SIGTERM as a request that the supervisor checks between its steps."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from deploy.errors import StopRequested
 
 
 class StopRequest:
-    """Set by the first SIGINT or SIGTERM. A second one raises KeyboardInterrupt: do not wait for anyone."""
+    """Set by the first SIGINT or SIGTERM. A second one raises KeyboardInterrupt: stop without waiting."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
 
     def install(self) -> None:
-        """Takes both signals over; again after `ray.init`, which puts handlers of its own there."""
+        """Handles both signals. Call it again after `ray.init`, which installs its own handlers."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether a stop was asked for, within `timeout_s`."""
+        """True once a stop is requested; False after `timeout_s` without one."""
         return self._event.wait(timeout_s)
 
     def check(self) -> None:
-        """Raises StopRequested once a stop was asked for."""
+        """Raises StopRequested once a stop is requested."""
         if self._event.is_set():
             raise StopRequested
 

@@ -1,4 +1,4 @@
-"""One process that owns a cluster: starts it, watches over it, and leaves nothing behind when it ends."""
+"""The process that owns a cluster: starts it, watches it, and leaves nothing behind when it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 
 from deploy.api import RouterApi
-from deploy.cluster import Cluster, start_cluster
+from deploy.cluster import RunningCluster, start_cluster
 from deploy.config import ClusterConfig
 from deploy.errors import StartFailed
 from deploy.processes import make_folders, run_folder
@@ -30,7 +30,7 @@ LOOK_INTERVAL_S = 2.0
 @contextlib.contextmanager
 def running_cluster(
     config: ClusterConfig, runs: RunDirectory, stop: StopRequest, *, show_node_logs: bool
-) -> Iterator[Cluster]:
+) -> Iterator[RunningCluster]:
     """A ready cluster inside the block; afterwards, and on every failure, none of its processes is left.
 
     Raises AlreadyRunning, StartFailed, StopRequested.
@@ -52,15 +52,15 @@ def running_cluster(
             cluster.stop(config.ray.stop_timeout_s)
 
 
-def serve(cluster: Cluster, stop: StopRequest) -> None:
-    """Watches over the cluster until a stop is asked for."""
+def serve(cluster: RunningCluster, stop: StopRequest) -> None:
+    """Watches the cluster until a stop is requested."""
     while not stop.wait(LOOK_INTERVAL_S):
         cluster.look()
 
 
 @contextlib.contextmanager
 def _working_in(run_id: str) -> Iterator[None]:
-    """Every process started inside the block works in the run's folder, and is gone after it, or after our death."""
+    """Processes started inside the block work in the run's folder; all end with the block, or with this process."""
     before = Path.cwd()
     reaper = start_reaper(run_id)
     try:
@@ -68,11 +68,11 @@ def _working_in(run_id: str) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
-        reaper.communicate()  # closes its input; it has a deadline of its own
+        reaper.communicate()  # closes its input; the reaper has its own deadline
 
 
-def _await_ready(cluster: Cluster, stop: StopRequest, deadline_s: float) -> None:
-    """Until the router knows every node."""
+def _await_ready(cluster: RunningCluster, stop: StopRequest, deadline_s: float) -> None:
+    """Waits until every node is registered. Raises StartFailed, StopRequested."""
     wanted = {member.name for member in cluster.nodes}
     api = RouterApi(cluster.url)
     while missing := wanted - api.registered_nodes():

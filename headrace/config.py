@@ -151,7 +151,7 @@ def _has_boolean(value: object) -> bool:
 
 
 def _wanted(hint: Any) -> str:
-    """What a value of this type looks like, for users."""
+    """A value of this type, described for users."""
     words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text", Path: "a path"}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:

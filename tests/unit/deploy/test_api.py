@@ -4,7 +4,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from deploy.api import Answer, RouterApi
+from deploy.api import ChatAnswer, RouterApi
 from deploy.errors import RequestFailed
 from deploy.show import report_lines, size
 
@@ -103,7 +103,7 @@ def test_no_router_is_an_error_and_has_no_nodes():
 
 
 def test_a_report_follows_the_request():
-    lines = report_lines(Answer("", USAGE, 0.25, 0.5))
+    lines = report_lines(ChatAnswer("", USAGE, 0.25, 0.5))
     assert lines == [
         ("tokens", "499 in the prompt, 480 of them cached; 11 generated"),
         ("prefill p0", "attention hit 496, state hit 480, computed 19 tokens"),
@@ -115,7 +115,7 @@ def test_a_report_follows_the_request():
 
 def test_a_local_prefill_has_no_hand_over_to_report():
     headrace = {**USAGE["headrace"], "path": "local", "prefill": None, "transfer": None}
-    lines = report_lines(Answer("", {**USAGE, "headrace": headrace}, None, 0.5))
+    lines = report_lines(ChatAnswer("", {**USAGE, "headrace": headrace}, None, 0.5))
     assert [name for name, _ in lines] == ["tokens", "decode d0", "time"]
     assert lines[1][1].startswith("prefilled here")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.api import Answer, RouterApi
+from deploy.api import ChatAnswer, RouterApi
 from deploy.chat import converse
 from deploy.errors import RequestFailed
 
@@ -15,12 +15,12 @@ class FailsOnce(RouterApi):
     """Its first answer is an error that looks like markup."""
 
     def __init__(self) -> None:
-        self._answers: Iterator[Answer | RequestFailed] = iter(
-            [RequestFailed("HTTP 400: [/x] is no [red]role[/red]"), Answer("Hello.", {}, 0.1, 0.2)]
+        self._answers: Iterator[ChatAnswer | RequestFailed] = iter(
+            [RequestFailed("HTTP 400: [/x] is no [red]role[/red]"), ChatAnswer("Hello.", {}, 0.1, 0.2)]
         )
         self.asked: list[str] = []
 
-    def chat(self, messages: Any, **_: Any) -> Answer:
+    def chat(self, messages: Any, **_: Any) -> ChatAnswer:
         self.asked.append(messages[-1]["content"])
         answer = next(self._answers)
         if isinstance(answer, RequestFailed):

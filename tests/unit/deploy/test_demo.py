@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from deploy.api import Answer
+from deploy.api import ChatAnswer
 from deploy.demo import MODEL, DemoChat, ask_two_questions, demo_chat, shortened
 from deploy.stop_request import StopRequest
 
@@ -17,10 +17,10 @@ class Api:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def chat(self, messages, *, max_tokens, on_text) -> Answer:
+    def chat(self, messages, *, max_tokens, on_text) -> ChatAnswer:
         self.asked.append([message["content"] for message in messages])
         on_text("It is [7].")
-        return Answer("It is [7].", USAGE, 0.01, 0.02)
+        return ChatAnswer("It is [7].", USAGE, 0.01, 0.02)
 
 
 def printed(chat: DemoChat) -> tuple[str, list[list[str]]]:

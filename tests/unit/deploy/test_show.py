@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.api import Answer
+from deploy.api import ChatAnswer
 from deploy.show import link_table, node_table, report_table
 
 
@@ -36,7 +36,7 @@ def test_what_a_router_says_is_no_markup() -> None:
     facts = {"role": "decode", "state": "ready", "address": "[fe80::1]:7000", "pid": 7, "running": 0, "waiting": 0}
     usage = {"prompt_tokens": 9, "completion_tokens": 1}
     report = {"path": "local", "decode": {"node": "d[/x]", "attention_hit_tokens": 0, "state": "computed"}}
-    answer = Answer("", {**usage, "headrace": report}, None, 0.1)
+    answer = ChatAnswer("", {**usage, "headrace": report}, None, 0.1)
     console = Console(width=160)
     with console.capture() as said:
         console.print(node_table([{"name": "d[/x]", **facts, "blocks": pool, "slots": pool}]))
