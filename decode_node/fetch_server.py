@@ -19,10 +19,10 @@ from headrace.engine.loop import EngineLost
 from headrace.engine.sequence import DeviceEvent
 from headrace.wire.messages import FetchReply, FetchRequest
 from node_runtime.errors import CheckpointGone
-from node_runtime.packing import Held, Place
+from node_runtime.packing import BlockLocation, Locate
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S, plan_of
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
 from transfer.sender import OutgoingTransfer, TransferSender
@@ -80,7 +80,7 @@ class FetchServer:
                 plan,
                 reservation.transfer_address,
                 secret=reservation.secret,
-                pack=partial(self._pack, partial(_place, leased.hold, reservation.layout)),
+                pack=partial(self._pack, partial(_location, leased.hold, reservation.layout)),
                 deadline_s=deadline_s,
             )
             await self._runtime.packing.wait_event(leased.device_event)
@@ -114,8 +114,8 @@ class FetchServer:
         lease = self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s)
         return _Leased(hold, lease, self._runtime.memory.record_event())
 
-    async def _pack(self, held: Held, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._runtime.packing.gather(message, buffer, held)
+    async def _pack(self, locate: Locate, message: PlannedMessage, buffer: StagingBuffer) -> None:
+        await self._runtime.packing.gather(message, buffer, locate)
 
     async def _give_back(self, leasing: asyncio.Future[_Leased | None], transfer: OutgoingTransfer | None) -> None:
         if transfer is not None:
@@ -127,8 +127,8 @@ class FetchServer:
                 self._loop.post(partial(self._engine.leases.release, leased.lease))
 
 
-def _place(hold: Hold, wire: CacheLayout) -> Place:
+def _location(hold: Hold, wire: CacheLayout) -> BlockLocation:
     """Raises NotHeld once the lease has run out."""
     hold.require_held()
     assert hold.checkpoint is not None, "that is what was held"
-    return Place(hold.block_ids, hold.checkpoint.slot, wire)
+    return BlockLocation(hold.block_ids, hold.checkpoint.slot, wire)

@@ -43,7 +43,8 @@ class LinkMonitor:
         self._device = device
         self._links: dict[Peer, _Link] = {}
         self._news = asyncio.Event()
-        sink, self._probe = memory.allocate(2, PROBE_BYTES)  # for good: a GPU stands still to free memory
+        # For good: a GPU stands still to free memory.
+        sink, self._probe = (buffer.whole for buffer in memory.allocate(2, PROBE_BYTES))
         LinkSink(transport, sink)
         self._task = asyncio.create_task(self._check_those_due())
 

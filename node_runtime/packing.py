@@ -1,17 +1,18 @@
-"""Between staging buffers and cache memory: the bytes of one planned message, by whoever may touch the memory.
+"""Packing: copies one planned message between a staging buffer and cache memory.
 
-On a host that is the engine's thread, between two steps. On a GPU nobody's time is spent on copying: the event loop
-enqueues it on the staging memory's stream, beside the engine's, and the device's events (`wait_event`, and those that
-sessions wait for) keep the order between both.
+On a host the engine's thread copies, between two steps. On a GPU no thread spends time on copying: the event loop
+enqueues the copies on the staging memory's stream, beside the engine's, and device events (`wait_event`, and those that
+sessions wait for) keep the order between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 
 from headrace.cache.conversion import usual_wire_layouts
 from headrace.cache.layout import CacheLayout
@@ -20,17 +21,19 @@ from headrace.engine.sequence import DeviceEvent
 from headrace.forward.memory import CacheMemory
 from headrace.forward.upload import PinnedIds
 from headrace.kernels.lib.compile_ahead import compiling_ahead
-from transfer.buffers import Buffer, HostBuffer, HostMemory, StagingMemory
-from transfer.cuda import CudaMemory
+from transfer.buffers import HostBuffer, HostMemory, StagingBuffer, StagingMemory
+from transfer.cuda import CudaMemory, CudaStagingBuffer
 from transfer.protocol.plan import PlannedMessage
 from transfer.staging import Staging
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a prompt lies: the blocks of the whole prompt, in order, and the slot in which its state stands.
+class BlockLocation:
+    """Where a prompt lies in cache memory.
 
-    wire   the layout that the session's reservation asks for; None: that of the memory
+    block_ids   of the whole prompt, in order
+    slot        of its state
+    wire        the layout that the session's reservation asks for; None: that of the memory
     """
 
     block_ids: Sequence[int]
@@ -38,20 +41,20 @@ class Place:
     wire: CacheLayout | None = None
 
 
-Held = Callable[[], Place]
-"""Asked when the bytes are to be touched. Raises when they are not the asker's (any more)."""
+Locate = Callable[[], BlockLocation]
+"""Returns the location at the moment of the copy; raises when the request no longer holds its blocks."""
 
 
 class Packing(Protocol):
-    """What `transfer.sender.Pack` and `transfer.receiver.LandMessage` come down to."""
+    """Copies of messages, behind `transfer.sender.Pack` and `transfer.receiver.LandMessage`."""
 
-    async def gather(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
-        """Fills the buffer, or enqueues that. What it reads must have been computed: see `wait_event`."""
+    async def gather(self, message: PlannedMessage, buffer: StagingBuffer, locate: Locate) -> None:
+        """Fills the buffer's payload, or enqueues that. What it reads must have been computed: see `wait_event`."""
         ...
 
-    async def scatter(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
-        """Empties the buffer into blocks or the slot, or enqueues that. Nothing the engine has launched may still touch
-        them: see `wait_event`."""
+    async def scatter(self, message: PlannedMessage, buffer: StagingBuffer, locate: Locate) -> None:
+        """Copies the payload to its blocks and slot, or enqueues that. Nothing that the engine has launched may still
+        use them: see `wait_event`."""
         ...
 
     async def wait_event(self, device_event: DeviceEvent | None) -> None:
@@ -59,12 +62,12 @@ class Packing(Protocol):
         ...
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
-        """Everything that the first hand-over would wait for; only before the engine starts."""
+        """Does everything that the first transfer would wait for. Call it before the engine starts."""
         ...
 
 
 def staging_memory(device: str) -> StagingMemory:
-    """Where the staging buffers of a node lie whose engine runs on `device`. Call in the event loop's thread."""
+    """The staging memory of a node whose engine runs on `device`. Call it in the event loop's thread."""
     where = torch.device(device)
     return CudaMemory(where) if where.type == "cuda" else HostMemory()
 
@@ -74,23 +77,27 @@ def packing_of(memory: CacheMemory, loop: EngineLoop, staging: StagingMemory) ->
 
 
 class HostPacking:
-    """Copies where `call` calls: in the engine's thread, between two steps."""
+    """Copies in the thread in which `call` runs its argument: the engine's, between two steps."""
 
     def __init__(self, memory: CacheMemory, call: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
         self._memory = memory
         self._call = call
 
-    async def gather(self, message: PlannedMessage, buffer: HostBuffer, held: Held) -> None:
-        await self._call(lambda: gather(self._memory, message, torch.from_numpy(buffer), held()))
+    async def gather(self, message: PlannedMessage, buffer: StagingBuffer, locate: Locate) -> None:
+        await self._call(lambda: gather(self._memory, message, _host_tensor(buffer), locate()))
 
-    async def scatter(self, message: PlannedMessage, buffer: HostBuffer, held: Held) -> None:
-        await self._call(lambda: scatter(self._memory, message, torch.from_numpy(buffer), held()))
+    async def scatter(self, message: PlannedMessage, buffer: StagingBuffer, locate: Locate) -> None:
+        await self._call(lambda: scatter(self._memory, message, _host_tensor(buffer), locate()))
 
     async def wait_event(self, device_event: DeviceEvent | None) -> None:
-        """What the host has launched has happened."""
+        """Returns at once: the host's work is done when it was launched."""
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
-        """Nothing is compiled."""
+        """Does nothing: host copies compile nothing."""
+
+
+def _host_tensor(buffer: StagingBuffer) -> Tensor:
+    return torch.from_numpy(cast(HostBuffer, buffer.payload))
 
 
 class DevicePacking:
@@ -99,40 +106,33 @@ class DevicePacking:
     def __init__(self, memory: CacheMemory, staging: CudaMemory) -> None:
         self._memory = memory
         self._staging = staging
-        self._pinned_ids: dict[int, PinnedIds] = {}
-        """By the address at which a staging buffer begins."""
 
-    async def gather(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
+    async def gather(self, message: PlannedMessage, buffer: StagingBuffer, locate: Locate) -> None:
+        cuda_buffer = cast(CudaStagingBuffer, buffer)
         with self._staging.stream():
-            gather(self._memory, message, buffer, held(), self._pinned_ids_of(buffer))
+            gather(self._memory, message, cuda_buffer.payload, locate(), cuda_buffer.pinned_ids)
 
-    async def scatter(self, message: PlannedMessage, buffer: torch.Tensor, held: Held) -> None:
+    async def scatter(self, message: PlannedMessage, buffer: StagingBuffer, locate: Locate) -> None:
+        cuda_buffer = cast(CudaStagingBuffer, buffer)
         with self._staging.stream():
-            scatter(self._memory, message, buffer, held(), self._pinned_ids_of(buffer))
-
-    def _pinned_ids_of(self, buffer: torch.Tensor) -> PinnedIds:
-        """What a buffer's last message used is free when the buffer is given to another."""
-        pinned_ids = self._pinned_ids.get(buffer.data_ptr())
-        if pinned_ids is None:
-            pinned_ids = self._pinned_ids[buffer.data_ptr()] = PinnedIds(buffer.device)
-        return pinned_ids
+            scatter(self._memory, message, cuda_buffer.payload, locate(), cuda_buffer.pinned_ids)
 
     async def wait_event(self, device_event: DeviceEvent | None) -> None:
         if device_event is not None:
             await self._staging.wait_event(device_event)
 
     async def warm_up(self, staging: Staging, deadline_s: float) -> None:
-        """Kernels are compiled and loaded, those for peers that keep blocks or states otherwise, too."""
+        """Compiles and loads the kernels, including those for peers with another block size or state dtype."""
         async with staging.hold(staging.buffer_bytes, deadline_s) as buffer:
             with compiling_ahead():
-                await self._touch(buffer)
-            await self._touch(buffer)
+                await self._run_kernels(buffer)
+            await self._run_kernels(buffer)
 
-    async def _touch(self, buffer: torch.Tensor) -> None:
-        """Each kernel once; the cache is left as it was."""
+    async def _run_kernels(self, buffer: StagingBuffer) -> None:
+        """Runs each kernel once and leaves the cache as it was."""
         layout = self._memory.layout
         await self._staging.page_hashes(buffer)
-        kept = torch.empty(layout.state_bytes, dtype=torch.uint8, device=buffer.device)
+        kept = torch.empty(layout.state_bytes, dtype=torch.uint8, device=self._memory.device)
         with self._staging.stream():
             self._memory.gather_state(0, kept)
         states, blocks = usual_wire_layouts(layout)
@@ -144,37 +144,50 @@ class DevicePacking:
             self._memory.scatter_state(0, kept)
         await self._staging.finished()
 
-    async def _convert(self, message: PlannedMessage, wire: CacheLayout, buffer: torch.Tensor) -> None:
-        """With the first block or slot, as it lies on the wire, if it can; blocks land only as they are kept."""
-        if message.num_bytes > buffer.nbytes:
+    async def _convert(self, message: PlannedMessage, wire: CacheLayout, buffer: StagingBuffer) -> None:
+        """Gathers the first block or slot in the layout `wire` if the buffer holds it, and scatters it back if blocks
+        of that layout land here."""
+        if message.num_bytes > len(buffer.whole):
             return
-        payload = buffer[: message.num_bytes]
-        await self.gather(message, payload, lambda: Place([0], 0, wire))
+        buffer.cut(message.num_bytes)
+        await self.gather(message, buffer, lambda: BlockLocation([0], 0, wire))
         if message.state_bytes or wire == self._memory.layout:
-            await self.scatter(message, payload, lambda: Place([0], 0, wire))
+            await self.scatter(message, buffer, lambda: BlockLocation([0], 0, wire))
 
 
 def gather(
-    memory: CacheMemory, message: PlannedMessage, out: torch.Tensor, place: Place, pinned_ids: PinnedIds | None = None
+    memory: CacheMemory,
+    message: PlannedMessage,
+    out: Tensor,
+    location: BlockLocation,
+    pinned_ids: PinnedIds | None = None,
 ) -> None:
-    wire = place.wire or memory.layout
+    """Copies the message's blocks and state to `out`, uint8 [message.num_bytes], in the layout `location.wire`."""
+    wire = location.wire or memory.layout
     blocks, state = out[: message.attention_bytes], out[message.attention_bytes :]
     if message.num_blocks:
         memory.gather_prompt(
-            place.block_ids, wire.block_size, message.first_block, message.num_blocks, blocks, pinned_ids
+            location.block_ids, wire.block_size, message.first_block, message.num_blocks, blocks, pinned_ids
         )
     if message.state_bytes:
-        memory.gather_state(place.slot, state, wire.state_dtype)
+        memory.gather_state(location.slot, state, wire.state_dtype)
 
 
 def scatter(
-    memory: CacheMemory, message: PlannedMessage, src: torch.Tensor, place: Place, pinned_ids: PinnedIds | None = None
+    memory: CacheMemory,
+    message: PlannedMessage,
+    src: Tensor,
+    location: BlockLocation,
+    pinned_ids: PinnedIds | None = None,
 ) -> None:
-    """Blocks on the wire are those of the receiver: only its states may have to be converted."""
-    wire = place.wire or memory.layout
+    """Copies `src`, uint8 [message.num_bytes], to the message's blocks and slot.
+
+    Blocks on the wire have the receiver's layout: only states may need a conversion.
+    """
+    wire = location.wire or memory.layout
     blocks, state = src[: message.attention_bytes], src[message.attention_bytes :]
     if message.num_blocks:
-        block_ids = place.block_ids[message.first_block : message.first_block + message.num_blocks]
+        block_ids = location.block_ids[message.first_block : message.first_block + message.num_blocks]
         memory.scatter_blocks(block_ids, blocks, pinned_ids)
     if message.state_bytes:
-        memory.scatter_state(place.slot, state, wire.state_dtype)
+        memory.scatter_state(location.slot, state, wire.state_dtype)

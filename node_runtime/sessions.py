@@ -7,9 +7,9 @@ from functools import partial
 
 from headrace.engine.sequence import Admitted, Sequence
 from headrace.wire.messages import Reservation
-from node_runtime.packing import Place
+from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.plan import PlannedMessage, TransferPlan
@@ -71,9 +71,11 @@ def reserve(
 
 
 async def _land(
-    runtime: NodeRuntime, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: Buffer
+    runtime: NodeRuntime, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: StagingBuffer
 ) -> None:
     """One verified message into the request's own blocks or slot."""
     await runtime.packing.wait_event(admitted.device_event)
     wire = runtime.wire_layout
-    await runtime.packing.scatter(message, buffer, lambda: Place(sequence.held.block_ids, sequence.held.slot, wire))
+    await runtime.packing.scatter(
+        message, buffer, lambda: BlockLocation(sequence.held.block_ids, sequence.held.slot, wire)
+    )

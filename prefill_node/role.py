@@ -36,12 +36,12 @@ from headrace.wire.messages import (
     Reservation,
 )
 from node_runtime.errors import NoRoom
-from node_runtime.packing import Place
+from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S, plan_of
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.fetch import Fetch, Fetches, FetchFailed
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
 from transfer.sender import OutgoingTransfer, TransferSender
@@ -227,12 +227,12 @@ class _Prefill:
         except TransferFailed as failure:
             self._inbox.put_nowait(failure)
 
-    async def _pack(self, message: PlannedMessage, buffer: Buffer) -> None:
-        await self._runtime.packing.gather(message, buffer, self._place)
+    async def _pack(self, message: PlannedMessage, buffer: StagingBuffer) -> None:
+        await self._runtime.packing.gather(message, buffer, self._location)
 
-    def _place(self) -> Place:
+    def _location(self) -> BlockLocation:
         assert self._request.reservation is not None, "there is somebody to pack for"
-        return Place(self._sequence.held.block_ids, self._sequence.state_slot, self._request.reservation.layout)
+        return BlockLocation(self._sequence.held.block_ids, self._sequence.state_slot, self._request.reservation.layout)
 
     async def _tell_computed(self, num_tokens: int, device_event: DeviceEvent | None) -> None:
         """The engine tells of a chunk when it has launched it: it may go when the device has computed it."""

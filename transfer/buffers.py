@@ -1,12 +1,12 @@
-"""What payloads lie in: bytes of the host or of a GPU, and who works on them.
+"""Staging buffers: their bytes, on the host or on a GPU, and the memory that completes the work on them.
 
-A buffer is a one-dimensional array of bytes: a numpy array on the host, a torch tensor on a GPU. Both have a length,
-are sliced, and are taken by UCX as they are. What differs is when work on them is done: on the host at once, on a GPU
-in the order of a stream. `StagingMemory` hides that from sessions.
+Bytes are a one-dimensional array: a numpy array on the host, a torch tensor on a GPU. Both have a length, can be
+sliced, and are passed to UCX as they are. Work on them is complete at once on a host, and in the order of a stream on a
+GPU; `StagingMemory` hides that difference from sessions.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias, Union
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias, Union, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,45 +18,55 @@ if TYPE_CHECKING:
 
 HostBuffer: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = Union[HostBuffer, "torch.Tensor"]
-Allocator: TypeAlias = Callable[[int], Buffer]
+
+
+class StagingBuffer:
+    """One buffer of a pool, and the payload of the message that holds it.
+
+    whole     all its bytes
+    payload   the message's bytes: the first ones
+    """
+
+    def __init__(self, whole: Buffer) -> None:
+        self.whole = whole
+        self.payload = whole
+
+    def cut(self, num_bytes: int) -> None:
+        """Makes the first `num_bytes` the payload."""
+        self.payload = self.whole[:num_bytes]
 
 
 class StagingMemory(Protocol):
     """The memory of a node's staging buffers: `HostMemory`, or `transfer.cuda.CudaMemory`.
 
-    Whoever packs or lands enqueues on the memory's stream, if it has one, and need not wait: the sessions do, by
-    `page_hashes` and `finished`, before a buffer goes on to the wire, is given back, or its blocks are called landed.
+    If the memory has a stream, packing and landing enqueue on it and need not wait. Sessions wait, by `page_hashes` and
+    `finished`, before a buffer is sent or given back and before its blocks count as landed.
     """
 
-    def allocate(self, num_buffers: int, buffer_bytes: int) -> list[Buffer]:
-        """Equal buffers, their pages touched now rather than in the first hand-over."""
+    def allocate(self, num_buffers: int, buffer_bytes: int) -> Sequence[StagingBuffer]:
+        """Equal buffers, their pages touched now rather than in the first transfer."""
         ...
 
-    def page_hashes(self, payload: Buffer) -> Awaitable[PageHashes]:
-        """`transfer.protocol.digest.page_hashes` of the payload, once all that was enqueued so far is done.
+    def page_hashes(self, buffer: StagingBuffer) -> Awaitable[PageHashes]:
+        """`transfer.protocol.digest.page_hashes` of the payload, once everything enqueued so far is done.
 
-        payload   a buffer's beginning, or all of it; what was found is there until that buffer's next summary
+        The result is valid until the same buffer's next page hashes.
         """
         ...
 
     def finished(self) -> Awaitable[None]:
-        """Until all that was enqueued so far is done."""
+        """Waits until everything enqueued so far is done."""
         ...
 
 
 class HostMemory:
-    """Pageable memory of the host. Nothing is ever enqueued: what was called has happened."""
+    """Pageable host memory. Nothing is enqueued: work is done when its call returns."""
 
-    def allocate(self, num_buffers: int, buffer_bytes: int) -> list[Buffer]:
-        return [allocate_host(buffer_bytes) for _ in range(num_buffers)]
+    def allocate(self, num_buffers: int, buffer_bytes: int) -> list[StagingBuffer]:
+        return [StagingBuffer(np.full(buffer_bytes, 0, np.uint8)) for _ in range(num_buffers)]
 
-    async def page_hashes(self, payload: Buffer) -> bytes:
-        return page_hashes(payload)
+    async def page_hashes(self, buffer: StagingBuffer) -> bytes:
+        return page_hashes(cast(HostBuffer, buffer.payload))
 
     async def finished(self) -> None:
-        """It is."""
-
-
-def allocate_host(num_bytes: int) -> HostBuffer:
-    """Zeroed pageable memory, its pages touched now rather than in the first hand-over."""
-    return np.full(num_bytes, 0, np.uint8)
+        """Returns at once: host copies are synchronous."""

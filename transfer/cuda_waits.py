@@ -1,6 +1,6 @@
-"""Waiting for a stream from an event loop: one poller asks for the oldest event, whoever else waits costs nothing.
+"""Waiting for a stream from an event loop: one poller queries the oldest event, and further waiters cost nothing.
 
-Work on a stream is done in the order in which it was enqueued, so only its oldest event need be asked for.
+Work on a stream is done in the order in which it was enqueued, so only its oldest event need be queried.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 Result = TypeVar("Result")
 
 
-class Event(Protocol):
-    """`torch.cuda.Event`, of which one that is done may be recorded anew."""
+class StreamEvent(Protocol):
+    """`torch.cuda.Event`; one that is done may be recorded again."""
 
     def record(self, stream: Any) -> None: ...
 
@@ -23,55 +23,55 @@ class Event(Protocol):
 
 
 class StreamWaits:
-    """Waits for one stream. Belongs to one event loop.
+    """The waiters for one stream. Belongs to one event loop.
 
-    threads   of whom one sleeps until the oldest event when that takes longer than `spin_s`
+    threads   one of them sleeps until the oldest event when that takes longer than `spin_s`
     """
 
-    def __init__(self, new_event: Callable[[], Event], threads: Executor, spin_s: float) -> None:
+    def __init__(self, new_event: Callable[[], StreamEvent], threads: Executor, spin_s: float) -> None:
         self._new_event = new_event
         self._threads = threads
         self._spin_s = spin_s
-        self._idle: list[Event] = []
-        self._waiting: deque[tuple[Event, asyncio.Future[Any], object]] = deque()
-        self._is_asking = False
-        self._give_up_s = 0.0
+        self._idle: list[StreamEvent] = []
+        self._waiting: deque[tuple[StreamEvent, asyncio.Future[Any], object]] = deque()
+        self._is_polling = False
+        self._sleep_at_s = 0.0
 
     def until_done(self, stream: Any, result: Result) -> asyncio.Future[Result]:
-        """`result`, once all that was enqueued on the stream so far is done. Fails as the device does."""
+        """`result`, once everything enqueued on the stream so far is done. Fails with the device's error."""
         loop = asyncio.get_running_loop()
         event = self._idle.pop() if self._idle else self._new_event()
         event.record(stream)
         done: asyncio.Future[Result] = loop.create_future()
         self._waiting.append((event, done, result))
-        if not self._is_asking:
-            self._is_asking = True
-            self._give_up_s = loop.time() + self._spin_s
-            loop.call_soon(self._ask)
+        if not self._is_polling:
+            self._is_polling = True
+            self._sleep_at_s = loop.time() + self._spin_s
+            loop.call_soon(self._poll)
         return done
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             if self._finish_oldest():
-                self._give_up_s = loop.time() + self._spin_s
-        except Exception as error:  # the device's own: nothing enqueued there will ever be done
+                self._sleep_at_s = loop.time() + self._spin_s
+        except Exception as error:  # the device failed: nothing enqueued there will ever be done
             self._fail(error)
         if not self._waiting:
-            self._is_asking = False
-        elif loop.time() <= self._give_up_s:
-            loop.call_soon(self._ask)
+            self._is_polling = False
+        elif loop.time() <= self._sleep_at_s:
+            loop.call_soon(self._poll)
         else:
             asleep = loop.run_in_executor(self._threads, self._waiting[0][0].synchronize)
             asleep.add_done_callback(self._woken)
 
     def _woken(self, asleep: asyncio.Future[None]) -> None:
         if not asleep.cancelled():
-            asleep.exception()  # the device's failure: asking finds it, too
-            self._ask()
+            asleep.exception()  # a device's failure: polling finds it, too
+            self._poll()
 
     def _finish_oldest(self) -> bool:
-        """Those that are done; was any?"""
+        """Resolves the waiters whose events are done; returns whether there were any."""
         found = False
         while self._waiting and self._waiting[0][0].query():
             event, done, result = self._waiting.popleft()

@@ -1,9 +1,9 @@
-"""What a link really does: which transports carry it, how long a short message takes, how fast long ones move.
+"""Link measurement: the transports in use, the time of a short message, and the speed of long ones.
 
-sink = LinkSink(transport, allocate(PROBE_BYTES))                            # every node: anybody may measure
-report = await measure_link(transport, peer, allocate(PROBE_BYTES), deadline_s)    # every pair, in each direction used
+    sink = LinkSink(transport, buffer)                                 # every node: any node may measure its link to it
+    report = await measure_link(transport, peer, buffer, deadline_s)   # every pair, in each direction used
 
-A measurement shares the connection with hand-overs, so it is short: a tenth of a second, or one long message.
+A measurement shares the connection with transfers, so it is short: a tenth of a second, or one long message.
 """
 
 import asyncio
@@ -17,36 +17,40 @@ from transfer.protocol.envelope import Tag
 from transfer.protocol.plan import NONCE_BITS
 
 LINK_NONCE = (1 << NONCE_BITS) - 1
-"""The one nonce that is no session's. A session may draw it once in 2^48, and is then refused."""
+"""The nonce of probes. A session draws it once in 2^48 times, and is then refused."""
 
 PROBE_BYTES = 16 << 20
-"""Of a long message, and of every sink's buffer: long enough that starting it costs little on a link of 200 GB/s."""
+"""A long message, and every sink's buffer: long enough that starting it costs little on a link of 200 GB/s."""
 
 SHORT_BYTES = 16 << 10
-"""Long enough for a rendezvous, so that `sent` means `taken by the peer`: a round trip."""
+"""A short message: long enough for a rendezvous, so that it is sent when the peer has taken it, a round trip."""
 
 ROUND_TRIPS = 20
 LONG_MESSAGES = 16
 LONG_S = 0.1
-"""What the long messages together may take: on a slow link there are fewer of them."""
+"""Time for all long messages: on a slow link there are fewer of them."""
 
 SINK_PATIENCE_S = 86_400.0
-"""A sink never gives up on a message by itself: it has one buffer, and nobody waits for that."""
+"""A sink practically never gives up on a message: it has one buffer, and nobody waits for that."""
 
 DIRECT_TRANSPORTS = ("cuda_ipc", "rc", "dc", "ud", "gga", "srd")
-"""UCX's transports (their names' beginnings) that move GPU memory without the host's: NVLink or PCIe, RDMA."""
+"""Prefixes of the UCX transports that move GPU memory without host memory: NVLink or PCIe, RDMA."""
 
 SLOW_BYTES_PER_S = 5e9
-"""Less than this between two GPUs means that the bytes pass through a host's memory, whatever the lanes say."""
+"""Less than this between two GPUs means that the bytes pass through host memory, whatever the lanes say."""
 
 FAST_BYTES_PER_S = 20e9
-"""More than this no way through a host's memory and TCP does, whatever the lanes say."""
+"""More than this no path through host memory and TCP reaches, whatever the lanes say."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """lanes: in use, such as `tcp/eth0`; round_trip_s: median of a 16 KiB message, sent and taken; bytes_per_s: of
-    long messages, two on their way at a time."""
+    """One measurement of the link to a peer.
+
+    lanes          in use, such as `tcp/eth0`
+    round_trip_s   median time until a message of 16 KiB is taken
+    bytes_per_s    of long messages, two in flight at a time
+    """
 
     peer: str
     lanes: tuple[str, ...]
@@ -55,7 +59,7 @@ class LinkReport:
 
 
 class LinkSink:
-    """Receives every probe into one buffer, over whatever was there."""
+    """Receives every probe into one buffer and ignores its contents."""
 
     def __init__(self, transport: Transport, buffer: Buffer) -> None:
         self._buffer = buffer
@@ -69,7 +73,7 @@ class LinkSink:
         patience_s = asyncio.get_running_loop().time() + SINK_PATIENCE_S
         self._stats.probe_received_bytes += arrival.num_bytes
         received = arrival.receive(self._buffer[: arrival.num_bytes], patience_s, None)
-        received.add_done_callback(lambda done: done.exception())  # the prober hears of it
+        received.add_done_callback(lambda done: done.exception())  # the measuring end gets the error
 
 
 async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline_s: float) -> LinkReport:
@@ -83,12 +87,12 @@ async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline
     async def seconds_of(part: Buffer) -> float:
         began_s = time.monotonic()
         transport.stats.probe_sent_bytes += len(part)
-        # The transport's until it is done, even if whoever measures is cancelled meanwhile.
+        # Shielded: the transport owns the part until it is done, even if the measurement is cancelled.
         await asyncio.shield(connection.send(Tag(LINK_NONCE, 0, True), part, deadline_s))
         return time.monotonic() - began_s
 
     short = buffer[:SHORT_BYTES]
-    await seconds_of(short)  # the first messages also wire the connection up
+    await seconds_of(short)  # the first messages also set up the connection
     await seconds_of(buffer)
     trips = sorted([await seconds_of(short) for _ in range(ROUND_TRIPS)])
     pairs = max(1, min(LONG_MESSAGES, int(LONG_S / await seconds_of(buffer))) // 2)
@@ -100,7 +104,7 @@ async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline
 
 
 def link_warning(lanes: Sequence[str], bytes_per_s: float, *, between_gpus: bool) -> str | None:
-    """What an operator should look into; None when the link is as good as it can be told to be."""
+    """A warning for the operator about a slow link between GPUs; None when there is nothing to report."""
     if not between_gpus or bytes_per_s > FAST_BYTES_PER_S:
         return None
     used = ", ".join(lanes) or "unknown lanes"

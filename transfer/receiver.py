@@ -1,9 +1,7 @@
-"""The decode side of a hand-over: receives what one session's plan promises, verifies it, and lands it.
+"""Receiving end of a transfer: receives the messages of one session's plan, verifies them and lands them.
 
-The whole of its use:
-
-    handover = receiver.expect(plan, secret=new_secret(), land=scatter_blocks, deadline_s=loop.time() + 30)
-    landed = await handover.landed()
+incoming = receiver.expect(plan, secret=new_secret(), land=scatter_blocks, deadline_s=loop.time() + 30)
+landed = await incoming.landed()
 """
 
 import asyncio
@@ -17,7 +15,7 @@ from typing import TypeAlias, assert_never
 import numpy as np
 
 from transfer.backend import Arrival, Transport
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import Verifier
 from transfer.protocol.digest import PageHashes, message_digest, plan_digest
 from transfer.protocol.envelope import ENVELOPE_BYTES, Envelope
@@ -43,21 +41,21 @@ from transfer.transfer import Transfer
 
 log = logging.getLogger(__name__)
 
-LandMessage: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
-"""Scatter the buffer, of exactly `message.num_bytes`, into the message's blocks or the slot: before it returns, or by
-what it has enqueued on the staging memory's stream by then."""
+LandMessage: TypeAlias = Callable[[PlannedMessage, StagingBuffer], Awaitable[None]]
+"""Scatters the buffer's payload, of exactly `message.num_bytes`, into the message's blocks and slot. By its return that
+is done, or enqueued on the staging memory's stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """A session that landed whole. first_token: the one that the sender gave to `finish`, if any."""
+    """A session that has landed whole. first_token: what the sender passed to `finish`."""
 
     first_token: int | None
     stats: TransferStats
 
 
 class TransferReceiver:
-    """Expects hand-overs over one transport and one staging pool. A sender needs a pool of its own."""
+    """Expects transfers over one transport and one staging pool. A sender needs another pool."""
 
     def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
@@ -65,10 +63,10 @@ class TransferReceiver:
         self._clock = clock
 
     def expect(self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float) -> "IncomingTransfer":
-        """Take the messages of this plan's nonce from now on; call before the sender learns of it.
+        """Takes the messages of this plan's nonce from now on; call it before the sender learns of the plan.
 
-        secret       that the sender must prove: a `new_secret()` for each session
-        deadline_s   absolute, on the event loop's clock: the whole session, prefill included, must fit
+        secret       with which the sender must sign: a `new_secret()` for each session
+        deadline_s   of the whole session, prefill included; absolute, on the event loop's clock
         Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
@@ -81,13 +79,12 @@ class _Arrived:
 
     message: PlannedMessage
     envelope: Envelope
-    buffer: Buffer
-    payload: Buffer
+    buffer: StagingBuffer
     page_hashes: Awaitable[PageHashes]
 
 
 class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
-    """One session's receiving end, and the listener of its nonce. For the event loop's thread."""
+    """One session's receiving end, and the listener of its nonce. Call its methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -112,22 +109,22 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
         self._stop_watching: Callable[[], None] = lambda: None
         self._queue: asyncio.Queue[Arrival | None] = asyncio.Queue()
         self._taking: Arrival | None = None
-        """It may wait for staging: its sender must not, once the session has ended."""
+        """The part being received. It may wait for staging; once the session has ended its sender must not wait."""
         transport.expect(plan.nonce, self)
         self._spawn(self._run())
 
     async def landed(self) -> Landed:
-        """Until every message has landed.
+        """Waits until every message has landed.
 
-        Raises `TransferFailed`. Either way `land` is not running any more and will not be called again: the
-        blocks and the slot are the caller's to use or to give back.
+        Raises `TransferFailed`. Either way `land` is not running any more and will not be called again: the caller may
+        use the blocks and the slot, or give them back.
         """
         await self._wait()
         assert self._envelope is not None
         return Landed(self._envelope.first_token, self._stats())
 
     def announced(self, arrival: Arrival) -> None:
-        """The transport has a part for us."""
+        """Called by the transport with a part of this session."""
         if self._ended:
             arrival.drop()
         else:
@@ -142,7 +139,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
             case _:
                 assert_never(instruction)
 
-    def _ending(self) -> None:
+    def _stop(self) -> None:
         self._transport.forget(self.plan.nonce)
         self._stop_watching()
         self._drop(self._taking)
@@ -156,7 +153,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
             arrival.drop()
 
     async def _run(self) -> None:
-        """One part at a time, in order of arrival; `None` follows the session's end."""
+        """Takes one part at a time, in order of arrival, until the `None` of the session's end."""
         while (arrival := await self._queue.get()) is not None:
             self._taking = arrival
             if arrival.tag.is_payload:
@@ -184,18 +181,18 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
             self._stop_watching = self._transport.watch(envelope.connection, self._peer_lost)
 
     def _refuse(self, arrival: Arrival, refused: Unauthenticated) -> None:
-        """Whoever sent it knows the nonce and not the secret; the session waits for the one who knows both."""
+        """Drops and counts a part whose sender knows the nonce but not the secret. The session continues."""
         arrival.drop()
         self._transport.stats.part_refused(refused.cause)
         self._refused_parts += 1
-        if self._refused_parts == 1:  # a stranger must not fill the log
+        if self._refused_parts == 1:  # a stranger must not be able to fill the log
             log.warning("a part of a session of %d tokens was refused, %s", self.plan.num_tokens, refused)
 
     def _peer_lost(self, reason: str) -> None:
         self._on(PeerLost(reason))
 
     async def _take_payload(self, arrival: Arrival) -> None:
-        """Return when the payload lies in staging; verifying and landing it overlap with receiving the next."""
+        """Returns when the payload is in staging; verifying and landing it overlap with receiving the next."""
         try:
             self._verifier.verify_payload(arrival.tag.index)
         except Unauthenticated as refused:
@@ -214,11 +211,10 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
         buffer = await self._take_staging(message)
         try:
             if not self._ended:
-                payload = buffer[: message.num_bytes]
-                await arrival.receive(payload, self._deadline_s, envelope.connection)
+                await arrival.receive(buffer.payload, self._deadline_s, envelope.connection)
                 self._on(PayloadArrived(message.index))
             if not self._ended:
-                arrived = _Arrived(message, envelope, buffer, payload, self._staging.memory.page_hashes(payload))
+                arrived = _Arrived(message, envelope, buffer, self._staging.memory.page_hashes(buffer))
         finally:
             if arrived is None:
                 self._give_staging(message, buffer)
@@ -228,13 +224,13 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
                 self._spawn(self._land_arrived())
 
     async def _land_arrived(self) -> None:
-        """One by one, while others are received; until there is none left. All buffers come back."""
+        """Verifies and lands arrived payloads one by one, while others are received, and gives their buffers back."""
         while self._arrived:
             arrived, has_landed = self._arrived[0], False
             try:
                 await self._verify(arrived)
                 while self._to_land:
-                    await self._at_callers_blocks(self._scatter(self._to_land.popleft(), arrived.payload))
+                    await self._at_callers_blocks(self._scatter(self._to_land.popleft(), arrived.buffer))
                     has_landed = True
             except Exception as error:
                 self._broken_by(error)
@@ -244,15 +240,15 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
                 self._on(MessageLanded(arrived.message.index))
 
     async def _verify(self, arrived: _Arrived) -> None:
-        """Compares the digest with the envelope's. When it returns, nothing but a landing reads the payload."""
+        """Compares the payload's digest with its envelope's. Afterwards only a landing may read the payload."""
         hashes = await arrived.page_hashes
         if self._ended:
             return
         self._digest = message_digest(self._digest, arrived.envelope.fields(), hashes)
         self._on(PayloadChecked(arrived.message.index, digest_ok=self._digest == arrived.envelope.digest))
 
-    async def _scatter(self, message: PlannedMessage, payload: Buffer) -> None:
+    async def _scatter(self, message: PlannedMessage, buffer: StagingBuffer) -> None:
         try:
-            await self._land(message, payload)
-        finally:  # what it had enqueued before it failed may not find the blocks, or the buffer, another's
+            await self._land(message, buffer)
+        finally:  # copies enqueued before an error must be done before the blocks and the buffer go to others
             await self._staging.memory.finished()

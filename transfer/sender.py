@@ -1,11 +1,9 @@
-"""The prefill side of a hand-over: packs messages as their tokens are computed, and sends them in order.
+"""Sending end of a transfer: packs messages as their tokens are computed, and sends them in order.
 
-The whole of its use:
-
-    handover = sender.open(plan, peer, secret=..., pack=gather_blocks, deadline_s=loop.time() + 30)
-    handover.tokens_computed(2048)          # after each chunk
-    handover.finish(first_token=42)         # after the first token is sampled
-    stats = await handover.done()
+outgoing = sender.open(plan, peer, secret=..., pack=gather_blocks, deadline_s=loop.time() + 30)
+outgoing.tokens_computed(2048)          # after each chunk
+outgoing.finish(first_token=42)         # after the first token is sampled
+stats = await outgoing.done()
 """
 
 import asyncio
@@ -16,7 +14,7 @@ from typing import TypeAlias, cast
 import numpy as np
 
 from transfer.backend import Connection, Transport
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import require_secret, sign
 from transfer.protocol.digest import PageHashes, message_digest, plan_digest
 from transfer.protocol.envelope import Envelope, Tag, require_token
@@ -34,13 +32,13 @@ from transfer.protocol.stats import TransferStats
 from transfer.staging import Staging
 from transfer.transfer import Transfer
 
-Pack: TypeAlias = Callable[[PlannedMessage, Buffer], Awaitable[None]]
-"""Fill the buffer, of exactly `message.num_bytes`, with the message's blocks or the state: before it returns, or by
-what it has enqueued on the staging memory's stream by then."""
+Pack: TypeAlias = Callable[[PlannedMessage, StagingBuffer], Awaitable[None]]
+"""Fills the buffer's payload, of exactly `message.num_bytes`, with the message's blocks and state. By its return the
+payload is filled, or that is enqueued on the staging memory's stream."""
 
 
 class TransferSender:
-    """Opens hand-overs over one transport and one staging pool. A receiver needs a pool of its own."""
+    """Opens transfers over one transport and one staging pool. A receiver needs another pool."""
 
     def __init__(self, transport: Transport, staging: Staging, clock: Callable[[], float] = time.monotonic) -> None:
         self._transport = transport
@@ -50,10 +48,10 @@ class TransferSender:
     def open(
         self, plan: TransferPlan, peer: str, *, secret: bytes, pack: Pack, deadline_s: float
     ) -> "OutgoingTransfer":
-        """Start a session with the receiver at `peer`; connects at once.
+        """Starts a session with the receiver at `peer`; connects at once.
 
-        secret       what the receiver issued for this session, see `transfer.protocol.authentication`
-        deadline_s   absolute, on the event loop's clock: the whole session, prefill included, must fit
+        secret       issued by the receiver for this session, see `transfer.protocol.authentication`
+        deadline_s   of the whole session, prefill included; absolute, on the event loop's clock
         Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
@@ -62,7 +60,7 @@ class TransferSender:
 
 
 class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
-    """One session's sending end. All methods are for the event loop's thread."""
+    """One session's sending end. Call its methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -85,11 +83,11 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         self._spawn(self._run(peer))
 
     def tokens_computed(self, num_tokens: int) -> None:
-        """The first `num_tokens` of the prompt are computed and in their blocks; never fewer than before."""
+        """Reports that the prompt's first `num_tokens` are in their blocks; never fewer than before."""
         self._on(TokensComputed(num_tokens))
 
     def finish(self, first_token: int | None = None) -> None:
-        """Sends the state, which is final, and with it the first token, if one was sampled.
+        """Reports that the state is final, and the first token if one was sampled: they are sent together.
 
         Raises `LayoutMismatch` when the token does not fit the envelope's field.
         """
@@ -100,7 +98,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         self._on(StateFinal())
 
     async def done(self) -> TransferStats:
-        """Until every message was taken over by the transport; that it landed is the receiver's to say.
+        """Waits until the transport has taken over every message; the receiver reports when they have landed.
 
         Raises `TransferFailed`. Either way `pack` is not running any more and will not be called again.
         """
@@ -110,7 +108,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
     def _move(self, instruction: SendMessage) -> None:
         self._queue.put_nowait(instruction.message)
 
-    def _ending(self) -> None:
+    def _stop(self) -> None:
         self._queue.put_nowait(None)
 
     async def _run(self, peer: str) -> None:
@@ -123,22 +121,22 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
             stop_watching()
 
     async def _pack_and_send(self, connection: Connection, message: PlannedMessage) -> None:
-        """Return when it is on its way: messages are packed one by one, sending overlaps with packing the next."""
+        """Returns when it is being sent: messages are packed one by one, and sending overlaps with packing the next."""
         buffer = await self._take_staging(message)
         sent: tuple[asyncio.Future[None], ...] = ()
         try:
-            payload = buffer[: message.num_bytes]
             if not self._ended:
-                hashes = await self._at_callers_blocks(self._fill(message, payload))
+                hashes = await self._at_callers_blocks(self._fill(message, buffer))
             if not self._ended:
-                sent = self._post(connection, message, payload, hashes)
+                sent = self._post(connection, message, buffer, hashes)
         finally:
             self._when_taken_over(message, buffer, sent)
 
     def _when_taken_over(
-        self, message: PlannedMessage, buffer: Buffer, parts: tuple[asyncio.Future[None], ...]
+        self, message: PlannedMessage, buffer: StagingBuffer, parts: tuple[asyncio.Future[None], ...]
     ) -> None:
-        """The buffer back, at once when it is in no part, and word of it; no task waits for that."""
+        """Gives the buffer back and reports the message when its parts are done, at once if it has none. No task waits
+        for that."""
         under_way = [part for part in parts if not part.done()]
 
         def taken_over(part: asyncio.Future[None]) -> None:
@@ -159,20 +157,20 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         if not under_way:
             over()
 
-    async def _fill(self, message: PlannedMessage, payload: Buffer) -> PageHashes:
+    async def _fill(self, message: PlannedMessage, buffer: StagingBuffer) -> PageHashes:
         """Packs the message; its page hashes are known only when the packing is done, on a GPU too."""
-        await self._pack(message, payload)
-        return await self._staging.memory.page_hashes(payload)
+        await self._pack(message, buffer)
+        return await self._staging.memory.page_hashes(buffer)
 
     def _post(
-        self, connection: Connection, message: PlannedMessage, payload: Buffer, hashes: PageHashes
+        self, connection: Connection, message: PlannedMessage, buffer: StagingBuffer, hashes: PageHashes
     ) -> tuple[asyncio.Future[None], asyncio.Future[None]]:
         nonce = self.plan.nonce
         first_token = self._first_token if message.state_bytes else None
         fields = Envelope.of(nonce, connection.id, message, first_token).fields()
         self._digest = message_digest(self._digest, fields, hashes)
-        head = np.frombuffer(sign(fields + self._digest, self._secret), np.uint8)
+        envelope = np.frombuffer(sign(fields + self._digest, self._secret), np.uint8)
         return (
-            connection.send(Tag(nonce, message.index, False), head, self._deadline_s),
-            connection.send(Tag(nonce, message.index, True), payload, self._deadline_s),
+            connection.send(Tag(nonce, message.index, False), envelope, self._deadline_s),
+            connection.send(Tag(nonce, message.index, True), buffer.payload, self._deadline_s),
         )

@@ -1,7 +1,7 @@
-"""A bounded pool of equal buffers that payloads pass through on their way between blocks and the wire.
+"""A bounded pool of equal buffers, through which payloads pass between blocks and the wire.
 
-The bound is the back-pressure: a sender that finds no buffer packs later, a receiver that finds none leaves
-the payload with its sender.
+The bound is the back-pressure: without a free buffer a sender packs later, and a receiver leaves the payload with its
+sender.
 """
 
 import asyncio
@@ -11,16 +11,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from transfer.buffers import Buffer, HostMemory, StagingMemory
+from transfer.buffers import HostMemory, StagingBuffer, StagingMemory
 from transfer.protocol.errors import LayoutMismatch, TransferTimeout
 from transfer.protocol.stats import WaitStats
 
 
 @dataclass(frozen=True, slots=True)
 class StagingConfig:
-    """Sizes of the pool; its memory, `num_buffers * buffer_bytes`, is allocated at start.
+    """Sizes of the pool. Its memory, `num_buffers * buffer_bytes`, is allocated at start.
 
-    num_buffers    how many messages may be in staging at once; two for each session that should move at once
+    num_buffers    messages that may be in staging at once: two for each session that should move at once
     buffer_bytes   holds the largest message: the state, or `max_message_bytes` of attention blocks
     """
 
@@ -35,7 +35,7 @@ class StagingConfig:
 
 
 class Staging:
-    """Belongs to one event loop. Waiters are served in order of arrival."""
+    """The pool. Belongs to one event loop; waiters are served in order of arrival."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class Staging:
         waits: WaitStats | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """memory: where the buffers lie; None: on the host. waits: counted there, beside another pool's."""
+        """memory: of the buffers; None: host memory. waits: a count shared with another pool; None: its own."""
         self.memory = memory or HostMemory()
         self.waits = waits or WaitStats()
         self._clock = clock
         self._config = config
-        self._free = self.memory.allocate(config.num_buffers, config.buffer_bytes)
+        self._free = list(self.memory.allocate(config.num_buffers, config.buffer_bytes))
         self._num_held = 0
-        self._waiters: deque[asyncio.Future[Buffer]] = deque()
+        self._waiters: deque[asyncio.Future[StagingBuffer]] = deque()
 
     @property
     def buffer_bytes(self) -> int:
@@ -62,32 +62,33 @@ class Staging:
         return len(self._free)
 
     @asynccontextmanager
-    async def hold(self, num_bytes: int, deadline_s: float) -> AsyncIterator[Buffer]:
-        """A buffer's first `num_bytes`, given back at the end of the block.
+    async def hold(self, num_bytes: int, deadline_s: float) -> AsyncIterator[StagingBuffer]:
+        """A buffer with a payload of `num_bytes`, given back at the end of the `async with` block.
 
-        Raises `TransferTimeout` when none was free in time. Leave the block only when nothing reads or writes
-        the buffer any more: await the transport's operations inside it.
+        Raises `TransferTimeout` when none was free in time. Leave the block only when nothing reads or writes the
+        buffer any more: await the transport's operations inside it.
         """
         buffer = await self.take(num_bytes, deadline_s)
         try:
-            yield buffer[:num_bytes]
+            yield buffer
         finally:
             self.give(buffer)
 
-    async def take(self, num_bytes: int, deadline_s: float) -> Buffer:
-        """A whole buffer that holds so much, for `give` later on: `hold` in two calls, as it costs less time."""
+    async def take(self, num_bytes: int, deadline_s: float) -> StagingBuffer:
+        """A buffer with a payload of `num_bytes`, to `give` back later: `hold` in two calls, which cost less time."""
         self.require(num_bytes)
         buffer = self._free.pop() if self._free else await self._wait(deadline_s)
         self._num_held += 1
+        buffer.cut(num_bytes)
         return buffer
 
-    def give(self, buffer: Buffer) -> None:
-        """Back, once, what `take` returned: nothing reads or writes it any more."""
+    def give(self, buffer: StagingBuffer) -> None:
+        """Takes back, once, what `take` returned and nothing reads or writes any more."""
         self._num_held -= 1
         self._grant(buffer)
 
     def require(self, num_bytes: int) -> None:
-        """Raise `LayoutMismatch` if no buffer can ever hold this much."""
+        """Raises `LayoutMismatch` if no buffer can ever hold this much."""
         if num_bytes > self.buffer_bytes:
             raise LayoutMismatch(
                 f"a message of {num_bytes} bytes > staging buffer_bytes {self.buffer_bytes}: raise "
@@ -95,14 +96,14 @@ class Staging:
             )
 
     def check(self) -> None:
-        """Every buffer is free or held, none is free twice, and nobody waits while one is free."""
+        """Asserts that each buffer is free or held, none is free twice, and nobody waits while one is free."""
         granted = sum(waiter.done() and not waiter.cancelled() for waiter in self._waiters)
         assert len(self._free) + self._num_held + granted == self._config.num_buffers
         assert len({id(buffer) for buffer in self._free}) == len(self._free)
-        assert not self._free or all(waiter.done() for waiter in self._waiters)  # granted, and has yet to run
+        assert not self._free or all(waiter.done() for waiter in self._waiters)  # granted, but has not run yet
 
-    async def _wait(self, deadline_s: float) -> Buffer:
-        waiter: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+    async def _wait(self, deadline_s: float) -> StagingBuffer:
+        waiter: asyncio.Future[StagingBuffer] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self.waits.count += 1
         began_s = self._clock()
@@ -110,7 +111,7 @@ class Staging:
             async with asyncio.timeout_at(deadline_s):
                 return await waiter
         except BaseException as error:
-            if waiter.done() and not waiter.cancelled():  # granted in the very turn that gave up
+            if waiter.done() and not waiter.cancelled():  # granted in the turn in which it gave up
                 self._grant(waiter.result())
             if isinstance(error, TimeoutError):
                 raise TransferTimeout(
@@ -121,8 +122,8 @@ class Staging:
             self.waits.seconds += self._clock() - began_s
             self._waiters.remove(waiter)
 
-    def _grant(self, buffer: Buffer) -> None:
-        """To the first who still waits; there is a free buffer only while nobody does."""
+    def _grant(self, buffer: StagingBuffer) -> None:
+        """Gives the buffer to the first waiter; it becomes free only when there is none."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(buffer)

@@ -1,7 +1,7 @@
-"""What driving a session has in common on both sides: its deadline, how it ends, and who is told.
+"""The part of driving a session that both sides share: its instructions, its deadline, its end and who waits for it.
 
-A session's tasks are never cancelled: a transport may still be reading or writing their buffers. They are
-told that the session has ended and wind down by themselves, and what is in flight of a failed session is given GRACE_S.
+A session's tasks are never cancelled: a transport may still be reading or writing their buffers. They notice that the
+session has ended and return by themselves; operations in flight of a failed session get GRACE_S.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from transfer.backend import Transport
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol import events
 from transfer.protocol.errors import ConnectionLost, LayoutMismatch, PeerUnreachable, TransferFailed, TransferTimeout
 from transfer.protocol.plan import PlannedMessage, TransferPlan
@@ -24,8 +24,8 @@ PIPELINE_DEPTH = 2
 """Messages of one session in staging at a time: one moves while its neighbour is packed or landed."""
 
 GRACE_S = 2.0
-"""For what is in flight when its session fails; then its connection is closed. A peer that runs takes or drops it in
-milliseconds. One that is stopped would keep its sessions' staging buffers until their deadlines, and hand-overs to all
+"""For operations in flight when their session fails; then their connection is closed. A peer that runs takes or drops
+them in milliseconds. A stopped one would keep its sessions' staging buffers until their deadlines, and transfers to all
 other peers would wait for them."""
 
 
@@ -34,7 +34,7 @@ class Transfer(Generic[Event, Move]):
 
     Move         the instructions that move messages; subclasses obey them in `_move`
     transition   the session's `on`
-    totals       of `stats`: those of the direction in which it moves
+    totals       of the sessions in this one's direction
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class Transfer(Generic[Event, Move]):
     def _end(self) -> None:
         self._ended_s = self._clock()
         self._timer.cancel()
-        self._ending()
+        self._stop()
         self._settle()
 
-    def _ending(self) -> None:
-        """The session has just ended: stop taking in work."""
+    def _stop(self) -> None:
+        """Stops taking in work; called once, when the session has just ended."""
         raise NotImplementedError
 
     async def _at_callers_blocks(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run the caller's pack or land, to the end of what it enqueues; the session's end is not told meanwhile."""
+        """Runs the caller's pack or land until what it enqueued is done; the session's end is reported only then."""
         self._at_work += 1
         try:
             return await work
@@ -131,13 +131,13 @@ class Transfer(Generic[Event, Move]):
             self._settled.set()
 
     async def _wait(self) -> None:
-        """Until the session has ended and the caller's blocks are no longer touched; raises its failure."""
+        """Waits until the session has ended and nothing touches the caller's blocks; raises the session's failure."""
         await self._settled.wait()
         if self._failure is not None:
             raise self._failure
 
-    async def _take_staging(self, message: PlannedMessage) -> Buffer:
-        """A buffer for this message: there are so many in the pool, and PIPELINE_DEPTH a session."""
+    async def _take_staging(self, message: PlannedMessage) -> StagingBuffer:
+        """A buffer for this message, within the pool's bound and PIPELINE_DEPTH of this session."""
         await self._pipeline.acquire()
         try:
             buffer = await self._staging.take(message.num_bytes, self._deadline_s)
@@ -147,14 +147,14 @@ class Transfer(Generic[Event, Move]):
         self._moving.began(message)
         return buffer
 
-    def _give_staging(self, message: PlannedMessage, buffer: Buffer) -> None:
-        """Nothing reads or writes it any more."""
+    def _give_staging(self, message: PlannedMessage, buffer: StagingBuffer) -> None:
+        """Gives the buffer back when nothing reads or writes it any more."""
         self._moving.ended(message)
         self._staging.give(buffer)
         self._pipeline.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run on its own; an error is the session's."""
+        """Runs the work as a task; its error fails the session."""
         task = asyncio.get_running_loop().create_task(self._guard(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -172,7 +172,7 @@ class Transfer(Generic[Event, Move]):
 
 
 def interruption(error: Exception) -> events.Interruption:
-    """The event that an error amounts to."""
+    """The session event for an error of the transport, the caller or this side."""
     match error:
         case ConnectionLost() | PeerUnreachable():
             return events.PeerLost(str(error))

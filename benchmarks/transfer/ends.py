@@ -22,7 +22,7 @@ import torch
 
 from headrace.cache.layout import CacheLayout
 from headrace.forward.memory import CacheMemory
-from node_runtime.packing import DevicePacking, HostPacking, Packing, Place, staging_memory
+from node_runtime.packing import BlockLocation, DevicePacking, HostPacking, Packing, staging_memory
 from node_runtime.process import forget_start_up
 from transfer.backend import Arrival
 from transfer.cuda import CudaMemory
@@ -96,7 +96,7 @@ class _Sink:
     async def _take(self, arrival: Arrival) -> None:
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
         async with self._end.staging.hold(arrival.num_bytes, deadline_s) as buffer:
-            await arrival.receive(buffer, deadline_s, None)
+            await arrival.receive(buffer.payload, deadline_s, None)
 
 
 class End:
@@ -126,7 +126,7 @@ class End:
         self._receiver = TransferReceiver(self.transport, self.staging)
         self._tasks: set[asyncio.Task[None]] = set()
         self._expected: list[IncomingTransfer] = []
-        self._place = Place(torch.randperm(2 * shape.num_blocks)[: shape.num_blocks].tolist(), 2)
+        self._location = BlockLocation(torch.randperm(2 * shape.num_blocks)[: shape.num_blocks].tolist(), 2)
         self._plan = shape.plan(max_message_bytes=largest)
         self.transport.expect(RAW_NONCE, _Sink(self))
 
@@ -136,15 +136,15 @@ class End:
         await self.packing.warm_up(self.staging, deadline_s)
         for message in self._plan.messages:
             async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
-                as_tensor(buffer).copy_(self._contents(message))
+                as_tensor(buffer.payload).copy_(self._contents(message))
                 _synchronize(self.cache.device)
-                await self.packing.scatter(message, buffer, lambda: self._place)
+                await self.packing.scatter(message, buffer, lambda: self._location)
                 await self.staging.memory.finished()
         return self.transport.address
 
     async def expect(self, plans: list[TransferPlan]) -> None:
         """Clears the cache and expects the plans' messages."""
-        self._place = Place(self._place.block_ids, 1)
+        self._location = BlockLocation(self._location.block_ids, 1)
         self.cache.kv.zero_()
         self.cache.rec.zero_()
         self.cache.conv.zero_()
@@ -181,7 +181,7 @@ class End:
         async def send_each() -> None:
             async with self.staging.hold(num_bytes, deadline_s) as buffer:
                 for _ in waiting:
-                    await connection.send(Tag(RAW_NONCE, 0, True), buffer, deadline_s)
+                    await connection.send(Tag(RAW_NONCE, 0, True), buffer.payload, deadline_s)
 
         began_s = time.monotonic()
         await asyncio.gather(*(send_each() for _ in range(at_once)))
@@ -200,8 +200,8 @@ class End:
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
         async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
             for _ in range(WARM_UPS + rounds):
-                pack = lambda: self.packing.gather(message, buffer, lambda: self._place)  # noqa: E731
-                land = lambda: self.packing.scatter(message, buffer, lambda: self._place)  # noqa: E731
+                pack = lambda: self.packing.gather(message, buffer, lambda: self._location)  # noqa: E731
+                land = lambda: self.packing.scatter(message, buffer, lambda: self._location)  # noqa: E731
                 digest = lambda: memory.page_hashes(buffer)  # noqa: E731
                 await timed("gather", pack, memory.finished)
                 await timed("digest", digest)
@@ -214,9 +214,9 @@ class End:
         whole, deadline_s = True, asyncio.get_running_loop().time() + DEADLINE_S
         for message in self._plan.messages:
             async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
-                await self.packing.gather(message, buffer, lambda: self._place)
+                await self.packing.gather(message, buffer, lambda: self._location)
                 await self.staging.memory.finished()
-                whole = whole and torch.equal(as_tensor(buffer), self._contents(message))
+                whole = whole and torch.equal(as_tensor(buffer.payload), self._contents(message))
         return whole
 
     def _contents(self, message: PlannedMessage) -> torch.Tensor:
@@ -247,10 +247,10 @@ class End:
         return self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
 
     async def _pack(self, message: Any, buffer: Any) -> None:
-        await self.packing.gather(message, buffer, lambda: self._place)
+        await self.packing.gather(message, buffer, lambda: self._location)
 
     async def _land(self, message: Any, buffer: Any) -> None:
-        await self.packing.scatter(message, buffer, lambda: self._place)
+        await self.packing.scatter(message, buffer, lambda: self._location)
 
     async def _landed_s(self, transfer: IncomingTransfer) -> float:
         await transfer.landed()

@@ -29,7 +29,7 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import CALL_TIMEOUT_S, node_client, status_of
 from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage
@@ -63,8 +63,8 @@ async def stranger() -> AsyncIterator[Callable[[Reservation], OutgoingTransfer]]
     transport = open_transport(UcxConfig())
     sender = TransferSender(transport, Staging(StagingConfig(2, 1 << 20)))
 
-    async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-        buffer[:] = 0xAA
+    async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
+        buffer.payload[:] = 0xAA
 
     def send(reservation: Reservation) -> OutgoingTransfer:
         deadline_s = asyncio.get_running_loop().time() + CALL_TIMEOUT_S

@@ -37,8 +37,8 @@ async def receive(
     blocks, state = bytearray(), bytearray()
 
     async def land(message, buffer) -> None:
-        blocks.extend(buffer[: message.attention_bytes].tobytes())
-        state.extend(buffer[message.attention_bytes :].tobytes())
+        blocks.extend(buffer.payload[: message.attention_bytes].tobytes())
+        state.extend(buffer.payload[message.attention_bytes :].tobytes())
 
     try:
         reservation = Reservation(

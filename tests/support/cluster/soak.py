@@ -17,7 +17,7 @@ import torch
 
 from node_runtime.packing import staging_memory
 from tests.support.transfer.transfer_plans import contents, secret_of
-from transfer.buffers import Buffer
+from transfer.buffers import Buffer, StagingBuffer
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
@@ -141,7 +141,7 @@ class Side:
                 threads=len(os.listdir("/proc/self/task")),
                 mappings=mappings,
                 device_kib=self._device_kib(),
-                endpoints=len(transport._outgoing) + len(transport._incoming) + len(transport._greeting),
+                endpoints=len(transport._outgoing) + len(transport._incoming) + len(transport._unidentified),
                 operations=transport.progress.num_operations,
                 staging_held=STAGING.num_buffers - self.staging.num_free,
                 nonces=len(transport._demultiplexer),
@@ -167,8 +167,8 @@ async def decode(device: str, num_sessions: int, num_samples: int, pipe: Connect
     def expect(nonce: int) -> IncomingTransfer:
         plan = plan_of(nonce)
 
-        async def land(message: PlannedMessage, buffer: Buffer) -> None:
-            if not torch.equal(as_tensor(buffer).cpu(), as_tensor(contents(message, nonce))):
+        async def land(message: PlannedMessage, buffer: StagingBuffer) -> None:
+            if not torch.equal(as_tensor(buffer.payload).cpu(), as_tensor(contents(message, nonce))):
                 raise AssertionError(f"session {nonce} landed other bytes than its own")
 
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
@@ -199,8 +199,8 @@ async def prefill(device: str, num_sessions: int, num_samples: int, pipe: Connec
     async def send(nonce: int) -> None:
         plan = plan_of(nonce)
 
-        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-            as_tensor(buffer).copy_(as_tensor(contents(message, nonce)))  # done when it returns: it is pageable
+        async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
+            as_tensor(buffer.payload).copy_(as_tensor(contents(message, nonce)))  # done when it returns: it is pageable
 
         deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
         transfer = sender.open(plan, peer, secret=secret_of(nonce), pack=pack, deadline_s=deadline_s)

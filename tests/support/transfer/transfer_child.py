@@ -20,7 +20,7 @@ import torch
 
 from node_runtime.packing import staging_memory
 from tests.support.transfer.transfer_plans import contents, secret_of
-from transfer.buffers import Buffer
+from transfer.buffers import Buffer, StagingBuffer
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
@@ -67,9 +67,11 @@ class Child:
         planned = TransferPlan(**plan)
         wrong = 0
 
-        async def land(message: PlannedMessage, buffer: Buffer) -> None:
+        async def land(message: PlannedMessage, buffer: StagingBuffer) -> None:
             nonlocal wrong
-            wrong += not torch.equal(torch.as_tensor(buffer).cpu(), torch.from_numpy(contents(message, planned.nonce)))
+            wrong += not torch.equal(
+                torch.as_tensor(buffer.payload).cpu(), torch.from_numpy(contents(message, planned.nonce))
+            )
             say(landed=message.index)
 
         deadline_s = asyncio.get_running_loop().time() + within_s
@@ -83,8 +85,8 @@ class Child:
     async def send(self, plan: dict[str, int], peer: str, within_s: float, tokens: int, finish: bool) -> dict[str, Any]:
         planned = TransferPlan(**plan)
 
-        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-            torch.as_tensor(buffer).copy_(torch.from_numpy(contents(message, planned.nonce)))
+        async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
+            torch.as_tensor(buffer.payload).copy_(torch.from_numpy(contents(message, planned.nonce)))
 
         deadline_s = asyncio.get_running_loop().time() + within_s
         secret = secret_of(planned.nonce)

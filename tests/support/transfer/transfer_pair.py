@@ -9,7 +9,7 @@ import pytest
 from tests.support.transfer.faulty import Fault, FaultyTransport
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from tests.support.transfer.transfer_plans import contents, secret_of
-from transfer.buffers import Buffer
+from transfer.buffers import Buffer, StagingBuffer
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
@@ -60,15 +60,15 @@ class Pair:
     ) -> OutgoingTransfer:
         """`secret` is the session's, if not said otherwise."""
 
-        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-            buffer[:] = contents(message, plan.nonce)
+        async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
+            buffer.payload[:] = contents(message, plan.nonce)
 
         return self.sender.open(
             plan, "d0", secret=secret or secret_of(plan.nonce), pack=pack, deadline_s=deadline_s or soon()
         )
 
-    async def land(self, message: PlannedMessage, buffer: Buffer) -> None:
-        self.landed.append((message, buffer.copy()))
+    async def land(self, message: PlannedMessage, buffer: StagingBuffer) -> None:
+        self.landed.append((message, buffer.payload.copy()))
 
     def send_all(
         self, plan: TransferPlan, first_token: int | None = None, *, secret: bytes | None = None

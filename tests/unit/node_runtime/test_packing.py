@@ -5,7 +5,7 @@ import torch
 
 from headrace.cache.layout import CacheLayout
 from headrace.forward.memory import CacheMemory
-from node_runtime.packing import DevicePacking, HostPacking, Place, staging_memory
+from node_runtime.packing import BlockLocation, DevicePacking, HostPacking, staging_memory
 from transfer.cuda import CudaMemory
 from transfer.protocol.plan import PlannedMessage
 from transfer.staging import Staging, StagingConfig
@@ -39,7 +39,7 @@ class Side:
             pool.copy_(torch.randn(pool.shape))
 
     def place(self):
-        return Place(BLOCK_IDS, 2)
+        return BlockLocation(BLOCK_IDS, 2)
 
 
 @pytest.fixture(params=DEVICES)
@@ -102,4 +102,4 @@ async def test_a_chunk_is_gathered_when_it_is_computed_while_the_next_one_comput
         await side.packing.gather(BLOCKS, buffer, side.place)
         await side.memory.finished()
         assert not next_one.query()
-        assert (buffer.cpu().view(torch.float32) == 7.0).all()
+        assert (buffer.payload.cpu().view(torch.float32) == 7.0).all()

@@ -11,12 +11,12 @@ import pytest
 
 from headrace.engine.engine import Engine
 from headrace.wire.messages import PrefillRequest, Reservation
-from node_runtime.packing import Held, Packing
+from node_runtime.packing import Locate, Packing
 from node_runtime.runtime import NodeRuntime
 from tests.support.engine.driving import request
 from tests.support.engine.oracle import random_prompt
 from tests.support.node.linked_roles import TIMEOUT_S, Linked, linked
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import TransferFailed
@@ -34,10 +34,10 @@ class SlowPacking:
         self.gathering, self.let_go = asyncio.Event(), asyncio.Event()
         self._inner = inner
 
-    async def gather(self, message: PlannedMessage, buffer: Buffer, held: Held) -> None:
+    async def gather(self, message: PlannedMessage, buffer: StagingBuffer, locate: Locate) -> None:
         self.gathering.set()
         await self.let_go.wait()
-        await self._inner.gather(message, buffer, held)
+        await self._inner.gather(message, buffer, locate)
 
     async def wait_event(self, device_event: Any) -> None:
         await self._inner.wait_event(device_event)

@@ -32,10 +32,10 @@ def recorded(device: torch.device) -> torch.cuda.Event:
 
 
 @pytest.mark.parametrize("length", [1, 300, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES + 77, 64 << 20])
-async def test_a_payload_has_the_summary_that_a_host_finds(memory: CudaMemory, length: int):
+async def test_a_payload_has_the_page_hashes_that_a_host_finds(memory: CudaMemory, length: int):
     payload = random_bytes(length)
     [buffer] = memory.allocate(1, length)
-    buffer.copy_(payload)
+    buffer.whole.copy_(payload)
     torch.cuda.synchronize()
     assert await memory.page_hashes(buffer) == page_hashes(payload.numpy())
 
@@ -43,18 +43,18 @@ async def test_a_payload_has_the_summary_that_a_host_finds(memory: CudaMemory, l
 async def test_buffers_do_not_overlap_and_begin_where_wide_loads_may(memory: CudaMemory):
     buffers = memory.allocate(3, 2 * PAGE_BYTES + 40)
     for i, buffer in enumerate(buffers):
-        assert len(buffer) == 2 * PAGE_BYTES + 40 and buffer.data_ptr() % 16 == 0
-        buffer.fill_(i + 1)
-    assert [set(buffer.tolist()) for buffer in buffers] == [{1}, {2}, {3}]
+        assert len(buffer.whole) == 2 * PAGE_BYTES + 40 and buffer.whole.data_ptr() % 16 == 0
+        buffer.whole.fill_(i + 1)
+    assert [set(buffer.whole.tolist()) for buffer in buffers] == [{1}, {2}, {3}]
 
 
-async def test_a_summary_comes_behind_what_was_enqueued_before(memory: CudaMemory):
+async def test_page_hashes_come_behind_what_was_enqueued_before(memory: CudaMemory):
     source = random_bytes(1 << 20).to(DEVICE)
     [buffer] = memory.allocate(1, len(source))
     await memory.page_hashes(buffer)  # the kernel is known, and launched without Triton from here on
     with memory.stream():
         torch.cuda._sleep(LONG_CYCLES // 10)
-        buffer.copy_(source, non_blocking=True)
+        buffer.whole.copy_(source, non_blocking=True)
     assert await memory.page_hashes(buffer) == page_hashes(source.cpu().numpy())
 
 
@@ -69,14 +69,15 @@ async def test_staging_does_not_wait_for_what_the_engine_computes(memory: CudaMe
     assert computing.query()
 
 
-async def test_summaries_of_several_buffers_at_once_do_not_mix(memory: CudaMemory):
+async def test_page_hashes_of_several_buffers_at_once_do_not_mix(memory: CudaMemory):
     payloads = [random_bytes(2 * PAGE_BYTES + i) for i in range(5)]
     buffers = memory.allocate(5, 3 * PAGE_BYTES)
     for _ in range(2):
         with memory.stream():
             for buffer, payload in zip(buffers, payloads, strict=True):
-                buffer[: len(payload)].copy_(payload.to(DEVICE))
-        found = [memory.page_hashes(buffer[: len(payload)]) for buffer, payload in zip(buffers, payloads, strict=True)]
+                buffer.cut(len(payload))
+                buffer.payload.copy_(payload.to(DEVICE))
+        found = [memory.page_hashes(buffer) for buffer in buffers]
         await asyncio.wait(found)
         assert [each.result() for each in found] == [page_hashes(payload.numpy()) for payload in payloads]
         payloads.reverse()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
-from transfer.buffers import allocate_host
 from transfer.link import LONG_MESSAGES, ROUND_TRIPS, LinkSink, link_warning, measure_link
 from transfer.protocol.errors import PeerUnreachable, TransferTimeout
 
@@ -21,7 +20,7 @@ async def test_every_probe_is_really_received(monkeypatch):
     monkeypatch.setattr("transfer.link.LONG_S", 60.0)  # so that none is left out if the machine halts for a moment
     network = InProcessNetwork()
     here, there = InProcessTransport(network, "p0"), InProcessTransport(network, "d0")
-    sink = allocate_host(BYTES)
+    sink = np.zeros(BYTES, np.uint8)
     LinkSink(there, sink)
     report = await measure_link(here, "d0", np.full(BYTES, 7, np.uint8), soon())
     assert report.peer == "d0"
@@ -36,7 +35,7 @@ async def test_every_probe_is_really_received(monkeypatch):
 async def test_a_probe_that_does_not_fit_the_sink_is_dropped():
     network = InProcessNetwork()
     here, there = InProcessTransport(network, "p0"), InProcessTransport(network, "d0")
-    sink = allocate_host(BYTES - 1)
+    sink = np.zeros(BYTES - 1, np.uint8)
     LinkSink(there, sink)
     await measure_link(here, "d0", np.full(BYTES, 7, np.uint8), soon())
     assert (sink[1 << 14 :] == 0).all()
@@ -52,8 +51,8 @@ class SlowLink(InProcessTransport):
 async def test_a_slow_link_is_measured_with_few_messages():
     network = InProcessNetwork()
     here, there = InProcessTransport(network, "p0"), SlowLink(network, "d0")
-    LinkSink(there, allocate_host(BYTES))
-    report = await measure_link(here, "d0", allocate_host(BYTES), soon())
+    LinkSink(there, np.zeros(BYTES, np.uint8))
+    report = await measure_link(here, "d0", np.zeros(BYTES, np.uint8), soon())
     assert there.stats.received_parts == 2 + ROUND_TRIPS + 1 + 2
     assert report.bytes_per_s <= 2 * BYTES / 0.2
 
@@ -68,9 +67,9 @@ async def test_no_peer_and_no_answer_are_errors():
 
     there.expect((1 << 48) - 1, Silent())
     with pytest.raises(PeerUnreachable):
-        await measure_link(here, "d1", allocate_host(BYTES), soon())
+        await measure_link(here, "d1", np.zeros(BYTES, np.uint8), soon())
     with pytest.raises(TransferTimeout):
-        await measure_link(here, "d0", allocate_host(BYTES), soon(0.05))
+        await measure_link(here, "d0", np.zeros(BYTES, np.uint8), soon(0.05))
 
 
 @pytest.mark.parametrize(

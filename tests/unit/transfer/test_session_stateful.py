@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.transfer.inprocess import InProcessArrival, InProcessNetwork, InProcessTransport
 from tests.support.transfer.transfer_pair import soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
-from transfer.buffers import Buffer
+from transfer.buffers import Buffer, StagingBuffer
 from transfer.protocol.envelope import Tag
 from transfer.protocol.errors import TransferFailed
 from transfer.protocol.plan import PlannedMessage, TransferPlan
@@ -118,20 +118,20 @@ class Transfers(RuleBasedStateMachine):
         plan = small_plan(nonce=len(self.sessions) + 1)
         self.memory[claim] = {}
 
-        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+        async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
             await asyncio.sleep(0)
-            buffer[:] = contents(message, plan.nonce)
+            buffer.payload[:] = contents(message, plan.nonce)
 
-        async def land(message: PlannedMessage, buffer: Buffer) -> None:
+        async def land(message: PlannedMessage, buffer: StagingBuffer) -> None:
             gate = asyncio.Event()
             self.landings.append(gate)
             await gate.wait()
             if self.holders[claim] is not session:
                 self.violations.append(f"{plan.nonce} landed {message.index} in a claim that is another's")
-            if not np.array_equal(buffer, contents(message, plan.nonce)):
+            if not np.array_equal(buffer.payload, contents(message, plan.nonce)):
                 self.violations.append(f"{plan.nonce} landed other bytes than its own as {message.index}")
             session.landed.append(message.index)
-            self.memory[claim][message.index] = buffer.copy()
+            self.memory[claim][message.index] = buffer.payload.copy()
 
         secret = secret_of(plan.nonce)
         incoming = self.receiver.expect(plan, secret=secret, land=land, deadline_s=soon(60))

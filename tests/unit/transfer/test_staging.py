@@ -30,7 +30,7 @@ async def settle():
 
 async def test_a_buffer_is_cut_to_size_and_comes_back(staging):
     async with staging.hold(30, now() + 1) as buffer:
-        assert buffer.nbytes == 30
+        assert buffer.payload.nbytes == 30
         assert staging.num_free == 1
         staging.check()
     assert staging.num_free == 2
@@ -39,10 +39,10 @@ async def test_a_buffer_is_cut_to_size_and_comes_back(staging):
 
 async def test_buffers_held_together_do_not_overlap(staging):
     async with staging.hold(100, now() + 1) as one, staging.hold(100, now() + 1) as two:
-        one[:] = 1
-        two[:] = 2
-        assert one.sum() == 100
-        assert two.sum() == 200
+        one.payload[:] = 1
+        two.payload[:] = 2
+        assert one.payload.sum() == 100
+        assert two.payload.sum() == 200
 
 
 async def test_waiters_are_served_in_order(staging):

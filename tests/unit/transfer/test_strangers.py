@@ -12,7 +12,7 @@ from tests.support.transfer.inprocess import InProcessTransport
 from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer.transfer_plans import contents, small_plan
 from transfer.backend import Arrival
-from transfer.buffers import Buffer
+from transfer.buffers import Buffer, StagingBuffer
 from transfer.protocol.envelope import ENVELOPE_BYTES, HEADER_BYTES, Tag
 from transfer.protocol.errors import NoSecret
 from transfer.protocol.plan import PlannedMessage, TransferPlan
@@ -31,8 +31,8 @@ class Stranger:
         self._sender = TransferSender(self.transport, Staging(StagingConfig(2, buffer_bytes=1000)))
 
     def send_all(self, plan: TransferPlan, secret: bytes = FORGED_SECRET) -> OutgoingTransfer:
-        async def pack(message: PlannedMessage, buffer: Buffer) -> None:
-            buffer[:] = 0xAA
+        async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
+            buffer.payload[:] = 0xAA
 
         outgoing = self._sender.open(plan, "d0", secret=secret, pack=pack, deadline_s=soon())
         outgoing.tokens_computed(plan.num_tokens)
@@ -152,7 +152,7 @@ async def test_a_sender_that_was_given_no_secret_sends_nothing_and_names_the_rem
     pair.expect(plan).cancel()  # the attempts that failed did not take the nonce
 
 
-async def never(message: PlannedMessage, buffer: Buffer) -> None:
+async def never(message: PlannedMessage, buffer: StagingBuffer) -> None:
     raise AssertionError("nothing may be packed or landed")
 
 

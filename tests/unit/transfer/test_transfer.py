@@ -8,7 +8,7 @@ import pytest
 from tests.support.transfer.faulty import Hold, flip_bit
 from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
-from transfer.buffers import Buffer, HostMemory
+from transfer.buffers import HostMemory, StagingBuffer
 from transfer.protocol.digest import page_hashes
 from transfer.protocol.envelope import Tag
 from transfer.protocol.errors import IllegalTransition, LayoutMismatch
@@ -65,13 +65,13 @@ async def test_a_slow_landing_keeps_order_and_holds_at_most_two_buffers():
     pair, plan = Pair(num_buffers=5), small_plan(NONCE, max_message_bytes=100)
     running, most = 0, 0
 
-    async def land(message: PlannedMessage, buffer: Buffer) -> None:
+    async def land(message: PlannedMessage, buffer: StagingBuffer) -> None:
         nonlocal running, most
         running += 1
         await turns(20)
         most = max(most, 5 - pair.receiver_staging.num_free)
         assert running == 1
-        np.testing.assert_array_equal(buffer, contents(message, NONCE))
+        np.testing.assert_array_equal(buffer.payload, contents(message, NONCE))
         running -= 1
 
     incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=land, deadline_s=soon())
@@ -81,14 +81,14 @@ async def test_a_slow_landing_keeps_order_and_holds_at_most_two_buffers():
 
 
 class SlowMemory(HostMemory):
-    """Its summaries are known when they are let go, as a device's are when it has come to them."""
+    """Its page hashes are known when they are let go, as a device's are when it has come to them."""
 
     def __init__(self):
         self.let_go = asyncio.Event()
 
-    async def page_hashes(self, payload):
+    async def page_hashes(self, buffer):
         await self.let_go.wait()
-        return page_hashes(payload)
+        return page_hashes(buffer.payload)
 
 
 class SlowFinish(HostMemory):
@@ -135,7 +135,7 @@ async def test_late_messages_of_a_cancelled_session_touch_nothing_that_was_given
     assert (await failure(incoming)).cause == "cancelled"
     pair.landed.clear()
 
-    async def land_late(message: PlannedMessage, buffer: Buffer) -> None:
+    async def land_late(message: PlannedMessage, buffer: StagingBuffer) -> None:
         hold.release()  # the stale bytes arrive while the reused buffer holds the new session's
         await turns()
         await pair.land(message, buffer)
@@ -172,10 +172,10 @@ async def test_a_cancel_waits_for_the_landing_under_way():
     pair, plan = Pair(), small_plan(NONCE)
     landing, go_on = asyncio.Event(), asyncio.Event()
 
-    async def land(message: PlannedMessage, buffer: Buffer) -> None:
+    async def land(message: PlannedMessage, buffer: StagingBuffer) -> None:
         landing.set()
         await go_on.wait()
-        pair.landed.append((message, buffer.copy()))
+        pair.landed.append((message, buffer.payload.copy()))
 
     incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=land, deadline_s=soon())
     pair.send_all(plan)
@@ -275,7 +275,7 @@ async def test_a_cancelled_receiver_that_waits_for_staging_lets_its_sender_go_at
 async def test_nobody_at_the_address_fails_the_sender():
     pair, plan = Pair(), small_plan(NONCE)
 
-    async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+    async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
         raise AssertionError
 
     outgoing = pair.sender.open(plan, "d9", secret=secret_of(NONCE), pack=pack, deadline_s=soon())
@@ -288,7 +288,7 @@ async def test_nobody_at_the_address_fails_the_sender():
 async def test_errors_of_pack_and_land_fail_their_session_and_are_kept_as_the_cause():
     pair, plan = Pair(), small_plan(NONCE)
 
-    async def broken(message: PlannedMessage, buffer: Buffer) -> None:
+    async def broken(message: PlannedMessage, buffer: StagingBuffer) -> None:
         raise ZeroDivisionError("kernel")
 
     incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=broken, deadline_s=soon())
@@ -306,7 +306,7 @@ async def test_a_landing_that_fails_half_way_is_waited_for_like_any_other():
     pair, plan = Pair(), small_plan(NONCE)
     memory = pair.receiver_staging.memory = SlowFinish()
 
-    async def broken(message: PlannedMessage, buffer: Buffer) -> None:
+    async def broken(message: PlannedMessage, buffer: StagingBuffer) -> None:
         raise ZeroDivisionError("kernel")
 
     incoming = pair.receiver.expect(plan, secret=secret_of(NONCE), land=broken, deadline_s=soon())

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.support.transfer.transfer_pair import Pair, soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
-from transfer.buffers import Buffer
+from transfer.buffers import StagingBuffer
 from transfer.protocol.plan import PlannedMessage
 from transfer.protocol.stats import MovingTime
 from transfer.sender import OutgoingTransfer, TransferSender
@@ -52,9 +52,9 @@ def test_time_is_counted_once_however_many_messages_move():
 def open_timed(pair: Pair, clock: Clock) -> OutgoingTransfer:
     plan = small_plan()
 
-    async def pack(message: PlannedMessage, buffer: Buffer) -> None:
+    async def pack(message: PlannedMessage, buffer: StagingBuffer) -> None:
         clock.now_s += 4 if message.state_bytes else 1
-        buffer[:] = contents(message, plan.nonce)
+        buffer.payload[:] = contents(message, plan.nonce)
 
     return TransferSender(pair.prefill, pair.sender_staging, clock).open(
         plan, "d0", secret=secret_of(plan.nonce), pack=pack, deadline_s=soon()
