@@ -21,7 +21,7 @@ def range_of_two(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 
 def test_the_kernel_gives_them_nobody_and_no_two_are_alike(range_of_two: tuple[int, int]) -> None:
     first, second = range_of_two
-    assert not {first, second} & set(ports._given_away())
+    assert not {first, second} & set(ports._ephemeral_ports())
     for _ in range(20):
         assert sorted(free_ports(HOST, HOST)) == [first, second]
 
@@ -34,7 +34,7 @@ def test_a_taken_one_is_passed_over(range_of_two: tuple[int, int]) -> None:
 
 
 def test_where_the_kernel_gives_all_away_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_given_away", lambda: range(1024, 65536))
+    monkeypatch.setattr(ports, "_ephemeral_ports", lambda: range(1024, 65536))
     (port,) = free_ports(HOST)
     assert port > 0
     with socket.create_server((HOST, port)):
