@@ -17,7 +17,7 @@ class ModelFolderError(RouterError):
 
 
 class RegistrationRefused(RouterError):
-    """A node cannot be part of this cluster; the message says why, and the remedy."""
+    """A node does not fit this cluster; the message has the cause and the remedy."""
 
 
 class LayoutRefused(RegistrationRefused):

@@ -124,7 +124,7 @@ async def _respond(
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; raises ApiError (413) as soon as it is too long, whatever Content-Length says."""
+    """The whole body; raises ApiError (413) as soon as it is too long, whatever its Content-Length."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk

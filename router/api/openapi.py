@@ -23,18 +23,28 @@ CAUSES = {
     HTTPStatus.BAD_REQUEST: "A field is wrong, or the prompt does not fit the model.",
     HTTPStatus.NOT_FOUND: "No such model.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than `max_body_bytes`.",
-    HTTPStatus.TOO_MANY_REQUESTS: "The queue is full; Retry-After says when to try again.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The queue is full; the request may succeed after `Retry-After` seconds.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The router failed.",
-    HTTPStatus.SERVICE_UNAVAILABLE: "No node can take the request; Retry-After says when to try again.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "No node can take the request; it may succeed after `Retry-After` seconds.",
     HTTPStatus.GATEWAY_TIMEOUT: "The request took longer than `request_timeout_s`.",
 }
+
+RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
+RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 Responses = dict[int | str, dict[str, Any]]
 
 
 def errors(statuses: Iterable[HTTPStatus]) -> Responses:
     """The `responses` of a route for these errors."""
-    return {int(status): {"model": ErrorBody, "description": CAUSES[status]} for status in statuses}
+    return {
+        int(status): {
+            "model": ErrorBody,
+            "description": CAUSES[status],
+            "headers": RETRY_AFTER if status in RETRYABLE else {},
+        }
+        for status in statuses
+    }
 
 
 def generation_route(body: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:

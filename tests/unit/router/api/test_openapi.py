@@ -52,7 +52,9 @@ class Document:
     def check(self, reply: httpx.Response, path: str | None = None) -> None:
         """Raises ValidationError or KeyError for a reply that the document does not describe."""
         operation = self.document["paths"][path or reply.request.url.path][reply.request.method.lower()]
-        content = operation["responses"][str(reply.status_code)]["content"]
+        response = operation["responses"][str(reply.status_code)]
+        assert all(name in reply.headers for name in response.get("headers", ()))
+        content = response["content"]
         media_type = next(each for each in content if reply.headers["content-type"].startswith(each.partition(";")[0]))
         if media_type == "application/json":
             self.validator(content[media_type]["schema"]).validate(reply.json())
