@@ -16,6 +16,7 @@ from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
+from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 
 PAD_SLOT = -1  # as a slot: read as zeros, written nowhere
@@ -43,7 +44,7 @@ class DecodeInputs:
         self._drawn = drawn
         # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are not.
         self._max_rows = _round_up(max_rows, 16)
-        self.max_blocks = _round_up(-(-max_tokens // self._block_size), 16)
+        self.max_blocks = _round_up(cdiv(max_tokens, self._block_size), 16)
         self._padding = np.zeros(len(Field), dtype=np.int32)
         self._padding[[Field.FUTURE, Field.SRC, Field.DST]] = PAD_SLOT
         self._padding[Field.BLOCK] = memory.scratch_block
@@ -57,7 +58,7 @@ class DecodeInputs:
 
     def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
         """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
-        n, width = len(steps), max(-(-step.end // self._block_size) for step in steps)
+        n, width = len(steps), max(cdiv(step.end, self._block_size) for step in steps)
         num_fields = len(Field) * num_rows
         packed = torch.empty(num_fields + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)
         fields, table = packed.numpy()[:num_fields].reshape(-1, num_rows), packed.numpy()[num_fields:]
@@ -123,4 +124,4 @@ class _HostTable:
 
 
 def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
+    return cdiv(number, multiple) * multiple

@@ -20,6 +20,7 @@ from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.attention.prefill import PagedChunks
 from headrace.kernels.lib.captured_segments import CapturedSegments
+from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.upload import StaticInts
 
 MOST_SEQUENCES = 8  # a limit of sixteen would make passes of one to four 3 to 7 % longer
@@ -43,7 +44,7 @@ class PrefillInputs:
         self._memory = memory
         self._max_tokens = max_tokens
         # A multiple of sixteen, as in `DecodeInputs`; padding may be longer than any sequence.
-        self._max_blocks = -(-max(max_tokens, max_rows) // (16 * memory.layout.block_size)) * 16
+        self._max_blocks = cdiv(max(max_tokens, max_rows), 16 * memory.layout.block_size) * 16
         self._passes: dict[int, _Pass] = {}
 
     def fits(self, steps: Sequence[SequenceStep]) -> bool:
@@ -111,7 +112,7 @@ class _Pass:
         first_rows = np.cumsum([0, *lengths])
         self._host_first_rows[:] = first_rows
         for i, step in enumerate(ordered):
-            ids = np.frombuffer(array("i", step.block_ids[: -(-step.end // self._block_size)]), np.int32)
+            ids = np.frombuffer(array("i", step.block_ids[: cdiv(step.end, self._block_size)]), np.int32)
             self._host_table[i, : len(ids)] = ids
             self._set_rows(slice(first_rows[i], first_rows[i + 1]), step.tokens, step.start, ids)
         self._set_rows(slice(first_rows[-2], self._num_rows), 0, 0, self._host_table[-1])

@@ -15,6 +15,7 @@ from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_step import SequenceStep
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
+from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.upload import upload_lists
 
 
@@ -117,7 +118,7 @@ def _rows(
     first = len(decodes)
     for step in prefills:
         tokens_R, positions_R, block_R, offset_R = packed[:, first : first + len(step.tokens)]
-        first_block, end_block = step.start // block_size, -(-step.end // block_size)
+        first_block, end_block = step.start // block_size, cdiv(step.end, block_size)
         # A fifth of the time of torch.tensor, which inspects each number.
         tokens_R.copy_(torch.frombuffer(array("q", step.tokens), dtype=torch.int64))
         torch.arange(step.start, step.end, out=positions_R)

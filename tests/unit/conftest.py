@@ -21,7 +21,7 @@ NUM_BLOCKS, NUM_SLOTS = 96, 24
 
 @dataclass(frozen=True)
 class Family:
-    """A checkpoint as saved by transformers, its oracle, and our model loaded from the same files."""
+    """A checkpoint as saved by transformers, its oracle, and Headrace's model loaded from the same files."""
 
     name: str
     path: Path
@@ -29,7 +29,7 @@ class Family:
     model: HybridModel
 
     def runner(self) -> ModelRunner:
-        """A runner whose memory is all NaN: whatever is read before it is written shows."""
+        """A runner whose memory is all NaN, so that a read before the first write shows."""
         memory = CacheMemory(self.model.cache_layout(BLOCK_SIZE), NUM_BLOCKS, NUM_SLOTS)
         for pool in (memory.kv, memory.conv, memory.rec):
             pool.fill_(float("nan"))

@@ -45,7 +45,7 @@ def resume_locally(hit: PrefixHit) -> HitPolicy:
 
 @dataclass
 class Run:
-    """One submitted job and what it said so far."""
+    """One submitted job and its events so far."""
 
     sequence: Sequence
     events: list[Event] = field(default_factory=list)
@@ -69,7 +69,7 @@ def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
 
 
 def run_all(built: BuiltEngine) -> None:
-    """Steps until nothing is left to do; the pools' invariants hold after each."""
+    """Steps until the engine is idle; the pools' invariants are checked after each step."""
     for _ in range(10_000):
         built.engine.admit()
         if not built.engine.step():
@@ -79,7 +79,7 @@ def run_all(built: BuiltEngine) -> None:
 
 
 def generate(built: BuiltEngine, asked: Request, **changes: object) -> Run:
-    """One request from start to end, given back."""
+    """Runs one request from submission to release."""
     run = submit(built, asked, **changes)
     run_all(built)
     built.engine.release(run.sequence)
@@ -87,7 +87,7 @@ def generate(built: BuiltEngine, asked: Request, **changes: object) -> Run:
 
 
 def serve(built: BuiltEngine, *runs: Run) -> None:
-    """Steps until all have finished, each given back when it has, as a node does it."""
+    """Steps until all have finished; releases each as soon as it has, as a node does."""
     for _ in range(10_000):
         built.engine.admit()
         built.engine.step()

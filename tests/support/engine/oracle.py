@@ -1,4 +1,4 @@
-"""transformers in float32 on a CPU: what every path through Headrace must agree with, token for token."""
+"""The oracle: transformers in float32 on a CPU, with which every path through Headrace must agree token for token."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -23,7 +23,7 @@ def oracle(path: Path) -> PreTrainedModel:
 
 
 def greedy(path: Path, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers' `generate` answers, end-of-sequence ignored.
+    """The answer of transformers' `generate`, end-of-sequence ignored.
 
     Raises `NearTie` where a test that demands equal tokens would fail now and then: see `clear_prompt`.
     """

@@ -51,7 +51,7 @@ three wooden boats and one yellow umbrella.
 
 
 def make_checkpoint(path: str | Path, family: str, seed: int = 0) -> Path:
-    """Write a checkpoint of `family` (one of FAMILIES), with a tokenizer; `seed` decides the weights."""
+    """Writes a checkpoint of `family` (one of FAMILIES), with a tokenizer; `seed` decides the weights."""
     path = Path(path)
     model = build_model(tiny_config(family), seed)
     model.save_pretrained(path)
@@ -96,7 +96,7 @@ def randomize_weights(model: PreTrainedModel, seed: int) -> None:
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
-    """Four layers, three of them recurrent; no ratio that could be got wrong (heads, groups) is one."""
+    """A config of four layers, three of them recurrent; no ratio that code could get wrong (heads, groups) is one."""
     match family:
         case "granite":
             return granite_config(num_local_experts=0, mamba_n_groups=1)

@@ -1,4 +1,4 @@
-"""Warms a model up for a GPU that is not there, then runs steps of many shapes; prints what these compiled, as JSON.
+"""Warms a model up for an absent GPU, then runs steps of many shapes; prints the kernels these compiled, as JSON.
 
     python -m tests.support.engine.warm_up_child MODEL_FOLDER
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def choose_triton(modules: list[ModuleType]) -> None:
-    """As on a GPU."""
+    """Makes every operation take its Triton kernel, as on a GPU."""
     for module in modules:
         if module.__name__.startswith("headrace.kernels.") and hasattr(module, "runs_triton"):
             module.runs_triton = lambda x: True
@@ -68,7 +68,7 @@ def once(work) -> Captured:
 
 
 def steps() -> list[list[SequenceStep]]:
-    """Odd numbers of rows, of sequences and of blocks; contexts of one token to thousands; all that a step may mix."""
+    """Steps of odd numbers of rows, sequences and blocks, with contexts of one token to thousands, in all mixtures."""
 
     def prompt(i: int, num_tokens: int, start: int = 0, **more) -> SequenceStep:
         blocks = range(i, i + -(-(start + num_tokens) // 16))
