@@ -11,7 +11,7 @@ from node_runtime.config import NODE_FLAGS
 
 
 def run(config: DecodeNodeConfig) -> int:
-    """Runs until SIGINT or SIGTERM; the process's exit status. Raises ConfigError."""
+    """Runs the node until SIGINT or SIGTERM; returns the exit status. Raises ConfigError."""
     from decode_node.service import decode_node  # here: `--help` needs neither torch nor UCX
     from node_runtime.process import run_node
 

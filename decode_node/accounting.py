@@ -1,9 +1,8 @@
-"""Where the prompts of a decode node were computed, and what its hits spared the hand-overs.
+"""Counters of a decode node: where its prompts are computed, and the bytes that its hits kept off the network.
 
-A request whose prompt is prefilled remotely reuses the attention hit, and its state groups are skipped: the
-transfer overwrites the state, so what they would have matched is no hit and no miss. A request that is
-prefilled here uses the hit that all groups have in common. The hits themselves are counted by the cache
-(`headrace/cache/stats.py`).
+A request whose prompt is computed by a prefill node reuses the attention hit alone: the transfer overwrites the state,
+so a state that this node holds is neither hit nor miss. A prompt computed on this node reuses what all cache groups
+have in common. Hits themselves are counted by the cache (`headrace/cache/stats.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from headrace.engine.sequence import Admitted
 
 @dataclass
 class HitAccounting:
-    """Totals since start, in requests and tokens; `layout` says what a token weighs."""
+    """Totals since start, in requests and tokens; `layout` converts tokens to bytes."""
 
     layout: CacheLayout
     remote_requests: int = 0
@@ -32,7 +31,7 @@ class HitAccounting:
             self.local_requests += 1
 
     def counters(self) -> dict[str, float]:
-        """By metric name. `bytes_not_moved`: of attention blocks that no prefill node had to send."""
+        """Returns counts by metric name. `bytes_not_moved`: attention blocks that no prefill node had to send."""
         blocks = self.remote_hit_tokens // self.layout.block_size
         return {
             "remote_requests": float(self.remote_requests),

@@ -1,7 +1,6 @@
-"""Sends what this decode node holds of a prefix to a prefill node that asks: a hand-over in the other direction.
+"""Serves the fetches of prefill nodes: sends a checkpoint of this node and the blocks below it.
 
-The checkpoint and the blocks below it are immutable and stay leased while they move; no request of this node
-has to be running for that.
+Both are immutable and stay leased while they are sent; the request that published them may have ended long ago.
 """
 
 from __future__ import annotations
@@ -19,12 +18,10 @@ from headrace.engine.loop import EngineLost
 from headrace.engine.sequence import DeviceEvent
 from headrace.wire.messages import FetchReply, FetchRequest
 from node_runtime.errors import CheckpointGone
-from node_runtime.packing import BlockLocation, Locate
+from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S, plan_of
-from transfer.buffers import StagingBuffer
 from transfer.protocol.errors import TransferFailed
-from transfer.protocol.plan import PlannedMessage
 from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.transfer import PIPELINE_DEPTH
 
@@ -33,11 +30,11 @@ from transfer.transfer import PIPELINE_DEPTH
 class _Leased:
     hold: Hold
     lease: LeaseId
-    device_event: DeviceEvent | None  # what it holds has been computed when the device reaches it
+    device_event: DeviceEvent | None  # the device has computed blocks and state when it reaches this
 
 
 class FetchServer:
-    """Serves exports on one runtime; any number at a time, as many messages on their way as staging has buffers."""
+    """Serves any number of fetches at a time; staging limits how many messages are on their way."""
 
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime = runtime
@@ -59,7 +56,7 @@ class FetchServer:
         }
 
     async def run(self, request: FetchRequest, timeout_s: float) -> FetchReply:
-        """Returns when everything was sent. Cancelling it ends the export; either way all it held comes back.
+        """Returns when everything was sent. Cancelling it aborts the transfer; either way the lease is given back.
 
         Raises LayoutMismatch, CheckpointGone, TransferFailed.
         """
@@ -67,7 +64,7 @@ class FetchServer:
         self._runtime.require_layout(reservation.layout)
         plan = plan_of(reservation, self._runtime.config.message_bytes)
         deadline_s = asyncio.get_running_loop().time() + min(timeout_s, reservation.deadline_s)
-        # A little longer than the session: should the clean-up below never come, nothing is held for ever.
+        # A little longer than the session: should the clean-up below never run, nothing is held for ever.
         lease_ends_s = deadline_s + LEASE_MARGIN_S
         leasing = asyncio.ensure_future(self._loop.call(lambda: self._lease(request, lease_ends_s)))
         transfer: OutgoingTransfer | None = None
@@ -80,7 +77,7 @@ class FetchServer:
                 plan,
                 reservation.transfer_address,
                 secret=reservation.secret,
-                pack=partial(self._pack, partial(_location, leased.hold, reservation.layout)),
+                pack=partial(self._runtime.packing.gather, locate=partial(_location, leased.hold, reservation.layout)),
                 deadline_s=deadline_s,
             )
             await self._runtime.packing.wait_event(leased.device_event)
@@ -99,11 +96,11 @@ class FetchServer:
 
     @cached_property
     def _sender(self) -> TransferSender:
-        """Its staging takes no memory before the first export."""
+        """Made for the first fetch: its staging buffers take memory."""
         return TransferSender(self._runtime.transport, self._runtime.new_staging(PIPELINE_DEPTH))
 
     def _lease(self, request: FetchRequest, deadline_s: float) -> _Leased | None:
-        """In the engine's thread: keeps the checkpoint and the blocks below it from eviction; None: it is gone."""
+        """Leases the checkpoint and the blocks below it; None: it is gone. Runs in the engine's thread."""
         cache = self._engine.cache
         checkpoint = cache.find_checkpoint(PrefixKey(request.key))
         if checkpoint is None or checkpoint.num_tokens != request.reservation.num_tokens:
@@ -113,9 +110,6 @@ class FetchServer:
             return None
         lease = self._engine.leases.grant(partial(cache.drop, hold), deadline_s=deadline_s)
         return _Leased(hold, lease, self._runtime.memory.record_event())
-
-    async def _pack(self, locate: Locate, message: PlannedMessage, buffer: StagingBuffer) -> None:
-        await self._runtime.packing.gather(message, buffer, locate)
 
     async def _give_back(self, leasing: asyncio.Future[_Leased | None], transfer: OutgoingTransfer | None) -> None:
         if transfer is not None:
@@ -128,7 +122,7 @@ class FetchServer:
 
 
 def _location(hold: Hold, wire: CacheLayout) -> BlockLocation:
-    """Raises NotHeld once the lease has run out."""
+    """Returns where the prefix lies. Raises NotHeld once the lease has run out."""
     hold.require_held()
-    assert hold.checkpoint is not None, "that is what was held"
+    assert hold.checkpoint is not None, "_lease holds a checkpoint"
     return BlockLocation(hold.block_ids, hold.checkpoint.slot, wire)

@@ -26,7 +26,7 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.lifecycle import CallEnded, Done, Lifecycle, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Lifecycle, Refuse, Release, Released, Reply
 
 # ---------------------------------------------------------------- states
 
@@ -85,9 +85,17 @@ DecodeInput: TypeAlias = (
     Admitted | AdmissionTimedOut | Computed | Scored | Tokens | Finished  # from the engine
     | SessionLanded | SessionFailed  # from the session; each session ends in one of them
     | Renew | Stop | CallEnded  # from the router
+    | Broken  # by a command that cannot be read, or a session of another version
 )  # fmt: skip
 
 # ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True)
+class CountAdmission:
+    """Record what the request found in the cache."""
+
+    admitted: Admitted
 
 
 @dataclass(frozen=True)
@@ -125,8 +133,9 @@ class ReplyDecoded:
 
 DecodeReply: TypeAlias = LocalPrefill | SessionFailed | TransferReport | Tokens | PromptLogprobs
 DecodeInstruction: TypeAlias = (
-    OpenSession | CancelSession | RunDecode | FinishAnswer | Reply[DecodeReply] | ReplyDecoded | Refuse | Release
-)
+    CountAdmission | OpenSession | CancelSession | RunDecode | FinishAnswer
+    | Reply[DecodeReply] | ReplyDecoded | Refuse | Fail | Release
+)  # fmt: skip
 
 
 class DecodeLifecycle(Lifecycle[DecodeState]):
@@ -149,7 +158,6 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
                 return self._admitted(event)
             case AdmissionTimedOut(message):
                 self._expect(event, Admitting)
-                self.state = Done()
                 return [Refuse(message)]
             case Computed():  # the progress of a prefill on this node
                 self._expect(event, Running)
@@ -170,6 +178,8 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Stop():
                 # In any state: the engine may run the request already while its Admitted is on the way here.
                 return [] if self.is_over else [FinishAnswer()]
+            case Broken(error):
+                return [] if self.is_over else [Fail(error)]
             case CallEnded():
                 return self._call_ended()
             case _:
@@ -177,9 +187,9 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
 
     def _admitted(self, admitted: Admitted) -> list[DecodeInstruction]:
         if admitted.state_arrives:
-            return self._open_session(admitted)
+            return [CountAdmission(admitted), *self._open_session(admitted)]
         self.state = Running(admitted)
-        return [Reply(LocalPrefill(admitted.reused_tokens))]
+        return [CountAdmission(admitted), Reply(LocalPrefill(admitted.reused_tokens))]
 
     def _open_session(self, admitted: Admitted) -> list[DecodeInstruction]:
         self.state = Receiving(admitted, self._new_nonce())

@@ -1,4 +1,4 @@
-"""Where a request's prompt is computed, seen from its decode node: pure."""
+"""Decides whether a decode node computes a prompt itself or has a prefill node compute it. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocall
 
 
 @dataclass(frozen=True)
-class PrefillPlace:
+class PrefillLocation:
     """Picks the hit policy of one request.
 
-    num_tokens   its prompt's length
-    is_scored    its whole prompt must be computed for its logprobs: nothing of it is short
+    num_tokens   the prompt's length
+    is_scored    the whole prompt must be computed for its logprobs, so that no hit shortens it
     """
 
     config: LocalPrefillConfig
@@ -22,7 +22,7 @@ class PrefillPlace:
     is_scored: bool = False
 
     def hit_policy(self, hit: PrefixHit) -> HitPolicy:
-        """`hit` is what a local prefill could use: at most all tokens but one."""
+        """Returns the policy for this hit, which covers at most all tokens but one."""
         left = self.num_tokens - hit.resumable_tokens
         is_short = left <= self.config.max_tokens and left <= self.config.max_share * self.num_tokens
         if not self.may_prefill_remotely or (hit.resumable_tokens and is_short and not self.is_scored):

@@ -1,103 +1,98 @@
-"""The decode role: reserve, receive what a prefill node hands over, decode from the second token on.
+"""The decode role: receives prompts from prefill nodes, and generates from the second token on.
 
-One `_Decode` is one request's life here: everything that can happen to it arrives in one inbox, in order.
+`DecodeLifecycle` decides; `DecodeCall` obeys it for one request, with the engine, a session and the router's call.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
+from typing import assert_never
 
 from decode_node.accounting import HitAccounting
 from decode_node.config import DecodeNodeConfig
-from decode_node.inbox import Inbox
-from decode_node.policy import PrefillPlace
-from headrace.engine.requests import BadRequest
-from headrace.engine.sequence import (
-    AdmissionTimedOut,
-    Admitted,
-    Computed,
-    Event,
-    Finished,
-    Job,
-    Sampled,
-    Scored,
-    Sequence,
+from decode_node.fetch_server import FetchServer
+from decode_node.lifecycle import (
+    CancelSession,
+    CountAdmission,
+    DecodeInput,
+    DecodeInstruction,
+    DecodeLifecycle,
+    FinishAnswer,
+    OpenSession,
+    ReplyDecoded,
+    RunDecode,
+    SessionLanded,
+    decode_report,
+    with_joined_tokens,
 )
+from decode_node.policy import PrefillLocation
+from headrace.engine.requests import BadRequest
+from headrace.engine.sequence import Admitted, Event, Job
 from headrace.request import FinishReason
 from headrace.wire.messages import (
     DecodeCommand,
     DecodeDone,
     DecodeEvent,
     DecodeReport,
-    LocalPrefill,
-    PromptLogprobs,
-    Renew,
     Reservation,
     SessionFailed,
     Start,
-    Stop,
-    Tokens,
     TransferReport,
 )
 from node_runtime.errors import NoRoom
+from node_runtime.lifecycle import Broken, CallEnded, Fail, Refuse, Release, Reply
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import reserve
+from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import TransferFailed
-from transfer.receiver import IncomingTransfer, Landed, TransferReceiver
+from transfer.receiver import IncomingTransfer, TransferReceiver
 
 
-@dataclass(frozen=True)
-class _SessionEnded:
-    """A session's outcome; `nonce` says which, since a renewed request has had several."""
-
-    nonce: int
-    outcome: Landed | TransferFailed
-
-
-_Item = Event | DecodeCommand | _SessionEnded | BadRequest
-
-
-class Decode:
-    """Serves requests on one runtime; any number at a time."""
+class DecodeRole:
+    """Serves any number of requests at a time, and the fetches of prefill nodes."""
 
     def __init__(self, runtime: NodeRuntime, config: DecodeNodeConfig) -> None:
+        self.fetch_server = FetchServer(runtime)
         self._runtime = runtime
         self._config = config
         self._receiver = TransferReceiver(runtime.transport, runtime.staging)
         self._accounting = HitAccounting(runtime.layout)
 
     def counters(self) -> dict[str, float]:
-        return self._accounting.counters()
+        return {**self._accounting.counters(), **self.fetch_server.counters()}
 
-    async def run(
+    async def close(self) -> None:
+        """Does nothing: calls have ended with the gRPC server, and sessions end with the transport."""
+
+    def run(
         self, start: Start, commands: AsyncIterator[DecodeCommand], timeout_s: float
     ) -> AsyncGenerator[DecodeEvent, None]:
-        """The request's events. Closing the iterator aborts it; either way all it held comes back.
+        """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back.
 
-        Raises BadRequest (a command that `commands` could not read, too), NoRoom.
+        commands   the router's, after `start`
+        Raises BadRequest, also when `commands` does; NoRoom; LayoutMismatch.
         """
-        request = _Decode(self._runtime, self._config, self._receiver, self._accounting)
-        reading = asyncio.create_task(request.read(commands))
-        try:
-            async with aclosing(request.run(start, timeout_s)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            reading.cancel()
-            self._runtime.spawn(request.give_back())
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        return DecodeCall(
+            self._runtime, self._config, self._receiver, self._accounting, start=start, deadline_s=deadline_s
+        ).run(commands)
 
 
-class _Decode:
+class DecodeCall:
+    """One request and the call in which the router follows it."""
+
     def __init__(
         self,
         runtime: NodeRuntime,
         config: DecodeNodeConfig,
         receiver: TransferReceiver,
         accounting: HitAccounting,
+        *,
+        start: Start,
+        deadline_s: float,
     ) -> None:
         self._runtime = runtime
         self._engine = runtime.engine
@@ -105,147 +100,133 @@ class _Decode:
         self._config = config
         self._receiver = receiver
         self._accounting = accounting
-        self._inbox: Inbox[_Item] = Inbox()
-        self._sequence: Sequence | None = None
-        self._admitted: Admitted | None = None
-        self._transfer: IncomingTransfer | None = None
-        self._is_landed = False
+        self._clock = asyncio.get_running_loop().time
+        self._deadline_s = deadline_s
+        self._lifecycle = DecodeLifecycle(new_nonce)
+        self._inbox: asyncio.Queue[Event | DecodeInput] = asyncio.Queue()
+        self._sequence = self._engine.sequence(self._job(start))
+        self._session: IncomingTransfer | None = None
 
-    async def read(self, commands: AsyncIterator[DecodeCommand]) -> None:
-        """Puts the router's commands into the inbox; after one that cannot be read, what ends the request."""
+    async def run(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
+        reading = asyncio.create_task(self._read(commands))
+        self._loop.post(lambda: self._engine.submit(self._sequence))
         try:
-            async for command in commands:
-                self._inbox.put(command)
-        except BadRequest as error:
-            self._inbox.put(error)
+            while not self._lifecycle.is_over:
+                for event in with_joined_tokens(await self._waiting_events()):
+                    for instruction in self._lifecycle.on(event):
+                        if (message := await self._obey(instruction)) is not None:
+                            yield message
+        finally:
+            reading.cancel()
+            self._runtime.spawn(self._give_back())
 
-    async def run(self, start: Start, timeout_s: float) -> AsyncGenerator[DecodeEvent, None]:
-        self._deadline_s = asyncio.get_running_loop().time() + timeout_s
-        sequence = self._submit(start)
-        while True:
-            match await self._inbox.get():
-                case Admitted() as admitted:
-                    self._admitted = admitted
-                    self._accounting.admitted(admitted)
-                    yield self._reserve() if admitted.state_arrives else LocalPrefill(admitted.reused_tokens)
-                case Renew(nonce):
-                    if await self._may_renew(nonce):
-                        yield self._reserve()
-                case _SessionEnded(nonce, outcome):
-                    if self._transfer is not None and nonce == self._transfer.plan.nonce:
-                        yield self._session_ended(nonce, outcome)
-                case Sampled() as sampled:
-                    yield self._tokens(sampled)
-                case Scored(tokens):
-                    yield PromptLogprobs(tokens)
-                case Stop():
-                    self._loop.post(lambda: self._engine.finish(sequence, FinishReason.STOP))
-                case Finished(reason):
-                    yield DecodeDone(reason, self._report(sequence))
-                    return
-                case AdmissionTimedOut(message):
-                    raise NoRoom(message)
-                case BadRequest() as error:
-                    raise error
-                case Computed():
-                    pass  # a local prefill's progress is nobody else's business
-
-    async def give_back(self) -> None:
-        """Ends its session, then releases blocks and slot: nothing lands in them any more."""
-        if self._transfer is not None:
-            await self._end_session(self._transfer)
-        if (sequence := self._sequence) is not None:
-            self._loop.post(lambda: self._engine.release(sequence))
-
-    def _submit(self, start: Start) -> Sequence:
+    def _job(self, start: Start) -> Job:
         request, sampling = start.request, start.request.sampling
-        now_s = asyncio.get_running_loop().time()
-        scores = sampling.prompt_logprobs is not None
-        place = PrefillPlace(self._config.local_prefill, len(request.tokens), start.may_prefill_remotely, scores)
-        job = Job(
+        is_scored = sampling.prompt_logprobs is not None
+        location = PrefillLocation(
+            self._config.local_prefill, len(request.tokens), start.may_prefill_remotely, is_scored
+        )
+        return Job(
             request=request,
-            hit_policy=place.hit_policy,
+            hit_policy=location.hit_policy,
             max_new=sampling.max_tokens - (len(request.tokens) - request.num_prompt_tokens),
-            admit_by_s=min(self._deadline_s, now_s + self._config.admission_timeout_s),
-            on_event=partial(self._loop.deliver, self._inbox.put),
+            admit_by_s=min(self._deadline_s, self._clock() + self._config.admission_timeout_s),
+            on_event=partial(self._loop.deliver, self._inbox.put_nowait),
             prompt_logprobs=None if start.may_prefill_remotely else sampling.prompt_logprobs,
         )
-        sequence = self._sequence = self._engine.sequence(job)
-        self._loop.post(lambda: self._engine.submit(sequence))
-        return sequence
 
-    # ------------------------------------------------------------ the session
+    # ------------------------------------------------------------ events
 
-    def _reserve(self) -> Reservation:
-        """A fresh session for the blocks beyond the attention hit and for the state."""
-        assert self._admitted is not None and self._sequence is not None
-        now_s = asyncio.get_running_loop().time()
-        reservation, self._transfer = reserve(
+    async def _read(self, commands: AsyncIterator[DecodeCommand]) -> None:
+        try:
+            async for command in commands:
+                if isinstance(command, Start):
+                    raise BadRequest("start is the first command of a call and comes once")
+                self._inbox.put_nowait(command)
+        except BadRequest as error:
+            self._inbox.put_nowait(Broken(error))
+
+    async def _watch(self, session: IncomingTransfer) -> None:
+        nonce = session.plan.nonce
+        try:
+            landed = await session.landed()
+        except TransferFailed as failure:
+            self._inbox.put_nowait(SessionFailed(nonce, str(failure)))
+            return
+        if landed.first_token is None:
+            message = "the last message carries no first token: the prefill node runs another version"
+            self._inbox.put_nowait(Broken(ValueError(message)))
+            return
+        stats = landed.stats
+        report = TransferReport(stats.attention_tokens, stats.attention_bytes, stats.state_bytes, stats.seconds)
+        self._inbox.put_nowait(SessionLanded(nonce, landed.first_token, report))
+
+    async def _waiting_events(self) -> list[Event | DecodeInput]:
+        """Returns all events that wait, as soon as there is one."""
+        events = [await self._inbox.get()]
+        while not self._inbox.empty():
+            events.append(self._inbox.get_nowait())
+        return events
+
+    # ------------------------------------------------------------ instructions
+
+    async def _obey(self, instruction: DecodeInstruction) -> DecodeEvent | None:
+        """Returns the message that the router gets, if any."""
+        match instruction:
+            case Reply(message):
+                return message
+            case ReplyDecoded(reason, admitted):
+                return DecodeDone(reason, self._report(admitted))
+            case OpenSession(admitted, nonce):
+                return self._open_session(admitted, nonce)
+            case CancelSession():
+                if self._session is not None:  # None: opening it failed
+                    self._session.cancel()
+            case RunDecode(first_token):
+                self._loop.post(lambda: self._engine.run_decode(self._sequence, first_token))
+            case FinishAnswer():
+                self._loop.post(lambda: self._engine.finish(self._sequence, FinishReason.STOP))
+            case CountAdmission(admitted):
+                self._accounting.admitted(admitted)
+            case Refuse(message):
+                raise NoRoom(message)
+            case Fail(error):
+                raise error
+            case Release():
+                await self._release()
+            case _:
+                assert_never(instruction)
+        return None
+
+    def _open_session(self, admitted: Admitted, nonce: int) -> Reservation:
+        reservation, self._session = reserve(
             self._runtime,
             self._receiver,
             self._sequence,
-            self._admitted,
+            admitted,
+            nonce=nonce,
             num_tokens=self._sequence.prompt_length,
-            deadline_s=min(self._deadline_s, now_s + self._config.reservation_timeout_s),
+            deadline_s=min(self._deadline_s, self._clock() + self._config.reservation_timeout_s),
         )
-        self._runtime.spawn(self._watch(self._transfer))
+        self._runtime.spawn(self._watch(self._session))
         return reservation
 
-    async def _watch(self, transfer: IncomingTransfer) -> None:
-        outcome: Landed | TransferFailed
-        try:
-            outcome = await transfer.landed()
-        except TransferFailed as failure:
-            outcome = failure
-        self._inbox.put(_SessionEnded(transfer.plan.nonce, outcome))
-
-    def _session_ended(self, nonce: int, outcome: Landed | TransferFailed) -> DecodeEvent:
-        if isinstance(outcome, TransferFailed):
-            return SessionFailed(nonce, str(outcome))
-        if outcome.first_token is None:
-            raise ValueError("the last message carries no first token: the prefill node runs another version")
-        self._is_landed = True
-        sequence, first_token = self._sequence, outcome.first_token
-        assert sequence is not None
-        self._loop.post(lambda: self._engine.run_decode(sequence, first_token))
-        stats = outcome.stats
-        return TransferReport(stats.attention_tokens, stats.attention_bytes, stats.state_bytes, stats.seconds)
-
-    async def _may_renew(self, failed_nonce: int) -> bool:
-        """Ends the failed session. False when there is nothing to renew: it has landed, or is another by now."""
-        if self._is_landed or self._transfer is None or self._transfer.plan.nonce != failed_nonce:
-            return False
-        # It may land after all while it is being ended: its _SessionEnded is in the inbox then.
-        return not await self._end_session(self._transfer)
-
-    async def _end_session(self, transfer: IncomingTransfer) -> bool:
-        """Cancels it unless it has landed, which it returns. Nothing lands any more when this returns."""
-        transfer.cancel()
-        try:
-            await transfer.landed()
-        except TransferFailed:
-            return False
-        return True
-
-    # ------------------------------------------------------------ what it says
-
-    def _tokens(self, sampled: Sampled) -> Tokens:
-        """A token, and those that came meanwhile: they travel in one message."""
-        tokens = [sampled.token]
-        while (more := self._inbox.take_if(Sampled)) is not None:
-            sampled = more
-            tokens.append(more.token)
-        return Tokens(tuple(tokens), sampled.finish)
-
-    def _report(self, sequence: Sequence) -> DecodeReport:
-        assert self._admitted is not None
-        admitted = self._admitted
-        here = "resumed" if admitted.reused_tokens else "computed"
-        return DecodeReport(
-            node=self._config.name,
-            attention_hit_tokens=admitted.hit.attention_tokens,
-            state_hit_tokens=0 if admitted.state_arrives else admitted.hit.state_tokens,
-            state="received" if admitted.state_arrives else here,
+    def _report(self, admitted: Admitted) -> DecodeReport:
+        sequence = self._sequence
+        return decode_report(
+            self._config.name,
+            admitted,
             computed_tokens=sequence.num_prefilled,
             checkpoints=sequence.all_checkpoints,
         )
+
+    async def _give_back(self) -> None:
+        for instruction in self._lifecycle.on(CallEnded()):
+            await self._obey(instruction)
+
+    async def _release(self) -> None:
+        """Releases blocks and slot after the last session: those before it had ended when it was opened."""
+        if self._session is not None:
+            with suppress(TransferFailed):
+                await self._session.landed()
+        self._loop.post(lambda: self._engine.release(self._sequence))

@@ -1,4 +1,4 @@
-"""The decode role's gRPC service: messages in, messages out, errors as status codes."""
+"""The decode role's gRPC service: decodes messages, encodes replies, and reports errors as status codes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from functools import partial
 import grpc.aio
 
 from decode_node.config import DecodeNodeConfig
-from decode_node.fetch_server import FetchServer
-from decode_node.role import Decode
+from decode_node.role import DecodeRole
 from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
@@ -22,9 +21,8 @@ from node_runtime.service import errors_as_status, read, timeout_s
 
 
 class DecodeService(rpc.DecodeServicer):
-    def __init__(self, decode: Decode, fetch_server: FetchServer) -> None:
-        self._decode = decode
-        self._fetch_server = fetch_server
+    def __init__(self, role: DecodeRole) -> None:
+        self._role = role
 
     async def Run(
         self,
@@ -36,9 +34,9 @@ class DecodeService(rpc.DecodeServicer):
             start = await anext(commands, None)
             if not isinstance(start, Start):
                 raise BadRequest("the first command must be start")
-            async with aclosing(self._decode.run(start, commands, timeout_s(context))) as events:
-                async for event in events:
-                    yield codecs.encode_one_of(event, pb.DecodeEvent())
+            async with aclosing(self._role.run(start, commands, timeout_s(context))) as replies:
+                async for reply in replies:
+                    yield codecs.encode_one_of(reply, pb.DecodeEvent())
 
     async def Fetch(
         self, request: pb.FetchRequest, context: grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
@@ -46,7 +44,7 @@ class DecodeService(rpc.DecodeServicer):
         reply = pb.FetchReply()
         async with errors_as_status(context):
             wanted = read(partial(codecs.decode, cls=FetchRequest), request)
-            codecs.encode(await self._fetch_server.run(wanted, timeout_s(context)), reply)
+            codecs.encode(await self._role.fetch_server.run(wanted, timeout_s(context)), reply)
         return reply
 
 
@@ -55,26 +53,12 @@ async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[
         yield read(codecs.decode_one_of, message)
 
 
-class _DecodeRole:
-    """What the runtime asks of this role."""
-
-    def __init__(self, decode: Decode, fetch_server: FetchServer) -> None:
-        self._decode = decode
-        self._fetch_server = fetch_server
-
-    def counters(self) -> dict[str, float]:
-        return {**self._decode.counters(), **self._fetch_server.counters()}
-
-    async def close(self) -> None:
-        """Nothing: its calls have ended with the server, its sessions end with the transport."""
-
-
 def decode_node(config: DecodeNodeConfig) -> NodeServer:
-    """A decode node, not yet started."""
+    """Returns a decode node that has not been started."""
 
-    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> _DecodeRole:
-        decode, fetch_server = Decode(runtime, config), FetchServer(runtime)
-        rpc.add_DecodeServicer_to_server(DecodeService(decode, fetch_server), server)
-        return _DecodeRole(decode, fetch_server)
+    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> DecodeRole:
+        role = DecodeRole(runtime, config)
+        rpc.add_DecodeServicer_to_server(DecodeService(role), server)
+        return role
 
     return NodeServer(config, Role.DECODE, "Decode", serve)

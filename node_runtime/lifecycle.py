@@ -35,6 +35,13 @@ class CallEnded:
     """The router's call is over: answered, failed, cancelled or past its deadline."""
 
 
+@dataclass(frozen=True)
+class Broken:
+    """An error that ends the request, such as a transfer that failed or a command that cannot be read."""
+
+    error: Exception
+
+
 # ---------------------------------------------------------------- instructions
 
 
@@ -47,9 +54,16 @@ class Reply(Generic[Message]):
 
 @dataclass(frozen=True)
 class Refuse:
-    """Fail the call with NoRoom."""
+    """Fail the call with NoRoom; CallEnded follows."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Fail the call with this error; CallEnded follows."""
+
+    error: Exception
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
 from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import new_secret
-from transfer.protocol.envelope import new_nonce
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
 
@@ -45,18 +44,20 @@ def reserve(
     sequence: Sequence,
     admitted: Admitted,
     *,
+    nonce: int,
     num_tokens: int,
     deadline_s: float,
 ) -> tuple[Reservation, IncomingTransfer]:
     """What a sender is to be told, and the session that expects it: blocks beyond the attention hit, and the state.
 
     sequence          admitted to wait for them; they land in its own blocks and slot
+    nonce             a fresh one, which names the session
     num_tokens        of its prompt, that the sender has
     deadline_s        the session's, on the event loop's clock
     Raises LayoutMismatch when that makes no plan, or none that fits the staging buffers.
     """
     reservation = Reservation(
-        nonce=new_nonce(),
+        nonce=nonce,
         attention_hit_tokens=admitted.reused_tokens,
         num_tokens=num_tokens,
         transfer_address=runtime.transport.address,

@@ -1,1 +1,1 @@
-"""The prefill role: computes prompts and hands them over."""
+"""The prefill role: computes prompts and sends them to decode nodes."""

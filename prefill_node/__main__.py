@@ -11,7 +11,7 @@ from prefill_node.config import PrefillNodeConfig
 
 
 def run(config: PrefillNodeConfig) -> int:
-    """Runs until SIGINT or SIGTERM; the process's exit status. Raises ConfigError."""
+    """Runs the node until SIGINT or SIGTERM; returns the exit status. Raises ConfigError."""
     from node_runtime.process import run_node
     from prefill_node.service import prefill_node  # here: `--help` needs neither torch nor UCX
 

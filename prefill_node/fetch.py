@@ -1,7 +1,7 @@
-"""Fetching what a decode node holds of a prompt: the hand-over in the other direction.
+"""Fetches from a decode node what it holds of a prompt: blocks beyond this node's attention hit, and a state.
 
-This node reserves (its sequence holds blocks for the whole prompt and a slot), the decode node sends the blocks
-beyond this node's attention hit and its checkpoint's state. What lands is verified and then published here.
+A transfer in the other direction: this node reserves (the sequence holds blocks for the whole prompt and a slot), and
+the decode node sends. What has landed is verified, and published in this node's cache.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from prefill_node.config import FetchConfig
 from prefill_node.fetch_channels import FetchChannels
 from prefill_node.fetch_costs import MeasuredCosts
 from prefill_node.fetch_policy import FetchPolicy
+from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import LayoutMismatch, TransferFailed
 from transfer.protocol.events import Cause
 from transfer.protocol.stats import TransferStats
@@ -51,60 +52,15 @@ _CAUSES: dict[type[NodeError], str] = {
 
 
 class FetchFailed(Exception):
-    """Nothing of this fetch may be used: the prompt is computed. `cause` is of `_CAUSES`, or the session's `Cause`."""
+    """Nothing was fetched: the prompt is computed. `cause` is one of `_CAUSES`, or the session's `Cause`."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(f"{cause}: {message}")
         self.cause = cause
 
 
-class Fetch:
-    """One fetch under way. Whoever opened it calls `end` before the sequence's blocks go to anyone else.
-
-    saved_tokens   what need not be computed once it has landed
-    """
-
-    def __init__(
-        self,
-        runtime: NodeRuntime,
-        incoming: IncomingTransfer,
-        client: FetchClient,
-        fetch_source: FetchSource,
-        fetch: FetchRequest,
-        deadline_s: float,
-        saved_tokens: int,
-    ) -> None:
-        self.fetch_source = fetch_source
-        self.saved_tokens = saved_tokens
-        self._runtime = runtime
-        self._incoming = incoming
-        self._client = client
-        self._export = fetch
-        self._deadline_s = deadline_s
-
-    async def landed(self) -> TransferStats:
-        """Until blocks and state are in their places, verified. Raises FetchFailed, by the deadline at the latest."""
-        timeout_s = self._deadline_s - asyncio.get_running_loop().time()
-        try:
-            reply = await self._client.fetch(self._export, timeout_s=max(timeout_s, 0.001))
-            self._runtime.require_layout(reply.layout)
-            return (await self._incoming.landed()).stats
-        except NodeError as error:
-            raise FetchFailed(_CAUSES[type(error)], str(error)) from error
-        except LayoutMismatch as error:
-            raise FetchFailed("refused", str(error)) from error
-        except TransferFailed as error:
-            raise FetchFailed(error.cause, str(error)) from error
-
-    async def end(self) -> None:
-        """Cancels it unless it has landed. Nothing lands any more when this returns."""
-        self._incoming.cancel()
-        with suppress(TransferFailed):
-            await self._incoming.landed()
-
-
 class Fetches:
-    """All fetches of one prefill node: its lines to decode nodes, what they cost, and their counts."""
+    """All fetches of one prefill node: its channels to decode nodes, the measured costs, and the counters."""
 
     def __init__(
         self, runtime: NodeRuntime, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]
@@ -112,24 +68,25 @@ class Fetches:
         self.costs = MeasuredCosts()
         self._runtime = runtime
         self._config = config
-        self._channels = FetchChannels(connect, asyncio.get_running_loop().time, runtime.spawn, config.timeout_s)
-        self._declined = 0
-        self._landed = 0
-        self._tokens = 0
-        self._bytes = 0
+        self._clock = asyncio.get_running_loop().time
+        self._channels = FetchChannels(connect, self._clock, runtime.spawn, config.timeout_s)
+        self._num_declined = 0
+        self._num_landed = 0
+        self._num_tokens = 0
+        self._num_bytes = 0
         self._failures = dict.fromkeys((*_CAUSES.values(), *map(str, Cause)), 0)
 
     def counters(self) -> dict[str, float]:
         return {
-            "fetches": float(self._landed),
-            "fetches_declined": float(self._declined),
-            "fetched_tokens": float(self._tokens),
-            "fetched_bytes": float(self._bytes),
+            "fetches": float(self._num_landed),
+            "fetches_declined": float(self._num_declined),
+            "fetched_tokens": float(self._num_tokens),
+            "fetched_bytes": float(self._num_bytes),
             **{f"cause={cause}/fetch_failures": float(count) for cause, count in self._failures.items()},
         }
 
     def policy(self, request: PrefillRequest) -> FetchPolicy:
-        """Of one request, by what is known now of the costs."""
+        """Returns the policy of one request, with the costs measured so far."""
         return FetchPolicy(
             config=self._config,
             costs=self.costs.now,
@@ -140,22 +97,26 @@ class Fetches:
         )
 
     def declined(self) -> None:
-        """There was a fetch source, and computing was estimated to take less time."""
-        self._declined += 1
+        """Records that a fetch was possible, and computing was estimated to take less time."""
+        self._num_declined += 1
         self.costs.declined()
 
-    def open(self, sequence: Sequence, fetch_source: FetchSource, admitted: Admitted, deadline_s: float) -> Fetch:
-        """Expects the fetch source's messages; `sequence` has been admitted to wait for them. Raises FetchFailed.
+    async def run(self, sequence: Sequence, fetch_source: FetchSource, admitted: Admitted, deadline_s: float) -> None:
+        """Fetches into the blocks and the slot of `sequence`, which was admitted to wait for them.
 
-        deadline_s   the request's, on the event loop's clock: a fetch has its own, which is shorter
+        Returns when everything has landed, verified. Raises FetchFailed, by the deadline at the latest. Nothing lands
+        any more when this returns, raises or has been cancelled.
+
+        deadline_s   the request's, on the event loop's clock; `timeout_s` of the config may end the fetch sooner
         """
-        deadline_s = min(deadline_s, asyncio.get_running_loop().time() + self._config.timeout_s)
+        deadline_s = min(deadline_s, self._clock() + self._config.timeout_s)
         try:
             reservation, incoming = reserve(
                 self._runtime,
                 self._receiver,
                 sequence,
                 admitted,
+                nonce=new_nonce(),
                 num_tokens=fetch_source.num_tokens,
                 deadline_s=deadline_s,
             )
@@ -163,30 +124,39 @@ class Fetches:
             failure = FetchFailed("refused", str(error))
             self._count(failure)
             raise failure from error
-        fetch = FetchRequest(_fetch_source_key(sequence, fetch_source), reservation)
-        saved_tokens = fetch_source.num_tokens - admitted.hit.resumable_tokens
-        return Fetch(
-            self._runtime, incoming, self._channels.to(fetch_source), fetch_source, fetch, deadline_s, saved_tokens
-        )
-
-    async def run(self, fetch: Fetch) -> None:
-        """Until it has landed, counted either way. Raises FetchFailed; nothing lands any more then."""
-        clock = asyncio.get_running_loop().time
-        began_s = clock()
+        request = FetchRequest(_fetch_source_key(sequence, fetch_source), reservation)
+        began_s = self._clock()
         try:
-            stats = await fetch.landed()
+            stats = await self._landed(incoming, request, self._channels.client(fetch_source), deadline_s)
         except FetchFailed as failure:
-            await fetch.end()
             if failure.cause == "fetch_source_lost":
-                self._channels.disconnect(fetch.fetch_source.address)
-            self.costs.failed(clock() - began_s)
+                self._channels.disconnect(fetch_source.address)
+            self.costs.failed(self._clock() - began_s)
             self._count(failure)
             raise
         num_bytes = stats.attention_bytes + stats.state_bytes
-        self.costs.fetched(num_bytes, stats.seconds, clock() - began_s)
-        self._landed += 1
-        self._tokens += fetch.saved_tokens
-        self._bytes += num_bytes
+        self.costs.fetched(num_bytes, stats.seconds, self._clock() - began_s)
+        self._num_landed += 1
+        self._num_tokens += fetch_source.num_tokens - admitted.hit.resumable_tokens
+        self._num_bytes += num_bytes
+
+    async def _landed(
+        self, incoming: IncomingTransfer, request: FetchRequest, client: FetchClient, deadline_s: float
+    ) -> TransferStats:
+        try:
+            reply = await client.fetch(request, timeout_s=max(deadline_s - self._clock(), 0.001))
+            self._runtime.require_layout(reply.layout)
+            return (await incoming.landed()).stats
+        except NodeError as error:
+            raise FetchFailed(_CAUSES[type(error)], str(error)) from error
+        except LayoutMismatch as error:
+            raise FetchFailed("refused", str(error)) from error
+        except TransferFailed as error:
+            raise FetchFailed(error.cause, str(error)) from error
+        finally:
+            incoming.cancel()
+            with suppress(TransferFailed):
+                await incoming.landed()
 
     def _count(self, failure: FetchFailed) -> None:
         self._failures[failure.cause] += 1
@@ -197,10 +167,11 @@ class Fetches:
 
     @cached_property
     def _receiver(self) -> TransferReceiver:
-        """Its staging takes no memory before the first fetch."""
+        """Made for the first fetch: its staging buffers take memory."""
         return TransferReceiver(self._runtime.transport, self._runtime.new_staging(PIPELINE_DEPTH))
 
 
 def _fetch_source_key(sequence: Sequence, fetch_source: FetchSource) -> PrefixKey:
+    """Returns the key by which the source knows the prefix, whatever its block size."""
     request, conversion = sequence.job.request, BlockConversion(sequence.hasher.block_size, fetch_source.block_size)
     return conversion.peer_key(sequence.hasher, request.tokens, fetch_source.num_tokens, request.salt)

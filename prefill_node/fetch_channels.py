@@ -36,7 +36,7 @@ class FetchChannels:
         self._used_s: dict[str, float] = {}
         """When the last fetch began, by address."""
 
-    def to(self, fetch_source: FetchSource) -> FetchClient:
+    def client(self, fetch_source: FetchSource) -> FetchClient:
         """Returns the client for this fetch source, for one fetch."""
         now_s = self._clock()
         for address in [address for address, used_s in self._used_s.items() if used_s < now_s - IDLE_S]:
@@ -53,5 +53,6 @@ class FetchChannels:
             self._spawn(client.close(self._grace_s))
 
     async def close(self) -> None:
+        """Closes all clients at once."""
         for client in self._clients.values():
             await client.close()

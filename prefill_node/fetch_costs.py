@@ -1,4 +1,4 @@
-"""What computing and fetching really take on one node: exponentially weighted averages, no clock of their own."""
+"""Measured costs of computing and fetching on one node, as exponentially weighted averages. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from prefill_node.fetch_policy import FetchCosts
 
 WEIGHT = 0.2  # of one observation in an average
-START_SECONDS = 0.1  # what a starting value counts as having been observed for
-RELAXATION = 0.05  # how far one declined fetch takes the costs of fetching back to where they started
-MIN_OBSERVED_TOKENS = 64  # a shorter prefill measures what a step costs, not what tokens cost
+START_SECONDS = 0.1  # a starting value counts as if it had been observed for so long
+RELAXATION = 0.05  # how far one declined fetch moves the costs of fetching back towards their starting values
+MIN_OBSERVED_TOKENS = 64  # a shorter prefill measures the cost of a step, not of its tokens
 
 
 @dataclass(slots=True)
 class _Rate:
-    """Amount per second. Amounts and seconds fade alike, so that a long observation counts for more."""
+    """An amount per second. Amounts and seconds decay alike, so that a long observation weighs more."""
 
     start: float
     amount: float
@@ -37,40 +37,42 @@ class _Rate:
 
 
 class MeasuredCosts:
-    """Told what happened, it says what to expect. A failed fetch that took longer than expected counts as latency: it
-    is what the request waited. One that failed at once says nothing of how long those that land take.
+    """Estimates from what was observed so far.
 
-    Costs of fetching that are too high would never be measured again, since nothing would be fetched: each time
-    that a fetch is declined they go back a little towards their starting values.
+    A failed fetch that took longer than expected counts as latency, because the request waited for it. One that failed
+    at once does not show how long a fetch that lands takes.
+
+    If fetching were estimated too dear, nothing would be fetched and the estimate would never be corrected: each
+    declined fetch therefore moves the estimate a little towards its starting value.
     """
 
     def __init__(self, start: FetchCosts | None = None) -> None:
         self._start = start or FetchCosts()
         self._prefill = _Rate.starting_at(self._start.prefill_tokens_per_s)
-        self._moving = _Rate.starting_at(self._start.bytes_per_s)
+        self._transfer = _Rate.starting_at(self._start.bytes_per_s)
         self._latency_s = self._start.latency_s
 
     @property
     def now(self) -> FetchCosts:
-        return FetchCosts(self._prefill.value, self._moving.value, self._latency_s)
+        return FetchCosts(self._prefill.value, self._transfer.value, self._latency_s)
 
     def computed(self, num_tokens: int, seconds: float) -> None:
-        """A prefill took so long from its admission to its last token, with whatever ran beside it."""
+        """Records how long a prefill took, from its start to its first token, with whatever ran beside it."""
         if num_tokens >= MIN_OBSERVED_TOKENS:
             self._prefill.observe(num_tokens, seconds)
 
     def fetched(self, num_bytes: int, moving_s: float, seconds: float) -> None:
-        """A fetch took `seconds`, of which `moving_s` from its first message's arrival to its last one's landing."""
-        self._moving.observe(num_bytes, moving_s)
+        """Records a fetch of `seconds`: `moving_s` of them from its first message's arrival to its last landing."""
+        self._transfer.observe(num_bytes, moving_s)
         self._waited(seconds - moving_s)
 
     def failed(self, seconds: float) -> None:
-        """A fetch was given up after so long: one that lands would have taken at least that."""
+        """Records a fetch given up after so long: one that lands would have taken at least that."""
         self._waited(max(seconds, self._latency_s))
 
     def declined(self) -> None:
-        """A fetch was possible and estimated not to pay."""
-        self._moving.relax()
+        """Records that a fetch was possible and estimated not to pay."""
+        self._transfer.relax()
         self._latency_s += RELAXATION * (self._start.latency_s - self._latency_s)
 
     def _waited(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""Whether a prefill node fetches what a decode node holds of a prompt, or computes it: pure.
+"""Decides whether a prefill node fetches what a decode node holds of a prompt, or computes it. Pure.
 
     seconds to compute = saved tokens / prefill_tokens_per_s
-    seconds to fetch   = latency_s + (blocks beyond the own hit + one state) / bytes_per_s
+    seconds to fetch   = latency_s + bytes of (blocks beyond this node's own hit + one state) / bytes_per_s
 
 The three figures are the node's own measurements (`MeasuredCosts`).
 """
@@ -19,9 +19,9 @@ _RESUME = ResumeLocally()
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """What fetching and computing are estimated to take.
+    """Estimated costs of computing and fetching.
 
-    The defaults are what a node assumes before it has measured anything: a slow GPU's prefill, a slow link.
+    The defaults hold until a node has measured its own: a slow GPU's prefill, a slow link.
     """
 
     prefill_tokens_per_s: float = 5_000.0
@@ -39,9 +39,10 @@ class FetchCosts:
 class FetchPolicy:
     """Picks the hit policy of one request.
 
-    num_tokens    its prompt's length
-    fetch_source_tokens  how much of it a decode node is said to hold, with a checkpoint there; None: nobody is known to
-    is_scored     its whole prompt must be computed for its logprobs: nothing of it is skipped
+    num_tokens           the prompt's length
+    fetch_source_tokens  leading tokens that a decode node probably holds, with a checkpoint at their end; None: no
+                         source is known
+    is_scored            the whole prompt must be computed for its logprobs: nothing of it is skipped
     """
 
     config: FetchConfig
@@ -52,17 +53,17 @@ class FetchPolicy:
     is_scored: bool = False
 
     def hit_policy(self, hit: PrefixHit) -> HitPolicy:
-        """`hit` is what a local prefill could use: at most all tokens but one."""
+        """Returns the policy for this hit, which covers at most all tokens but one."""
         fetch = self.candidate(hit)
         return fetch if fetch is not None and self._pays(fetch, hit) else _RESUME
 
     def candidate(self, hit: PrefixHit) -> FetchState | None:
-        """The fetch that is possible and saves enough tokens, whether it pays or not."""
+        """Returns the fetch that is possible and saves enough tokens, whether it pays or not; None: there is none."""
         fetch_source_tokens = self.fetch_source_tokens
         if not self.config.enabled or self.is_scored or fetch_source_tokens is None:
             return None
         if not 0 < fetch_source_tokens < self.num_tokens or fetch_source_tokens % self.layout.block_size:
-            return None  # a hint that cannot be: one token at least is computed, checkpoints end blocks
+            return None  # a wrong hint: at least one token is computed, and checkpoints lie at block boundaries
         saved_tokens = fetch_source_tokens - hit.resumable_tokens
         return FetchState(fetch_source_tokens) if saved_tokens >= self.config.min_tokens else None
 

@@ -15,7 +15,7 @@ from typing import TypeAlias, assert_never
 
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
-from node_runtime.lifecycle import CallEnded, Done, Lifecycle, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Lifecycle, Refuse, Release, Released, Reply
 from prefill_node.fetch_policy import FetchPolicy
 
 # ---------------------------------------------------------------- states
@@ -74,16 +74,10 @@ class TransferSent:
     """The network has taken over everything that goes to the decode node."""
 
 
-@dataclass(frozen=True)
-class Broken:
-    """The transfer to the decode node failed, or a fetch ended in an unknown error."""
-
-    error: Exception
-
-
 PrefillInput: TypeAlias = (
     Admitted | AdmissionTimedOut | Computed | Scored | Sampled | Finished  # from the engine
-    | FetchLanded | FetchGivenUp | TransferSent | Broken  # from the transfers
+    | FetchLanded | FetchGivenUp  # from the fetch
+    | TransferSent | Broken  # from the transfer to the decode node
     | CallEnded  # from the router
 )  # fmt: skip
 
@@ -92,7 +86,7 @@ PrefillInput: TypeAlias = (
 
 @dataclass(frozen=True)
 class StartFetch:
-    """Fetch what `admitted` has no blocks for; it ends in FetchLanded, FetchGivenUp or Broken."""
+    """Fetch what `admitted` has no blocks for; it ends in FetchLanded or FetchGivenUp."""
 
     admitted: Admitted
 
@@ -146,13 +140,6 @@ class RecordComputeTime:
 
 
 @dataclass(frozen=True)
-class Fail:
-    """Fail the call with this error."""
-
-    error: Exception
-
-
-@dataclass(frozen=True)
 class ReplyPrefilled:
     """Send PrefillDone, the last message, to the router; see `prefill_report`."""
 
@@ -191,7 +178,6 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
                 return self._admitted(event, self._expect(event, Admitting), now_s)
             case AdmissionTimedOut(message):
                 self._expect(event, Admitting)
-                self.state = Done()
                 return [Refuse(message)]
             case FetchLanded(num_tokens):
                 admitted = self._expect(event, Fetching).admitted
@@ -214,10 +200,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
                 state = self._expect(event, Sending)
                 return self._done(state.admitted, state.resumed_tokens)
             case Broken(error):
-                if self.is_over:
-                    return []
-                self.state = Done()
-                return [Fail(error)]
+                return [] if self.is_over else [Fail(error)]
             case CallEnded():
                 return self._call_ended()
             case _:

@@ -1,54 +1,59 @@
-"""The prefill role: compute a prompt, sample its first token, hand blocks and state over as they are ready.
+"""The prefill role: computes prompts, samples their first token, and sends blocks and state as they are ready.
 
-One `_Prefill` is one request's life here: everything that can happen to it arrives in one inbox. Its order:
-admission; perhaps a fetch of what a decode node holds of the prompt (if that fails, the prompt is computed as if nobody
-had been asked); chunks; the first token; the state.
+`PrefillLifecycle` decides; `PrefillCall` obeys it for one request, with the engine, transfers and the router's call.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
+from typing import assert_never
 
-from headrace.engine.sequence import (
-    AdmissionTimedOut,
-    Admitted,
-    Computed,
-    DeviceEvent,
-    Event,
-    Finished,
-    Job,
-    Sampled,
-    Scored,
-    Sequence,
-)
+from headrace.engine.sequence import Admitted, Computed, Job
 from headrace.wire.client import FetchClient
 from headrace.wire.messages import (
     FetchSource,
-    FirstToken,
     PrefillDone,
     PrefillEvent,
     PrefillReport,
     PrefillRequest,
-    PromptLogprobs,
     Reservation,
 )
 from node_runtime.errors import NoRoom
+from node_runtime.lifecycle import Broken, CallEnded, Fail, Refuse, Release, Reply
 from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S, plan_of
 from prefill_node.config import PrefillNodeConfig
-from prefill_node.fetch import Fetch, Fetches, FetchFailed
-from transfer.buffers import StagingBuffer
+from prefill_node.fetch import Fetches, FetchFailed
+from prefill_node.fetch_policy import FetchPolicy
+from prefill_node.lifecycle import (
+    CancelFetch,
+    CancelTransfer,
+    ComputeInstead,
+    CountDeclinedFetch,
+    FetchGivenUp,
+    FetchLanded,
+    PrefillInput,
+    PrefillInstruction,
+    PrefillLifecycle,
+    RecordComputeTime,
+    ReplyPrefilled,
+    ResumePrefill,
+    SendComputed,
+    SendState,
+    StartFetch,
+    TransferSent,
+    prefill_report,
+)
 from transfer.protocol.errors import TransferFailed
-from transfer.protocol.plan import PlannedMessage
 from transfer.sender import OutgoingTransfer, TransferSender
 
 
-class Prefill:
-    """Serves prefills on one runtime; any number at a time. `connect` opens a line to a decode node."""
+class PrefillRole:
+    """Serves any number of prefills at a time. `connect` opens a channel to a decode node."""
 
     def __init__(
         self, runtime: NodeRuntime, config: PrefillNodeConfig, connect: Callable[[FetchSource], FetchClient]
@@ -61,204 +66,181 @@ class Prefill:
         return self._fetches.counters()
 
     async def close(self) -> None:
-        """Closes what this role opened beside the runtime; no prefill may be running."""
+        """Closes the channels to decode nodes; no prefill may be running."""
         await self._fetches.close()
 
-    async def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
-        """The request's events. Closing the iterator aborts it; either way all it held comes back.
+    def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
+        """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back.
 
         Raises LayoutMismatch, BadRequest, NoRoom, TransferFailed.
         """
         if request.reservation is not None:
             self._runtime.require_layout(request.reservation.layout)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        prefill = _Prefill(self._runtime, self._sender, self._fetches, request, deadline_s)
-        try:
-            async with aclosing(prefill.run()) as events:
-                async for event in events:
-                    yield event
-        finally:
-            self._runtime.spawn(prefill.give_back())
+        return PrefillCall(self._runtime, self._sender, self._fetches, request=request, deadline_s=deadline_s).run()
 
 
-class _Prefill:
+class PrefillCall:
+    """One request and the call in which the router follows it."""
+
     def __init__(
-        self, runtime: NodeRuntime, sender: TransferSender, fetches: Fetches, request: PrefillRequest, deadline_s: float
+        self,
+        runtime: NodeRuntime,
+        sender: TransferSender,
+        fetches: Fetches,
+        *,
+        request: PrefillRequest,
+        deadline_s: float,
     ) -> None:
         self._runtime = runtime
         self._engine = runtime.engine
         self._loop = runtime.loop
-        self._clock = asyncio.get_running_loop().time
         self._sender = sender
         self._fetches = fetches
+        self._clock = asyncio.get_running_loop().time
         self._request = request
         self._deadline_s = deadline_s
-        self._inbox: asyncio.Queue[Event | TransferFailed | asyncio.Task[None]] = asyncio.Queue()
-        self._policy = fetches.policy(request)
-        self._sequence = self._new_sequence()
+        self._inbox: asyncio.Queue[PrefillInput] = asyncio.Queue()
+        policy = fetches.policy(request)
+        self._lifecycle = PrefillLifecycle(
+            policy, is_sent=request.reservation is not None, first_token=request.first_token
+        )
+        self._sequence = self._engine.sequence(self._job(policy))
         self._transfer: OutgoingTransfer | None = None
-        self._fetch: Fetch | None = None
         self._fetching: asyncio.Task[None] | None = None
-        self._has_tried = False
-        self._admitted: Admitted | None = None
-        self._resumed_tokens = 0
-        self._began_s = 0.0
 
     async def run(self) -> AsyncGenerator[PrefillEvent, None]:
         self._loop.post(lambda: self._engine.submit(self._sequence))
-        if self._request.reservation is not None:
-            self._open(self._request.reservation)
-        while True:
-            match await self._inbox.get():
-                case Admitted() as admitted:
-                    await self._begin(admitted)
-                case asyncio.Task() as fetching:
-                    await self._fetch_ended(fetching)
-                case Computed(num_tokens, device_event):
-                    await self._tell_computed(num_tokens, device_event)
-                case Scored(tokens):
-                    yield PromptLogprobs(tokens)
-                case Sampled() as sampled:
-                    self._fetches.costs.computed(self._sequence.num_prefilled, self._clock() - self._began_s)
-                    hands_over = self._finish_transfer(sampled)
-                    yield FirstToken(sampled.token, sampled.finish)
-                    if hands_over is not None:
-                        await hands_over.done()
-                    break
-                case Finished():
-                    break
-                case AdmissionTimedOut(message):
-                    raise NoRoom(message)
-                case TransferFailed() as failure:
-                    raise failure
-        yield PrefillDone(self._report())
+        try:
+            if self._request.reservation is not None:
+                self._open_transfer(self._request.reservation)
+            while not self._lifecycle.is_over:
+                event = await self._inbox.get()
+                for instruction in self._lifecycle.on(event, self._clock()):
+                    if (message := await self._obey(instruction)) is not None:
+                        yield message
+        finally:
+            self._runtime.spawn(self._give_back())
 
-    async def give_back(self) -> None:
-        """Ends fetch and hand-over, then releases blocks and slot: nothing reads or writes them any more."""
-        if self._fetching is not None:
-            self._fetching.cancel()
-            await asyncio.gather(self._fetching, return_exceptions=True)
-        if self._fetch is not None:
-            await self._fetch.end()
-        if self._transfer is not None:
-            self._transfer.cancel()
-            # Its failure was reported where it mattered; here only that packing has ended.
-            with suppress(TransferFailed):
-                await self._transfer.done()
-        self._loop.post(lambda: self._engine.release(self._sequence))
-
-    def _new_sequence(self) -> Sequence:
+    def _job(self, policy: FetchPolicy) -> Job:
         request, config = self._request.request, self._runtime.config
         num_output = len(request.tokens) - request.num_prompt_tokens
-        return self._engine.sequence(
-            Job(
-                request=request,
-                hit_policy=self._policy.hit_policy,
-                max_new=min(1, request.sampling.max_tokens - num_output),
-                admit_by_s=min(self._deadline_s, self._clock() + config.admission_timeout_s),
-                on_event=partial(self._loop.deliver, self._inbox.put_nowait),
-                prompt_logprobs=request.sampling.prompt_logprobs,
-            )
+        return Job(
+            request=request,
+            hit_policy=policy.hit_policy,
+            max_new=min(1, request.sampling.max_tokens - num_output),
+            admit_by_s=min(self._deadline_s, self._clock() + config.admission_timeout_s),
+            on_event=partial(self._loop.deliver, self._inbox.put_nowait),
+            prompt_logprobs=request.sampling.prompt_logprobs,
         )
 
-    # ------------------------------------------------------------ what it starts from
+    async def _obey(self, instruction: PrefillInstruction) -> PrefillEvent | None:
+        """Returns the message that the router gets, if any."""
+        match instruction:
+            case Reply(message):
+                return message
+            case ReplyPrefilled(admitted, resumed_tokens):
+                return PrefillDone(self._report(admitted, resumed_tokens))
+            case SendComputed(computed):
+                await self._send_computed(computed)
+            case SendState(first_token):
+                self._outgoing.finish(first_token)
+            case StartFetch(admitted):
+                self._fetching = asyncio.create_task(self._fetch(admitted))
+            case ResumePrefill(num_tokens):
+                self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
+            case ComputeInstead():
+                self._loop.post(lambda: self._engine.compute_instead(self._sequence))
+            case CountDeclinedFetch():
+                self._fetches.declined()
+            case RecordComputeTime(seconds):
+                self._fetches.costs.computed(self._sequence.num_prefilled, seconds)
+            case Refuse(message):
+                raise NoRoom(message)
+            case Fail(error):
+                raise error
+            case CancelFetch():
+                if self._fetching is not None:
+                    self._fetching.cancel()
+            case CancelTransfer():
+                if self._transfer is not None:  # None: opening it failed
+                    self._transfer.cancel()
+            case Release():
+                await self._release()
+            case _:
+                assert_never(instruction)
+        return None
 
-    async def _begin(self, admitted: Admitted) -> None:
-        """The engine computes from what is here; or it waits for a fetch, and then computes either way."""
-        self._admitted = admitted
-        if admitted.state_arrives:
-            self._try_fetch(admitted)
-            return
-        if not self._has_tried and self._policy.candidate(admitted.hit) is not None:
-            self._fetches.declined()
-        await self._computes_from(admitted.reused_tokens, admitted.device_event)
+    # ------------------------------------------------------------ transfer and fetch
 
-    def _try_fetch(self, admitted: Admitted) -> None:
-        """Its end comes through the inbox: a hand-over that fails meanwhile ends the prefill, and the fetch with it."""
-        assert self._request.fetch_source is not None, "the policy waits for a fetch source's state"
-        self._has_tried = True
-        try:
-            self._fetch = self._fetches.open(self._sequence, self._request.fetch_source, admitted, self._deadline_s)
-        except FetchFailed:
-            self._compute_instead()
-            return
-        self._fetching = asyncio.create_task(self._fetches.run(self._fetch))
-        self._fetching.add_done_callback(self._inbox.put_nowait)
-
-    async def _fetch_ended(self, fetching: asyncio.Task[None]) -> None:
-        assert self._fetch is not None and self._admitted is not None
-        try:
-            fetching.result()
-        except FetchFailed:
-            self._compute_instead()
-            return
-        num_tokens = self._fetch.fetch_source.num_tokens
-        self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
-        await self._computes_from(num_tokens, self._admitted.device_event)
-
-    def _compute_instead(self) -> None:
-        self._loop.post(lambda: self._engine.compute_instead(self._sequence))  # it is admitted once more
-
-    async def _computes_from(self, num_tokens: int, device_event: DeviceEvent | None) -> None:
-        self._resumed_tokens, self._began_s = num_tokens, self._clock()
-        if num_tokens:
-            await self._tell_computed(num_tokens, device_event)
-
-    # ------------------------------------------------------------ the hand-over
-
-    def _open(self, reservation: Reservation) -> None:
+    def _open_transfer(self, reservation: Reservation) -> None:
         deadline_s = min(self._deadline_s, self._clock() + reservation.deadline_s)
-        # Should this coroutine's clean-up never come, the blocks come back a little after the deadline.
+        # Should this call's clean-up never run, the blocks come back a little after the deadline.
         lease_ends_s = deadline_s + LEASE_MARGIN_S
         self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
         self._transfer = self._sender.open(
             plan_of(reservation, self._runtime.config.message_bytes),
             reservation.transfer_address,
             secret=reservation.secret,
-            pack=self._pack,
+            pack=partial(self._runtime.packing.gather, locate=partial(self._location, reservation)),
             deadline_s=deadline_s,
         )
-        self._runtime.spawn(self._report_failure(self._transfer))
+        self._runtime.spawn(self._watch(self._transfer))
 
-    async def _report_failure(self, transfer: OutgoingTransfer) -> None:
-        """A hand-over that fails while the prompt still computes ends the prefill: nobody waits for it."""
+    def _location(self, reservation: Reservation) -> BlockLocation:
+        return BlockLocation(self._sequence.held.block_ids, self._sequence.state_slot, reservation.layout)
+
+    async def _watch(self, transfer: OutgoingTransfer) -> None:
         try:
             await transfer.done()
         except TransferFailed as failure:
-            self._inbox.put_nowait(failure)
+            self._inbox.put_nowait(Broken(failure))
+        else:
+            self._inbox.put_nowait(TransferSent())
 
-    async def _pack(self, message: PlannedMessage, buffer: StagingBuffer) -> None:
-        await self._runtime.packing.gather(message, buffer, self._location)
-
-    def _location(self) -> BlockLocation:
-        assert self._request.reservation is not None, "there is somebody to pack for"
-        return BlockLocation(self._sequence.held.block_ids, self._sequence.state_slot, self._request.reservation.layout)
-
-    async def _tell_computed(self, num_tokens: int, device_event: DeviceEvent | None) -> None:
-        """The engine tells of a chunk when it has launched it: it may go when the device has computed it."""
-        if self._transfer is not None:
-            await self._runtime.packing.wait_event(device_event)
-            self._transfer.tokens_computed(num_tokens)
-
-    def _finish_transfer(self, sampled: Sampled) -> OutgoingTransfer | None:
-        """Lets the state go; None if there is nobody, or nothing, to go on with it."""
-        first_token = self._request.first_token
-        # A retry goes on after the token that the client has seen, whatever is sampled this time.
-        if self._transfer is None or (sampled.finish is not None and first_token is None):
-            return None
-        self._transfer.finish(sampled.token.id if first_token is None else first_token)
+    @property
+    def _outgoing(self) -> OutgoingTransfer:
+        assert self._transfer is not None, "the lifecycle sends only what a reservation came for"
         return self._transfer
 
-    # ------------------------------------------------------------ what it says
+    async def _send_computed(self, computed: Computed) -> None:
+        """The engine reports tokens when it has launched their step: they may go when the device has computed them."""
+        await self._runtime.packing.wait_event(computed.device_event)
+        self._outgoing.tokens_computed(computed.num_tokens)
 
-    def _report(self) -> PrefillReport:
-        assert self._admitted is not None, "the engine admits before it computes"
-        return PrefillReport(
-            node=self._runtime.config.name,
-            attention_hit_tokens=self._admitted.hit.attention_tokens,
-            state_hit_tokens=self._admitted.hit.state_tokens,
-            resumed_tokens=self._resumed_tokens,
-            computed_tokens=self._sequence.num_prefilled,
-            checkpoints=self._sequence.all_checkpoints,
-            fetched_tokens=self._resumed_tokens - self._admitted.hit.resumable_tokens,
+    async def _fetch(self, admitted: Admitted) -> None:
+        fetch_source = self._request.fetch_source
+        assert fetch_source is not None, "the policy fetches only if there is a source"
+        try:
+            await self._fetches.run(self._sequence, fetch_source, admitted, self._deadline_s)
+        except FetchFailed:
+            self._inbox.put_nowait(FetchGivenUp())
+        except Exception as error:
+            self._inbox.put_nowait(Broken(error))
+        else:
+            self._inbox.put_nowait(FetchLanded(fetch_source.num_tokens))
+
+    # ------------------------------------------------------------ the end
+
+    def _report(self, admitted: Admitted, resumed_tokens: int) -> PrefillReport:
+        sequence = self._sequence
+        return prefill_report(
+            self._runtime.config.name,
+            admitted,
+            resumed_tokens,
+            computed_tokens=sequence.num_prefilled,
+            checkpoints=sequence.all_checkpoints,
         )
+
+    async def _give_back(self) -> None:
+        for instruction in self._lifecycle.on(CallEnded(), self._clock()):
+            await self._obey(instruction)
+
+    async def _release(self) -> None:
+        """Releases blocks and slot when neither fetch nor transfer uses them any more."""
+        if self._fetching is not None:
+            await asyncio.wait([self._fetching])
+        if self._transfer is not None:
+            with suppress(TransferFailed):
+                await self._transfer.done()
+        self._loop.post(lambda: self._engine.release(self._sequence))

@@ -1,4 +1,4 @@
-"""The prefill role's gRPC service: messages in, messages out, errors as status codes."""
+"""The prefill role's gRPC service: decodes messages, encodes replies, and reports errors as status codes."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from node_runtime.runtime import NodeRuntime
 from node_runtime.server import NodeServer
 from node_runtime.service import errors_as_status, read, timeout_s
 from prefill_node.config import PrefillNodeConfig
-from prefill_node.role import Prefill
+from prefill_node.role import PrefillRole
 
 
 class PrefillService(rpc.PrefillServicer):
-    def __init__(self, prefill: Prefill) -> None:
-        self._prefill = prefill
+    def __init__(self, role: PrefillRole) -> None:
+        self._role = role
 
     async def Run(
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
     ) -> AsyncIterator[pb.PrefillEvent]:
         async with errors_as_status(context):
             wanted = read(partial(codecs.decode, cls=PrefillRequest), request)
-            async with aclosing(self._prefill.run(wanted, timeout_s(context))) as events:
-                async for event in events:
-                    yield codecs.encode_one_of(event, pb.PrefillEvent())
+            async with aclosing(self._role.run(wanted, timeout_s(context))) as replies:
+                async for reply in replies:
+                    yield codecs.encode_one_of(reply, pb.PrefillEvent())
 
 
 def prefill_node(config: PrefillNodeConfig) -> NodeServer:
-    """A prefill node, not yet started."""
+    """Returns a prefill node that has not been started."""
 
-    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> Prefill:
-        prefill = Prefill(runtime, config, lambda fetch_source: GrpcFetchClient(fetch_source, runtime.identity))
-        rpc.add_PrefillServicer_to_server(PrefillService(prefill), server)
-        return prefill
+    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> PrefillRole:
+        role = PrefillRole(runtime, config, lambda fetch_source: GrpcFetchClient(fetch_source, runtime.identity))
+        rpc.add_PrefillServicer_to_server(PrefillService(role), server)
+        return role
 
     return NodeServer(config, Role.PREFILL, "Prefill", serve)

@@ -171,7 +171,7 @@ async def test_a_prefill_node_dies_and_another_fetches_for_the_renewed_reservati
         assert (answer.report["decode"]["node"], answer.report["migrations"]) == ("d0", 0)
         prefill = answer.report["prefill"]
         assert (prefill["node"], prefill["fetched_tokens"]) == ("p1", KNOWN)
-        assert await nodes.counter("d0", "fetch_server") == 1
+        assert await nodes.counter("d0", "fetches_served") == 1
         await nodes.given_back("p1", "d0")
 
 

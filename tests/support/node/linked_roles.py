@@ -13,7 +13,7 @@ from typing import Any
 
 from decode_node.config import DecodeNodeConfig
 from decode_node.fetch_server import FetchServer
-from decode_node.role import Decode
+from decode_node.role import DecodeRole
 from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
 from headrace.engine.loop import EngineLoop
@@ -38,7 +38,7 @@ from node_runtime.config import NodeConfig
 from node_runtime.errors import CheckpointGone as GoneHere
 from node_runtime.runtime import NodeRuntime
 from prefill_node.config import FetchConfig, PrefillNodeConfig
-from prefill_node.role import Prefill
+from prefill_node.role import PrefillRole
 from tests.support.engine.driving import SMALL
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.backend import Transport
@@ -51,7 +51,7 @@ FETCH_SOURCE = "d0"
 
 
 class LocalFetchSource:
-    """A line to `exports`, with the errors that gRPC would bring. `before` runs ahead of each call."""
+    """A channel to a decode node's fetch server that raises gRPC's errors. `before` runs ahead of each call."""
 
     def __init__(self, fetch_server: FetchServer) -> None:
         self.fetch_server = fetch_server
@@ -77,7 +77,7 @@ class LocalFetchSource:
 
 @dataclass
 class Answer:
-    """What a request got, and from whom."""
+    """The reports and the tokens that one request got from both nodes."""
 
     tokens: list[int] = field(default_factory=list)
     reserved: Reservation | None = None
@@ -88,14 +88,14 @@ class Answer:
 
 @dataclass
 class Linked:
-    prefill: Prefill
+    prefill: PrefillRole
     prefill_runtime: NodeRuntime
-    decode: Decode
+    decode: DecodeRole
     decode_runtime: NodeRuntime
     fetch_source: LocalFetchSource
 
     async def generate(self, request: Request) -> list[int]:
-        """By the decode node alone, which computes the prompt itself."""
+        """Has the decode node alone answer; it computes the prompt itself."""
         tokens: list[int] = []
         async for event in self.decode.run(Start(request, may_prefill_remotely=False), _none(), TIMEOUT_S):
             if isinstance(event, Tokens):
@@ -103,7 +103,7 @@ class Linked:
         return tokens
 
     async def answer(self, request: Request, fetch_source_tokens: int | None = None) -> Answer:
-        """By both, as a router has them work together; the prompt is computed by the prefill node."""
+        """Has both nodes answer, as a router does; the prefill node computes the prompt."""
         answer = Answer()
         fetch_source = None if fetch_source_tokens is None else self.known(fetch_source_tokens)
         async for event in self.decode.run(Start(request), _none(), TIMEOUT_S):
@@ -131,7 +131,7 @@ class Linked:
                     answer.prefill = report
 
     async def first_token(self, request: Request, fetch_source_tokens: int | None) -> tuple[int, PrefillReport]:
-        """By the prefill node, which hands over to nobody; None: it knows of no fetch source."""
+        """Has the prefill node answer alone; `fetch_source_tokens` None: it knows of no fetch source."""
         fetch_source = None if fetch_source_tokens is None else self.known(fetch_source_tokens)
         events = [e async for e in self.prefill.run(PrefillRequest(request, fetch_source=fetch_source), TIMEOUT_S)]
         first, done = events
@@ -139,12 +139,12 @@ class Linked:
         return first.token.id, done.report
 
     def known(self, num_tokens: int) -> FetchSource:
-        """The decode node, as the router names it to the prefill node."""
+        """The decode node as the router describes it to the prefill node."""
         runtime = self.decode_runtime
         return FetchSource(FETCH_SOURCE, "nowhere", num_tokens, runtime.layout.block_size)
 
     async def settled(self) -> None:
-        """Until both nodes have given everything back; their pools hold together."""
+        """Waits until both nodes have given everything back; checks their pools."""
         async with asyncio.timeout(TIMEOUT_S):
             for runtime in (self.prefill_runtime, self.decode_runtime):
                 while runtime.tasks:
@@ -156,7 +156,7 @@ class Linked:
 async def linked(
     model: Path,
     *,
-    learn: FetchConfig = ALWAYS,
+    fetch: FetchConfig = ALWAYS,
     distort: Callable[[Transport], Transport] = lambda transport: transport,
     max_message_bytes: int = 1 << 20,
     prefill: dict[str, Any] | None = None,
@@ -165,16 +165,18 @@ async def linked(
     """`distort` wraps the prefill node's transport; `prefill` and `decode` change their configs."""
     network = InProcessNetwork()
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL, "max_message_bytes": max_message_bytes}
-    prefill_config = PrefillNodeConfig("p0", fetch_from_decode=learn, **common | (prefill or {}))
+    prefill_config = PrefillNodeConfig("p0", fetch_from_decode=fetch, **common | (prefill or {}))
     decode_config = DecodeNodeConfig(FETCH_SOURCE, **common | (decode or {}))
     prefill_runtime = _runtime(prefill_config, distort(InProcessTransport(network, "p0")))
     decode_runtime = _runtime(decode_config, InProcessTransport(network, FETCH_SOURCE))
-    fetch_source = LocalFetchSource(FetchServer(decode_runtime))
-    role = Prefill(prefill_runtime, prefill_config, lambda _: fetch_source)
+    decode_role = DecodeRole(decode_runtime, decode_config)
+    fetch_source = LocalFetchSource(decode_role.fetch_server)
+    prefill_role = PrefillRole(prefill_runtime, prefill_config, lambda _: fetch_source)
     try:
-        yield Linked(role, prefill_runtime, Decode(decode_runtime, decode_config), decode_runtime, fetch_source)
+        yield Linked(prefill_role, prefill_runtime, decode_role, decode_runtime, fetch_source)
     finally:
-        await role.close()
+        await prefill_role.close()
+        await decode_role.close()
         for runtime in (prefill_runtime, decode_runtime):
             await runtime.transport.close()
             await runtime.loop.stop(TIMEOUT_S)

@@ -7,6 +7,7 @@ import pytest
 from decode_node.lifecycle import (
     Admitting,
     CancelSession,
+    CountAdmission,
     DecodeInput,
     DecodeLifecycle,
     DecodeState,
@@ -35,12 +36,13 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.lifecycle import CallEnded, Done, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
 from transfer.protocol.errors import IllegalTransition
 
 REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
 LOCAL = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
 MOVED = TransferReport(attention_tokens=36, attention_bytes=12_288, state_bytes=744, seconds=0.002)
+UNREADABLE = ValueError("another version")
 SECOND, THIRD = Tokens((Token(7),)), Tokens((Token(9),), FinishReason.LENGTH)
 
 STATES: dict[str, DecodeState] = {
@@ -64,7 +66,7 @@ def new_lifecycle(state: DecodeState | None = None) -> DecodeLifecycle:
 
 def test_a_prompt_from_a_prefill_node_is_received_and_then_decoded() -> None:
     request = new_lifecycle()
-    assert request.on(REMOTE) == [OpenSession(REMOTE, 1)]
+    assert request.on(REMOTE) == [CountAdmission(REMOTE), OpenSession(REMOTE, 1)]
     assert request.on(SessionLanded(1, 5, MOVED)) == [RunDecode(5), Reply(MOVED)]
     assert request.on(SECOND) == [Reply(SECOND)]
     assert request.on(THIRD) == [Reply(THIRD)]
@@ -77,7 +79,7 @@ def test_a_prompt_from_a_prefill_node_is_received_and_then_decoded() -> None:
 
 def test_a_prompt_that_is_computed_here_opens_no_session() -> None:
     request = new_lifecycle()
-    assert request.on(LOCAL) == [Reply(LocalPrefill(48))]
+    assert request.on(LOCAL) == [CountAdmission(LOCAL), Reply(LocalPrefill(48))]
     assert request.on(Computed(64)) == []
     assert request.on(Scored((Token(1), Token(2)))) == [Reply(PromptLogprobs((Token(1), Token(2))))]
     assert request.on(SECOND) == [Reply(SECOND)]
@@ -88,7 +90,6 @@ def test_a_prompt_that_is_computed_here_opens_no_session() -> None:
 def test_a_request_that_finds_no_blocks_is_refused() -> None:
     request = new_lifecycle()
     assert request.on(AdmissionTimedOut("no blocks before the deadline")) == [Refuse("no blocks before the deadline")]
-    assert request.is_over
     assert request.on(CallEnded()) == [Release()]
 
 
@@ -149,6 +150,17 @@ def test_a_stop_that_crosses_with_the_end_changes_nothing() -> None:
     assert request.on(Stop()) == []
 
 
+@pytest.mark.parametrize("name", [name for name in STATES if name not in ("done", "released")])
+def test_a_command_that_cannot_be_read_fails_the_call_in_every_state(name: str) -> None:
+    request = new_lifecycle(STATES[name])
+    assert request.on(Broken(UNREADABLE)) == [Fail(UNREADABLE)]
+    assert request.state == STATES[name], "its end gives back what that state holds"
+
+
+def test_a_command_that_cannot_be_read_changes_nothing_after_the_end() -> None:
+    assert new_lifecycle(Done()).on(Broken(UNREADABLE)) == []
+
+
 @pytest.mark.parametrize(
     ("state", "instructions"),
     [
@@ -183,11 +195,12 @@ EVENTS: dict[str, DecodeInput] = {
     "ended": CallEnded(),
     "renew": Renew(1),
     "stop": Stop(),
+    "broken": Broken(UNREADABLE),
 }
 ADMISSION = {"admitted", "admitted to compute", "refused"}
 ENGINE = {"computed", "scored", "tokens", "finished"}
 OUTCOME = {"landed", "failed"}
-COMMANDS = {"ended", "renew", "stop"}
+COMMANDS = {"ended", "renew", "stop", "broken"}
 LEGAL = {
     "admitting": ADMISSION | COMMANDS,
     "receiving": OUTCOME | COMMANDS,

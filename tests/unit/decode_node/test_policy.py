@@ -1,11 +1,11 @@
 from decode_node.config import LocalPrefillConfig
-from decode_node.policy import PrefillPlace
+from decode_node.policy import PrefillLocation
 from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
 
 
 def chosen(num_tokens: int, resumable: int, *, remote: bool = True, max_tokens: int = 64, max_share: float = 0.5):
-    place = PrefillPlace(LocalPrefillConfig(max_tokens, max_share), num_tokens, remote)
-    return type(place.hit_policy(PrefixHit(resumable, resumable, resumable)))
+    location = PrefillLocation(LocalPrefillConfig(max_tokens, max_share), num_tokens, remote)
+    return type(location.hit_policy(PrefixHit(resumable, resumable, resumable)))
 
 
 def test_without_a_prefill_node_everything_is_local() -> None:
@@ -28,8 +28,8 @@ def test_a_rest_that_is_most_of_the_prompt_goes_to_the_prefill_node() -> None:
 
 
 def test_a_prompt_to_be_scored_goes_to_the_prefill_node_however_much_is_cached() -> None:
-    place = PrefillPlace(LocalPrefillConfig(), 100, may_prefill_remotely=True, is_scored=True)
-    assert isinstance(place.hit_policy(PrefixHit(96, 96, 96)), ReceiveState)
+    location = PrefillLocation(LocalPrefillConfig(), 100, may_prefill_remotely=True, is_scored=True)
+    assert isinstance(location.hit_policy(PrefixHit(96, 96, 96)), ReceiveState)
 
 
 def test_zero_turns_local_prefill_off() -> None:

@@ -26,7 +26,7 @@ async def test_a_caller_without_a_deadline_holds_blocks_and_slot_for_a_while_onl
     monkeypatch.setattr(node_runtime.service, "DEFAULT_TIMEOUT_S", 2.0)  # a busy machine may take a second to reserve
     model: Path = tiny_checkpoint("granite")
     async with linked(model) as nodes:
-        service = DecodeService(nodes.decode, nodes.fetch_source.fetch_server)
+        service = DecodeService(nodes.decode)
         server = ControlServer(["Decode"], lambda server: rpc.add_DecodeServicer_to_server(service, server))
         port = await server.start("127.0.0.1", 0)
         try:

@@ -241,7 +241,7 @@ async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> No
             left.set()
         raise AssertionError("unreachable")
 
-    async with linked(model, learn=replace(ALWAYS, timeout_s=TIMEOUT_S)) as nodes:
+    async with linked(model, fetch=replace(ALWAYS, timeout_s=TIMEOUT_S)) as nodes:
         nodes.fetch_source.fetch = never_answer
         layout = nodes.decode_runtime.layout
         target = nodes.decode_runtime.transport
@@ -269,7 +269,7 @@ async def test_every_cause_of_a_failed_fetch_is_counted_from_the_start(model) ->
 
 
 async def test_off_means_that_nobody_is_asked(model, asked, expected) -> None:
-    async with linked(model, learn=replace(ALWAYS, enabled=False)) as nodes:
+    async with linked(model, fetch=replace(ALWAYS, enabled=False)) as nodes:
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens, report.computed_tokens) == (expected, 0, len(asked.tokens))
@@ -278,7 +278,7 @@ async def test_off_means_that_nobody_is_asked(model, asked, expected) -> None:
 
 
 async def test_what_does_not_pay_is_computed_and_counted(model, asked, expected) -> None:
-    async with linked(model, learn=FetchConfig(min_tokens=1, max_time_ratio=1e-9)) as nodes:
+    async with linked(model, fetch=FetchConfig(min_tokens=1, max_time_ratio=1e-9)) as nodes:
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)

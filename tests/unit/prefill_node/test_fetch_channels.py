@@ -1,4 +1,4 @@
-"""How long a prefill node keeps a line to a decode node, without a node."""
+"""How long a prefill node keeps a client for a decode node, without a node."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -11,7 +11,7 @@ from prefill_node.fetch_channels import IDLE_S, FetchChannels
 GRACE_S = 5.0
 
 
-class Line:
+class Client:
     def __init__(self) -> None:
         self.closed_with: list[float | None] = []
 
@@ -27,11 +27,11 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.opened: list[Line] = []
-        self.lines = FetchChannels(self._connect, lambda: self.now_s, self._spawn, GRACE_S)
+        self.opened: list[Client] = []
+        self.channels = FetchChannels(self._connect, lambda: self.now_s, self._spawn, GRACE_S)
 
-    def _connect(self, fetch_source: FetchSource) -> Line:
-        self.opened.append(Line())
+    def _connect(self, fetch_source: FetchSource) -> Client:
+        self.opened.append(Client())
         return self.opened[-1]
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -47,31 +47,31 @@ def world() -> World:
     return World()
 
 
-def test_a_source_in_use_keeps_one_line(world: World) -> None:
+def test_a_source_in_use_keeps_one_client(world: World) -> None:
     for _ in range(5):
-        world.lines.to(fetch_source("a:1"))
+        world.channels.client(fetch_source("a:1"))
         world.now_s += IDLE_S
-    assert [line.closed_with for line in world.opened] == [[]]
+    assert [client.closed_with for client in world.opened] == [[]]
 
 
-def test_the_line_of_a_source_that_left_is_closed_when_others_are_asked(world: World) -> None:
-    """However it left: a restarted node has a new address, and nobody will call the old one again."""
+def test_the_client_of_a_source_that_left_is_closed_when_others_are_asked(world: World) -> None:
+    """However it left: a restarted node has a new address, and nobody connects to the old one again."""
     for number in range(5):
-        world.lines.to(fetch_source(f"a:{number}"))
+        world.channels.client(fetch_source(f"a:{number}"))
         world.now_s += IDLE_S + 1
-    assert [line.closed_with for line in world.opened] == [[GRACE_S]] * 4 + [[]]
+    assert [client.closed_with for client in world.opened] == [[GRACE_S]] * 4 + [[]]
 
 
-def test_a_lost_source_is_hung_up_at_once_and_called_anew(world: World) -> None:
-    first = world.lines.to(fetch_source("a:1"))
-    world.lines.disconnect("a:1")
-    world.lines.disconnect("a:1")  # by another fetch over the same line
+def test_a_lost_source_is_disconnected_at_once_and_connected_anew(world: World) -> None:
+    first = world.channels.client(fetch_source("a:1"))
+    world.channels.disconnect("a:1")
+    world.channels.disconnect("a:1")  # by another fetch with the same client
     assert world.opened[0].closed_with == [GRACE_S]
-    assert world.lines.to(fetch_source("a:1")) is not first
+    assert world.channels.client(fetch_source("a:1")) is not first
 
 
-def test_all_lines_end_with_the_node(world: World) -> None:
-    world.lines.to(fetch_source("a:1"))
-    world.lines.to(fetch_source("a:2"))
-    asyncio.run(world.lines.close())
-    assert [line.closed_with for line in world.opened] == [[None], [None]]
+def test_all_clients_close_with_the_node(world: World) -> None:
+    world.channels.client(fetch_source("a:1"))
+    world.channels.client(fetch_source("a:2"))
+    asyncio.run(world.channels.close())
+    assert [client.closed_with for client in world.opened] == [[None], [None]]

@@ -7,18 +7,16 @@ from headrace.cache.layout import CacheLayout
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.request import FinishReason, Token
 from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
-from node_runtime.lifecycle import CallEnded, Done, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 from prefill_node.lifecycle import (
     Admitting,
-    Broken,
     CancelFetch,
     CancelTransfer,
     ComputeInstead,
     Computing,
     CountDeclinedFetch,
-    Fail,
     FetchGivenUp,
     Fetching,
     FetchLanded,
@@ -126,10 +124,9 @@ def test_a_request_that_wants_no_token_ends_with_its_prompt() -> None:
 
 def test_a_request_that_finds_no_blocks_is_refused() -> None:
     request = new_lifecycle()
-    assert request.on(AdmissionTimedOut("no blocks before the deadline"), 1.0) == [
-        Refuse("no blocks before the deadline")
-    ]
-    assert request.is_over
+    late = AdmissionTimedOut("no blocks before the deadline")
+    assert request.on(late, 1.0) == [Refuse("no blocks before the deadline")]
+    assert request.on(CallEnded(), 1.0) == [CancelTransfer(), Release()]
 
 
 def test_a_prompt_is_computed_from_where_a_fetch_landed() -> None:
@@ -178,7 +175,7 @@ STATES: dict[str, PrefillState] = {
 def test_a_transfer_that_fails_ends_the_prefill_in_every_state(name: str) -> None:
     request = new_lifecycle(STATES[name])
     assert request.on(Broken(FAILURE), 2.0) == [Fail(FAILURE)]
-    assert request.is_over
+    assert request.state == STATES[name], "its end gives back what that state holds"
 
 
 def test_a_transfer_that_fails_after_the_end_changes_nothing() -> None:
