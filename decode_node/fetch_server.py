@@ -17,10 +17,9 @@ from headrace.cache.types import PrefixKey
 from headrace.engine.loop import EngineLost
 from headrace.engine.sequence import DeviceEvent
 from headrace.wire.messages import FetchReply, FetchRequest
-from node_runtime.errors import CheckpointGone
 from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
-from node_runtime.sessions import LEASE_MARGIN_S, plan_of
+from node_runtime.sessions import LEASE_MARGIN_S, CheckpointMissing, plan_of
 from transfer.protocol.errors import TransferFailed
 from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.transfer import PIPELINE_DEPTH
@@ -58,7 +57,7 @@ class FetchServer:
     async def run(self, request: FetchRequest, timeout_s: float) -> FetchReply:
         """Returns when everything was sent. Cancelling it aborts the transfer; either way the lease is given back.
 
-        Raises LayoutMismatch, CheckpointGone, TransferFailed.
+        Raises LayoutMismatch, CheckpointMissing, TransferFailed.
         """
         reservation = request.reservation
         self._runtime.require_layout(reservation.layout)
@@ -72,7 +71,9 @@ class FetchServer:
             leased = await asyncio.shield(leasing)
             if leased is None:
                 self._gone += 1
-                raise CheckpointGone(f"no checkpoint at {reservation.num_tokens} tokens of that prefix, or no longer")
+                raise CheckpointMissing(
+                    f"no checkpoint at {reservation.num_tokens} tokens of that prefix, or no longer"
+                )
             transfer = self._sender.open(
                 plan,
                 reservation.transfer_address,

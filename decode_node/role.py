@@ -42,10 +42,9 @@ from headrace.wire.messages import (
     Start,
     TransferReport,
 )
-from node_runtime.errors import NoRoom
 from node_runtime.lifecycle import Broken, CallEnded, Fail, Refuse, Release, Reply
 from node_runtime.runtime import NodeRuntime
-from node_runtime.sessions import reserve
+from node_runtime.sessions import NoCapacity, reserve
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import TransferFailed
 from transfer.receiver import IncomingTransfer, TransferReceiver
@@ -73,7 +72,7 @@ class DecodeRole:
         """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back.
 
         commands   the router's, after `start`
-        Raises BadRequest, also when `commands` does; NoRoom; LayoutMismatch.
+        Raises BadRequest, also when `commands` does; NoCapacity; LayoutMismatch.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         return DecodeCall(
@@ -189,7 +188,7 @@ class DecodeCall:
             case CountAdmission(admitted):
                 self._accounting.admitted(admitted)
             case Refuse(message):
-                raise NoRoom(message)
+                raise NoCapacity(message)
             case Fail(error):
                 raise error
             case Release():

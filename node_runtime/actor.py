@@ -1,4 +1,4 @@
-"""A node as a Ray actor: what prefill and decode actors share."""
+"""The base of the Ray actors that run prefill and decode nodes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ RESTART_PAUSE_S = 1.0
 
 
 class NodeActor:
-    """Runs a node in the actor's event loop. Made once the node serves; raises what its start raises.
+    """Runs a node in the actor's event loop. The constructor returns once the node serves, or raises like `start`.
 
-    A node whose engine crashes takes its process with it, and so does a restart that fails: Ray then starts
-    the actor anew, and the node comes back with another incarnation.
+    A crash of the engine ends the process, and so does a restart that fails. Ray then starts the actor again, and the
+    node comes back with another incarnation.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, make_node: Callable[[Config], NodeServer], config: Config, host: str | None
     ) -> None:
-        """`host` None: the address of the host that Ray chose."""
+        """`host` None: the address of the host on which Ray runs the actor."""
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         device = assigned_device(config.engine.device, ray.get_gpu_ids(), os.environ)
         host = host or ray.util.get_node_ip_address()
@@ -52,11 +52,11 @@ class NodeActor:
         return self._name  # the prefix of this actor's lines in the supervisor's log
 
     async def info(self) -> NodeInfo:
-        """What the node is; Ray delivers the call once the node serves."""
+        """Returns the node's registration. Ray delivers the call once the node serves."""
         return self._node.info
 
     async def stop(self) -> None:
-        """Leaves the router and ends the node; the process stays until Ray kills it."""
+        """Leaves the router and stops the node; the process stays until Ray kills it."""
         self._watch.cancel()
         await self._node.stop()
 
@@ -68,7 +68,7 @@ class NodeActor:
 
 
 def assigned_device(device: str, gpu_ids: Sequence[int | str], environ: Mapping[str, str]) -> str:
-    """`cuda` becomes the one GPU that Ray gave this actor, by its index among the visible ones.
+    """Returns the device to use: for `cuda`, Ray's GPU for this actor by its index among the visible ones.
 
     All GPUs stay visible (the supervisor asks Ray for that): CUDA IPC to a GPU that a process cannot see fails.
     """
@@ -81,5 +81,5 @@ def assigned_device(device: str, gpu_ids: Sequence[int | str], environ: Mapping[
 
 async def _exit_to_restart(what: str) -> None:
     log.exception("%s: this process ends, Ray starts another", what)
-    await asyncio.sleep(RESTART_PAUSE_S)  # a fault that stays must not become a busy loop
+    await asyncio.sleep(RESTART_PAUSE_S)  # a permanent fault must not become a busy loop
     os._exit(1)

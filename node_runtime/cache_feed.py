@@ -1,4 +1,4 @@
-"""What the node's cache holds, told to subscribers as it changes."""
+"""Streams the contents of a node's cache, and every later change, to subscribers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.engine.loop import EngineLoop, EngineLost
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
 
-MAX_KEYS_PER_MESSAGE = 1 << 14  # half a mebibyte: a snapshot of a million blocks must not hold up the event loop
+MAX_KEYS_PER_MESSAGE = 1 << 14  # half a mebibyte: a snapshot of a million blocks must not block the event loop
 
 _KINDS: dict[type[CacheEvent], CacheChange] = {
     BlockStored: CacheChange.BLOCK_STORED,
@@ -23,10 +23,10 @@ _KINDS: dict[type[CacheEvent], CacheChange] = {
 
 
 class CacheFeed:
-    """Carries a cache's journal from the engine's thread to the event loop's subscribers.
+    """Carries a cache's journal from the engine's thread to subscribers in the event loop.
 
-    A subscriber asks for news when it has sent what it had; the engine wakes it once after that, with the next
-    step that has any. `max_keys` is how many keys a message may carry.
+    A subscriber that has sent its updates asks for more; the engine then wakes it once, after the next step with a
+    change. `max_keys` limits the keys of one message.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CacheFeed:
         self._closed = False
 
     async def updates(self) -> AsyncGenerator[CacheUpdate, None]:
-        """A snapshot, then all that changes; ends when the node does."""
+        """Yields a snapshot, then every change; ends when the node stops."""
         woken = asyncio.Event()
         reader = Reader(partial(self._loop.deliver, woken.set))
         self._awaiting.add(woken)
@@ -65,7 +65,7 @@ class CacheFeed:
             self._loop.post(lambda: self._journal.leave(reader))
 
     def close(self) -> None:
-        """Ends every subscriber's stream, and those that come later at once."""
+        """Ends all streams. One that starts later ends at once."""
         self._closed = True
         for woken in self._awaiting:
             woken.set()

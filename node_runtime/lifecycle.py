@@ -54,7 +54,7 @@ class Reply(Generic[Message]):
 
 @dataclass(frozen=True)
 class Refuse:
-    """Fail the call with NoRoom; CallEnded follows."""
+    """Fail the call with NoCapacity; CallEnded follows."""
 
     message: str
 

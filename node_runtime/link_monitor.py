@@ -1,7 +1,7 @@
-"""A node's links to the peers that it hands messages to: measured in the background, reported with its heartbeats.
+"""Measures a node's links to its peers in the background; heartbeats report the results.
 
-Each heartbeat's answer names the peers. A new one, a restarted one and one whose connection was lost is measured soon,
-one after the other; a measurement takes a tenth of a second, and nothing waits for it.
+The router's answer to each heartbeat names the peers. New and restarted peers, and those whose connection was lost, are
+measured one after the other; a measurement takes a tenth of a second, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_warning, measu
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 30.0
-"""A probe that outlives it breaks the connection: only a peer that has long stopped answering lets that happen."""
+"""A probe that takes longer breaks the connection: only a peer that has long stopped answering takes longer."""
 
 RETRY_S = 2.0
 
 
 class _Link:
-    """One peer as it is now. `is_due_s`: when to measure next; None: it has been measured."""
+    """One peer and its last status. `is_due_s`: when to measure next; None: it has been measured."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -35,7 +35,7 @@ class _Link:
 
 
 class LinkMonitor:
-    """Belongs to one event loop. `memory` is where staging lies, on `device`: what hand-overs move, is measured."""
+    """Runs in one event loop. Measures with buffers of `memory`, on `device`, as transfers use them."""
 
     def __init__(self, name: str, transport: Transport, memory: StagingMemory, device: str) -> None:
         self._name = name
@@ -43,13 +43,13 @@ class LinkMonitor:
         self._device = device
         self._links: dict[Peer, _Link] = {}
         self._news = asyncio.Event()
-        # For good: a GPU stands still to free memory.
+        # Never freed: a GPU stands still to free memory.
         sink, self._probe = (buffer.whole for buffer in memory.allocate(2, PROBE_BYTES))
         LinkSink(transport, sink)
         self._task = asyncio.create_task(self._check_those_due())
 
     def meet(self, peers: Sequence[Peer]) -> None:
-        """From now on these are the peers; measures those that it has not measured, or not since they were lost."""
+        """Sets the peers; measures those not measured yet, or not since their connection was lost."""
         for gone in self._links.keys() - set(peers):
             self._links.pop(gone).stop_watching()
         for peer in peers:
@@ -61,7 +61,7 @@ class LinkMonitor:
         return tuple(link.status for _, link in sorted(self._links.items(), key=lambda each: each[0].name))
 
     async def close(self) -> None:
-        """Measures no more. What a probe has under way ends with the transport."""
+        """Stops measuring. A probe in flight ends with the transport."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -85,7 +85,7 @@ class LinkMonitor:
             address, deadline_s = link.peer.transfer_address, now_s + CHECK_TIMEOUT_S
             report = await measure_link(self._transport, address, self._probe, deadline_s)
             connection = await self._transport.connect(address, deadline_s)
-        except Exception as error:  # whatever it was: hand-overs find out by themselves, later links are still due
+        except Exception as error:  # of any kind: transfers notice it themselves, and the other links are still due
             self._failed(link, str(error) or repr(error))
             return
         if self._links.get(link.peer) is not link:

@@ -1,4 +1,4 @@
-"""Runs one node as a process of its own: until SIGINT or SIGTERM, or until its engine crashes."""
+"""Runs one node as a process, until SIGINT or SIGTERM or until its engine crashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transfer.protocol.errors import TransferError
 
 
 def run_node(node: NodeServer) -> int:
-    """Blocks until the node has ended; the process's exit status. Raises ConfigError."""
+    """Blocks until the node has ended; returns the process's exit status. Raises ConfigError."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         return asyncio.run(_run(node))

@@ -1,4 +1,4 @@
-"""A node's heartbeat: registers with the router, and again whenever the router asks for or forgets it."""
+"""A node's heartbeat: registers with the router and renews the registration."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 2.0
 RETRY_S = 0.25
-REFUSED_RETRY_S = 5.0  # only another node's end, or another router, changes that answer
+REFUSED_RETRY_S = 5.0  # the answer changes only when another node ends or the router is another one
 
 
 class Registration:
-    """Keeps one node registered until stopped; an unreachable router is tried again for ever.
+    """Keeps one node registered until stopped; tries an unreachable router again for ever.
 
-    `meet` is called after each beat with the peers that the router names; it must return at once.
+    `meet` is called after each heartbeat with the peers that the router names; it must return at once.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Registration:
         self._task = asyncio.create_task(self._beat())
 
     async def stop(self) -> None:
-        """Says good-bye, so that the router does not have to notice."""
+        """Stops, and unregisters the node instead of letting the router miss its heartbeats."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -59,10 +59,10 @@ class Registration:
                 delay_s = answer.heartbeat_s
                 self._meet(answer.peers)
                 reported = ""
-            except Exception as error:  # whatever it was: a node that stops saying that it lives is taken for dead
+            except Exception as error:  # of any kind: a node without heartbeats is taken for dead
                 is_refused = isinstance(error, RequestRefused)
                 delay_s = REFUSED_RETRY_S if is_refused else RETRY_S
-                # Said once, not four times a second: a router that starts later is normal.
+                # Logged once, not four times a second: a router that starts later is normal.
                 if str(error) != reported:
                     reported = str(error)
                     level = logging.ERROR if is_refused else logging.WARNING

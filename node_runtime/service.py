@@ -1,4 +1,4 @@
-"""What the gRPC services of both roles share: errors to status codes, and the Node service."""
+"""Parts of the gRPC services of both roles: errors as status codes, reading messages, and the Node service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import NodeInfo, NodeStatus
-from node_runtime.errors import CheckpointGone, NoRoom
+from node_runtime.sessions import CheckpointMissing, NoCapacity
 from transfer.protocol.errors import LayoutMismatch, TransferError, TransferFailed
 
 T = TypeVar("T")
@@ -28,19 +28,19 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (TransferFailed, grpc.StatusCode.ABORTED),
     (TransferError, grpc.StatusCode.ABORTED),
-    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (CheckpointGone, grpc.StatusCode.NOT_FOUND),
+    (NoCapacity, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CheckpointMissing, grpc.StatusCode.NOT_FOUND),
 )
 
-DEFAULT_TIMEOUT_S = 600.0  # for a caller that set no deadline: nothing is held for ever
+DEFAULT_TIMEOUT_S = 600.0  # for a call without a deadline: nothing may be held for ever
 
 
 @asynccontextmanager
 async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
     """Turns a known error of its block into the call's status.
 
-    gRPC ends the block at the deadline that the caller set; that of a caller who set none ends after
-    DEFAULT_TIMEOUT_S, with DEADLINE_EXCEEDED.
+    gRPC ends the block at the caller's deadline. A call without one ends after DEFAULT_TIMEOUT_S, with
+    DEADLINE_EXCEEDED.
     """
     try:
         async with asyncio.timeout(DEFAULT_TIMEOUT_S if context.time_remaining() is None else None) as limit:
@@ -56,7 +56,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
 
 
 def read(decode: Callable[[M], T], message: M) -> T:
-    """`decode(message)`. Raises BadRequest for what is no message of this version."""
+    """Returns `decode(message)`. Raises BadRequest for a message that this version cannot read."""
     try:
         return decode(message)
     except (ValueError, KeyError, TypeError) as error:
@@ -70,7 +70,7 @@ def timeout_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
 
 
 class NodeService(rpc.NodeServicer):
-    """Who the node is and how it stands, for operators with a gRPC client; what its cache holds, for routers."""
+    """The Node service: registration and status for operators with a gRPC client, cache contents for routers."""
 
     def __init__(
         self,

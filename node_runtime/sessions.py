@@ -1,4 +1,4 @@
-"""What both roles do around a session: reserve for one that lands in a sequence, and lease what one moves."""
+"""Transfer sessions as both roles use them: the reservation, its plan, landing, and a request's errors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
 
 LEASE_MARGIN_S = 5.0
-"""By which a lease outlives its session's deadline: copies that were enqueued on a device before the deadline may still
-run when it has passed. They take milliseconds, and a session that has settled gives its lease back at once; the rest is
-for a device behind whose other work they wait."""
+"""How long a lease outlives its session's deadline. Copies enqueued on a device before the deadline may run after it:
+they take milliseconds, but may wait behind the device's other work. A session that has ended releases its lease at
+once."""
+
+
+class NoCapacity(Exception):
+    """The cache had no blocks or slot for the request before its deadline: another node may, or this one later."""
+
+
+class CheckpointMissing(Exception):
+    """The checkpoint that a prefill node wants to fetch is not in this node's cache: the prefill node computes."""
 
 
 def plan_of(reservation: Reservation, max_message_bytes: int) -> TransferPlan:
-    """The messages of a reservation's session. Sender and receiver compute it, each from its own `max_message_bytes`,
-    which the router requires to be equal.
+    """Returns the messages of a reservation's session.
 
+    Sender and receiver each compute it, from their own `max_message_bytes`, which the router requires to be equal.
     Raises LayoutMismatch when the reservation's numbers do not make a plan.
     """
     layout = reservation.layout
@@ -48,13 +56,13 @@ def reserve(
     num_tokens: int,
     deadline_s: float,
 ) -> tuple[Reservation, IncomingTransfer]:
-    """What a sender is to be told, and the session that expects it: blocks beyond the attention hit, and the state.
+    """Opens a session for the blocks beyond the attention hit and for the state; returns it with the sender's terms.
 
-    sequence          admitted to wait for them; they land in its own blocks and slot
-    nonce             a fresh one, which names the session
-    num_tokens        of its prompt, that the sender has
-    deadline_s        the session's, on the event loop's clock
-    Raises LayoutMismatch when that makes no plan, or none that fits the staging buffers.
+    sequence    admitted to wait for a transfer, which lands in its own blocks and slot
+    nonce       a fresh one, which names the session
+    num_tokens  how many tokens of the prompt the sender has
+    deadline_s  when the session fails, on the event loop's clock
+    Raises LayoutMismatch when there is no such plan, or a message of it fits no staging buffer.
     """
     reservation = Reservation(
         nonce=nonce,
@@ -74,7 +82,7 @@ def reserve(
 async def _land(
     runtime: NodeRuntime, sequence: Sequence, admitted: Admitted, message: PlannedMessage, buffer: StagingBuffer
 ) -> None:
-    """One verified message into the request's own blocks or slot."""
+    """Copies one verified message into the request's own blocks or slot."""
     await runtime.packing.wait_event(admitted.device_event)
     wire = runtime.wire_layout
     await runtime.packing.scatter(

@@ -26,7 +26,7 @@ _GROUPED = {
 
 
 def node_status(built: BuiltEngine) -> NodeStatus:
-    """In the engine's thread only."""
+    """Returns the engine's part of the status. Call in the engine's thread only."""
     engine = built.engine
     stats = engine.cache.stats()
     return NodeStatus(
@@ -46,14 +46,14 @@ def node_status(built: BuiltEngine) -> NodeStatus:
 
 
 def cache_counters(totals: CacheCounters) -> dict[str, float]:
-    """By metric name, `group/name` where each cache group has its own count."""
+    """Returns the cache's counters by metric name, `group/name` where each cache group has its own."""
     return {_GROUPED.get(name, name): float(value) for name, value in asdict(totals).items()}
 
 
 def transfer_counters(stats: TransportStats, waits: WaitStats) -> dict[str, float]:
-    """By metric name, with labels before it: what moved over the wire, completed sessions, failures, waits.
+    """Returns the transport's counters by metric name, with labels before it: bytes, sessions, failures, waits.
 
-    Every label is there from the start, so that a rate sees the first failure.
+    Every label is there from the start, so that a rate includes the first failure.
     """
     return {
         "transfer_sent_bytes": stats.sent_bytes - stats.probe_sent_bytes,

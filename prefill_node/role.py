@@ -21,11 +21,10 @@ from headrace.wire.messages import (
     PrefillRequest,
     Reservation,
 )
-from node_runtime.errors import NoRoom
 from node_runtime.lifecycle import Broken, CallEnded, Fail, Refuse, Release, Reply
 from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
-from node_runtime.sessions import LEASE_MARGIN_S, plan_of
+from node_runtime.sessions import LEASE_MARGIN_S, NoCapacity, plan_of
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.fetch import Fetches, FetchFailed
 from prefill_node.fetch_policy import FetchPolicy
@@ -72,7 +71,7 @@ class PrefillRole:
     def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
         """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back.
 
-        Raises LayoutMismatch, BadRequest, NoRoom, TransferFailed.
+        Raises LayoutMismatch, BadRequest, NoCapacity, TransferFailed.
         """
         if request.reservation is not None:
             self._runtime.require_layout(request.reservation.layout)
@@ -156,7 +155,7 @@ class PrefillCall:
             case RecordComputeTime(seconds):
                 self._fetches.costs.computed(self._sequence.num_prefilled, seconds)
             case Refuse(message):
-                raise NoRoom(message)
+                raise NoCapacity(message)
             case Fail(error):
                 raise error
             case CancelFetch():

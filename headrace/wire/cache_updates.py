@@ -1,7 +1,7 @@
-"""What a node tells of its cache, as dataclasses and as protobuf messages.
+"""Updates about a node's cache for the router's index: dataclasses, and their conversion to protobuf and back.
 
-Keys alone travel, 32 bytes each and without a frame of their own: a key names a whole prefix, and who hashes
-a prompt knows how long the prefix is.
+Only keys travel, 32 bytes each, without framing: a key stands for a whole prefix, and whoever hashes a prompt knows the
+prefix's length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.cache.types import PREFIX_KEY_BYTES, PrefixKey
 from headrace.wire.generated import headrace_pb2 as pb
 
 CACHE_CHANGES = "cache_changes"
-"""The counter of a node's status that says how many changes there were: the last one's number."""
+"""The counter in a node's status with the number of its cache's last change."""
 
 
 class CacheChange(Enum):
@@ -26,7 +26,7 @@ class CacheChange(Enum):
 
 @dataclass(frozen=True)
 class CacheSnapshotPart:
-    """Some of what is findable after change number `sequence`; with the last part the subscriber has it all."""
+    """Part of the cache's contents after change number `sequence`; `is_last` completes the snapshot."""
 
     incarnation: int
     sequence: int
@@ -37,7 +37,7 @@ class CacheSnapshotPart:
 
 @dataclass(frozen=True)
 class CacheChanges:
-    """Consecutive changes, the first of them number `first_sequence`."""
+    """Consecutive changes, numbered from `first_sequence` on."""
 
     incarnation: int
     first_sequence: int
@@ -63,7 +63,7 @@ def encode_cache_update(update: CacheUpdate) -> pb.CacheUpdate:
 
 
 def decode_cache_update(message: pb.CacheUpdate) -> CacheUpdate:
-    """Raises ValueError for what no node of this version says."""
+    """Returns the update in a message. Raises ValueError for a message of another version."""
     match message.WhichOneof("update"):
         case "snapshot":
             part = message.snapshot

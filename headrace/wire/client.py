@@ -1,8 +1,8 @@
-"""Calls to nodes, and between them: dataclasses in and out, `NodeError`s for failures.
+"""gRPC clients of nodes and of the router's registry: dataclasses in and out, `NodeError`s for failures.
 
-Every call but one carries a deadline in seconds from now; the stream of cache updates has no end, keepalive
-notices when its node is gone. Leaving a call's `async with` block, or cancelling
-the task inside it, cancels the call, and the node gives back what it held.
+Every call carries a deadline in seconds from now, except the endless stream of cache updates: keepalive pings detect
+that its node is gone. Leaving a call's `async with` block, or cancelling the task inside it, cancels the call, and the
+node releases what the call held.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
 GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A node that is gone without a word (a pulled cable, SIGSTOP) is noticed a second and a second later. gRPC sends no
-    # ping sooner. The second timeout is how long its answer is waited for, a minute by default (1.85); the first is the
-    # kernel's TCP_USER_TIMEOUT: for a call that begins, it runs at once. Pings are answered by gRPC's own threads,
-    # whatever the node computes.
+    # A peer that stops without closing its connection (a pulled cable, SIGSTOP) is detected within two seconds: one
+    # until the ping, which gRPC sends no sooner, and one for its answer. ping_timeout_ms is the wait for that answer,
+    # a minute by default (gRPC 1.85); keepalive_timeout_ms is the kernel's TCP_USER_TIMEOUT, which for a new call runs
+    # at once. gRPC's own threads answer pings, whatever the node computes.
     ("grpc.keepalive_time_ms", 1_000),
     ("grpc.keepalive_timeout_ms", 1_000),
     ("grpc.http2.ping_timeout_ms", 1_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""Of both ends of a connection: a node that is gone costs its callers as little as a caller costs a node."""
+"""Options for both ends of a connection, so that nodes and callers detect each other's end equally fast."""
 
 CHANNEL_OPTIONS = (
     *GRPC_OPTIONS,
-    # A restarted node is to be found at once, not after the default backoff of up to two minutes.
+    # Reconnect to a restarted node soon: the default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
@@ -71,14 +71,14 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
 
 
 STATUS_TIMEOUT_S = 1.0
-"""How long the node's own word is waited for, when a write has found the call ended."""
+"""How long to wait for the server's status after a write failed."""
 
-# Of a connection that was accepted and then broken off: what gRPC says of it names no cause on the refused side.
+# gRPC's messages for a connection that was accepted and then closed; they name no cause on the refused side.
 _SIGNS_OF_TLS = ("Socket closed", "handshake failed", "Verification Check failed")
 
 
 def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
-    """To `address` (host:port), in TLS if this process has an identity. Connects when it is first used."""
+    """Returns a channel to `address` (host:port), with TLS if this process has an identity. Connects on first use."""
     if identity is None:
         return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     options = (*CHANNEL_OPTIONS, *identity.channel_options())
@@ -86,7 +86,7 @@ def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
 
 
 def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeError:
-    """The `NodeError` for how a call ended; what is not known means that the node is lost."""
+    """Returns the `NodeError` for a call's status; an unknown code means that the node is lost."""
     details = details or f"the call is over: {code.name}"
     if "failed to connect" in details and any(sign in details for sign in _SIGNS_OF_TLS):
         details += "; do both sides have tls, with certificates of one authority that name their hosts?"
@@ -94,7 +94,7 @@ def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeErr
 
 
 class StreamCall(Protocol[Event_co]):
-    """A call that a node answers with events, as an async context manager and an async iterator of them."""
+    """A call that a node answers with a stream of events: an async context manager and an async iterator."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -104,13 +104,13 @@ class StreamCall(Protocol[Event_co]):
 
 
 class DecodeCall(StreamCall[m.DecodeEvent], Protocol):
-    """One request's life on a decode node: commands in, events out."""
+    """One request on a decode node: commands in, events out."""
 
     async def send(self, command: m.DecodeCommand) -> None: ...
 
 
 class NodeClient(Protocol):
-    """What the router needs of a node; tests pass a fake."""
+    """The router's view of a node; tests pass a fake."""
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]: ...
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
@@ -119,14 +119,14 @@ class NodeClient(Protocol):
 
 
 class FetchClient(Protocol):
-    """A prefill node's line to a decode node that holds what it wants to fetch; tests pass a fake."""
+    """A prefill node's client for a decode node that it fetches from; tests pass a fake."""
 
     async def fetch(self, request: m.FetchRequest, *, timeout_s: float) -> m.FetchReply:
-        """Returns when the source has sent everything; raises NodeError. Cancelling it ends the source's side, too."""
+        """Returns when the source has sent everything; raises NodeError. Cancelling it ends the source's part, too."""
         ...
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Calls in progress get `grace_s` seconds to end, then they are cancelled."""
+        """Closes the connection. Calls in progress get `grace_s` seconds to end, then they are cancelled."""
         ...
 
 
@@ -141,16 +141,16 @@ class GrpcNodeClient:
         self._node = rpc.NodeStub(self._channel)
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
-        """Starts a prefill."""
+        """Starts a prefill call."""
         call = self._prefill.Run(codecs.encode(request, pb.PrefillRequest()), timeout=timeout_s)
         return _GrpcStream(self._name, call, codecs.decode_one_of)
 
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
-        """Opens a decode call; its `Start` goes out on entering."""
+        """Opens a decode call; entering it sends `start`."""
         return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s), start)
 
     def cache_updates(self) -> StreamCall[CacheUpdate]:
-        """Follows the node's cache: a snapshot, then what changes, without end."""
+        """Subscribes to the node's cache: a snapshot, then its changes, without end."""
         return _GrpcStream(self._name, self._node.CacheUpdates(pb.CacheUpdatesRequest()), decode_cache_update)
 
     async def close(self) -> None:
@@ -158,7 +158,7 @@ class GrpcNodeClient:
 
 
 class _GrpcStream(Generic[Reply, Event]):
-    """A `StreamCall` over gRPC; `decode` makes a message's event."""
+    """A `StreamCall` over gRPC; `decode` converts a message to an event."""
 
     def __init__(self, node: str, call: grpc.aio.UnaryStreamCall[Any, Reply], decode: Callable[[Reply], Event]) -> None:
         self._node = node
@@ -202,7 +202,7 @@ class _GrpcDecodeCall:
     async def send(self, command: m.DecodeCommand) -> None:
         try:
             await self._call.write(codecs.encode_one_of(command, pb.DecodeCommand()))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the node has ended the call, or is lost
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the node ended the call, or is lost
             raise await self._why_it_ended() from error
 
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
@@ -213,8 +213,11 @@ class _GrpcDecodeCall:
             raise await self._why_it_ended() from error
 
     async def _why_it_ended(self) -> NodeError:
-        """A write that finds the call ended makes gRPC (1.85) set a status of its own, INTERNAL: before the node's,
-        which soon replaces it, or after it, and then only those told of the end have seen it."""
+        """Returns the node's own status as an error.
+
+        A write to a call that has ended makes gRPC (1.85) set the status INTERNAL. The node's status comes soon after
+        and replaces it, or it came before; in that case only the call's done callback has seen it.
+        """
         give_up_s = time.monotonic() + STATUS_TIMEOUT_S
         status = self._first_status
         while status[0] is grpc.StatusCode.INTERNAL and time.monotonic() < give_up_s:
@@ -227,7 +230,7 @@ class _GrpcDecodeCall:
 
     def _ended(self, _: object) -> None:
         try:
-            self._status().send(None)  # set by now: nothing is waited for
+            self._status().send(None)  # available by now: does not wait
         except StopIteration as status:
             self._first_status = status.value
 
@@ -257,15 +260,15 @@ class GrpcFetchClient:
 
 
 class RegistryClient:
-    """A node's line to the router: registers it and keeps saying that it lives."""
+    """A node's client for the router's registry."""
 
     def __init__(self, address: str, identity: Identity | None = None) -> None:
         self._address = address
         self._channel = open_channel(address, identity)
         self._registry = rpc.RegistryStub(self._channel)
 
-    async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> m.Registered:
-        """Registers or renews. Raises NodeError."""
+    async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> m.RegisterReply:
+        """Registers the node, or renews its registration with a new status. Raises NodeError."""
         message = pb.RegisterRequest()
         codecs.encode(info, message.info)
         codecs.encode(status, message.status)
@@ -273,10 +276,10 @@ class RegistryClient:
             reply = await self._registry.Register(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(f"router {self._address}", error.code(), error.details()) from error
-        return codecs.decode(reply, m.Registered)
+        return codecs.decode(reply, m.RegisterReply)
 
     async def leave(self, name: str, incarnation: int, *, timeout_s: float) -> None:
-        """Says that the node stops now."""
+        """Reports that the node stops now. Raises NodeError."""
         try:
             await self._registry.Leave(pb.LeaveRequest(name=name, incarnation=incarnation), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

@@ -112,7 +112,7 @@ def _reader(name: str, hint: Any) -> Callable[[Message], Any]:
         if is_dataclass(item):
             inner_type: type = item
             return lambda message: tuple(decode(each, inner_type) for each in getattr(message, name))
-        return lambda message: tuple(getattr(message, name)[:])  # protobuf's slices cost half of its iterators
+        return lambda message: tuple(getattr(message, name)[:])  # half as long as iterating
     if get_origin(hint) is Mapping:
         return lambda message: dict(getattr(message, name))
     if is_dataclass(hint):

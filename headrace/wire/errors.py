@@ -1,4 +1,4 @@
-"""Why a call to a node failed, as one error tree; the gRPC status codes stay in headrace/wire/ and */service.py."""
+"""Errors of calls to a node, as one tree; gRPC status codes stay within headrace/wire/ and */service.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class NodeLost(NodeError):
 
 
 class NodeBusy(NodeError):
-    """The node has no room for the request: another may, or the same one later."""
+    """The node has no capacity for the request: another may, or the same one later."""
 
 
 class TransferBroken(NodeError):
-    """The prefill node could not hand over: the decode node's reservation can be renewed."""
+    """The prefill node's transfer failed: the decode node's reservation can be renewed."""
 
 
 class RequestRefused(NodeError):
@@ -29,7 +29,7 @@ class RequestRefused(NodeError):
 
 
 class CheckpointGone(NodeError):
-    """The node does not hold the checkpoint that was asked for, or no longer does."""
+    """The node does not hold the requested checkpoint, or no longer does."""
 
 
 class DeadlineExceeded(NodeError):

@@ -1,7 +1,7 @@
-"""What nodes and router say to each other, as frozen dataclasses.
+"""Messages between nodes and router, as frozen dataclasses.
 
-The protobuf messages of `proto/headrace.proto` exist at the edges only (`headrace/wire/codecs.py`); everything
-inside works on these. Token counts are in tokens, durations in seconds, sizes in bytes.
+All code works with these; the protobuf messages of `proto/headrace.proto` exist only at the edges
+(`headrace/wire/codecs.py`). Counts are in tokens, durations in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from enum import Enum
 from headrace.cache.layout import CacheLayout
 from headrace.request import FinishReason, Request, Token
 
-# ---------------------------------------------------------------- hand-over
+# ---------------------------------------------------------------- transfer
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a decode node has set aside for one request.
+    """The terms of one session: what a receiver has reserved for a request, and where to send what is missing.
 
-    deadline_s   counts from now, on any clock
-    secret       whoever knows it may hand over to this reservation: it is in no log, no repr and no report
+    nonce                 names the session
+    attention_hit_tokens  the receiver has the blocks of these tokens
+    num_tokens            length of the prompt that is sent
+    layout                of the bytes on the wire
+    deadline_s            seconds from now until the session fails, whatever clock is used
+    secret                key of the messages' MACs; appears in no log, repr or report
     """
 
     nonce: int
@@ -35,6 +39,8 @@ class Reservation:
 
 @dataclass(frozen=True)
 class TransferReport:
+    """Sizes and duration of a session that landed."""
+
     attention_tokens: int
     attention_bytes: int
     state_bytes: int
@@ -46,10 +52,10 @@ class TransferReport:
 
 @dataclass(frozen=True)
 class FetchSource:
-    """A decode node that held the prompt's first `num_tokens` tokens, a multiple of both nodes' block sizes, when
-    last heard of: their blocks, and a checkpoint there. A hint: it may be gone by now.
+    """A decode node with blocks and a checkpoint of a prompt's prefix; by now it may have evicted them.
 
-    block_size         its own: the prefix is known to it by keys of such blocks
+    num_tokens  length of the prefix, a multiple of both nodes' block sizes
+    block_size  the decode node's, of which its prefix keys are made
     """
 
     node: str
@@ -60,9 +66,11 @@ class FetchSource:
 
 @dataclass(frozen=True)
 class PrefillRequest:
-    """`reservation` None: nothing to hand over. `first_token`: what the client has already seen.
+    """A prompt to prefill.
 
-    `fetch source`: who may hold more of the prompt than the prefill node does; None: nobody is known to.
+    reservation   where to send blocks and state; None: nowhere
+    first_token   on a retry, the token that the client has already seen
+    fetch_source  a node that may hold more of the prompt than the prefill node; None: none is known
     """
 
     request: Request
@@ -73,6 +81,8 @@ class PrefillRequest:
 
 @dataclass(frozen=True)
 class FirstToken:
+    """The first sampled token. `finish` is set if it is also the last."""
+
     token: Token
     finish: FinishReason | None = None
 
@@ -86,9 +96,11 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class PrefillReport:
-    """What a prefill node reused and computed; `checkpoints` are the positions it published.
+    """Tokens that a prefill node reused and computed.
 
-    `fetched_tokens` are those of `resumed_tokens` beyond its own checkpoint, which a decode node sent.
+    resumed_tokens  the prefill started after these: from a checkpoint of the node's own, or a fetched one
+    checkpoints     positions of the checkpoints that the node published
+    fetched_tokens  tokens of `resumed_tokens` beyond the node's own checkpoint, sent by a decode node
     """
 
     node: str
@@ -102,6 +114,8 @@ class PrefillReport:
 
 @dataclass(frozen=True)
 class PrefillDone:
+    """The last event of a prefill call."""
+
     report: PrefillReport
 
 
@@ -112,7 +126,7 @@ PrefillEvent = FirstToken | PromptLogprobs | PrefillDone
 
 @dataclass(frozen=True)
 class Start:
-    """First command of a decode call. `may_prefill_remotely` False: no prefill node can hand over to it."""
+    """First command of a decode call. `may_prefill_remotely` False: no prefill node can send to this node."""
 
     request: Request
     may_prefill_remotely: bool = True
@@ -127,7 +141,7 @@ class Renew:
 
 @dataclass(frozen=True)
 class Stop:
-    """The client has enough: finish now, publish and report."""
+    """The client needs no more tokens: finish now, publish and report."""
 
 
 DecodeCommand = Start | Renew | Stop
@@ -135,20 +149,22 @@ DecodeCommand = Start | Renew | Stop
 
 @dataclass(frozen=True)
 class LocalPrefill:
-    """The decode node computes the prompt itself, from its own checkpoint at `resumed_tokens`."""
+    """The decode node prefills the prompt itself, starting from its own checkpoint at `resumed_tokens`."""
 
     resumed_tokens: int
 
 
 @dataclass(frozen=True)
 class SessionFailed:
+    """The transfer of this session failed; the router may renew the reservation."""
+
     nonce: int
     cause: str
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """`finish` comes with the last token: the answer is complete, whatever becomes of the node afterwards."""
+    """Generated tokens. `finish` comes with the last one: the answer is complete even if the node fails afterwards."""
 
     tokens: tuple[Token, ...]
     finish: FinishReason | None = None
@@ -156,7 +172,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """`state` says where the request's state came from: received, resumed or computed."""
+    """Tokens that a decode node reused and computed. `state`: the state was received, resumed or computed."""
 
     node: str
     attention_hit_tokens: int
@@ -168,6 +184,8 @@ class DecodeReport:
 
 @dataclass(frozen=True)
 class DecodeDone:
+    """The last event of a decode call."""
+
     finish: FinishReason
     report: DecodeReport
 
@@ -177,9 +195,10 @@ DecodeEvent = Reservation | LocalPrefill | SessionFailed | TransferReport | Toke
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """Send the prefix `key`, of `reservation.num_tokens` tokens: blocks beyond the hit, and the checkpoint.
+    """Asks a decode node to send its checkpoint of a prefix, and the blocks beyond the reservation's hit.
 
-    The tenant's salt is hashed into the key: whoever knows it knows the tokens.
+    key  of the prefix of `reservation.num_tokens` tokens. The tenant's salt is hashed into it: only a node that knows
+         tokens and salt can compute it
     """
 
     key: bytes
@@ -188,7 +207,7 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class FetchReply:
-    """Everything was sent; that it landed is the receiver's to know. `layout` is the fetch source's."""
+    """The decode node has sent everything; its receiver knows whether it landed. `layout` is the decode node's."""
 
     layout: CacheLayout
 
@@ -197,17 +216,22 @@ class FetchReply:
 
 
 class Role(Enum):
+    """The kind of work for which the router uses a node."""
+
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """Who a node is. A restarted node has the same name and another incarnation.
+    """A node's registration.
 
-    device             "cpu" or "cuda": where its cache lies
-    max_message_bytes  equal on all nodes: a message has as many blocks as fit into it
-    transfer_version   of what nodes send each other: peers of another one are strangers
+    incarnation        random at start: a restarted node has the same name and another incarnation
+    address            host:port of its gRPC service
+    transfer_address   where peers connect to send to it
+    device             "cpu" or "cuda": where its cache is
+    max_message_bytes  equal on all nodes: a message holds as many blocks as fit
+    transfer_version   version of the protocol between nodes: the router refuses a mix
     """
 
     name: str
@@ -227,7 +251,7 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class Peer:
-    """A node that another one hands messages to, as the router tells it."""
+    """A node to which another one may send, as the router names it."""
 
     name: str
     incarnation: int
@@ -237,13 +261,13 @@ class Peer:
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """What a node measured of its way to a peer, in that direction.
+    """A node's measurement of its link to a peer, in that direction.
 
-    lanes         the transports and devices in use, such as `tcp/eth0`
-    round_trip_s  of a short message, sent and taken
-    bytes_per_s   of long messages
-    warning       it works, but not as it should
-    error         why there is no measurement; with neither figures nor error there is none yet
+    lanes         transports and devices in use, such as `tcp/eth0`
+    round_trip_s  time of a short message and its acknowledgement
+    bytes_per_s   bandwidth of long messages
+    warning       why the link works worse than it should
+    error         why there is no measurement; without figures and error it is still to come
     """
 
     peer: str
@@ -255,8 +279,8 @@ class LinkStatus:
 
 
 @dataclass(frozen=True)
-class Registered:
-    """The router's answer: call again within `heartbeat_s`; `peers` are whom this node may have to send to."""
+class RegisterReply:
+    """The router's answer to a registration: call again within `heartbeat_s`; this node may have to send to `peers`."""
 
     heartbeat_s: float
     peers: tuple[Peer, ...] = ()
@@ -264,7 +288,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class PoolStatus:
-    """free + cached + in_use = total; `indexed` are those that a prompt can find, in use or not."""
+    """Blocks or slots of a pool: free + cached + in_use = total. A prompt can find `indexed` ones, in use or not."""
 
     total: int
     free: int
@@ -275,8 +299,11 @@ class PoolStatus:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """`counters` only ever grow; one with labels is named `label=value,.../name`, and `attention/name` is short for
-    `group=attention/name`. `links` are to the peers of the last registration."""
+    """A node's load and counters, sent with every heartbeat.
+
+    counters  only grow; with labels the name is `label=value,.../name`. `attention/name` is `group=attention/name`
+    links     to the peers that the last registration's answer named
+    """
 
     running: int
     waiting: int
@@ -287,10 +314,10 @@ class NodeStatus:
 
 
 def transfer_refusal(device: str, peer_device: str) -> str | None:
-    """Why nothing can be handed over between nodes on these kinds of device, either way; None when it can."""
+    """Returns why nodes on these kinds of device cannot transfer to each other, in either direction; None: they can."""
     if (device == "cuda") == (peer_device == "cuda"):
         return None
     return (
-        f"a node on {device} and one on {peer_device} cannot hand over: without a GPU a node opens UCX without CUDA, "
-        "and UCX then finds no protocol between GPU and host memory; give both pools nodes of one kind"
+        f"a node on {device} and one on {peer_device} cannot transfer to each other: without a GPU a node opens UCX "
+        "without CUDA, and UCX then finds no protocol between GPU and host memory; give both pools nodes of one kind"
     )

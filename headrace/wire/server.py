@@ -1,4 +1,4 @@
-"""A gRPC server as every Headrace process runs it: health, reflection, message limits, one address."""
+"""The gRPC server of every Headrace process: health, reflection, message limits, one address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.wire.tls import Identity
 
 SERVER_OPTIONS = (
     *GRPC_OPTIONS,
-    # Clients ping idle connections every second, too: do not take that for abuse.
+    # Clients ping even idle connections every second; by default a server closes such connections as abusive.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two processes must not share a port by accident.
@@ -23,13 +23,13 @@ SERVER_OPTIONS = (
 
 
 class ListenError(OSError):
-    """The address cannot be listened on."""
+    """The server cannot listen on its address."""
 
 
 class ControlServer:
-    """A gRPC server with the standard health service and reflection over the named services.
+    """A gRPC server with the standard health service and reflection for the named services.
 
-    With an identity it talks TLS, to clients that show a certificate of the same authority, and to no others.
+    With an identity it requires TLS, and from each client a certificate of the same authority.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ControlServer:
         try:
             bound = self._add_port(server, f"{host}:{port}")
         except RuntimeError as error:
-            # gRPC prints an empty error when a process ends that holds a server which never ran.
+            # Start and stop it: gRPC prints an empty error at exit for a server that never ran.
             await server.start()
             await server.stop(None)
             raise ListenError(f"cannot listen on {host}:{port}: is the port taken? {error}") from error
@@ -71,7 +71,7 @@ class ControlServer:
         return server.add_secure_port(address, self._identity.server_credentials())
 
     async def stop(self, grace_s: float) -> None:
-        """Says NOT_SERVING, gives calls in flight `grace_s` seconds, then cancels them; nothing before `start`."""
+        """Reports NOT_SERVING, gives calls in flight `grace_s` seconds, then cancels them. No-op before `start`."""
         if self._server is not None:
             await self._health.enter_graceful_shutdown()
             await self._server.stop(grace_s)

@@ -1,7 +1,7 @@
-"""Mutual TLS on the control plane: every server asks its clients for a certificate, every client checks its server's.
+"""Mutual TLS on the control plane: servers require a certificate from their clients, and clients verify the server's.
 
-One certificate authority signs the certificates of one cluster, router and nodes alike, and nothing else: whoever shows
-a certificate of it is a member. Files are read once, at start. docs/security.md says how to make them, and why.
+One certificate authority signs the certificates of one cluster, router and nodes alike, and no others: a certificate
+from it proves membership. Files are read once, at start. docs/security.md explains how to make them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.wire.tls_config import TlsConfig
 
 log = logging.getLogger(__name__)
 
-WILDCARDS = ("0.0.0.0", "::", "[::]")  # listening there says nothing of the host's name
+WILDCARDS = ("0.0.0.0", "::", "[::]")  # as a listening address they do not tell the host's name
 
 
 class TlsError(Exception):
@@ -25,7 +25,7 @@ class TlsError(Exception):
 
 
 class Identity:
-    """What this process shows its peers, and whom it trusts. Its repr has no key in it."""
+    """This process's certificate and the authority that it trusts. The repr does not show the key."""
 
     def __init__(self, ca: bytes, cert: bytes, key: bytes, server_name: str | None) -> None:
         self._ca = ca
@@ -34,7 +34,7 @@ class Identity:
         self._server_name = server_name
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Of a server that talks to nobody without a certificate of the same authority."""
+        """Returns credentials of a server that requires certificates of the same authority from its clients."""
         return grpc.ssl_server_credentials([(self._key, self._cert)], self._ca, require_client_auth=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
@@ -45,9 +45,9 @@ class Identity:
 
 
 def load_identity(config: TlsConfig | None, host: str) -> Identity | None:
-    """The identity of a process that is reached at `host`; None without TLS, which is logged.
+    """Returns the identity of a process whose peers reach it at `host`; None without TLS, which is logged.
 
-    Raises TlsError, for what its peers would refuse too: a certificate of another authority or host, or an expired one.
+    Raises TlsError, also for certificates that peers would refuse: of another authority or host, or expired.
     """
     if config is None:
         level = logging.INFO if _is_loopback(host) else logging.WARNING
@@ -77,7 +77,7 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _check(config: TlsConfig, name: str | None) -> None:
-    """Meets itself, as server and as client, in memory: what fails here would fail at every peer."""
+    """Does a TLS handshake with itself in memory: a certificate that fails here would fail at every peer."""
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.verify_mode = ssl.CERT_REQUIRED
     client.check_hostname = name is not None
@@ -101,14 +101,14 @@ def _check(config: TlsConfig, name: str | None) -> None:
 
 
 def _load(config: TlsConfig, context: ssl.SSLContext) -> None:
-    for name in ("ca", "cert"):  # the certificate too, only to see that it is one
+    for name in ("ca", "cert"):  # the certificate too, to check that it is one
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(getattr(config, name))
         except ssl.SSLError as error:
             raise TlsError(f"tls.{name} {getattr(config, name)}: no PEM certificate in it; give one") from error
     context.load_verify_locations(config.ca)
     try:
-        context.load_cert_chain(config.cert, config.key, password="")  # or OpenSSL would ask the terminal
+        context.load_cert_chain(config.cert, config.key, password="")  # else OpenSSL asks on the terminal
     except ssl.SSLError as error:
         raise TlsError(
             f"tls.key {config.key}: not the private key of tls.cert {config.cert}, or encrypted "

@@ -35,8 +35,8 @@ from headrace.wire.messages import (
     TransferReport,
 )
 from node_runtime.config import NodeConfig
-from node_runtime.errors import CheckpointGone as GoneHere
 from node_runtime.runtime import NodeRuntime
+from node_runtime.sessions import CheckpointMissing
 from prefill_node.config import FetchConfig, PrefillNodeConfig
 from prefill_node.role import PrefillRole
 from tests.support.engine.driving import SMALL
@@ -64,7 +64,7 @@ class LocalFetchSource:
         self.before()
         try:
             return self.reply(await self.fetch_server.run(request, timeout_s))
-        except GoneHere as error:
+        except CheckpointMissing as error:
             raise CheckpointGone(FETCH_SOURCE, str(error)) from error
         except LayoutMismatch as error:
             raise RequestRefused(FETCH_SOURCE, str(error)) from error

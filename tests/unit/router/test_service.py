@@ -12,7 +12,7 @@ from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcNodeClient, RegistryClient
 from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, NodeLost, RequestRefused, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import Peer, PrefillRequest, Registered, Role, Start, Stop
+from headrace.wire.messages import Peer, PrefillRequest, RegisterReply, Role, Start, Stop
 from headrace.wire.server import ControlServer, ListenError
 from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter
@@ -22,7 +22,7 @@ async def test_nodes_register_and_leave(start_router: StartRouter):
     running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
     registry = RegistryClient(running.server.control_address)
     info = node_info("d0", Role.DECODE, incarnation=2**64 - 1)
-    assert await registry.register(info, node_status(), timeout_s=5) == Registered(3.0)
+    assert await registry.register(info, node_status(), timeout_s=5) == RegisterReply(3.0)
     (node,) = running.server.nodes.live(Role.DECODE)
     assert (node.info, node.status) == (info, node_status())
     await registry.leave("d0", 2**64 - 1, timeout_s=5)
@@ -34,7 +34,7 @@ async def test_a_node_is_told_whom_it_may_have_to_send_to(start_router: StartRou
     running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
     registry = RegistryClient(running.server.control_address)
     decode = node_info("d0", Role.DECODE, device="cuda", incarnation=7)
-    assert await registry.register(decode, node_status(), timeout_s=5) == Registered(3.0)
+    assert await registry.register(decode, node_status(), timeout_s=5) == RegisterReply(3.0)
     answer = await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=5)
     assert answer.peers == (Peer("d0", 7, "d0:2", "cuda"),)
     answer = await registry.register(decode, node_status(), timeout_s=5)
