@@ -142,7 +142,7 @@ class RealScanTests:
         check(make(), lengths, [3, None, 4, 5, None], writes, dtype, state_dtype)
 
     def test_long_prompts_on_the_gpu(self, make: Callable[[], Scan]):
-        """Against the float32 torch form, token by token being too slow: 8,192 rows, and a state at any boundary."""
+        """8,192 rows, states at any boundary, against the torch reference in float32: token by token is too slow."""
         scan, T, rows = make(), 8192, [16, 4096, 4112, 8192]
         inputs = scan.inputs(T, torch.bfloat16)
         pools = [poisoned_pool(scan, []) for _ in range(2)]
@@ -155,7 +155,7 @@ class RealScanTests:
             assert relative_error(pools[0][slot], pools[1][slot].double()) < TOLERANCE[torch.bfloat16]
 
     def test_the_same_rows_alone_and_in_a_batch_give_the_same_bits(self, make: Callable[[], Scan]):
-        """No state of one sequence reaches another, and no result depends on who shares the pass."""
+        """No state of one sequence reaches another, and no result depends on the other sequences of the pass."""
         scan = make()
         inputs = scan.inputs(500, torch.bfloat16)
         together, alone = poisoned_pool(scan, []), poisoned_pool(scan, [])
@@ -171,7 +171,7 @@ NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def types(inputs: str, floats: str, tables: str, strides: str, dtype: torch.dtype) -> dict[str, str]:
-    """Of arguments `x_ptr` in the model's dtype, of float32 and table pointers, and of strides `x_stride`."""
+    """Types of arguments: `x_ptr` in the model's dtype, of float32 and table pointers, and strides `x_stride`."""
     named = {f"{name}_ptr": f"*{NAMES[dtype]}:16" for name in inputs.split()}
     named |= {f"{name}_ptr": "*fp32:16" for name in floats.split()}
     named |= {f"{name}_ptr": "*i32:16" for name in tables.split()}

@@ -1,4 +1,4 @@
-"""The compile helper itself: its figures follow the kernel, its failures carry the compiler's words."""
+"""Kernels compiled for an H200: the report follows the kernel, a failure has the compiler's message."""
 
 import pytest
 

@@ -176,7 +176,7 @@ WORDS = {4: "b32", 8: "v2.b32", 16: "v4.b32"}  # by bytes
 
 
 def check_bytes_in_flight(launch_of: Callable[[str, int, int], Launch]) -> None:
-    """Enough bytes on their way for the memory's speed, in wide accesses, without spills."""
+    """Checks for enough bytes in flight for the memory's speed, in wide accesses, without spills."""
     cases = [(pool, batch, T) for pool in POOLS for batch, T in ((1, 1), (64, 1), (64, 4))]
     for (pool, batch, _), report in zip(cases, compile_for_h200([launch_of(*case) for case in cases]), strict=True):
         assert report.stack_bytes == 0, report

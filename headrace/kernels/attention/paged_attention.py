@@ -55,7 +55,7 @@ class DenseChunks:
 
 @dataclass(frozen=True)
 class PagedPrefill:
-    """A batch of prompt chunks: sequence i has lengths[i] new rows behind starts[i] tokens in its blocks."""
+    """A batch of prompt chunks: sequence i has lengths[i] new rows after starts[i] tokens in its blocks."""
 
     lengths: tuple[int, ...]
     chunks: PagedChunks | DenseChunks  # for Triton, for torch
@@ -203,7 +203,7 @@ def paged_decode_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, 
     )
     bias = None
     if contexts.hidden_Nn is not None and contexts.bias_N11n is not None:
-        # A weight of zero does not hide a NaN: the copies are cleared behind each end.
+        # A weight of zero does not hide a NaN: the copies are cleared past each end.
         keys.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
         values.masked_fill_(contexts.hidden_Nn[..., None, None], 0)
         bias = contexts.bias_N11n.to(q.dtype)

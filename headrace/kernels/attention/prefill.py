@@ -108,7 +108,7 @@ def _attend(
         if UPCAST_DOT:
             k = k.to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if MASKED:  # also replaces scores of keys behind the sequence, which may be NaN
+        if MASKED:  # also replaces scores of keys past the sequence, which may be NaN
             score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(score, 1) * scale_log2)
         weight = tl.exp2(score * scale_log2 - new_max[:, None])  # scale > 0: a fused multiply-add

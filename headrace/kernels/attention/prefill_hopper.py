@@ -6,7 +6,7 @@ each, compute scores, softmax and sums: under one consumer's softmax run the oth
 tile before. No barrier joins all warps. A program is persistent: while its last item ends, the next one's copies run.
 
 Shapes    those of headrace/kernels/attention/prefill.py, whose contract and numerics hold, too
-Contract  16-bit heads of 64 or 256 and what else `fits_hopper` asks
+Contract  16-bit heads of 64 or 256 and the other conditions of `fits_hopper`
 Source    Shah et al. 2024, "FlashAttention-3", section 3. The producer and what it shares with the consumers:
           prefill_hopper_warps.py; the consumers: prefill_hopper_consumers.py
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles

@@ -215,7 +215,7 @@ def produce(items, pool, keys, values):
 
 @gluon.jit
 def _produce_last(pool, keys, values, tile, table_ptr, column, first_block, end):
-    """The tile at the sequence's end. Values behind the end become zero: a weight of zero hides no NaN.
+    """The tile at the sequence's end. Values past the end become zero: a weight of zero hides no NaN.
 
     The copy engine brings whole blocks: of the block that holds the end, the producer copies the values itself.
     """

@@ -4,7 +4,7 @@
     stays
 
 Shapes    x [T, H, D]; cos, sin [T, 1, R], 2R <= D; `rotary_angles` makes them from positions [T]
-Contract  x is overwritten; one call serves queries and keys that lie side by side
+Contract  x is overwritten; one call serves adjacent queries and keys
 Numerics  angles and products in float32, the result in x's dtype
 Source    Su et al. 2021, "RoFormer", with the pairing of GPT-NeoX
 """

@@ -151,7 +151,7 @@ def _consume(tiles, ring, y_desc, y_tiles, ME: gl.constexpr):
         y_tile.store(y.to(y_desc.dtype))
         fence_async_shared()
         wait_for_warps()
-        tma_store(y_desc, [first_row + ME * ROWS, first_column], y_tile)  # writes no rows behind the last
+        tma_store(y_desc, [first_row + ME * ROWS, first_column], y_tile)  # writes no rows past the last
     tma.store_wait(0)
 
 

@@ -7,7 +7,7 @@ read them, as in headrace/kernels/ssd/scan_hopper.py.
 
 Shapes    as _gdn_states_kernel's; a program holds COLUMNS of V and all of K
 Contract  16-bit keys and values of the sizes that `fits_hopper` names
-Source    NVIDIA, PTX ISA, wgmma: accumulators lie as the left operand does
+Source    NVIDIA, PTX ISA, wgmma: accumulators have the left operand's register layout
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
 """
 

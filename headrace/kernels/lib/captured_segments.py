@@ -42,7 +42,7 @@ class CapturedSegments(PrefillSegments):
 
         lengths          of at most N sequences, which sum to the rows of the pass
         writes_of_each   (rows of the sequence before it, slot), at most W in all; every sequence with rows, except
-                         perhaps one, writes a state behind its last row
+                         perhaps one, writes the state after its last row
         """
         if sum(lengths) != self.lengths[0] or len(lengths) > self._most_sequences:
             raise ValueError(f"{len(lengths)} sequences of {sum(lengths)} rows: capacity is {self._most_sequences} of "

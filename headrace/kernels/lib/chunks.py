@@ -1,6 +1,6 @@
 """Chunks of packed sequences for the GPU's chunked scans.
 
-A sequence is cut behind every row whose state is written, and every `size` rows in between: each state to write is then
+A sequence is cut after every row whose state is written, and every `size` rows in between: each state to write is then
 the state after some chunk, whatever its row, and costs only its write. A row with several writes has a chunk of no rows
 for each further one.
 

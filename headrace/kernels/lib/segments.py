@@ -143,7 +143,7 @@ class PrefillSegments:
 
     @cached_property
     def write_chunk_W(self) -> Tensor:
-        """int64, the chunk in which the write's last row lies."""
+        """int64, the chunk of the write's last row."""
         return self._last_row_W // CHUNK_SIZE
 
     @cached_property

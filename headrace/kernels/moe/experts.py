@@ -6,7 +6,7 @@ Shapes    x [T, D]; expert, weight [T, k]; gate_up [E, 2I, D] (gate rows first);
           [T, D]
 Contract  the experts of one token are distinct; an expert that no token chose is not read. Triton: D and I are
           multiples of 16, the grids follow from shapes alone, and no step waits for the host
-Numerics  in x's dtype, the sum over experts too; Triton rounds once behind each product
+Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product
 Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks
 
 Legend    n = T k entries, one for each token and choice; sorted, entries of one expert are adjacent
@@ -76,7 +76,7 @@ def moe_tile(entries_an_expert: float, dtype: torch.dtype) -> MoeTile:
 
 @triton.jit
 def _sort_kernel(expert_ptr, order_ptr, first_ptr, n, E: tl.constexpr, BLOCK: tl.constexpr):
-    """Program e lists expert e's entries, in order, behind those of the experts before it; first[E] = n."""
+    """Program e lists expert e's entries, in order, after those of lower experts; first[E] = n."""
     let_next_start()
     wait_for_previous()
     e = tl.program_id(0)

@@ -28,7 +28,7 @@ def _start_loads(
     x_stride, chunk_head,
     P: gl.constexpr, N: gl.constexpr, ROWS: gl.constexpr, narrow: gl.constexpr, wide: gl.constexpr, line: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copies for a program's i-th head: x of the rows up to the program's last, zero behind the chunk's
+    """Starts the copies for a program's i-th head: x of the rows up to the program's last, zero past the chunk's
     end, the state before the chunk, and decays and time steps of both halves."""
     row, p = gl.arange(0, ROWS, gl.SliceLayout(1, narrow)), gl.arange(0, P, gl.SliceLayout(0, narrow))
     x_place = (row * x_stride)[:, None] + p[None, :]
@@ -48,7 +48,7 @@ def _start_loads(
 
 @gluon.jit
 def _start_rows(ptr, first, num_rows, stride, N: gl.constexpr, ROWS: gl.constexpr, wide: gl.constexpr, tile):
-    """Starts the copy of rows of C or B from `first` on to a tile; zero behind the chunk's end."""
+    """Starts the copy of rows of C or B from `first` on to a tile; zero past the chunk's end."""
     row, n = first + gl.arange(0, ROWS, gl.SliceLayout(1, wide)), gl.arange(0, N, gl.SliceLayout(0, wide))
     async_load(tile, ptr + ((row * stride)[:, None] + n[None, :]), mask=(row < num_rows)[:, None])
 

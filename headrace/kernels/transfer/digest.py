@@ -4,7 +4,7 @@ Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a mu
           contiguous, beside them or in the host's pinned memory
 Contract  a payload's bytes fill the first pages, the last of them perhaps in part. Its summary is XXH3-128, seed 0, of
           each whole page, 16 bytes in canonical (big-endian) order, and then the part's bytes, copied in whole words:
-          up to seven bytes behind the payload come with them. The host waits for nothing. For GPUs alone: on hosts
+          up to seven bytes past the payload come with them. The host waits for nothing. For GPUs alone: on hosts
           the library is faster (transfer/protocol/digest.py)
 Numerics  bit-exact
 Source    https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm for large inputs"

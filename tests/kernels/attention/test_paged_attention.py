@@ -1,4 +1,4 @@
-"""Paged attention against dense float64 attention, over pools whose free places are NaN."""
+"""Paged attention against dense float64 attention, over pools that are NaN where nothing is stored."""
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ CASES = [Case("conv", (10, 3), 1e-5), Case("conv_bias", (10, 3), 1e-5)]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 class TestReference(PrefillTests):
-    """What every recurrence must do."""
+    """The torch reference."""
 
 
 def check_prefill(name: str, lengths, taps: int, has_bias: bool, channels: int = C, dtype=torch.float32) -> None:

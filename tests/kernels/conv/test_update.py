@@ -26,7 +26,7 @@ CASES = [Case("conv", (10, 3), 1e-5), Case("conv_bias", (10, 3), 1e-5)]
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 class TestReference(UpdateTests):
-    """What every recurrence must do."""
+    """The torch reference."""
 
 
 @implementations

@@ -1,4 +1,4 @@
-"""Residual branches joining the stream: worked out or as a product, few rows and many, against float64."""
+"""Residual additions of a computed branch or of a product, with few rows and many, against float64."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_a_product_is_added_and_the_sum_normed(rows: int, dtype: torch.dtype):
 
 @ROWS
 @DTYPES
-def test_a_product_of_some_rows_is_worked_out_for_those(rows: int, dtype: torch.dtype):
+def test_a_product_of_some_rows_is_computed_for_those(rows: int, dtype: torch.dtype):
     _, product, matrix, weight = inputs(rows, dtype)
     chosen = torch.arange(rows - 1, -1, -7, device=DEVICE)
     x = torch.zeros(len(chosen), 48, device=DEVICE, dtype=dtype)
@@ -48,7 +48,7 @@ def test_a_product_of_some_rows_is_worked_out_for_those(rows: int, dtype: torch.
     torch.testing.assert_close(total.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def test_a_branch_that_is_worked_out_leaves_the_stream_as_it_was():
+def test_a_computed_branch_leaves_the_stream_as_it_was():
     x, product, matrix, weight = inputs(65, torch.float32)
     branch, before = product.x @ matrix.T, x.clone()
     total, _ = add_branch(x, branch, 0.22, weight, 1e-3)

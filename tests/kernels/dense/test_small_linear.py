@@ -137,7 +137,7 @@ def test_real_products(model: str, M: int):
 
 @needs_gpu
 def test_a_chain_in_a_graph_replays_on_new_inputs():
-    """Kernels that begin before their predecessors end read what those wrote, replay for replay."""
+    """Overlapped kernels read their predecessors' results in every replay."""
     x, up = operands(16, 4096, 2048)
     x, up, down = x.contiguous(), LinearWeight(up), LinearWeight(operands(1, 2048, 2048)[1])
     norm = torch.ones(2048, device=DEVICE)

@@ -77,7 +77,7 @@ def test_a_gate_far_from_zero_is_open_or_shut():
 
 @needs_hopper
 def test_a_layer_of_many_rows_takes_it(monkeypatch):
-    """And of rows that would leave programs idle, the library's product."""
+    """Fewer rows, which would leave programs idle, take the library's product."""
     config = SHAPES["granite-h-micro"]
     x, weight = operands(2048, config.intermediate_size, config.hidden_size)
     layer = LinearWeight(weight)
@@ -105,7 +105,7 @@ def test_other_devices_and_dtypes_do_not_fit():
 
 
 class TestWhatTheCopyEngineTakes:
-    """Each refusal is for one fault alone."""
+    """Each case has one fault alone."""
 
     x, weight = torch.zeros(200, 144).bfloat16(), torch.zeros(256, 128).bfloat16()
 

@@ -1,4 +1,4 @@
-"""The tables of captured passes: what is left over of them costs programs that find nothing to do."""
+"""Tables of captured passes: their unused entries cost programs that have nothing to do."""
 
 import torch
 
@@ -8,8 +8,8 @@ from headrace.kernels.lib.upload import StaticInts
 CPU = torch.device("cpu")
 
 
-def test_sequences_that_are_left_over_have_no_chunks_and_no_rows() -> None:
-    """Whoever reads a chunk ahead, or asks whether a sequence has any, reads within the tables."""
+def test_unused_sequences_have_no_chunks_and_no_rows() -> None:
+    """A kernel that reads one chunk ahead, or a sequence's range of chunks, stays within the tables."""
     ints = StaticInts(1024, CPU)
     segments = CapturedSegments(32, 4, 2, ints, CPU)
     chunks, conv = segments.chunk_table(16), segments.conv_table(4, 16)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EACH_COUNT = [[count, amount, 16] for count in (40, 50) for amount in (1, 2, 3, 3)]
 
 
@@ -26,7 +26,7 @@ def test_nothing_is_launched_but_what_other_threads_launch(found: dict) -> None:
 
 
 def test_each_form_is_compiled_once_and_loaded_by_the_thread_that_compiled_it(found: dict) -> None:
-    """Amounts 1, 2 and 3 misaligned; 3 aligned was compiled before. And the other thread's, by itself."""
+    """Compiled are amounts 1, 2 and 3 misaligned (3 aligned was before), and the other thread's, by that thread."""
     assert found["asked"]["compiled"] == [False] * 4
     assert sorted(found["asked"]["loaders"]) == ["Thread-1 (<lambda>)", "compile", "compile", "compile"]
 

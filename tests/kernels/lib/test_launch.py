@@ -1,4 +1,4 @@
-"""A kernel's forms are told apart as Triton tells them apart; on a GPU, launched again without it."""
+"""Fast launches distinguish a kernel's compiled forms as Triton does, and on a GPU relaunch them without it."""
 
 from unittest.mock import Mock
 
@@ -30,7 +30,7 @@ def test_a_launch_is_right_each_time_whatever_was_launched_before(dtype):
 
 
 class Compiled:
-    """In the place of what a kernel was compiled to."""
+    """Stands in for a compiled kernel."""
 
     function, packed_metadata = 7, (1, 2)
 
@@ -39,7 +39,7 @@ class Compiled:
 
 
 class Kernel:
-    """In the place of a kernel."""
+    """Stands in for a kernel."""
 
     def __init__(self, compiled):
         self.fn = self
@@ -56,7 +56,7 @@ class Kernel:
 
 @pytest.fixture
 def driver(monkeypatch) -> Mock:
-    """Whose current stream is 11: there is none without a GPU."""
+    """Stands in for the driver, which needs a GPU: its current stream is 11."""
     driver = Mock(**{"active.get_current_stream.return_value": 11})
     monkeypatch.setattr(launching, "driver", driver)
     return driver

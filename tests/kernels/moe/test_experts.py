@@ -28,7 +28,7 @@ needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too l
 
 
 def check_experts(rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dtype, tile: MoeTile | None) -> None:
-    """Nobody chooses the last expert, whose weights are NaN."""
+    """No token chooses the last expert, whose weights are NaN."""
     x = slice_of_projection(rows, D, dtype)
     gate_up = (torch.randn(E, 2 * inner, D, device=DEVICE) * D**-0.5).to(dtype)
     down = (torch.randn(E, D, inner, device=DEVICE) * inner**-0.5).to(dtype)

@@ -26,7 +26,7 @@ MARGIN = 3e-7
 
 
 def check(logits: Tensor, numbers: Tensor) -> None:
-    """Each row with all settings and numbers."""
+    """Every row with every setting and number."""
     cases = [(row, setting, number) for row in logits for setting in SETTINGS for number in numbers.tolist()]
     rows = torch.stack([row for row, _, _ in cases])
     settings = torch.tensor([setting for _, setting, _ in cases], dtype=torch.float64, device=DEVICE)

@@ -1,10 +1,10 @@
-"""Compile Triton kernels for an H200 (sm_90) on a machine that may have no GPU, and report what they take.
+"""Compiles Triton kernels for an H200 (sm_90), on machines without a GPU, too, and reports what they use.
 
-    [report] = compile_for_h200([Launch("kernels.x:_x_kernel", {"x_ptr": "*bf16:16", "rows": "i32"}, {"BLOCK": 64})])
+    [report] = compile_for_h200([Launch("headrace.kernels.x:_x_kernel", {"x_ptr": "*bf16:16"}, {"BLOCK": 64})])
     assert report.stack_bytes == 0
 
-The compiler and ptxas come with Triton's wheel. One child process compiles for all tests of this one, and each launch
-once: here Triton's interpreter may be switched on, which replaces the compiler when a kernel is imported.
+The compiler and ptxas are in Triton's wheel. One child process compiles for all tests of this process: here Triton's
+interpreter may be switched on, which replaces the compiler when a kernel is imported.
 """
 
 import importlib
@@ -24,7 +24,7 @@ from typing import Any
 from headrace.kernels.lib.sizes import cdiv
 from tests.support.kernels.sass import reads_of_nothing, sums_of_one_half
 
-COMPILE_TIMEOUT_S = 360  # dozens of kernels, nothing cached, a machine that others use, too
+COMPILE_TIMEOUT_S = 360  # dozens of kernels, nothing cached, on a shared machine
 SHARED_BYTES_A_BLOCK = 227 * 1024
 REGISTERS_A_MULTIPROCESSOR = 64 * 1024
 
@@ -50,7 +50,7 @@ class Compiled:
     ptx: str = field(repr=False)
 
     def accesses(self, instruction: str) -> list[str]:
-        """Forms in which a PTX instruction occurs: `accesses("ld.global")` -> ["v4.b32", "b16"]."""
+        """Widths of a PTX instruction, most frequent first: `accesses("ld.global")` -> ["v4.b32", "b16"]."""
         found = re.findall(rf"\b{re.escape(instruction)}((?:\.[\w:]+)+)", self.ptx)
         widths = [re.search(r"(v\d\.)?[bufs]\d+$", form) for form in found]
         names = [match.group() for match in widths if match]
@@ -58,8 +58,8 @@ class Compiled:
 
 
 def compile_for_h200(launches: Sequence[Launch]) -> list[Compiled]:
-    """One report a launch. Raises AssertionError with the compiler's words when a kernel does not compile, or when
-    its machine code has lost the address of a descriptor (see sass.py)."""
+    """One report a launch. Raises AssertionError with the compiler's message when a kernel does not compile, or when
+    its machine code has lost a descriptor's address (sass.py)."""
     asked = {repr(launch): launch for launch in launches}
     made = dict(zip(asked, _compiler().map(_report, asked.values(), timeout=COMPILE_TIMEOUT_S), strict=True))
     return [_compiled(made[repr(launch)]) for launch in launches]
@@ -76,12 +76,12 @@ def _compiler() -> ProcessPoolExecutor:
 
 
 def _compile_for_real() -> None:
-    """In the new process, before anything imports a kernel."""
+    """Switches the interpreter off in the new process, before anything imports a kernel."""
     os.environ.pop("TRITON_INTERPRET", None)
 
 
 def _report(launch: Launch) -> Compiled | str:
-    """What went wrong as text: not every error of the compiler can be sent to another process."""
+    """The report, or the error as text: not every error of the compiler can be sent to another process."""
     try:
         return _compile(launch)
     except Exception:
@@ -122,20 +122,20 @@ def _compile(launch: Launch) -> Compiled:
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """What cuobjdump reads in the binary: registers, stack and the like."""
+    """Registers, stack and the like of a binary, from cuobjdump."""
     dump = _binary_tool(cubin, "cuobjdump", "--dump-resource-usage")
     [line] = [line for line in dump.splitlines() if "REG:" in line]
     return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
 
 
 def lost_addresses(cubin: bytes) -> list[str]:
-    """Instructions that show what sass.py looks for."""
+    """Instructions of a binary that read a lost address (sass.py)."""
     listing = _binary_tool(cubin, "nvdisasm", "-c")
     return [*reads_of_nothing(listing), *sums_of_one_half(listing)]
 
 
 def _binary_tool(cubin: bytes, name: str, option: str) -> str:
-    """What one of the CUDA tools in Triton's wheel prints about a binary."""
+    """Output of one of the CUDA tools in Triton's wheel about a binary."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name

@@ -1,6 +1,6 @@
-"""Compiles kernels ahead for a GPU that is not there, then launches them on it; prints what happened, as JSON.
+"""Compiles kernels ahead, then launches them, on a fake GPU; prints compilations and launches as JSON.
 
-A process of its own: Triton's interpreter, which tests switch on, has no compiler, and a driver is for good.
+A process of its own: Triton's interpreter, which tests switch on, has no compiler, and a driver cannot be replaced.
 """
 
 import json
@@ -33,10 +33,10 @@ def _broken_kernel(x_ptr):
 
 
 class Driver:
-    """As far as a launch asks one."""
+    """A fake GPU's driver, with the parts that launches use."""
 
     def __init__(self) -> None:
-        self.launches: list[tuple[int, ...]] = []  # what each was given behind its pointer
+        self.launches: list[tuple[int, ...]] = []  # each launch's arguments after its pointer
         self.loaders: list[str] = []  # threads that loaded a binary
         self.utils = SimpleNamespace(
             load_binary=self._load,
@@ -64,7 +64,7 @@ class Driver:
         return 0
 
 
-class _Heard(logging.Handler):
+class _LogLines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
@@ -86,8 +86,8 @@ def main() -> None:
             launch(_add_kernel, 1, (x,), (count,), (3, 16), num_warps=1)
             launch(_add_kernel, 1, (x[1:],), (count,), (3, 16), num_warps=1)
 
-    launch(_add_kernel, 1, (x,), (30,), (3, 16), num_warps=1)  # has been compiled before
-    before, progress = (len(gpu.launches), len(compiled)), _Heard()
+    launch(_add_kernel, 1, (x,), (30,), (3, 16), num_warps=1)  # compiled before
+    before, progress = (len(gpu.launches), len(compiled)), _LogLines()
     logging.getLogger("headrace.kernels.lib.compile_ahead").addHandler(progress)
     logging.getLogger("headrace.kernels.lib.compile_ahead").setLevel(logging.INFO)
     elsewhere = threading.Thread(target=lambda: _add_kernel[(1,)](x, 20, 9, 16))

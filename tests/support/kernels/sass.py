@@ -1,8 +1,8 @@
-"""What a listing of machine code shows that PTX does not: descriptors whose address has been lost.
+"""Checks of machine code for descriptors whose address ptxas has lost.
 
-ptxas of CUDA 12.8 (Triton 3.6 brings it) loses the low half of an address when two descriptors of one base differ in
-their upper halves: it makes both halves of the next one of one register, which nothing wrote or which holds something
-else, and the matrix units read from there. Such code has no other sign, and right PTX.
+ptxas of CUDA 12.8 (in Triton 3.6) loses the low half of an address when two descriptors of one base differ in their
+upper halves: it takes both halves of the next one from one register, which nothing wrote or which holds something else,
+and the matrix units read from there. The PTX is right, and nothing else shows it.
 """
 
 import re
@@ -15,7 +15,7 @@ WRITES_UNIFORM = ("U", "R2UR", "S2UR", "REDUX", "CREDUX", "VOTEU")
 
 
 def reads_of_nothing(listing: str) -> list[str]:
-    """Instructions, in the order of the listing, that read a uniform register which none before them wrote."""
+    """Instructions, in the listing's order, that read a uniform register which none before them wrote."""
     written: set[int] = set()
     found = []
     for operation, operands in _instructions(listing):
@@ -27,11 +27,11 @@ def reads_of_nothing(listing: str) -> list[str]:
 
 
 def sums_of_one_half(listing: str) -> list[str]:
-    """Instructions that add to the upper half of a 64-bit number what its lower half was made of, too.
+    """Instructions that compute the upper half of a 64-bit sum from a register that its lower half was computed from.
 
-    Unless the lower half replaced what it was made of: then a name alone does not tell.
+    Sums whose lower half overwrites its operand are skipped: register names alone cannot show the fault there.
     """
-    lower: dict[str, set[str]] = {}  # of each carry: the registers of the sum that left it
+    lower: dict[str, set[str]] = {}  # by carry: the registers of the sum that set it
     found = []
     for operation, operands in _instructions(listing):
         registers = {text for text in operands[1:] if re.fullmatch(r"UR\d+", text)}
