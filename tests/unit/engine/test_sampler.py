@@ -11,7 +11,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from headrace.engine.draw import Draw, uniform
+from headrace.engine.draw import Draw
 from headrace.engine.sampler import sample, score
 from headrace.request import Sampling
 
@@ -79,16 +79,6 @@ def test_a_draw_does_not_depend_on_its_neighbours_in_the_batch() -> None:
     together = [token.id for token in sample(lines, mixed)]
     alone = [sample(lines[row : row + 1], [draw])[0].id for row, draw in enumerate(mixed)]
     assert together == alone
-
-
-def test_the_random_number_depends_on_seed_and_position_only_and_is_uniform() -> None:
-    rows = [[uniform(seed, position) for position in range(300)] for seed in range(40)]
-    numbers = torch.tensor(rows, dtype=torch.float64)
-    assert uniform(5, 7) == uniform(5, 7)
-    assert numbers.unique().numel() == numbers.numel()
-    counts = torch.histc(numbers, 20, 0, 1)
-    assert (counts - 600).abs().max() < 5 * 600**0.5
-    assert abs(torch.corrcoef(torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()]))[0, 1]) < 0.05
 
 
 def test_repetition_penalty_is_that_of_transformers() -> None:

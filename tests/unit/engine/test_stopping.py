@@ -1,0 +1,58 @@
+"""Stop conditions of a request, without a model."""
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.cache.hashing import PrefixHasher
+from headrace.engine.sequence import Job, Sequence
+from headrace.engine.stopping import StopRules
+from headrace.request import FinishReason, Sampling
+from tests.support.engine.driving import GREEDY, request, resume_locally
+
+EOS = 2
+RULES = StopRules(eos_token_ids=(EOS,), max_model_tokens=20)
+PROMPT = [7] * 4
+SAMPLING = replace(GREEDY, max_tokens=8, ignore_eos=False)
+
+
+def sequence(answer: list[int], sampling: Sampling = SAMPLING, max_new: int = 8) -> Sequence:
+    made = Sequence(Job(request(PROMPT, sampling), resume_locally, max_new, 0.0, print), PrefixHasher(16), list(PROMPT))
+    for token in answer:
+        made.append(token)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("answer", "changes", "reason"),
+    [
+        ([5, 6], {}, None),
+        ([5, EOS], {}, FinishReason.STOP),
+        ([5, EOS], {"ignore_eos": True}, None),
+        ([5, EOS], {"min_tokens": 3}, None),
+        ([5, 9], {"stop_token_ids": (9,)}, FinishReason.STOP),
+        ([5] * 8, {}, FinishReason.LENGTH),
+        ([5] * 16, {"max_tokens": 100}, FinishReason.LENGTH),
+    ],
+)
+def test_an_answer_ends_at_a_stop_token_or_at_a_limit(answer, changes, reason) -> None:
+    assert RULES.finish_reason(sequence(answer, replace(SAMPLING, **changes))) is reason
+
+
+def test_stop_tokens_are_banned_until_min_tokens_are_there_pending_ones_included() -> None:
+    early = sequence([5], replace(SAMPLING, min_tokens=3, stop_token_ids=(9,)))
+    assert RULES.draw(early, num_pending=1).banned == (EOS, 9)
+    assert RULES.draw(early, num_pending=2).banned == ()
+
+
+@pytest.mark.parametrize(("num_answered", "max_new"), [(7, 8), (3, 4)])
+def test_a_pending_token_counts_towards_the_limits(num_answered: int, max_new: int) -> None:
+    almost = sequence([5] * num_answered, max_new=max_new)
+    assert RULES.wants_more(almost, num_pending=0)
+    assert not RULES.wants_more(almost, num_pending=1)
+
+
+def test_the_last_token_of_an_answer_is_never_computed() -> None:
+    assert RULES.last_computed(sequence([], max_new=8)) == 4 + 7
+    assert RULES.last_computed(sequence([], max_new=1)) == 4
+    assert RULES.last_computed(sequence([], max_new=100)) == 20
