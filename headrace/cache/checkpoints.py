@@ -80,7 +80,7 @@ class CheckpointPolicy(Protocol):
 
 
 class KeepNone:
-    """No checkpoints: nothing can be resumed, attention blocks still serve hand-overs."""
+    """No checkpoints: nothing can be resumed, attention blocks still serve transfers."""
 
     name = "none"
 

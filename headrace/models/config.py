@@ -22,6 +22,8 @@ class UnsupportedModel(ModelError):
 
 @dataclass(frozen=True)
 class AttentionConfig:
+    """Grouped-query attention with its options."""
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -34,6 +36,8 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class Mamba2Config:
+    """A Mamba2 mixer (Dao & Gu 2024)."""
+
     num_heads: int
     head_dim: int
     state_size: int
@@ -58,6 +62,8 @@ class Mamba2Config:
 
 @dataclass(frozen=True)
 class GatedDeltaConfig:
+    """A gated-delta-net mixer (Yang et al. 2025)."""
+
     num_key_heads: int
     num_value_heads: int
     key_dim: int
@@ -83,6 +89,8 @@ class GatedDeltaConfig:
 
 @dataclass(frozen=True)
 class MoeConfig:
+    """A mixture of experts beside a shared expert."""
+
     num_experts: int
     experts_per_token: int
     intermediate_size: int
@@ -94,12 +102,16 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class LayerConfig:
+    """The kinds of one layer's mixer and feed-forward."""
+
     mixer: Literal["attention", "state"]
     feed_forward: Literal["dense", "moe"]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
+    """A hybrid decoder; all its attention layers are alike, and so are its state layers."""
+
     architecture: str
     vocab_size: int
     max_position: int

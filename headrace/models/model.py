@@ -15,8 +15,9 @@ from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product, add_branch
 from headrace.kernels.dense.rms_norm import rms_norm
-from headrace.models.config import ModelConfig
+from headrace.models.config import ModelConfig, RawConfig
 from headrace.models.layers.attention import Attention
+from headrace.models.weight_files import WeightSource
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,20 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True)
+class Family:
+    """A family of models: how its config is read, and under which names its tensors are found."""
+
+    read_config: Callable[[RawConfig], ModelConfig]
+    load_layer: Callable[[WeightSource, str, ModelConfig, int], DecoderLayer]  # weights, "…layers.3", config, 3
+    final_norm: str = "norm"
+    norm_offset: float = 0.0  # added to the stored weights of the final norm
+    skipped: tuple[str, ...] = ()  # prefixes of parts that the engine does not run
+
+
+@dataclass(frozen=True)
 class HybridModel:
+    """A loaded model. `fingerprint` identifies its config and weights to other nodes."""
+
     config: ModelConfig
     fingerprint: str
     embedding: Tensor  # [V, hidden]

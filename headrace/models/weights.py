@@ -7,10 +7,9 @@ import torch
 from headrace.kernels.attention.rotary import inverse_frequencies
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.config import ModelConfig, RawConfig, UnsupportedModel
-from headrace.models.families.family import Family
 from headrace.models.families.granite import BAMBA, GRANITE
 from headrace.models.families.qwen import QWEN
-from headrace.models.model import HybridModel
+from headrace.models.model import Family, HybridModel
 from headrace.models.random_weights import RandomWeights, random_fingerprint
 from headrace.models.weight_files import WeightFiles, WeightSource, fingerprint
 

@@ -7,11 +7,10 @@ import torch
 
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, MoeConfig, RawConfig
-from headrace.models.families.family import Family
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.mamba2 import Mamba2
-from headrace.models.model import DecoderLayer
+from headrace.models.model import DecoderLayer, Family
 from headrace.models.weight_files import WeightSource
 
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig, RawConfig
-from headrace.models.families.family import Family
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.gated_delta import GatedDelta
-from headrace.models.model import DecoderLayer
+from headrace.models.model import DecoderLayer, Family
 from headrace.models.weight_files import WeightSource
 
 NORM_OFFSET = 1.0

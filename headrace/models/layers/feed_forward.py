@@ -16,6 +16,8 @@ from headrace.models.weight_files import WeightSource
 
 @dataclass(frozen=True)
 class SwiGlu:
+    """A dense SwiGLU feed-forward: down(silu(gate(x)) * up(x))."""
+
     gate_up: LinearWeight  # [2 I, hidden], gate rows first
     down: LinearWeight  # [hidden, I]
 
@@ -37,6 +39,8 @@ class SwiGlu:
 
 @dataclass(frozen=True)
 class MixtureOfExperts:
+    """Routed SwiGLU experts, E of them with inner size I, and a shared one that sees every row."""
+
     config: MoeConfig
     router: Tensor  # [E, hidden]
     gate_up: Tensor  # [E, 2 I, hidden], gate rows first

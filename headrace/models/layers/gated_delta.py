@@ -25,6 +25,8 @@ from headrace.models.weight_files import WeightSource
 
 @dataclass(frozen=True)
 class GatedDelta:
+    """A gated-delta-net layer; its state is a conv window and a matrix for each value head."""
+
     config: GatedDeltaConfig
     index: int  # among the state layers: the layer's place in a state
     norm_eps: float

@@ -25,6 +25,8 @@ from headrace.models.weight_files import WeightSource
 
 @dataclass(frozen=True)
 class Mamba2:
+    """A Mamba2 layer; its state is a conv window and a [P, N] matrix for each head."""
+
     config: Mamba2Config
     index: int  # among the state layers: the layer's place in a state
     norm_eps: float

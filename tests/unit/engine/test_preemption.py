@@ -200,7 +200,7 @@ def test_the_only_running_request_waits_for_blocks_that_a_reservation_holds(tiny
     assert not built.engine.step() and built.engine.num_running == 0
     built.engine.admit()
     assert built.engine.num_waiting == 1 and landing.sequence.claim is not None
-    built.engine.release(landing.sequence)  # its hand-over has failed
+    built.engine.release(landing.sequence)  # its transfer has failed
     serve(built, run)
     assert run.tokens == generate(small_engine(path), request(FIRST, replace(GREEDY, max_tokens=100))).tokens
     assert_nothing_in_use(built)

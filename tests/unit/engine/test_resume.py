@@ -13,7 +13,7 @@ from tests.support.engine.oracle import greedy, random_prompt
 
 
 def copy_prefix(source: BuiltEngine, target: BuiltEngine, sequence: Sequence, num_tokens: int, hit: int) -> None:
-    """What a hand-over does: blocks beyond the hit, and the checkpoint at `num_tokens`."""
+    """Copies, as a transfer does, the blocks beyond the hit and the checkpoint at `num_tokens`."""
     size = source.layout.block_size
     checkpoint = source.engine.cache.find_checkpoint(sequence.hasher.keys[num_tokens // size - 1])
     assert checkpoint is not None and checkpoint.num_tokens == num_tokens
