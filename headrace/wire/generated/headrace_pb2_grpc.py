@@ -45,9 +45,9 @@ class PrefillServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Run(self, request, context):
-        """Prefills, samples the first token, hands over to the reservation. Cancelling the call aborts it.
-        FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no room before the deadline;
-        ABORTED: the hand-over failed.
+        """Prefills, samples the first token, sends blocks and state to the reservation. Cancelling the call aborts it.
+        FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no capacity before the
+        deadline; ABORTED: the transfer failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,15 +125,15 @@ class DecodeServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Run(self, request_iterator, context):
-        """One request's life on the decode node. Ending the call early aborts it and gives everything back.
+        """One request on the decode node. Ending the call early aborts the request and releases what it held.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """Sends a checkpoint and the blocks below it to a prefill node's reservation. Ending the call ends that.
-        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the hand-over failed.
+        """Sends a checkpoint and the blocks below it to a prefill node's reservation. Cancelling the call aborts it.
+        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,7 +249,7 @@ class NodeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CacheUpdates(self, request, context):
-        """Goes on until the node stops or the subscriber leaves.
+        """Streams until the node stops or the subscriber leaves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -362,7 +362,8 @@ class RegistryServicer:
 
     def Register(self, request, context):
         """Registers a node, or renews its registration with a fresh status.
-        FAILED_PRECONDITION: its layout differs from the cluster's, both values named; or another process has its name.
+        FAILED_PRECONDITION: a value that all nodes must share differs from the cluster's (both are named), or another
+        process has its name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
