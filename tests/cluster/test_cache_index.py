@@ -15,10 +15,11 @@ from headrace.wire.client import GrpcNodeClient
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster, with_engine
 from tests.support.engine.oracle import random_prompt
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-SETTLE_S = 15.0
+SETTLE_S = PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ async def held(node: dict[str, Any]) -> CacheSnapshotPart:
     """What the node itself says that it holds."""
     client = GrpcNodeClient(node["name"], node["address"])
     try:
-        async with asyncio.timeout(10), client.cache_updates() as call:
+        async with asyncio.timeout(PATIENCE_S), client.cache_updates() as call:
             part = await anext(aiter(call))
             assert isinstance(part, CacheSnapshotPart) and part.is_last
             return part
@@ -65,7 +66,7 @@ async def _agrees(node: dict[str, Any]) -> bool:
 
 async def metrics(cluster: Cluster) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """By name and labels."""
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S) as http:
         text = (await http.get("/metrics")).text
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}

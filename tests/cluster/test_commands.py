@@ -16,6 +16,7 @@ from tests.support.cluster.cluster import SMALL, Process
 from tests.support.cluster.nodes import status_of
 from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import random_prompt
+from tests.support.patience import PATIENCE_S
 
 
 async def test_a_command_of_another_version_ends_the_request_at_once(tiny_checkpoint, tmp_path: Path) -> None:
@@ -24,7 +25,7 @@ async def test_a_command_of_another_version_ends_the_request_at_once(tiny_checkp
     try:
         async with grpc.aio.insecure_channel(d0.ready["address"]) as channel:
             stub = rpc.DecodeStub(channel)
-            call = stub.Run(timeout=30)
+            call = stub.Run(timeout=PATIENCE_S)
             # Nobody ever hands over: without the second command the request would wait for its reservation's end.
             await call.write(codecs.encode_one_of(Start(request(random_prompt(40), GREEDY)), pb.DecodeCommand()))
             assert (await call.read()).WhichOneof("event") == "reserved"
@@ -33,10 +34,10 @@ async def test_a_command_of_another_version_ends_the_request_at_once(tiny_checkp
                 while await call.read():
                     pass
             assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            first = stub.Run(timeout=30)
+            first = stub.Run(timeout=PATIENCE_S)
             await first.write(pb.DecodeCommand())
             assert await first.code() is grpc.StatusCode.INVALID_ARGUMENT
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (status := await status_of(d0.ready["address"])).blocks.in_use + status.slots.in_use:
                 await asyncio.sleep(0.02)
     finally:

@@ -21,8 +21,9 @@ from deploy.processes import is_alive, working_folder
 from headrace.wire.generated.headrace_pb2 import DescribeRequest
 from headrace.wire.generated.headrace_pb2_grpc import NodeStub
 from tests.support.cluster.certificates import Authority
+from tests.support.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tiny_models" / "headrace-tiny-qwen3.5"
@@ -134,7 +135,7 @@ def is_listening(port):
 
 def nodes_of(url):
     try:
-        return {node["name"]: node for node in httpx.get(f"{url}/cluster", timeout=5).json()["nodes"]}
+        return {node["name"]: node for node in httpx.get(f"{url}/cluster", timeout=PATIENCE_S).json()["nodes"]}
     except httpx.HTTPError:
         return {}
 
@@ -167,7 +168,7 @@ def test_a_cluster_file_with_certificates_starts_a_cluster_in_tls(shell):
     assert answer_of(url)
     for node in nodes_of(url).values():
         with grpc.insecure_channel(node["address"]) as channel, pytest.raises(grpc.RpcError, match="Socket closed"):
-            NodeStub(channel).Describe(DescribeRequest(), timeout=5)
+            NodeStub(channel).Describe(DescribeRequest(), timeout=PATIENCE_S)
     assert shell.run("down")[0] == 0
 
 

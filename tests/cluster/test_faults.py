@@ -91,7 +91,6 @@ async def test_a_killed_node_that_is_started_again_serves_again(tiny_checkpoint,
         assert answer.tokens == greedy(model, random_prompt(70), 64)
 
 
-@pytest.mark.timeout(400)
 async def test_pools_return_to_their_start_after_500_requests_a_third_of_them_aborted(
     tiny_checkpoint, tmp_path: Path
 ) -> None:

@@ -19,10 +19,11 @@ from tests.support.cluster.cluster import SMALL, Process, with_engine
 from tests.support.cluster.nodes import decode_alone, first_token, node_client, status_of, total
 from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-ALWAYS = FetchConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=20.0)
+ALWAYS = FetchConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=PATIENCE_S)
 TURN, NEW = random_prompt(40, seed=21), random_prompt(30, seed=22)
 ANSWER_TOKENS = 200
 KNOWN = 224  # of the 239 tokens that the decode node computes: its newest checkpoint
@@ -47,7 +48,7 @@ class Pair:
     async def settled(self, *processes: Process) -> None:
         """Until nothing is held any more on these nodes."""
         for process in processes or (self.p0, self.d0):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while _held(status := await status_of(process.ready["address"])):
                     await asyncio.sleep(0.02)
             for pool in (status.blocks, status.slots):
@@ -141,7 +142,7 @@ async def slow_fetch(
             asyncio.create_task(decode_alone(nodes.decode, request([number + 5], replace(GREEDY, max_tokens=4000))))
             for number in range(NUM_BUSY)
         ]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while (await status_of(nodes.d0.ready["address"])).running < NUM_BUSY:
                 await asyncio.sleep(0.01)
         asking = asyncio.create_task(first_token(nodes.prefill, prompt, nodes.fetch_source(1984)))
@@ -152,7 +153,7 @@ async def slow_fetch(
             await asyncio.gather(*busy, return_exceptions=True)
 
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await nodes.prefill_status()).counters["transfer_received_bytes"] < 4 << 14:
                     assert not asking.done(), "the fetch was over before anybody looked"
             yield nodes, prompt, asking, stop
@@ -186,7 +187,7 @@ async def test_a_source_that_says_nothing_is_given_up_at_the_fetchs_deadline(mod
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
         nodes.d0.kill(signal.SIGSTOP)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 token, report = await first_token(nodes.prefill, prompt, nodes.fetch_source(KNOWN))
         finally:
             nodes.d0.kill(signal.SIGCONT)

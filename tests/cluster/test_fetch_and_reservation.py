@@ -23,10 +23,11 @@ from tests.support.cluster.cluster import SMALL, Cluster, Process
 from tests.support.cluster.nodes import decode_alone, node_client, status_of, total, until_the_router_knows
 from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-FETCH_TIMEOUT_S = 60.0  # longer than any test waits: nothing here ends because of it
+FETCH_TIMEOUT_S = 10 * PATIENCE_S  # longer than any test waits: nothing here ends because of it
 PROMPT = random_prompt(2000, seed=24)
 KNOWN = 1984  # what the fetch source holds of it, with a checkpoint there
 ANSWER_TOKENS = 32
@@ -60,13 +61,13 @@ class Moving:
         return total((await self.status(name)).counters, counter)
 
     async def answer(self) -> Answered:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.asking
 
     async def given_back(self, *names: str) -> None:
         """Until nothing is held any more on these nodes."""
         for name in names:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while _held(status := await self.status(name)):
                     await asyncio.sleep(0.02)
             for pool in (status.blocks, status.slots):
@@ -101,13 +102,13 @@ async def moving(model: Path, folder: Path, fetch_source: str, **changes: Any) -
             await until_the_router_knows(cluster)
             long = replace(GREEDY, max_tokens=4000)
             busy = [asyncio.create_task(decode_alone(to_fetch_source, request([7 + i], long))) for i in range(NUM_BUSY)]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await status_of(address)).running < NUM_BUSY:
                     await asyncio.sleep(0.01)
             asking = asyncio.create_task(ask(client, PROMPT, ANSWER_TOKENS))
             nodes = Moving(cluster, process, asking, busy)
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     while await nodes.counter("p0", "transfer_received_bytes") < 4 * block_bytes:
                         assert not asking.done(), "no fetch, or it was over before anybody looked"
                 process.kill(signal.SIGSTOP)
@@ -153,7 +154,7 @@ async def test_a_client_leaves_and_every_node_gives_back(fetch_source, tiny_chec
         await nodes.given_back(*{"p0", "d0", "d1"} - {fetch_source})  # nobody waits for the fetch source
         nodes.thaw()
         ended = 2 if fetch_source == "d0" else 1  # its export, and as the target the reservation
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while await nodes.counter(fetch_source, "transfer_failures") < ended:
                 await asyncio.sleep(0.02)
         await nodes.calm()

@@ -12,6 +12,7 @@ from tests.support.cluster.asking import Answered, ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import until_the_router_knows
 from tests.support.engine.oracle import clear_prompt, greedy
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +68,6 @@ async def test_chats_side_by_side_fetch_and_hand_over_at_once(family, tiny_check
         turns = await chats(cluster, model, seeds=range(40, 48))
         fetched = [answer.report["prefill"]["fetched_tokens"] for answers in turns[1:] for answer in answers]
         assert sum(tokens > 0 for tokens in fetched) == len(fetched)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not nothing_is_held(cluster):
                 await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.engine.oracle import random_prompt
+from tests.support.patience import PATIENCE_S
 
 Links = dict[tuple[str, str], dict[str, Any]]
 Told = dict[tuple[str, str, str], float]
@@ -21,7 +22,7 @@ NEVER = FetchConfig(enabled=False)
 def until_links(cluster: Cluster, holds: Callable[[Links], bool], timeout_s: float = 30.0) -> Links:
     deadline_s = time.monotonic() + timeout_s
     while True:
-        told = httpx.get(f"{cluster.url}/cluster", timeout=10).json()["links"]
+        told = httpx.get(f"{cluster.url}/cluster", timeout=PATIENCE_S).json()["links"]
         links = {(link["from"], link["to"]): link for link in told}
         if holds(links):
             return links
@@ -89,7 +90,7 @@ def until_metrics(cluster: Cluster, holds: Callable[[Told], bool], timeout_s: fl
     deadline_s = time.monotonic() + timeout_s
     while True:
         told: Told = {}
-        for family in text_string_to_metric_families(httpx.get(f"{cluster.url}/metrics", timeout=10).text):
+        for family in text_string_to_metric_families(httpx.get(f"{cluster.url}/metrics", timeout=PATIENCE_S).text):
             for sample in family.samples:
                 if sample.name.startswith("headrace_node_") and sample.name.endswith("_total"):
                     labels = dict(sorted(sample.labels.items()))

@@ -8,6 +8,7 @@ from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.device_cluster import DeviceCluster
 from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.patience import PATIENCE_S
 
 PROMPTS = [random_prompt(length, seed=length) for length in (5, 40, 300, 301)]
 
@@ -25,7 +26,7 @@ async def test_a_decode_node_that_no_prefill_node_can_hand_over_to_computes_its_
 ) -> None:
     with DeviceCluster(tiny_checkpoint("granite"), tmp_path, num_decode=2, devices={"d0": "cuda"}) as cluster:
         assert {(path, decode) for path, _, decode in await paths(cluster)} == {("local", "d0"), ("remote", "d1")}
-        links = httpx.get(f"{cluster.url}/cluster", timeout=10).json()["links"]
+        links = httpx.get(f"{cluster.url}/cluster", timeout=PATIENCE_S).json()["links"]
         errors = {(link["from"], link["to"]): link["error"] for link in links if link["error"] is not None}
         assert "give both pools nodes of one kind" in errors["p0", "d0"]
 

@@ -11,11 +11,12 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import status_of
 from tests.support.engine.driving import sized
 from tests.support.engine.oracle import clear_prompt, greedy
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 NUM_BLOCKS = 20  # ten for each request in the end, three at its start
-CHECK_TIMEOUT_S = 10.0
+CHECK_TIMEOUT_S = PATIENCE_S
 
 
 async def test_19_preempted_answers_are_whole_and_everything_comes_back(tiny_checkpoint, tmp_path: Path) -> None:

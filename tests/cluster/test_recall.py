@@ -19,7 +19,7 @@ MODELS = Path(__file__).parents[2] / "tiny_models"
 NUM_QUESTIONS = 200
 ANSWER_TOKENS = 24
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 def first_line(tokenizer: Tokenizer, tokens: list[int]) -> str:

@@ -15,6 +15,8 @@ from tests.support.cluster.netns import Cut, Namespace, NamespacesUnavailable, r
 from tests.support.transfer.transfer_peer import Peer, two
 from transfer.protocol.plan import TransferPlan
 
+pytestmark = pytest.mark.slow  # bounds times that other work on the machine would stretch
+
 FAR_S = 50.0
 """The sessions' deadline."""
 MIB = 1 << 20

@@ -29,6 +29,7 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import CALL_TIMEOUT_S, node_client, status_of
 from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.patience import PATIENCE_S
 from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.errors import TransferFailed
@@ -122,7 +123,7 @@ async def refused(cluster: Cluster, cause: str) -> float:
 
 async def settle(cluster: Cluster) -> None:
     for name in ("p0", "d0"):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 status = await status_of(cluster.processes[name].ready["address"])
                 if status.blocks.in_use + status.slots.in_use + status.running + status.waiting == 0:

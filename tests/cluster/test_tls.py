@@ -20,6 +20,7 @@ from tests.support.cluster.cluster import SMALL, Cluster, Process
 from tests.support.cluster.nodes import decode_alone, node_client, until_the_router_knows
 from tests.support.engine.driving import request
 from tests.support.engine.oracle import greedy, random_prompt
+from tests.support.patience import PATIENCE_S
 
 HOST = "127.0.0.1"
 LEARN = FetchConfig(min_tokens=1, max_time_ratio=1e9)
@@ -96,7 +97,7 @@ async def test_a_node_of_another_authority_or_without_tls_is_never_registered(
         )
         process = Process.start(name, config, tmp_path)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while "is not registered" not in process.log.read_text():
                     await asyncio.sleep(0.05)
             assert "do both sides have tls, with certificates of one authority" in process.log.read_text()

@@ -20,6 +20,8 @@ from transfer.protocol.plan import TransferPlan
 from transfer.ucx import UcxConfig, open_transport
 from transfer.ucx.keepalive import ID_BYTES, Keepalive
 
+pytestmark = pytest.mark.slow  # bounds times that other work on the machine would stretch
+
 if TYPE_CHECKING:
     from transfer.ucx.endpoint import Endpoint
     from transfer.ucx.transport import UcxTransport

@@ -13,6 +13,8 @@ from tests.support.transfer.transfer_peer import Peer, two
 from transfer.protocol.plan import TransferPlan
 from transfer.transfer import GRACE_S
 
+pytestmark = pytest.mark.slow  # bounds times that other work on the machine would stretch
+
 MIB = 1 << 20
 
 

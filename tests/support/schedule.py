@@ -13,7 +13,6 @@ UNDISTURBED = frozenset(
         "tests/cluster/test_silent_network.py",  # time until a silent peer is given up
         "tests/cluster/test_ucx_transfer.py",  # deadlines of 1 to 2 s over gigabytes
         "tests/cluster/test_ucx_strangers.py",  # a stalled session's deadline, while a neighbour's goes on
-        "tests/unit/cache/test_hashing.py",  # tokens a second
         "tests/unit/router/api/test_app.py",  # how long the router answers nobody
     }
 )

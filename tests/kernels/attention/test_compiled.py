@@ -6,7 +6,6 @@ from tests.support.kernels.compiled import compile_for_h200
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_kernels_compile_for_an_h200_and_spill_next_to_nothing():
     from tests.support.kernels.launches import attention_launches
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.patience import PATIENCE_S
+
 ASK_TIMEOUT_S = 120.0
 
 
@@ -53,7 +55,7 @@ async def ask_all(url: str, prompts: Sequence[Sequence[int]], *, at_once: int, *
 
 async def ask_when_ready(url: str, prompts: Sequence[Sequence[int]], num_nodes: int) -> list[Answered]:
     """`ask_all`, one at a time, once so many nodes are registered."""
-    async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S) as client, asyncio.timeout(30):
+    async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S) as client, asyncio.timeout(PATIENCE_S):
         while len((await client.get("/cluster")).json()["nodes"]) < num_nodes:
             await asyncio.sleep(0.05)
     return await ask_all(url, prompts, at_once=1)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.wire.tls_config import TlsConfig
+from tests.support.patience import PATIENCE_S
 
 
 def _openssl(*arguments: object) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=30)
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=PATIENCE_S)
 
 
 def _new_key(path: Path) -> Path:

@@ -14,6 +14,7 @@ from headrace.engine.config import EngineConfig
 from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
 from tests.support.cluster.process import Process
+from tests.support.patience import PATIENCE_S
 
 SMALL = EngineConfig(cache_bytes=64 << 20, max_step_tokens=256, max_running=16, threads=1)
 ALWAYS_REMOTE = LocalPrefillConfig(max_tokens=0)
@@ -77,7 +78,7 @@ class Cluster:
 
     def nodes(self) -> dict[str, Any]:
         """The live nodes of /cluster, by name."""
-        reply = httpx.get(f"{self.url}/cluster", timeout=10).json()
+        reply = httpx.get(f"{self.url}/cluster", timeout=PATIENCE_S).json()
         return {node["name"]: node for node in reply["nodes"]}
 
     def wait_for_nodes(self, count: int, timeout_s: float = 30.0) -> None:

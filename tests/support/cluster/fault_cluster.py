@@ -11,8 +11,9 @@ from typing import Any
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.fault_node import FaultyNode
 from tests.support.cluster.process import Process
+from tests.support.patience import PATIENCE_S
 
-SETTLE_TIMEOUT_S = 30.0
+SETTLE_TIMEOUT_S = PATIENCE_S
 
 
 @dataclass

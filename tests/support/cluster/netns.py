@@ -1,7 +1,7 @@
 """Two hosts on one machine: two network namespaces joined by a veth pair, removed again whatever happens.
 
     with two_namespaces() as (left, right):
-        subprocess.run([*left.enter, "ping", "-c1", right.address], timeout=10)
+        subprocess.run([*left.enter, "ping", "-c1", right.address], timeout=PATIENCE_S)
 
 Linux only, and it takes the right to create namespaces (CAP_NET_ADMIN and CAP_SYS_ADMIN).
 """
@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-COMMAND_TIMEOUT_S = 10
+from tests.support.patience import PATIENCE_S
+
+COMMAND_TIMEOUT_S = PATIENCE_S
 
 
 class NamespacesUnavailable(Exception):

@@ -25,8 +25,9 @@ from headrace.wire.messages import (
 )
 from headrace.wire.tls import Identity
 from tests.support.cluster.cluster import Cluster
+from tests.support.patience import PATIENCE_S
 
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = PATIENCE_S
 
 
 @asynccontextmanager

@@ -29,9 +29,10 @@ from pathlib import Path
 
 from tests.support.cluster.child import LOG_FORMAT
 from tests.support.cluster.child import main as serve
+from tests.support.patience import PATIENCE_S
 
-START_TIMEOUT_S = 90.0  # two cores may have to load torch in several processes at once
-STOP_TIMEOUT_S = 20.0
+START_TIMEOUT_S = PATIENCE_S  # two cores may have to load torch in several processes at once
+STOP_TIMEOUT_S = PATIENCE_S
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.support.cluster.fault_node", "router.server"])

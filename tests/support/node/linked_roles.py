@@ -40,12 +40,13 @@ from node_runtime.sessions import CheckpointMissing
 from prefill_node.config import FetchConfig, PrefillNodeConfig
 from prefill_node.role import PrefillRole
 from tests.support.engine.driving import SMALL
+from tests.support.patience import PATIENCE_S
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.backend import Transport
 from transfer.protocol.errors import LayoutMismatch, TransferFailed
 from transfer.staging import Staging, StagingConfig
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = PATIENCE_S
 ALWAYS = FetchConfig(min_tokens=1, max_time_ratio=1e9)
 FETCH_SOURCE = "d0"
 

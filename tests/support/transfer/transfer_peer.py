@@ -10,11 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import PATIENCE_S
 from transfer.protocol.plan import TransferPlan
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 30
-CALL_TIMEOUT_S = 60
+START_TIMEOUT_S = PATIENCE_S
+CALL_TIMEOUT_S = PATIENCE_S
 
 
 class Peer:

@@ -8,8 +8,9 @@ import pytest
 
 from headrace.cache.errors import CorruptCache
 from headrace.engine.loop import EngineLoop, EngineLost
+from tests.support.patience import PATIENCE_S
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = PATIENCE_S
 
 
 class SteppedEngine:

@@ -17,6 +17,7 @@ from headrace.wire.server import ControlServer
 from node_runtime.cache_feed import CacheFeed
 from node_runtime.service import NodeService
 from tests.support.cache.cache_node import FakeNode
+from tests.support.patience import PATIENCE_S
 
 INCARNATION = 2**63 + 5
 
@@ -68,7 +69,7 @@ class Served:
 
 @pytest.fixture
 async def undo() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack, asyncio.timeout(30):
+    async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
         yield stack
 
 

@@ -9,6 +9,7 @@ import pytest
 from headrace.wire.messages import LinkStatus, Peer
 from node_runtime import link_monitor
 from node_runtime.link_monitor import LinkMonitor
+from tests.support.patience import PATIENCE_S
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.buffers import HostMemory
 
@@ -40,7 +41,7 @@ class Network:
 
     async def until_told(self, *peers: Peer, wanted: str) -> tuple[LinkStatus, ...]:
         """Heartbeats until every link of these peers is measured, or none is: by the name of a field."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 self.links.meet(peers)
                 await asyncio.sleep(0)
@@ -74,7 +75,7 @@ async def test_every_peer_is_measured_once_however_many_heartbeats_name_it(netwo
 
 async def test_a_peer_that_cannot_be_reached_keeps_no_other_from_being_measured(network: Network) -> None:
     network.start(D1.transfer_address)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while network.links.report()[-1:] == () or network.links.report()[1].bytes_per_s is None:
             network.links.meet([D0, D1])
             await asyncio.sleep(0)

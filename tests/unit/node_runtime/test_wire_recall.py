@@ -17,7 +17,7 @@ NUM_QUESTIONS = 64
 AT_ONCE = 8
 ENGINE = replace(SMALL, cache_bytes=256 << 20)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 async def answers(model: Path, prompts: list[list[int]], state_wire_dtype: str | None) -> list[Answer]:

@@ -12,6 +12,7 @@ from router.cluster.policy import Policy, RoundRobin
 from router.config import RouterConfig
 from router.server import RouterServer
 from router.text.tokens import ModelTokens
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, node_status
 from tests.support.router.model_folder import write_model_folder
 
@@ -61,7 +62,7 @@ async def start_router(model_folder: Path) -> AsyncIterator[StartRouter]:
             )
             await server.start()
             stack.push_async_callback(server.stop)
-            http = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=20))
+            http = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S))
             running = Running(server, cluster, http)
             if register:
                 running.register()

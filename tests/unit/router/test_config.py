@@ -11,6 +11,7 @@ from headrace.config import ConfigError
 from router.__main__ import FLAGS, main
 from router.config import RouterConfig
 from tests.support.config.command_line import loaded
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_process_serves_until_it_is_told_to_stop(model_folder: Path, tmp_path:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().split()[1]
-            assert httpx.get(f"{url}/v1/models", timeout=10).json()["data"][0]["id"] == "tiny"
+            assert httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"][0]["id"] == "tiny"
             process.send_signal(number)
             assert process.wait(20) == 0
         finally:

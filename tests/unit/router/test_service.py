@@ -14,6 +14,7 @@ from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, NodeLost
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Peer, PrefillRequest, RegisterReply, Role, Start, Stop
 from headrace.wire.server import ControlServer, ListenError
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter
 
@@ -22,10 +23,10 @@ async def test_nodes_register_and_leave(start_router: StartRouter):
     running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
     registry = RegistryClient(running.server.control_address)
     info = node_info("d0", Role.DECODE, incarnation=2**64 - 1)
-    assert await registry.register(info, node_status(), timeout_s=5) == RegisterReply(3.0)
+    assert await registry.register(info, node_status(), timeout_s=PATIENCE_S) == RegisterReply(3.0)
     (node,) = running.server.nodes.live(Role.DECODE)
     assert (node.info, node.status) == (info, node_status())
-    await registry.leave("d0", 2**64 - 1, timeout_s=5)
+    await registry.leave("d0", 2**64 - 1, timeout_s=PATIENCE_S)
     assert running.server.nodes.live(Role.DECODE) == []
     await registry.close()
 
@@ -34,10 +35,10 @@ async def test_a_node_is_told_whom_it_may_have_to_send_to(start_router: StartRou
     running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
     registry = RegistryClient(running.server.control_address)
     decode = node_info("d0", Role.DECODE, device="cuda", incarnation=7)
-    assert await registry.register(decode, node_status(), timeout_s=5) == RegisterReply(3.0)
-    answer = await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=5)
+    assert await registry.register(decode, node_status(), timeout_s=PATIENCE_S) == RegisterReply(3.0)
+    answer = await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=PATIENCE_S)
     assert answer.peers == (Peer("d0", 7, "d0:2", "cuda"),)
-    answer = await registry.register(decode, node_status(), timeout_s=5)
+    answer = await registry.register(decode, node_status(), timeout_s=PATIENCE_S)
     assert answer.peers == (Peer("p0", 1, "p0:2", "cpu"),)
     await registry.close()
 
@@ -45,10 +46,10 @@ async def test_a_node_is_told_whom_it_may_have_to_send_to(start_router: StartRou
 async def test_another_layout_is_refused_over_the_wire(start_router: StartRouter):
     running = await start_router(fake_cluster([1]), register=False)
     registry = RegistryClient(running.server.control_address)
-    await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=5)
+    await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=PATIENCE_S)
     other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, head_dim=16))
     with pytest.raises(RequestRefused, match="head_dim 16 != 8 of p0"):
-        await registry.register(other, node_status(), timeout_s=5)
+        await registry.register(other, node_status(), timeout_s=PATIENCE_S)
     await registry.close()
 
 
@@ -56,9 +57,11 @@ async def test_a_second_process_of_one_name_is_refused_over_the_wire(start_route
     running = await start_router(fake_cluster([1]), register=False)
     registry = RegistryClient(running.server.control_address)
     for incarnation in (1, 2):
-        await registry.register(node_info("p0", Role.PREFILL, incarnation=incarnation), node_status(), timeout_s=5)
+        await registry.register(
+            node_info("p0", Role.PREFILL, incarnation=incarnation), node_status(), timeout_s=PATIENCE_S
+        )
     with pytest.raises(RequestRefused, match="the name is taken"):
-        await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=5)
+        await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=PATIENCE_S)
     await registry.close()
 
 
@@ -66,7 +69,7 @@ async def test_a_silent_node_disappears(start_router: StartRouter):
     running = await start_router(fake_cluster([1], prefill=0), heartbeat_s=0.1, register=False)
     running.register()
     assert [node.info.name for node in running.server.nodes.live(Role.DECODE)] == ["d0"]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await running.http.get("/cluster")).json()["nodes"]:
             await asyncio.sleep(0.02)
         while not running.cluster.nodes["d0"].closed:
@@ -78,7 +81,7 @@ async def test_who_connects_as_soon_as_it_has_started_is_not_turned_away(start_r
     running = await start_router(fake_cluster([1]), register=False)
     for address in (running.server.url, running.server.control_address):
         host, _, port = address.rpartition(":")
-        socket.create_connection((host.removeprefix("http://"), int(port)), timeout=5).close()
+        socket.create_connection((host.removeprefix("http://"), int(port)), timeout=PATIENCE_S).close()
 
 
 async def test_a_taken_port_is_a_clear_error(start_router: StartRouter):
@@ -127,10 +130,10 @@ async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: typ
     request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
     try:
         with pytest.raises(error, match="n0: the cause"):
-            async with client.prefill(PrefillRequest(request), timeout_s=5) as prefill:
+            async with client.prefill(PrefillRequest(request), timeout_s=PATIENCE_S) as prefill:
                 async for _ in prefill:
                     pass
-        call = client.decode(Start(request), timeout_s=5)
+        call = client.decode(Start(request), timeout_s=PATIENCE_S)
         with pytest.raises(error, match="n0: the cause"):  # on entering it already, if the node was quicker
             async with call as decode:
                 async for _ in decode:
@@ -146,7 +149,7 @@ async def test_an_unreachable_node_is_lost():
     client = GrpcNodeClient("n0", "127.0.0.1:1")
     request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
     with pytest.raises(NodeLost):
-        async with client.decode(Start(request), timeout_s=5) as call:
+        async with client.decode(Start(request), timeout_s=PATIENCE_S) as call:
             async for _ in call:
                 pass
     await client.close()

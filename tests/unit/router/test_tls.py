@@ -20,11 +20,12 @@ from router.__main__ import FLAGS, main
 from router.config import RouterConfig
 from tests.support.cluster.certificates import Authority
 from tests.support.config.command_line import loaded
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter
 
 HOST = "127.0.0.1"
-TIMEOUT_S = 10
+TIMEOUT_S = PATIENCE_S
 
 
 @pytest.fixture(scope="module")

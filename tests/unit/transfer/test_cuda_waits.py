@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from transfer.cuda_waits import StreamWaits
 
 
@@ -76,7 +77,7 @@ async def test_each_is_done_when_its_work_is_and_no_sooner(threads, spin_s):
     assert not any(future.done() for future in futures)
     for number, name in enumerate("abc", start=1):
         stream.done = number
-        assert await asyncio.wait_for(futures[number - 1], 5) == name
+        assert await asyncio.wait_for(futures[number - 1], PATIENCE_S) == name
         assert [future.done() for future in futures] == [at < number for at in range(3)]
 
 
@@ -108,7 +109,7 @@ async def test_what_takes_long_is_left_to_a_thread(threads):
     await turns(50)
     assert not future.done() and stream.asked_by_the_loop <= 2
     stream.done = 1
-    assert await asyncio.wait_for(future, 5) == "done"
+    assert await asyncio.wait_for(future, PATIENCE_S) == "done"
     assert stream.asked_by_the_loop <= 3  # once more when the thread has woken up
 
 
@@ -120,7 +121,7 @@ async def test_a_failed_device_fails_all_who_wait_and_the_next(threads, spin_s):
     stream.error = RuntimeError("illegal memory access")
     for future in futures:
         with pytest.raises(RuntimeError, match="illegal memory access"):
-            await asyncio.wait_for(future, 5)
+            await asyncio.wait_for(future, PATIENCE_S)
     with pytest.raises(RuntimeError, match="illegal memory access"):
         await asyncio.wait_for(enqueue(waits, stream), 5)
 
@@ -130,4 +131,4 @@ async def test_a_waiter_that_gave_up_holds_up_nobody(threads):
     doomed, heir = enqueue(waits, stream), enqueue(waits, stream, "heir")
     doomed.cancel()
     stream.done = 2
-    assert await asyncio.wait_for(heir, 5) == "heir"
+    assert await asyncio.wait_for(heir, PATIENCE_S) == "heir"

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.support.patience import PATIENCE_S
 from tests.support.transfer.inprocess import InProcessArrival, InProcessNetwork, InProcessTransport
 from tests.support.transfer.transfer_pair import soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
@@ -263,7 +264,7 @@ class Transfers(RuleBasedStateMachine):
             for end in (session.incoming, session.outgoing):
                 end.cancel()
         await self._deliver_and_land_all()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             for session in self.sessions:
                 for ended in (session.incoming.landed(), session.outgoing.done()):
                     with suppress(TransferFailed):

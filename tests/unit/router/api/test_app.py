@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from router.text.tokens import ModelTokens
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 
@@ -139,9 +140,9 @@ async def test_stop_lets_a_request_end(start_router: StartRouter, tokens: ModelT
     cluster = fake_cluster(tokens.encode("a"))
     node = cluster.nodes["d0"]
     node.gate = asyncio.Semaphore(0)  # type: ignore[union-attr]
-    running = await start_router(cluster, shutdown_grace_s=5)
+    running = await start_router(cluster, shutdown_grace_s=PATIENCE_S)
     asking = asyncio.create_task(running.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not node.open_calls:
             await asyncio.sleep(0.01)
         stopping = asyncio.create_task(running.server.stop())
@@ -158,7 +159,7 @@ async def test_a_request_that_hangs_does_not_delay_the_stop(start_router: StartR
     cluster.nodes["d0"].gate = asyncio.Semaphore(0)  # type: ignore[union-attr]
     running = await start_router(cluster, shutdown_grace_s=1)
     asking = asyncio.create_task(running.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not cluster.nodes["d0"].open_calls:
             await asyncio.sleep(0.01)
         await running.server.stop()

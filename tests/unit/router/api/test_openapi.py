@@ -10,6 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from router.text.tokens import ModelTokens
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 
@@ -222,7 +223,7 @@ async def test_a_full_queue_and_a_late_answer_are_as_documented(start_router: St
     running = await start_router(cluster, max_concurrent=1, max_queue=0, request_timeout_s=1)
     api = Document((await running.http.get("/openapi.json")).json())
     late = asyncio.create_task(running.http.post("/v1/completions", json=COMPLETION))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not cluster.nodes["d0"].open_calls:
             await asyncio.sleep(0.01)
     refused = await running.http.post("/v1/completions", json=COMPLETION)

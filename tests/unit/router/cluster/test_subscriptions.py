@@ -9,6 +9,7 @@ from headrace.cache.hashing import prefix_keys
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
 from headrace.wire.errors import NodeLost
 from headrace.wire.messages import Role
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster, fetch_source, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 
@@ -28,7 +29,7 @@ async def indexes(running: Running) -> dict[str, Any]:
 
 
 async def until(running: Running, name: str, **expected: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not expected.items() <= (await indexes(running)).get(name, {}).items():
             await asyncio.sleep(0.02)
 
@@ -91,7 +92,7 @@ async def test_a_node_that_goes_is_forgotten_and_its_call_left(running: Running)
     await until(running, "d0", sequence=9)
     running.server.nodes.leave("d0", 1)
     assert set(await indexes(running)) == {"d1", "p0"}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not running.cluster.nodes["d0"].closed:  # which it is not before the call is left
             await asyncio.sleep(0.02)
     assert len(running.server.index) == 2

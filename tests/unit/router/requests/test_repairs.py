@@ -11,6 +11,7 @@ from headrace.request import Request
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
 from router.text.tokens import ModelTokens
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import (
     FakeCluster,
     FakeDecodeNode,
@@ -248,7 +249,7 @@ async def test_a_client_that_leaves_frees_the_nodes(start_router: StartRouter, a
     async with running.http.stream("POST", "/v1/completions", json=body) as reply:
         await anext(reply.aiter_lines())
         assert node.open_calls == 1
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while node.open_calls or (await running.http.get("/cluster")).json()["phases"]["failed"] != 1:
             await asyncio.sleep(0.01)
     assert 'headrace_requests_total{outcome="cancelled"} 1.0' in (await running.http.get("/metrics")).text
@@ -260,7 +261,7 @@ async def test_a_client_that_leaves_before_the_answer_frees_the_nodes(start_rout
     node.gate = asyncio.Semaphore(0)
     running = await start_router(cluster)
     task = asyncio.create_task(running.http.post("/v1/completions", json={"prompt": "a"}))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not node.open_calls:
             await asyncio.sleep(0.01)
         task.cancel()
@@ -326,7 +327,7 @@ async def test_a_silent_prefill_node_cannot_hold_a_finished_answer_up(start_rout
     cluster = fake_cluster([0], eos_id=0)
     cluster.nodes["p0"].hold_done = asyncio.Event()  # type: ignore[union-attr]
     running = await start_router(cluster)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         result = await ask(running)
     assert result["usage"]["headrace"]["prefill"] is None
 
@@ -356,7 +357,7 @@ async def test_a_full_queue_refuses_with_429(start_router: StartRouter, answer: 
     node.gate = asyncio.Semaphore(0)
     running = await start_router(cluster, max_concurrent=1, max_queue=1)
     waiting = [asyncio.create_task(ask(running)) for _ in range(2)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await running.http.get("/cluster")).json()["waiting"] != 1:
             await asyncio.sleep(0.01)
     refused = await running.http.post("/v1/completions", json={"prompt": "a"})
@@ -384,7 +385,7 @@ async def test_the_only_decode_node_may_come_back(start_router: StartRouter, ans
     running = await start_router(cluster)
     asking = asyncio.create_task(ask(running))
     nodes = running.server.nodes
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while nodes.live(m.Role.DECODE):
             await asyncio.sleep(0.01)
         assert (await running.http.get("/cluster")).json()["phases"]["migrating"] == 1

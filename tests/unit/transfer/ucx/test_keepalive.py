@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import uvloop
 
+from tests.support.patience import PATIENCE_S
 from transfer.ucx.keepalive import BEAT_S, Keepalive, KeepaliveServer
 
 ID = 0x1234_5678_9ABC_DEF0
@@ -34,7 +35,7 @@ async def test_the_end_of_one_end_is_the_others_and_frees_the_id(server: Keepali
     other = server.keepalive(ID)
     assert other is not None
     keepalive.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert await keepalive.ended is None
         assert await other.ended is None, "UCX itself reports an orderly end"
     again, _ = await Keepalive.connect("127.0.0.1", server.port, ID, 1.0)
@@ -71,7 +72,7 @@ async def test_a_port_in_use_raises(server: KeepaliveServer) -> None:
 def test_a_node_of_ray_runs_in_uvloop() -> None:
     async def listener_port() -> int:
         server = KeepaliveServer("127.0.0.1", 0, LISTENER_PORT, silence_s=1.0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             keepalive, port = await Keepalive.connect("127.0.0.1", server.port, ID, 1.0)
             keepalive.close()
             await server.close()
