@@ -77,9 +77,9 @@ class LinkSink:
 
 
 async def measure_link(transport: Transport, peer: str, buffer: Buffer, deadline_s: float) -> LinkReport:
-    """Probe the sink at `peer` with messages of up to `buffer`'s size, which its own buffer must hold too.
+    """Sends messages of up to `buffer`'s size to the sink at `peer`, whose own buffer must hold them too.
 
-    deadline_s   leave time to spare: a message that outlives it breaks the connection, which hand-overs share
+    deadline_s   leave time to spare: a message that outlives it breaks the connection, which transfers share
     Raises `PeerUnreachable`, `ConnectionLost` or `TransferTimeout`.
     """
     connection = await transport.connect(peer, deadline_s)

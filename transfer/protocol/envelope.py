@@ -87,7 +87,7 @@ class Envelope:
         )
 
     def describes(self, nonce: int, message: PlannedMessage) -> bool:
-        """Whether this is exactly the planned message of exactly that session."""
+        """Returns whether this is exactly the planned message of exactly that session."""
         return (
             self.nonce, self.index, self.first_block, self.num_blocks, self.attention_bytes, self.state_bytes
         ) == (

@@ -1,4 +1,4 @@
-"""Errors of the hand-over. A message says the value, the limit and the remedy."""
+"""Errors of transfers. Each message names the value, the limit and the remedy."""
 
 
 class TransferError(Exception):
@@ -6,11 +6,11 @@ class TransferError(Exception):
 
 
 class LayoutMismatch(TransferError, ValueError):
-    """The two sides, or the plan and the staging buffers, do not fit each other; nothing was sent."""
+    """The two sides, or a plan and the staging buffers, do not fit each other; nothing was sent."""
 
 
 class IllegalTransition(TransferError):
-    """A session got an event that cannot happen in its phase: a bug in its caller, not in its peer."""
+    """A session received an event that is impossible in its phase: a bug in its caller, not in its peer."""
 
 
 class TransportUnavailable(TransferError):
@@ -18,11 +18,11 @@ class TransportUnavailable(TransferError):
 
 
 class PeerUnreachable(TransferError):
-    """No connection to the peer could be made: a bad address, or nobody listens there."""
+    """No connection to the peer could be made: a bad address, or nothing listens there."""
 
 
 class ConnectionLost(TransferError):
-    """The peer died or its connection broke; whatever was in flight with it is gone."""
+    """The peer died or its connection broke; operations in flight with it have failed."""
 
 
 class TransferTimeout(TransferError):
@@ -30,11 +30,11 @@ class TransferTimeout(TransferError):
 
 
 class Truncated(TransferError):
-    """A message was longer than the buffer offered for it; nothing of it may be used."""
+    """A message was longer than its buffer; none of it may be used."""
 
 
 class MalformedEnvelope(TransferError):
-    """The bytes of an envelope are not one of ours, or of another version."""
+    """The bytes are no envelope of this protocol and version."""
 
 
 class NoSecret(TransferError):
@@ -53,7 +53,7 @@ class Unauthenticated(TransferError):
 
 
 class TransferFailed(TransferError):
-    """A session failed on this side. Nothing of it lands, or is sent, from here on.
+    """A session failed on this side. Nothing of it lands or is sent any more.
 
     cause   one short word for metrics: see `transfer.protocol.events.Cause`
     """

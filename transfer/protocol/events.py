@@ -1,4 +1,4 @@
-"""What sessions are told (events) and what they answer (instructions): plain values."""
+"""Events that sessions take, and instructions that they return: plain values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,19 +34,19 @@ class TokensComputed:
 
 @dataclass(frozen=True, slots=True)
 class StateFinal:
-    """The last token is sampled: the state is final."""
+    """The prompt is computed and the first token sampled: the state will not change any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSent:
-    """The transport took the whole message over. A short message may be done before a long earlier one."""
+    """The transport has taken over the whole message. A short message may be done before a long earlier one."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeArrived:
-    """`index` is that of the tag it came under."""
+    """An envelope whose MAC is right has arrived. `index` is that of its tag."""
 
     index: int
     envelope: Envelope
@@ -54,7 +54,7 @@ class EnvelopeArrived:
 
 @dataclass(frozen=True, slots=True)
 class PayloadAnnounced:
-    """A payload waits to be received: its size is known, its bytes are not here yet."""
+    """A payload waits to be received: its size is known, its bytes have not arrived."""
 
     index: int
     num_bytes: int
@@ -62,14 +62,14 @@ class PayloadAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class PayloadArrived:
-    """The payload lies in a staging buffer, whose bytes are neither verified nor landed yet: the next may come."""
+    """The payload is in a staging buffer, neither verified nor landed: the next one may come."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadChecked:
-    """Does the digest in its envelope agree with what lies in staging? One payload after the other, as they arrived."""
+    """The payload in staging was compared with the digest in its envelope; in order of arrival."""
 
     index: int
     digest_ok: bool
@@ -77,29 +77,31 @@ class PayloadChecked:
 
 @dataclass(frozen=True, slots=True)
 class MessageLanded:
-    """The message is in its blocks or its slot."""
+    """The message is in its blocks and slot."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
+    """The connection to the peer broke, or could not be made."""
+
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    pass
+    """The session's deadline, or an operation's, has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    pass
+    """This side cancelled the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Something else ended it: bytes that are no envelope, or an error on this side."""
+    """Bytes that are no envelope arrived, or this side failed."""
 
     cause: Cause
     reason: str
@@ -117,32 +119,34 @@ ReceiverEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Pack this message into staging and send it; messages are released in order."""
+    """Pack this message into staging and send it. Messages are released in order."""
 
     message: PlannedMessage
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivePayload:
-    """Receive the announced payload into a staging buffer of this session, exactly this long."""
+    """Receive the announced payload, of exactly this message's size, into a staging buffer."""
 
     message: PlannedMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """Scatter this verified message; one at a time, in this order."""
+    """Scatter this verified message into its blocks and slot; one at a time, in this order."""
 
     message: PlannedMessage
 
 
 @dataclass(frozen=True, slots=True)
 class CompleteSession:
-    pass
+    """Every message was sent (sender), or has landed (receiver)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailSession:
+    """Stop: nothing of the session lands or is sent any more."""
+
     cause: Cause
     reason: str
 

@@ -1,7 +1,7 @@
-"""The messages of one hand-over, planned alike on both sides from the same few numbers.
+"""The plan of a transfer: its messages, computed by both sides from the same few numbers.
 
-Nothing about the plan travels: both sides compute it from what the Reservation says, and each message's
-envelope must agree with the receiver's own plan to the last byte.
+The plan does not travel: both sides compute it from the Reservation, and each message's envelope must agree with the
+receiver's own plan in every number.
 
 Legend    N blocks, B bytes of a block, S bytes of the state. A message is N * B bytes of blocks, ascending, then S
           bytes of the state if it carries it.
@@ -25,7 +25,7 @@ class PlannedMessage:
 
     attention_bytes   of its blocks
     state_bytes       of the state; 0 where it is not carried
-    sendable_tokens   how many prompt tokens must be computed before the payload exists
+    sendable_tokens   prompt tokens that must be computed before the payload can be packed
     """
 
     index: int
@@ -44,13 +44,13 @@ class PlannedMessage:
 class TransferPlan:
     """The ordered messages of a session: the attention blocks that the receiver lacks, then the state.
 
-    nonce               of the Reservation: 48 random bits, never 0; a session is known by nothing else
+    nonce               of the Reservation: 48 random bits, never 0; it alone identifies the session
     num_tokens          the whole prompt; its last block may be partial and moves as a whole block
-    first_block         the receiver's attention hit in blocks: what is below it does not move
+    first_block         the receiver's attention hit in blocks: blocks below it do not move
     block_size          tokens a block; block_bytes its bytes, all attention layers
     state_bytes         the whole state of one request, all state layers
-    max_message_bytes   blocks are packed up to this, and the state with the last of them if that fits; else it moves
-                        alone and whole, whatever its size
+    max_message_bytes   blocks are packed up to this, and the state with the last of them if it fits; else the state
+                        is a message of its own, whatever its size
 
     Raises `LayoutMismatch` when the numbers do not make a plan.
     """
@@ -111,7 +111,7 @@ class TransferPlan:
 
     @property
     def largest_message_bytes(self) -> int:
-        """What a staging buffer must hold for this plan."""
+        """The smallest staging buffer for this plan."""
         return max(message.num_bytes for message in self.messages)
 
     @cached_property
@@ -125,8 +125,8 @@ class TransferPlan:
 
     @property
     def _first_blocks(self) -> Sequence[int]:
-        """Of each message. The last blocks and the state exist at the same moment, and a message costs both ends more
-        than its bytes do: where one buffer holds both, they go together."""
+        """First block of each message. The last blocks and the state become ready together, and a message costs both
+        ends more than its bytes do: they share a message where one buffer holds both."""
         starts = range(self.first_block, self.num_blocks, self._blocks_per_message)
         if starts and (self.num_blocks - starts[-1]) * self.block_bytes + self.state_bytes <= self.max_message_bytes:
             return starts

@@ -1,9 +1,9 @@
-"""One hand-over as a value: events in, instructions out. Nothing here waits, sends or touches a buffer.
+"""Session of one transfer, as a pure state machine: events in, instructions out; it neither waits nor sends.
 
-The first rule: only verified messages of exactly this nonce and this plan are landed, in order; anything
-else fails the session, and once it has failed nothing lands any more. Faults of the world (a lost peer, a
-flipped bit, a late message) are events; an event that its caller should never have sent raises
-`IllegalTransition`. After a session has ended, what was already under way may still report: that is ignored.
+The first rule: only verified messages of exactly this nonce and this plan land, in order. Anything else fails the
+session, and nothing lands after a failure. Outside faults (a lost peer, a flipped bit, a late message) are events; an
+event that the caller should never have sent raises `IllegalTransition`. Events of work that was under way when the
+session ended are ignored.
 
     sender    PLANNED -> MOVING -> COMPLETE          receiver  PLANNED -> MOVING -> COMPLETE (landed)
                  \\________\\-> FAILED                             \\________\\-> FAILED
@@ -49,7 +49,7 @@ class SessionPhase(Enum):
 
 
 class _Session:
-    """What both sides share: the phase, and how a session fails."""
+    """The part that both sides share: the phase, and how a session fails."""
 
     def __init__(self, plan: TransferPlan) -> None:
         self.plan = plan
@@ -84,10 +84,10 @@ class _Session:
 
 
 class SenderSession(_Session):
-    """The prefill side: releases messages as the tokens that they need are computed.
+    """The sending side: releases messages as the tokens that they need are computed.
 
-    The state is released by `StateFinal` alone. Complete once every message was taken over by the transport,
-    which does not say that the receiver has landed it: that word comes over the control plane.
+    Only `StateFinal` releases the state. The session is complete when the transport has taken over every message. That
+    the receiver has landed them is reported over the control plane.
     """
 
     def __init__(self, plan: TransferPlan) -> None:
@@ -154,11 +154,11 @@ class SenderSession(_Session):
 
 
 class ReceiverSession(_Session):
-    """The decode side: verifies each message against the plan, lands it, and then counts it.
+    """The receiving side: verifies each message against the plan, and has it landed.
 
-    Messages arrive strictly in order, each its envelope first, and are verified and landed in that order. Verifying may
-    lag behind arriving, and landing behind verifying; nothing lands that was not verified, nor anything behind what
-    failed. Losing the peer after the last byte has arrived is no loss.
+    Messages arrive strictly in order, the envelope first, and are verified and landed in that order. Verifying may lag
+    behind arriving, and landing behind verifying. Nothing lands unverified, nor behind a failed message. A peer lost
+    after its last byte has arrived does not matter.
     """
 
     def __init__(self, plan: TransferPlan) -> None:

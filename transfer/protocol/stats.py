@@ -1,4 +1,4 @@
-"""What a transport and the sessions over it counted: plain numbers, for metrics to read."""
+"""Counters of a transport and of the sessions over it, for metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from transfer.protocol.plan import PlannedMessage
 
 @dataclass(frozen=True, slots=True)
 class TransferStats:
-    """One completed session, as one side saw it.
+    """Sizes and times of one completed session, on one side.
 
-    seconds            sender: from `open` to the last byte taken over by the transport, which includes the prefill
-                       itself; receiver: from the first envelope to the last landing
-    attention_seconds  in which blocks were between the pool of this side and the other side
-    state_seconds      in which the state was; where both were, each has its share by bytes
-    hidden_seconds     of these two, those in which the prompt still computed: nobody waited. 0 on the receiving side,
-                       which does not know
+    seconds            sender: from `open` until the transport has taken over the last byte, prefill included;
+                       receiver: from the first envelope to the last landing
+    attention_seconds  in which blocks moved between this side's pool and the other side
+    state_seconds      in which the state moved; time in which both moved is shared by their bytes
+    hidden_seconds     the part of both in which the prompt was still computed, so that nobody waited. 0 on the
+                       receiving side, which does not know
     """
 
     attention_tokens: int
@@ -52,13 +52,13 @@ class TransferTotals:
 class TransportStats:
     """Totals since start; parts are envelopes and payloads alike.
 
-    probe_sent_bytes, probe_received_bytes   of `sent_bytes` and `received_bytes`, what measured links
-    dropped_parts, dropped_bytes   of sessions this side does not expect (cancelled, failed, or never known)
-    connections_lost               however: a dead peer, a broken network, our own deadline, our own close
+    probe_sent_bytes, probe_received_bytes   the parts of `sent_bytes` and `received_bytes` that measured links
+    dropped_parts, dropped_bytes   of sessions that are not expected (cancelled, failed, or never known)
+    connections_lost               for any reason: a dead peer, a broken network, a deadline here, a close here
     forced_closes                  connections closed because an operation outlived its deadline
     sent, received                 completed sessions
     failures                       failed sessions of either side, by cause
-    refusals                       parts that nobody who knows their session's secret sent, by cause
+    refusals                       parts not sent by the holder of their session's secret, by cause
     """
 
     sent_parts: int = 0
@@ -86,16 +86,16 @@ class TransportStats:
 
 @dataclass(slots=True)
 class WaitStats:
-    """How often, and for how long together, somebody waited for a staging buffer."""
+    """Number and total seconds of waits for a staging buffer."""
 
     count: int = 0
     seconds: float = 0.0
 
 
 class MovingTime:
-    """The seconds of one session in which its messages moved, however many at a time.
+    """Seconds of one session in which its messages moved, however many at a time.
 
-    Where blocks and the state move together, each has the share of that time that it has of the bytes.
+    Time in which blocks and the state move together is shared between them by their bytes.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -105,12 +105,12 @@ class MovingTime:
         self._clock = clock
         self._attention_bytes = 0
         self._state_bytes = 0
-        """Under way."""
+        """Bytes that move now, like `_attention_bytes`."""
         self._is_computing = False
         self._since_s = clock()
 
     def began(self, message: PlannedMessage) -> None:
-        """It moves from now on, until `ended`."""
+        """Counts the message as moving, until `ended`."""
         self._account()
         self._attention_bytes += message.attention_bytes
         self._state_bytes += message.state_bytes
@@ -121,7 +121,7 @@ class MovingTime:
         self._state_bytes -= message.state_bytes
 
     def computing(self, is_computing: bool) -> None:
-        """From now on: what moves while the prompt computes is hidden."""
+        """Sets whether the prompt is being computed: time of moving is hidden meanwhile."""
         self._account()
         self._is_computing = is_computing
 

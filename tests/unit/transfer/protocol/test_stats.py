@@ -1,4 +1,4 @@
-"""What a completed session says of its time: by kind, and how much of it a computing prompt hid."""
+"""Times of a completed session: by kind, and the part that a computing prompt hid."""
 
 import asyncio
 
