@@ -29,9 +29,7 @@ def embed_torch(tokens: Tensor, embedding: Tensor, multiplier: float) -> Tensor:
 
 
 @triton.jit
-def _embed_kernel(
-    token_ptr, embedding_ptr, out_ptr, stride_token, multiplier, D: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
+def _embed_kernel(token_ptr, embedding_ptr, out_ptr, stride_token, multiplier, D: tl.constexpr, BLOCK_D: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     token = tl.load(token_ptr + row * stride_token)
@@ -48,5 +46,5 @@ def embed_triton(tokens: Tensor, embedding: Tensor, multiplier: float) -> Tensor
     if T:
         _embed_kernel[(T, cdiv(D, block))](
             tokens, embedding, out, tokens.stride(0), multiplier, D=D, BLOCK_D=block, num_warps=4
-        )  # fmt: skip
+        )
     return out

@@ -65,9 +65,12 @@ class LinearWeight:
 
     def _has_few(self, x: Tensor) -> bool:
         return (
-            runs_triton(x) and self._weight.itemsize == 2 and x.dim() == 2 and 0 < len(x) <= MOST_ROWS
+            runs_triton(x)
+            and self._weight.itemsize == 2
+            and x.dim() == 2
+            and 0 < len(x) <= MOST_ROWS
             and x.stride(1) == 1
-        )  # fmt: skip
+        )
 
 
 def linear_torch(x: Tensor, weight: Tensor) -> Tensor:

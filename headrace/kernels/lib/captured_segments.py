@@ -45,8 +45,10 @@ class CapturedSegments(PrefillSegments):
                          perhaps one, writes the state after its last row
         """
         if sum(lengths) != self.lengths[0] or len(lengths) > self._most_sequences:
-            raise ValueError(f"{len(lengths)} sequences of {sum(lengths)} rows: capacity is {self._most_sequences} of "
-                             f"{self.lengths[0]}")  # fmt: skip
+            raise ValueError(
+                f"{len(lengths)} sequences of {sum(lengths)} rows: capacity is {self._most_sequences} of "
+                f"{self.lengths[0]}"
+            )
         if sum(map(len, writes_of_each)) > self._most_writes:
             raise ValueError(f"{sum(map(len, writes_of_each))} states to write: capacity is {self._most_writes}")
         self._filled = lengths, src_slots, writes_of_each

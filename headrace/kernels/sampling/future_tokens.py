@@ -31,7 +31,7 @@ def resolve_future_tokens_torch(known: Tensor, source: Tensor, drawn: Tensor) ->
 @triton.jit(do_not_specialize=["N"])
 def _future_tokens_kernel(
     known_ptr, source_ptr, drawn_ptr, out_ptr, N, stride_known, stride_source, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_here = n < N
     source = tl.load(source_ptr + n * stride_source, mask=is_here, other=-1)
