@@ -23,8 +23,8 @@ from router.errors import ApiError, deadline_passed, overloaded
 from router.metrics import RouterMetrics
 from router.requests import events as ev
 from router.requests.admission import AdmissionPermit
-from router.requests.events import RequestPhase
 from router.requests.lifecycle import RequestLife
+from router.requests.states import RequestPhase
 from router.requests.table import RequestTable
 
 log = logging.getLogger(__name__)

@@ -6,24 +6,11 @@ The messages of `headrace/wire/messages.py` are events as they are; here are the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from headrace.request import FinishReason, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeError
 from router.errors import ApiError
-
-
-class RequestPhase(Enum):
-    QUEUED = "queued"
-    RESERVED = "reserved"
-    PREFILLING = "prefilling"
-    MOVING = "moving"
-    DECODING = "decoding"
-    MIGRATING = "migrating"
-    DONE = "done"
-    FAILED = "failed"
-
 
 # ---------------------------------------------------------------- events beside the nodes' messages
 

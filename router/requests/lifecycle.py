@@ -1,12 +1,14 @@
-"""The life of one request as pure logic: what nodes say comes in, instructions go out.
+"""One request in the router: events in, instructions out.
 
-Nothing here opens a call or reads a clock: `RequestLife.on(event, now_s)` is tested by literals, and
-`router/requests/driver.py` does what it says.
+Nothing here opens a call or reads a clock: `RequestLife.on(event, now_s)` is tested by literals and explored in every
+order of events, and `router/requests/driver.py` obeys. What other processes may do at any time is repaired or ends the
+request; an event that the protocol does not allow in the present state raises IllegalEvent.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias, assert_never
 
 from headrace.request import FinishReason, Request, Token
 from headrace.wire import messages as m
@@ -22,7 +24,6 @@ from router.requests.events import (
     Instruction,
     PrefillFailed,
     PrefillStarted,
-    RequestPhase,
     SendRenew,
     SendStop,
     Show,
@@ -32,238 +33,285 @@ from router.requests.events import (
     StopFound,
 )
 from router.requests.report import RequestReport
+from router.requests.states import (
+    AwaitingFirstToken,
+    AwaitingRenewal,
+    Completed,
+    Decoding,
+    Failed,
+    Migrating,
+    Moving,
+    Prefilling,
+    PrefillingAlone,
+    PrefillingLocally,
+    Queued,
+    RequestPhase,
+    RequestState,
+    Reserved,
+)
 
-_NEXT: dict[RequestPhase, frozenset[RequestPhase]] = {
-    RequestPhase.QUEUED: frozenset({RequestPhase.RESERVED, RequestPhase.PREFILLING}),
-    RequestPhase.RESERVED: frozenset(
-        {RequestPhase.PREFILLING, RequestPhase.MOVING, RequestPhase.MIGRATING, RequestPhase.DONE}
-    ),
-    RequestPhase.PREFILLING: frozenset(
-        {RequestPhase.RESERVED, RequestPhase.MOVING, RequestPhase.DECODING, RequestPhase.MIGRATING, RequestPhase.DONE}
-    ),
-    RequestPhase.MOVING: frozenset(
-        {RequestPhase.RESERVED, RequestPhase.DECODING, RequestPhase.MIGRATING, RequestPhase.DONE}
-    ),
-    RequestPhase.DECODING: frozenset({RequestPhase.MIGRATING, RequestPhase.DONE}),
-    RequestPhase.MIGRATING: frozenset({RequestPhase.RESERVED, RequestPhase.PREFILLING, RequestPhase.DONE}),
-    RequestPhase.DONE: frozenset(),
-    RequestPhase.FAILED: frozenset(),
-}
+Transition: TypeAlias = tuple[RequestState, list[Instruction]]
 
 
 class RequestLife:
-    """Phase, tokens so far and report of one request.
+    """State, tokens so far and report of one request.
 
-    An *attempt* is one decode call, or one prefill call when no decode node is involved. What an attempt
-    that was given up says late must not be passed on to `on`: leaving its calls sees to that.
+    An *attempt* is one decode call with its prefill calls, or one prefill call alone. Events of an attempt that was
+    given up must not be passed on to `on`: the driver leaves its calls first.
     """
 
     def __init__(self, request: Request, *, max_attempts: int, now_s: float) -> None:
         self.request = request
-        self.phase = RequestPhase.QUEUED
-        self.entered_s: dict[RequestPhase, float] = {RequestPhase.QUEUED: now_s}
+        self.state: RequestState = Queued()
+        self.entered_s: dict[RequestPhase, float] = {self.phase: now_s}
         self.report = RequestReport()
         self.generated: list[int] = []
-        self.finish: FinishReason | None = None
-        self.failure: ApiError | None = None
-        self.stopped = False
         self._prompt_shown = False
         self._prefill_failures = 0
         self._decode_failures = 0
         self._max_attempts = max_attempts
-        self._begin_attempt()
-
-    def _begin_attempt(self) -> None:
-        self._nonce: int | None = None
-        self._first: int | None = None
-        self._moving = False
-        self._landed = False
-        self._early: list[Token] = []
-        self._early_finish: FinishReason | None = None
-        self._told_finish: FinishReason | None = None
-        self._alone_finish = FinishReason.LENGTH
 
     @property
-    def needs_decode(self) -> bool:
-        """Whether more than the token that a prefill samples is wanted."""
-        return self.request.sampling.max_tokens > 1
+    def phase(self) -> RequestPhase:
+        return self.state.phase
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why the answer ended; None unless the request is completed."""
+        return self.state.finish if isinstance(self.state, Completed) else None
+
+    @property
+    def failure(self) -> ApiError | None:
+        return self.state.cause if isinstance(self.state, Failed) else None
 
     @property
     def is_over(self) -> bool:
-        return self.phase in (RequestPhase.DONE, RequestPhase.FAILED)
+        return isinstance(self.state, Completed | Failed)
+
+    @property
+    def needs_decode(self) -> bool:
+        """Whether the answer may have more than the one token that a prefill node samples."""
+        return self.request.sampling.max_tokens > 1
 
     @property
     def request_so_far(self) -> Request:
-        """What a node needs to go on: the tokens shown so far follow the prompt."""
+        """The request for the next attempt: the tokens shown so far follow the prompt."""
         sampling = self.request.sampling
         if self._prompt_shown:
             sampling = replace(sampling, prompt_logprobs=None)
         return replace(self.request, tokens=(*self.request.tokens, *self.generated), sampling=sampling)
 
     def on(self, event: Event, now_s: float) -> list[Instruction]:
-        """What to do about an event; raises IllegalEvent when it cannot happen in this phase."""
-        if self.is_over:
-            if not isinstance(event, m.PrefillDone):
-                raise IllegalEvent(f"{type(event).__name__} for a request that is {self.phase.value}")
-            self.report.prefill_done(event.report)
-            return []
+        """Enters the next state and returns what to do; raises IllegalEvent."""
+        self.state, instructions = self._next(event)
+        self.entered_s.setdefault(self.phase, now_s)
+        return instructions
+
+    def _next(self, event: Event) -> Transition:
+        if self.is_over and not isinstance(event, m.PrefillDone):
+            raise self._illegal(event)
         match event:
-            case m.Tokens(tokens, finish):  # first: it comes most often
-                self._told_finish = finish
-                return self._on_tokens(tokens, now_s)
+            case m.Tokens():  # first: the most frequent event
+                return self._on_tokens(event)
             case DecodeStarted(node):
                 self.report.decode_node = node
-                return []
-            case PrefillStarted(node, nonce):
-                self._nonce = nonce
-                self.report.prefill_started(node)
-                self._enter(RequestPhase.PREFILLING if self._first is None else RequestPhase.MOVING, now_s)
-                return []
+                return self.state, []
+            case PrefillStarted():
+                return self._on_prefill_started(event)
             case m.Reservation():
-                self._enter(RequestPhase.RESERVED, now_s)
-                self._nonce, self._moving = event.nonce, True
-                self.report.reserved(event)
-                return [StartPrefill(event, self._first)]
-            case m.LocalPrefill(resumed_tokens):
-                self._enter(RequestPhase.PREFILLING, now_s)
-                self.report.local_prefill(resumed_tokens)
-                return []
+                return self._on_reservation(event)
+            case m.LocalPrefill():
+                return self._on_local_prefill(event)
             case m.PromptLogprobs():
                 shown, self._prompt_shown = self._prompt_shown, True
-                return [] if shown else [ShowPrompt(event)]
-            case m.FirstToken(token, finish):
-                return self._on_first_token(token, finish, now_s)
-            case m.PrefillDone(report):
-                self.report.prefill_done(report)
-                return [] if self._moving else self._finish(self._alone_finish, now_s)
+                return self.state, [] if shown else [ShowPrompt(event)]
+            case m.FirstToken():
+                return self._on_first_token(event)
+            case m.PrefillDone():
+                return self._on_prefill_done(event)
             case m.TransferReport():
-                self._require("TransferReport", RequestPhase.PREFILLING, RequestPhase.MOVING)
-                self._landed = True
-                self.report.transfer = event
-                if self._first is None:
-                    # Without its prefill node nobody can tell the first token any more.
-                    return self._start_over(now_s) if self._nonce is None else []
-                return self._decode(now_s)
-            case m.DecodeDone(finish, decode_report):
-                self.report.decode_done(decode_report)
-                if self._moving and self._first is None:
-                    self._early_finish = finish
-                    return []
-                return self._finish(FinishReason.STOP if self.stopped else finish, now_s)
+                return self._on_landed(event)
+            case m.DecodeDone():
+                return self._on_decode_done(event)
             case StopFound():
-                return self._on_stop_found(now_s)
-            case PrefillFailed() | m.SessionFailed() | DecodeLost():
-                return self._on_failure(event, now_s)
+                return self._on_stop_found(event)
+            case PrefillFailed(nonce, cause):
+                return self._on_prefill_failed(nonce, cause)
+            case m.SessionFailed(nonce, reason):
+                return self._on_prefill_failed(nonce, NodeError(self.report.decode_node or "decode node", reason))
+            case DecodeLost(cause):
+                return self._on_decode_lost(cause)
             case GaveUp(cause):
-                return self._fail(cause, now_s)
-        raise TypeError(f"unknown event {event!r}")
+                return self._fail(cause)
+            case _:
+                assert_never(event)
 
-    def _on_tokens(self, tokens: tuple[Token, ...], now_s: float) -> list[Instruction]:
-        if self.stopped:
-            return []
-        if self._moving and self._first is None:
-            # The decode node was quicker than the first token's way from the prefill node.
-            self._early.extend(tokens)
-            return []
-        if self.phase is not RequestPhase.DECODING:
-            self._enter(RequestPhase.DECODING, now_s)
-        return [self._show(tokens)]
+    # ------------------------------------------------------------ the way to the first token
 
-    def _on_first_token(self, token: Token, finish: FinishReason | None, now_s: float) -> list[Instruction]:
-        self._require("FirstToken", RequestPhase.PREFILLING, RequestPhase.MOVING, RequestPhase.DECODING)
-        if self._first is not None:
-            return []  # a repeated prefill samples what the client has already seen
-        if self.request.sampling.max_tokens == 0:
-            return []  # the prompt's own logprobs are wanted, nothing more
-        self._first = token.id
-        if not self._moving:
-            self._alone_finish = finish or FinishReason.LENGTH
-            return [self._show((token,))]
-        if finish is not None:
-            return [self._show((token,)), *self._finish(finish, now_s)]
-        self._enter(RequestPhase.MOVING, now_s)
-        early = self._decode(now_s) if self._landed else []
-        return [self._show((token,)), *early]
+    def _on_reservation(self, event: m.Reservation) -> Transition:
+        match self.state:
+            case Queued() | Migrating():
+                first_token = None
+            case AwaitingRenewal(first_token):
+                pass
+            case _:
+                raise self._illegal(event)
+        self.report.reserved(event)
+        return Reserved(event.nonce, first_token), [StartPrefill(event, first_token)]
 
-    def _decode(self, now_s: float) -> list[Instruction]:
-        self._enter(RequestPhase.DECODING, now_s)
-        early, self._early = tuple(self._early), []
-        ended = [] if self._early_finish is None else self._finish(self._early_finish, now_s)
-        return [*([self._show(early)] if early else []), *ended]
+    def _on_local_prefill(self, event: m.LocalPrefill) -> Transition:
+        if not isinstance(self.state, Queued | Migrating):
+            raise self._illegal(event)
+        self.report.local_prefill(event.resumed_tokens)
+        return PrefillingLocally(), []
 
-    def _on_stop_found(self, now_s: float) -> list[Instruction]:
-        self.stopped = True
-        if self.phase is RequestPhase.DECODING:
-            return [SendStop()]  # it publishes what it decoded, and reports
-        return self._finish(FinishReason.STOP, now_s)
+    def _on_prefill_started(self, event: PrefillStarted) -> Transition:
+        after: RequestState
+        match self.state:
+            case Reserved(nonce, first_token) if nonce == event.nonce:
+                after = Prefilling(nonce) if first_token is None else Moving(nonce, first_token)
+            case Queued() | Migrating() if event.nonce is None:
+                after = PrefillingAlone()
+            case _:
+                raise self._illegal(event)
+        self.report.prefill_started(event.node)
+        return after, []
 
-    def _on_failure(self, event: PrefillFailed | m.SessionFailed | DecodeLost, now_s: float) -> list[Instruction]:
-        if isinstance(event, DecodeLost):
-            return self._on_decode_lost(event.cause, now_s)
-        if event.nonce != self._nonce or self.phase is RequestPhase.DECODING:
-            return []  # already repaired, or landed before
-        if isinstance(event, m.SessionFailed):
-            cause: NodeError | None = NodeError(self.report.decode_node or "decode node", event.cause)
-        else:
-            cause = event.cause
+    def _on_first_token(self, event: m.FirstToken) -> Transition:
+        token, finish = event.token, event.finish
+        match self.state:
+            case Prefilling(nonce):
+                shown = [self._show((token,))]
+                return (Moving(nonce, token.id), [*shown]) if finish is None else self._complete(finish, *shown)
+            case AwaitingFirstToken(_, held, held_finish, is_decoded):
+                shown = [self._show((token,))]
+                if finish is not None:
+                    return self._complete(finish, *shown)
+                if held:
+                    shown.append(self._show(held))
+                if is_decoded and held_finish is not None:
+                    return self._complete(held_finish, *shown)
+                return Decoding(held_finish), [*shown]
+            case PrefillingAlone(None) if self.request.sampling.max_tokens > 0:
+                return PrefillingAlone(finish or FinishReason.LENGTH), [self._show((token,))]
+            case PrefillingAlone() | Moving() | Decoding():
+                return self.state, []  # not wanted, or shown before: a repeated prefill samples the same token
+            case _:
+                raise self._illegal(event)
+
+    def _on_prefill_done(self, event: m.PrefillDone) -> Transition:
+        if isinstance(self.state, Queued | Migrating | PrefillingLocally):
+            raise self._illegal(event)
+        self.report.prefill_done(event.report)
+        if isinstance(self.state, PrefillingAlone):
+            return self._complete(self.state.finish or FinishReason.LENGTH)
+        return self.state, []
+
+    def _on_landed(self, event: m.TransferReport) -> Transition:
+        self.report.transfer = event
+        match self.state:
+            case Prefilling(nonce):
+                return AwaitingFirstToken(nonce), []
+            case AwaitingRenewal(None):
+                return self._start_over()  # only the prefill node that failed knew the first token
+            case AwaitingRenewal() | Moving():
+                return Decoding(), []
+            case _:
+                raise self._illegal(event)
+
+    # ------------------------------------------------------------ the decode node's tokens
+
+    def _on_tokens(self, event: m.Tokens) -> Transition:
+        match self.state:
+            case Decoding(is_stopped=True):
+                return self.state, []
+            case Decoding() | PrefillingLocally():
+                return Decoding(event.finish), [self._show(event.tokens)]
+            case AwaitingFirstToken(_, held):
+                return replace(self.state, held=(*held, *event.tokens), finish=event.finish), []
+            case _:
+                raise self._illegal(event)
+
+    def _on_decode_done(self, event: m.DecodeDone) -> Transition:
+        self.report.decode_done(event.report)
+        match self.state:
+            case Decoding(is_stopped=True):
+                return self._complete(FinishReason.STOP)
+            case Decoding() | PrefillingLocally():
+                return self._complete(event.finish)
+            case AwaitingFirstToken():
+                return replace(self.state, finish=event.finish, is_decoded=True), []
+            case _:
+                raise self._illegal(event)
+
+    def _on_stop_found(self, event: StopFound) -> Transition:
+        match self.state:
+            case Decoding():  # the node publishes what it decoded, and reports
+                return replace(self.state, is_stopped=True), [SendStop()]
+            case Queued():
+                raise self._illegal(event)
+            case _:
+                return self._complete(FinishReason.STOP)
+
+    # ------------------------------------------------------------ failures
+
+    def _on_prefill_failed(self, nonce: int | None, cause: NodeError | None) -> Transition:
+        """Repairs a prefill that failed, once: both nodes may report the failure. `cause` None: no node is left."""
+        match self.state:
+            case Reserved(current) | Prefilling(current) | Moving(current) | AwaitingFirstToken(current):
+                is_current = nonce == current
+            case Queued() | Migrating() | PrefillingAlone():
+                is_current = nonce is None
+            case _:
+                is_current = False
+        if not is_current:
+            return self.state, []  # repaired already, or the transfer has landed
         if isinstance(cause, RequestRefused):
-            return self._fail(from_node(cause), now_s)
-        if event.nonce is None and self._first is not None:
-            return self._finish(self._alone_finish, now_s)  # only the report is lost
+            return self._fail(from_node(cause))
+        if isinstance(self.state, PrefillingAlone) and self.state.finish is not None:
+            return self._complete(self.state.finish)  # the answer is complete, only the report is lost
         if cause is not None and not isinstance(cause, NodeBusy):
             self._prefill_failures += 1
             if self._prefill_failures >= self._max_attempts:
-                return self._fail(from_node(cause), now_s)
-        if cause is None or event.nonce is None or self._landed:
-            # Nobody can prefill for this reservation, or it landed but its first token is lost.
-            return self._start_over(now_s)
-        self._nonce = None
-        return [SendRenew(event.nonce)]
+                return self._fail(from_node(cause))
+        match self.state:
+            case Reserved(_, first_token) | Moving(_, first_token) if nonce is not None and cause is not None:
+                return AwaitingRenewal(first_token, self.phase), [SendRenew(nonce)]
+            case Prefilling() if nonce is not None and cause is not None:
+                return AwaitingRenewal(None, self.phase), [SendRenew(nonce)]
+            case _:  # no reservation to renew, nobody to prefill for it, or it has landed and the first token is lost
+                return self._start_over()
 
-    def _on_decode_lost(self, cause: NodeError, now_s: float) -> list[Instruction]:
+    def _on_decode_lost(self, cause: NodeError) -> Transition:
         if isinstance(cause, RequestRefused):
-            return self._fail(from_node(cause), now_s)
-        if self.stopped:
-            return self._finish(FinishReason.STOP, now_s)
-        if self._told_finish is not None and not self._early:
-            return self._finish(self._told_finish, now_s)  # every token was shown, only the report is lost
+            return self._fail(from_node(cause))
+        match self.state:
+            case Decoding(is_stopped=True):
+                return self._complete(FinishReason.STOP)
+            case Decoding(FinishReason() as finish):
+                return self._complete(finish)  # every token is shown, only the report is lost
         if not isinstance(cause, NodeBusy):
             self._decode_failures += 1
             if self._decode_failures >= self._max_attempts:
-                return self._fail(from_node(cause), now_s)
-            if self.phase not in (RequestPhase.QUEUED, RequestPhase.MIGRATING):
+                return self._fail(from_node(cause))
+            if not isinstance(self.state, Queued | Migrating):
                 self.report.migrations += 1
-        return self._start_over(now_s)
+        return self._start_over()
 
-    def _start_over(self, now_s: float) -> list[Instruction]:
-        if self.phase not in (RequestPhase.QUEUED, RequestPhase.MIGRATING):
-            self._enter(RequestPhase.MIGRATING, now_s)
-        self._begin_attempt()
-        return [StartOver()]
+    # ------------------------------------------------------------ endings
+
+    def _start_over(self) -> Transition:
+        return Queued() if isinstance(self.state, Queued) else Migrating(), [StartOver()]
 
     def _show(self, tokens: tuple[Token, ...]) -> Show:
         self.generated.extend(token.id for token in tokens)
         return Show(tokens)
 
-    def _finish(self, reason: FinishReason, now_s: float) -> list[Instruction]:
-        self._enter(RequestPhase.DONE, now_s)
-        self.finish = reason
-        return [FinishRequest(reason)]
+    def _complete(self, finish: FinishReason, *shown: Show) -> Transition:
+        return Completed(finish), [*shown, FinishRequest(finish)]
 
-    def _fail(self, cause: ApiError, now_s: float) -> list[Instruction]:
-        self.phase = RequestPhase.FAILED
-        self.entered_s[RequestPhase.FAILED] = now_s
-        self.failure = cause
-        return [FailRequest(cause)]
+    def _fail(self, cause: ApiError) -> Transition:
+        return Failed(cause), [FailRequest(cause)]
 
-    def _require(self, event: str, *phases: RequestPhase) -> None:
-        if self.phase not in phases:
-            raise IllegalEvent(f"{event} for a request that is {self.phase.value}")
-
-    def _enter(self, phase: RequestPhase, now_s: float) -> None:
-        if phase is self.phase:
-            return
-        if phase not in _NEXT[self.phase]:
-            raise IllegalEvent(f"a request that is {self.phase.value} cannot become {phase.value}")
-        self.phase = phase
-        self.entered_s.setdefault(phase, now_s)
+    def _illegal(self, event: Event) -> IllegalEvent:
+        return IllegalEvent(f"{type(event).__name__} for a request that is {self.phase.value}")

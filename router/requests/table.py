@@ -8,8 +8,9 @@ from typing import Any
 
 from headrace.request import Request
 from router.errors import IllegalEvent
-from router.requests.events import Event, Instruction, RequestPhase
+from router.requests.events import Event, Instruction
 from router.requests.lifecycle import RequestLife
+from router.requests.states import RequestPhase
 
 RECENT = 20
 

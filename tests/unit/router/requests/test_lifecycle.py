@@ -14,7 +14,6 @@ from router.requests.events import (
     GaveUp,
     PrefillFailed,
     PrefillStarted,
-    RequestPhase,
     SendRenew,
     SendStop,
     Show,
@@ -24,6 +23,7 @@ from router.requests.events import (
     StopFound,
 )
 from router.requests.lifecycle import RequestLife
+from router.requests.states import RequestPhase
 from tests.support.router.fake_nodes import LAYOUT
 
 A, B, C = Token(7), Token(8), Token(9)

@@ -3,7 +3,8 @@ import pytest
 from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire.messages import DecodeDone, DecodeReport, LocalPrefill, Tokens
 from router.errors import IllegalEvent, deadline_passed
-from router.requests.events import DecodeStarted, GaveUp, RequestPhase
+from router.requests.events import DecodeStarted, GaveUp
+from router.requests.states import RequestPhase
 from router.requests.table import RECENT, RequestTable
 
 
