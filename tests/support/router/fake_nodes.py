@@ -45,6 +45,10 @@ def node_info(name: str, role: m.Role, **changes: Any) -> m.NodeInfo:
     return m.NodeInfo(name=name, role=role, **(values | changes))
 
 
+def reservation(nonce: int) -> m.Reservation:
+    return m.Reservation(nonce, 32, 40, "d0:2", LAYOUT, 30.0, bytes(32))
+
+
 def fetch_source(name: str, num_tokens: int) -> m.FetchSource:
     """A node of `node_info`, as a router names it to a prefill node."""
     info = node_info(name, m.Role.DECODE)

@@ -24,16 +24,12 @@ from router.requests.events import (
 )
 from router.requests.lifecycle import RequestLife
 from router.requests.states import RequestPhase
-from tests.support.router.fake_nodes import LAYOUT
+from tests.support.router.fake_nodes import reservation
 
 A, B, C = Token(7), Token(8), Token(9)
 LANDED = m.TransferReport(8, 100, 200, 0.5)
 DECODED = m.DecodeDone(FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "received", 0, (48,)))
 PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
-
-
-def reservation(nonce: int) -> m.Reservation:
-    return m.Reservation(nonce, 32, 40, "d0:2", LAYOUT, 30.0, bytes(32))
 
 
 def life(**sampling: int) -> RequestLife:

@@ -1,0 +1,92 @@
+"""One request in every order of what its nodes, its client and the network may do.
+
+`tests.support.router.request_world` models them and asserts at each step that the client sees every token once and in
+order, and that the request ends once. The mutants at the end show that each assertion can fail.
+"""
+
+from collections import Counter
+
+import pytest
+
+from router.requests import events as ev
+from router.requests.lifecycle import RequestLife
+from router.requests.states import AwaitingFirstToken, Decoding
+from tests.support.router.request_world import RequestWorld
+from tests.support.transfer.exploration import Explored, Violation, explore
+
+
+def explored(world: RequestWorld) -> Explored:
+    """Every run ends, and ends well."""
+    found = explore(world)
+    for end, path in found.ends:
+        try:
+            end.assert_over()
+        except AssertionError as error:
+            raise Violation(f"{error} after {path}") from error
+    return found
+
+
+def outcomes(found: Explored) -> Counter:
+    return Counter(end.ended for end, _ in found.ends)
+
+
+@pytest.mark.parametrize("may_stop", [False, True])
+def test_without_a_mishap_every_order_completes(may_stop) -> None:
+    found = explored(RequestWorld(mishaps=0, may_stop=may_stop))
+    assert outcomes(found).keys() == {"completed"}
+
+
+def test_one_mishap_is_repaired_in_every_order() -> None:
+    found = explored(RequestWorld(mishaps=1, may_stop=True))
+    print(f"{found.num_states} states, {found.num_steps} steps, {len(found.ends)} ends")
+    assert outcomes(found).keys() == {"completed"}
+
+
+def test_several_mishaps_never_lose_or_repeat_a_token() -> None:
+    found = explored(RequestWorld(mishaps=3))
+    print(f"{found.num_states} states, {found.num_steps} steps, {len(found.ends)} ends")
+    assert outcomes(found).keys() == {"completed", "failed"}
+
+
+def test_a_single_token_without_a_decode_node() -> None:
+    assert outcomes(explored(RequestWorld(mishaps=1, max_tokens=1))).keys() == {"completed"}
+    assert outcomes(explored(RequestWorld(mishaps=3, max_tokens=1))).keys() == {"completed", "failed"}
+
+
+class ShowsWhatOvertakesTheFirstToken(RequestLife):
+    def _on_tokens(self, event):
+        if isinstance(self.state, AwaitingFirstToken):
+            return self.state, [self._show(event.tokens)]
+        return super()._on_tokens(event)
+
+
+class RenewsWhatHasLanded(RequestLife):
+    def _on_prefill_failed(self, nonce, cause):
+        if isinstance(self.state, AwaitingFirstToken) and nonce == self.state.nonce:
+            return self.state, [ev.SendRenew(nonce)]
+        return super()._on_prefill_failed(nonce, cause)
+
+
+class StartsOverAfterTheLastToken(RequestLife):
+    def _on_decode_lost(self, cause):
+        return self._start_over() if isinstance(self.state, Decoding) else super()._on_decode_lost(cause)
+
+
+class EndsWithEveryReport(RequestLife):
+    def _on_decode_done(self, event):
+        _, instructions = super()._on_decode_done(event)
+        return self.state, instructions
+
+
+@pytest.mark.parametrize(
+    ("mutant", "violation"),
+    [
+        (ShowsWhatOvertakesTheFirstToken, "the client sees"),
+        (RenewsWhatHasLanded, "the request hangs"),
+        (StartsOverAfterTheLastToken, "IndexError"),  # a node is asked for a token after the answer's last one
+        (EndsWithEveryReport, "the request hangs"),
+    ],
+)
+def test_a_mutant_is_caught(mutant, violation) -> None:
+    with pytest.raises(Violation, match=violation):
+        explored(RequestWorld(mishaps=1, life_type=mutant))
