@@ -26,7 +26,7 @@ from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
-from router.requests.driver import RouterContext
+from router.requests.context import RouterContext
 from router.requests.table import RequestTable
 from router.status import ClusterStatus
 from router.text.tokens import ModelTokens
@@ -61,7 +61,7 @@ class RouterServer:
             config.heartbeat_s, clock, connect_to or connect, fetch_from_decode=config.fetch_from_decode
         )
         tokens = ModelTokens(config.model_path)
-        table = RequestTable(config.max_attempts)
+        table = RequestTable()
         admission = Admission(config.max_concurrent, config.max_queue)
         metrics = RouterMetrics()
         self.index = index = ClusterIndex()

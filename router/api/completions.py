@@ -13,7 +13,8 @@ from router.api.request_schemas import ChatBody, CompletionBody, GenerationBody,
 from router.api.responses import DONE, ResponseWriter, event
 from router.errors import ApiError, overloaded
 from router.requests.admission import Admission
-from router.requests.driver import RequestDriver, RouterContext
+from router.requests.context import RouterContext
+from router.requests.driver import RequestDriver
 from router.text.text_stream import TextDelta
 from router.text.tokens import ModelTokens
 

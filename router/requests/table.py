@@ -1,4 +1,4 @@
-"""Every request that the router holds, and the last ones that it held: pure bookkeeping over their lives."""
+"""The requests in the router, and the last ones that ended."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.request import Request
 from router.errors import IllegalEvent
-from router.requests.events import Event, Instruction
 from router.requests.lifecycle import RequestLife
 from router.requests.states import RequestPhase
 
@@ -16,43 +14,35 @@ RECENT = 20
 
 
 class RequestTable:
-    """Requests by id: events in, instructions out. Times come in from outside, in seconds."""
+    """Lists requests for /cluster and /metrics; each request's driver adds and closes its own."""
 
-    def __init__(self, max_attempts: int) -> None:
-        self._max_attempts = max_attempts
+    def __init__(self) -> None:
         self._open: dict[str, RequestLife] = {}
         self._recent: deque[RequestLife] = deque(maxlen=RECENT)
         self.ended: Counter[RequestPhase] = Counter()
 
-    def open(self, request: Request, now_s: float) -> RequestLife:
-        """Takes a new request in, queued; its id must not be in use."""
-        if request.request_id in self._open:
-            raise IllegalEvent(f"request {request.request_id} is already in the table")
-        life = RequestLife(request, max_attempts=self._max_attempts, now_s=now_s)
-        self._open[request.request_id] = life
-        return life
+    def add(self, life: RequestLife) -> None:
+        """Adds a new request, whose id must not be in use."""
+        request_id = life.request.request_id
+        if request_id in self._open:
+            raise IllegalEvent(f"request {request_id} is already in the table")
+        self._open[request_id] = life
 
-    def on(self, request_id: str, event: Event, now_s: float) -> list[Instruction]:
-        """Passes an event on to a request's life, see `RequestLife.on`."""
-        return self._open[request_id].on(event, now_s)
-
-    def close(self, request_id: str) -> RequestLife:
-        """Forgets a request that is over, but for the page's list of recent ones."""
-        life = self._open[request_id]
+    def close(self, life: RequestLife) -> None:
+        """Moves a request that is over to the recent ones."""
         if not life.is_over:
-            raise IllegalEvent(f"request {request_id} is still {life.phase.value}")
-        del self._open[request_id]
+            raise IllegalEvent(f"request {life.request.request_id} is still {life.phase.value}")
+        del self._open[life.request.request_id]
         self.ended[life.phase] += 1
         self._recent.append(life)
-        return life
 
     def counts(self) -> dict[RequestPhase, int]:
-        """Open requests by phase, and how many ended done or failed since the start."""
+        """Open requests by phase, and how many were completed or failed since the start."""
         open_ones = Counter(life.phase for life in self._open.values())
         return {phase: open_ones[phase] + self.ended[phase] for phase in RequestPhase}
 
     def rows(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """For /cluster: open requests, oldest first, then the recent ones, newest first."""
+        """Rows of /cluster: open requests, oldest first, then the recent ones, newest first."""
         for life in (*self._open.values(), *reversed(self._recent)):
             yield {
                 "id": life.request.request_id,

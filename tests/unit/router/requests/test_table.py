@@ -4,49 +4,50 @@ from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire.messages import DecodeDone, DecodeReport, LocalPrefill, Tokens
 from router.errors import IllegalEvent, deadline_passed
 from router.requests.events import DecodeStarted, GaveUp
+from router.requests.lifecycle import RequestLife
 from router.requests.states import RequestPhase
 from router.requests.table import RECENT, RequestTable
 
 
-def request(name: str) -> Request:
-    return Request(name, (1, 2, 3), 3, Sampling(max_tokens=4, seed=0))
+def opened(table: RequestTable, name: str, now_s: float = 0.0) -> RequestLife:
+    request = Request(name, (1, 2, 3), 3, Sampling(max_tokens=4, seed=0))
+    life = RequestLife(request, max_attempts=3, now_s=now_s)
+    table.add(life)
+    return life
+
+
+def counts(table: RequestTable) -> dict[RequestPhase, int]:
+    return {phase: count for phase, count in table.counts().items() if count}
 
 
 def test_counts_follow_the_phases():
-    table = RequestTable(max_attempts=3)
-    table.open(request("a"), 0.0)
-    table.open(request("b"), 0.0)
-    table.on("b", LocalPrefill(0), 1.0)
-    assert {phase: n for phase, n in table.counts().items() if n} == {
-        RequestPhase.QUEUED: 1,
-        RequestPhase.PREFILLING: 1,
-    }
-    table.on("a", GaveUp(deadline_passed(1)), 2.0)
-    table.close("a")
-    assert {phase: n for phase, n in table.counts().items() if n} == {
-        RequestPhase.PREFILLING: 1,
-        RequestPhase.FAILED: 1,
-    }
+    table = RequestTable()
+    a, b = opened(table, "a"), opened(table, "b")
+    b.on(LocalPrefill(0), 1.0)
+    assert counts(table) == {RequestPhase.QUEUED: 1, RequestPhase.PREFILLING: 1}
+    a.on(GaveUp(deadline_passed(1)), 2.0)
+    table.close(a)
+    assert counts(table) == {RequestPhase.PREFILLING: 1, RequestPhase.FAILED: 1}
 
 
 def test_an_open_request_cannot_be_closed_nor_opened_twice():
-    table = RequestTable(max_attempts=3)
-    table.open(request("a"), 0.0)
+    table = RequestTable()
+    life = opened(table, "a")
     with pytest.raises(IllegalEvent, match="still queued"):
-        table.close("a")
+        table.close(life)
     with pytest.raises(IllegalEvent, match="already in the table"):
-        table.open(request("a"), 0.0)
+        opened(table, "a")
 
 
 def test_rows_show_open_requests_and_the_last_ended_ones():
-    table = RequestTable(max_attempts=3)
+    table = RequestTable()
     for index in range(RECENT + 5):
-        table.open(request(f"r{index}"), 0.0)
+        life = opened(table, f"r{index}")
         for event in (DecodeStarted("d0"), LocalPrefill(2), Tokens((Token(5),))):
-            table.on(f"r{index}", event, 1.0)
-        table.on(f"r{index}", DecodeDone(FinishReason.STOP, DecodeReport("d0", 2, 2, "resumed", 1)), 2.0)
-        table.close(f"r{index}")
-    table.open(request("open"), 3.0)
+            life.on(event, 1.0)
+        life.on(DecodeDone(FinishReason.STOP, DecodeReport("d0", 2, 2, "resumed", 1)), 2.0)
+        table.close(life)
+    opened(table, "open", 3.0)
     rows = list(table.rows(4.0))
     assert len(rows) == RECENT + 1
     assert rows[0]["id"] == "open"
