@@ -14,7 +14,6 @@ from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry
 from router.requests.lifecycle import RequestLife
 from router.requests.states import RequestPhase
-from router.requests.states import RequestPhase
 
 NODE_LABELS = ("node", "role")
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

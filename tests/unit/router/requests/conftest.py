@@ -1,0 +1,48 @@
+"""Questions to a router over fake nodes that know one answer."""
+
+from typing import Any
+
+import pytest
+
+from router.text.tokens import ModelTokens
+from tests.support.router.fake_nodes import FakeCluster, FakeDecodeNode, FakePrefillNode
+from tests.unit.router.conftest import Running
+
+TEXT = "The code of June is 471. A channel carries the stream over stones."
+
+
+@pytest.fixture
+def answer(tokens: ModelTokens) -> list[int]:
+    return [*tokens.encode(TEXT), 0]
+
+
+async def ask(running: Running, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": "What is the code of June?", "max_tokens": 100, "headrace": {"report": True}} | fields
+    reply = await running.http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    result: dict[str, Any] = reply.json()
+    return result
+
+
+def text_of(result: dict[str, Any]) -> str:
+    return result["choices"][0]["text"]
+
+
+def prefill_node(cluster: FakeCluster, name: str) -> FakePrefillNode:
+    node = cluster.nodes[name]
+    assert isinstance(node, FakePrefillNode)
+    return node
+
+
+def decode_node(cluster: FakeCluster, name: str) -> FakeDecodeNode:
+    node = cluster.nodes[name]
+    assert isinstance(node, FakeDecodeNode)
+    return node
+
+
+async def assert_idle(running: Running) -> None:
+    """Every call is left and every request has ended, at once: the answer is there."""
+    for node in running.cluster.nodes.values():
+        assert node.open_calls == 0, f"{node.name} still has calls"
+    phases = (await running.http.get("/cluster")).json()["phases"]
+    assert {phase for phase, count in phases.items() if count} <= {"done", "failed"}

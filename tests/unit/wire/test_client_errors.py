@@ -1,0 +1,74 @@
+"""gRPC errors of a call to a node become NodeErrors."""
+
+import grpc
+import grpc.aio
+import pytest
+
+from headrace.request import Request, Sampling
+from headrace.wire.client import GrpcNodeClient
+from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, NodeLost, RequestRefused, TransferBroken
+from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.messages import PrefillRequest, Start, Stop
+from headrace.wire.server import ControlServer
+from tests.support.patience import PATIENCE_S
+
+
+class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
+    """Ends every call with one status, before it has read anything."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    async def Run(self, request, context):  # type: ignore[no-untyped-def]
+        await context.abort(self._code, "the cause")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, NodeBusy),
+        (grpc.StatusCode.ABORTED, TransferBroken),
+        (grpc.StatusCode.INVALID_ARGUMENT, RequestRefused),
+        (grpc.StatusCode.FAILED_PRECONDITION, RequestRefused),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
+        (grpc.StatusCode.UNAVAILABLE, NodeLost),
+        (grpc.StatusCode.UNKNOWN, NodeLost),
+    ],
+)
+async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: type[NodeError]):
+    service = FailingNode(code)
+
+    def add(server: grpc.aio.Server) -> None:
+        rpc.add_PrefillServicer_to_server(service, server)
+        rpc.add_DecodeServicer_to_server(service, server)
+
+    server = ControlServer(["Prefill", "Decode"], add)
+    port = await server.start("127.0.0.1", 0)
+    client = GrpcNodeClient("n0", f"127.0.0.1:{port}")
+    request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
+    try:
+        with pytest.raises(error, match="n0: the cause"):
+            async with client.prefill(PrefillRequest(request), timeout_s=PATIENCE_S) as prefill:
+                async for _ in prefill:
+                    pass
+        call = client.decode(Start(request), timeout_s=PATIENCE_S)
+        with pytest.raises(error, match="n0: the cause"):  # on entering it already, if the node was quicker
+            async with call as decode:
+                async for _ in decode:
+                    pass
+        with pytest.raises(error, match="n0: the cause"):
+            await call.send(Stop())
+    finally:
+        await client.close()
+        await server.stop(0)
+
+
+async def test_an_unreachable_node_is_lost():
+    client = GrpcNodeClient("n0", "127.0.0.1:1")
+    request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
+    with pytest.raises(NodeLost):
+        async with client.decode(Start(request), timeout_s=PATIENCE_S) as call:
+            async for _ in call:
+                pass
+    await client.close()
