@@ -19,7 +19,7 @@ RESTART_PAUSE_S = 1.0
 
 @dataclass(frozen=True)
 class RouterInfo:
-    """Where a started router is reached: `url` by clients, `control_address` by nodes."""
+    """Addresses of a started router: `url` for clients, `control_address` for nodes."""
 
     url: str
     control_address: str
@@ -27,7 +27,7 @@ class RouterInfo:
 
 
 class RouterActor:
-    """Runs a router in the actor's event loop. Made once the router listens; raises what its start raises."""
+    """Runs a router in the actor's event loop. Made once the router listens; raises the errors of its start."""
 
     async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -45,9 +45,9 @@ class RouterActor:
         return "router"  # the prefix of this actor's lines in the supervisor's log
 
     async def info(self) -> RouterInfo:
-        """Ray delivers the call once the router listens."""
+        """Returns the addresses; Ray delivers the call once the router listens."""
         return RouterInfo(self._server.url, self._server.control_address, os.getpid())
 
     async def stop(self) -> None:
-        """Ends requests in flight within the grace, and listens no more; Ray kills the process afterwards."""
+        """Stops listening and gives requests in flight the grace to end; Ray kills the process afterwards."""
         await self._server.stop()

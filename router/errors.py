@@ -33,7 +33,7 @@ class MissedUpdates(RouterError):
 
 
 class IllegalEvent(RouterError):
-    """A request's events came in an order that the protocol does not allow."""
+    """A request got an event that the protocol does not allow in its state."""
 
 
 class ApiError(RouterError):
@@ -85,7 +85,7 @@ def deadline_passed(timeout_s: float) -> ApiError:
 
 
 def from_node(error: NodeError) -> ApiError:
-    """The client's view of a node's error that could not be repaired."""
+    """The ApiError for a node's error that could not be repaired."""
     match error:
         case RequestRefused():
             return bad_request(f"refused by node {error}")

@@ -1,7 +1,7 @@
-"""Which node holds how much of a prompt: what the nodes told of their caches, as sets of prefix keys.
+"""An index of all nodes' caches: the prefix keys that each node has reported, to find how much of a prompt it holds.
 
-A hint, by design: the index runs behind the nodes, so whoever acts on it must bear its being wrong. A key is 32
-bytes; a set of a million of them takes about 140 MB.
+A hint, by design: the index lags behind the nodes, so a decision based on it must stay correct when it is wrong. A key
+is 32 bytes; a set of a million of them takes about 140 MB.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from router.errors import MissedUpdates
 
 
 class NodeIndex:
-    """One node's cache as told so far.
+    """One node's cache as far as its updates have arrived.
 
-    sequence       number of the last change that is in here; None before the first snapshot
-    is_followed    whether the node's updates arrive; if not, what is here grows old
+    sequence       number of the last change applied; None before the first snapshot
+    is_followed    False: the stream of updates broke and the index is stale
     """
 
     def __init__(self, incarnation: int, block_size: int) -> None:
@@ -42,12 +42,12 @@ class NodeIndex:
         return len(self._checkpoints)
 
     def apply(self, update: CacheUpdate) -> None:
-        """Takes over an update; a snapshot counts once its last part is there.
+        """Applies an update; a snapshot takes effect with its last part.
 
-        Raises MissedUpdates if the update does not follow on what is known: subscribe anew.
+        Raises MissedUpdates if an update before this one is missing: subscribe again.
         """
         if update.incarnation != self._incarnation:
-            raise MissedUpdates(f"incarnation {update.incarnation} speaks, not {self._incarnation}")
+            raise MissedUpdates(f"update of incarnation {update.incarnation}, not {self._incarnation}")
         match update:
             case CacheSnapshotPart():
                 self._take_part(update)
@@ -59,7 +59,7 @@ class NodeIndex:
                 self.sequence += len(changes)
 
     def lost(self) -> None:
-        """The call is over: only a new snapshot makes sense of what comes next."""
+        """Marks the index as stale: the stream broke, and changes count again after a new snapshot."""
         self.is_followed = False
         self._arriving = (set(), set())
 
@@ -68,9 +68,9 @@ class NodeIndex:
         return self._block_size
 
     def match(self, keys: Sequence[PrefixKey], *, max_tokens: int, receiver_block_size: int = 1) -> PrefixHit:
-        """What the first `max_tokens` tokens of a prompt would find there; `keys` are one chain.
+        """The node's hit on the first `max_tokens` tokens of a prompt; `keys` are one chain.
 
-        receiver_block_size   of the node that would fetch a checkpoint, which must end a block of that node too
+        receiver_block_size   of the node that would fetch: only checkpoints that end a block there count
         """
         # A node's blocks are prefix-closed, so that bisection finds the longest match.
         limit = min(len(keys), max_tokens // self._block_size)
@@ -102,7 +102,7 @@ class NodeIndex:
 
 
 class ClusterIndex:
-    """The caches of all nodes that are subscribed to."""
+    """Caches of all nodes that the router subscribes to."""
 
     def __init__(self) -> None:
         self._nodes: dict[NodeId, NodeIndex] = {}
@@ -111,7 +111,7 @@ class ClusterIndex:
         return len(self._nodes)
 
     def add(self, node_id: NodeId, block_size: int) -> NodeIndex:
-        """An empty index for a node that is subscribed to from now on."""
+        """Adds and returns an empty index for a node."""
         _, incarnation = node_id
         self._nodes[node_id] = NodeIndex(incarnation, block_size)
         return self._nodes[node_id]
@@ -124,13 +124,13 @@ class ClusterIndex:
 
     @property
     def block_sizes(self) -> set[int]:
-        """Of all nodes."""
+        """Block sizes in use in the cluster."""
         return {node.block_size for node in self._nodes.values()}
 
     def match(
         self, keys: Mapping[int, Sequence[PrefixKey]], *, max_tokens: int, receiver_block_size: int = 1
     ) -> Mapping[NodeId, PrefixHit]:
-        """What a prompt would find on each node; `keys` are the prompt's for each of `block_sizes`."""
+        """Each node's hit on a prompt; `keys` are the prompt's for each of `block_sizes`."""
         return {
             node_id: node.match(keys[node.block_size], max_tokens=max_tokens, receiver_block_size=receiver_block_size)
             for node_id, node in self._nodes.items()

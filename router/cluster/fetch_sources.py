@@ -1,4 +1,4 @@
-"""Which decode node a prefill node may learn from: pure, but for hashing long prompts in a thread."""
+"""The choice of a decode node to fetch from. Pure, except that long prompts are hashed in a thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headrace.cache.types import PrefixKey
 from headrace.request import Request
 from headrace.wire.messages import FetchSource, NodeInfo
 
-LONG_PROMPT_TOKENS = 1 << 14  # a millisecond's hashing; beyond it the event loop goes on meanwhile
+LONG_PROMPT_TOKENS = 1 << 14  # hashed in a millisecond; longer prompts would block the event loop
 
 
 class PromptKeys:
-    """The prefix keys of one request for each block size asked for, hashed when they first are and kept.
+    """The prefix keys of one request by block size, hashed on first use and cached.
 
-    Who asks while they are being hashed waits for that, instead of hashing them once more.
+    Concurrent callers wait for one hashing instead of repeating it.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class PromptKeys:
         self._keys: dict[int, Sequence[PrefixKey]] = {}
 
     async def of(self, request: Request, block_sizes: Iterable[int]) -> Mapping[int, Sequence[PrefixKey]]:
-        """Of its tokens so far: they are hashed again only after a migration added some."""
+        """Keys of `request.tokens`; cached until a migration appends tokens."""
         tokens = request.tokens
         async with self._hashing:
             if len(tokens) != self._num_tokens:
@@ -40,9 +40,10 @@ class PromptKeys:
 
 
 def choose_fetch_source(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> FetchSource | None:
-    """Of the decode nodes, the one with the prompt's deepest checkpoint; None if the prefill node's is as deep.
+    """The decode node with the prompt's deepest checkpoint; None if the prefill node has one as deep.
 
-    `held` is what each may hold of the prompt; `own` is what the prefill node may, None: not known.
+    held   hits of the decode nodes
+    own    the prefill node's hit; None: not known
     """
     info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))
     if info is None or hit is None or hit.state_tokens <= (0 if own is None else own.resumable_tokens):

@@ -1,4 +1,4 @@
-"""The nodes that the router knows: who registered, who still lives, and the client to each."""
+"""The table of registered nodes, with a client to each."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
 NodeId = tuple[str, int]
-"""Name and incarnation: a restarted node is another one."""
+"""Name and incarnation: a restarted node has another id."""
 
 
 @dataclass
 class NodeEntry:
-    """A registered node. `suspect`: a call to it was lost, and it has not been heard of since. `replaced`: incarnations
-    of its name that were registered until it, or one that it replaced, took the name over."""
+    """A registered node.
+
+    replaced   earlier incarnations that lost the name to this one, or to one that it replaced
+    suspect    a call to it was lost, and no heartbeat has come since
+    calls      calls in progress: its client stays open for them
+    """
 
     info: NodeInfo
     status: NodeStatus
@@ -37,7 +41,7 @@ class NodeEntry:
         return (self.info.name, self.info.incarnation)
 
     def reaches(self, receiver: NodeInfo) -> bool:
-        """False when its link check failed, as it said last: that may be over by now."""
+        """Whether its last heartbeat reported no failed link check to the receiver; the link may have changed since."""
         return all(link.error is None for link in self.status.links if link.peer == receiver.name)
 
 
@@ -61,19 +65,19 @@ class NodeTable:
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Has `changed` called whenever a node was added or is gone; `all` says which are there."""
+        """Calls `changed` after each node added or removed; `all` lists the present ones."""
         self._watchers.append(changed)
 
     def register(self, info: NodeInfo, status: NodeStatus) -> bool:
         """Adds a node (True) or renews its registration (False). A new incarnation takes its name over at once.
 
-        Raises LayoutRefused when its layout, or the version of its hand-over, is not the cluster's; NameTaken when it
-        lost its name to an incarnation that still holds it.
+        Raises LayoutRefused when its layout or transfer version cannot serve with the other nodes'; NameTaken when a
+        later incarnation holds its name.
         """
         self.expire()
         known = self._nodes.get(info.name)
         if known is not None and info.incarnation in known.replaced:
-            # Two processes, not one that restarted: each beat of one would cost the other its client and cache index.
+            # Two processes with one name: each heartbeat of one would cost the other its client and cache index.
             raise NameTaken(
                 f"node {info.name} at {info.address}: the name is taken, {known.info.address} registered later; "
                 "start one of them with another --name"
@@ -91,36 +95,36 @@ class NodeTable:
             replaced = (known.replaced | {known.info.incarnation}) - {info.incarnation}
             self._retire(known)
         self._nodes[info.name] = NodeEntry(info, status, self._connect(info), expires_at_s, replaced)
-        self._tell()
+        self._notify()
         return True
 
     def receivers_of(self, role: Role) -> list[Peer]:
-        """Whom a node of this role may have to hand messages to: prefill nodes to decode nodes, and back if prefill
-        nodes learn from decode nodes."""
+        """Peers that a node of this role may have to send to: decode nodes for a prefill node, and prefill nodes for a
+        decode node if prefill nodes fetch from it."""
         if role is Role.DECODE and not self._fetch_from_decode:
             return []
         others = (node.info for node in self.all() if node.info.role is not role)
         return [Peer(info.name, info.incarnation, info.transfer_address, info.device) for info in others]
 
     def senders_to(self, receiver: NodeInfo) -> list[NodeEntry]:
-        """The live nodes of the other role that can hand over to this one, by name."""
+        """Live nodes of the other role that can transfer to this one, by name."""
         role = Role.PREFILL if receiver.role is Role.DECODE else Role.DECODE
         return [node for node in self.live(role) if transfer_refusal(node.info.device, receiver.device) is None]
 
     def leave(self, name: str, incarnation: int) -> None:
-        """Takes no more requests to this node; the ones it works on may finish."""
+        """Removes a node; calls in progress on it may finish."""
         node = self._nodes.get(name)
         if node is not None and node.info.incarnation == incarnation:
             self._retire(node)
 
     def expire(self) -> None:
-        """Forgets the nodes that missed their heartbeats, and logs who they were."""
+        """Removes the nodes that missed their heartbeats, and logs their names."""
         for node in [node for node in self._nodes.values() if node.expires_at_s <= self._clock()]:
             log.warning("node %s missed its heartbeats: taken for dead", node.info.name)
             self._retire(node)
 
     def live(self, role: Role) -> list[NodeEntry]:
-        """The nodes of a role that may be given work, by name."""
+        """Nodes of a role that may be given work, by name: alive and not suspect."""
         now_s = self._clock()
         found = [
             node
@@ -135,7 +139,7 @@ class NodeTable:
 
     @property
     def max_model_tokens(self) -> int | None:
-        """The longest sequence that every node can hold; None without nodes."""
+        """Longest sequence that every node can hold; None without nodes."""
         return min((node.info.max_model_tokens for node in self._nodes.values()), default=None)
 
     @asynccontextmanager
@@ -149,13 +153,13 @@ class NodeTable:
             await self.close_retired()
 
     async def close_retired(self) -> None:
-        """Closes the clients of nodes that are gone, once no call runs on them."""
+        """Closes the clients of removed nodes on which no call runs."""
         for node in [node for node in self._retired if node.calls == 0]:
             self._retired.remove(node)
             await node.client.close()
 
     async def close(self) -> None:
-        """Forgets every node; no call may be running."""
+        """Removes every node; no call may be running."""
         for node in self.all():
             self._retire(node)
         await self.close_retired()
@@ -163,15 +167,18 @@ class NodeTable:
     def _retire(self, node: NodeEntry) -> None:
         del self._nodes[node.info.name]
         self._retired.append(node)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for changed in self._watchers:
             changed()
 
 
 def _refusal(info: NodeInfo, other: NodeInfo) -> str | None:
-    """Why two nodes cannot serve one cluster, with both values; block sizes and state dtypes are converted."""
+    """The reason why two nodes cannot serve one cluster, with both values; None if they can.
+
+    Block sizes and state dtypes may differ: transfers convert them.
+    """
     if info.transfer_version != other.transfer_version:
         return (
             f"transfer_version {info.transfer_version} != {other.transfer_version} of {other.name}; "

@@ -1,4 +1,4 @@
-"""Which node gets the next request: pure choices among snapshots of live nodes."""
+"""Routing policies: pure choices among live nodes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Policy(Protocol):
     """Picks nodes of one role; each role has its own object."""
 
     def pick(self, candidates: Sequence[NodeInfo], request: Request) -> NodeInfo:
-        """One of `candidates`, which are at least one and sorted by name."""
+        """Returns one of `candidates`, of which there is at least one, sorted by name."""
         ...
 
 
 class RoundRobin:
-    """Nodes in turn by name, wherever they come and go."""
+    """Nodes in turn by name, also while nodes come and go."""
 
     def __init__(self) -> None:
         self._last = ""

@@ -1,4 +1,4 @@
-"""The registry that nodes call, over gRPC."""
+"""The gRPC service with which nodes register."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class RegistryService(rpc.RegistryServicer):
-    """Register and Leave, into a `NodeTable`."""
+    """Register and Leave, over a `NodeTable`."""
 
     def __init__(self, nodes: NodeTable, heartbeat_s: float) -> None:
         self._nodes = nodes
@@ -51,6 +51,6 @@ class RegistryService(rpc.RegistryServicer):
 
 
 def registry_server(nodes: NodeTable, heartbeat_s: float, identity: Identity | None) -> ControlServer:
-    """A server for the registry, not yet started."""
+    """Returns a server for the registry, not yet started."""
     service = RegistryService(nodes, heartbeat_s)
     return ControlServer(["Registry"], lambda server: rpc.add_RegistryServicer_to_server(service, server), identity)

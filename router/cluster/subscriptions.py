@@ -1,4 +1,4 @@
-"""Keeps the prefix index up to date: one task a node follows what it tells of its cache."""
+"""Subscriptions to the nodes' cache updates: one task a node keeps the cluster index up to date."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RETRY_S = 0.5
 
 
 class Subscriptions:
-    """Subscribes to each registered node, again whenever the stream breaks, until the node is gone.
+    """Subscribes to each registered node, and again whenever the stream breaks, until the node is removed.
 
-    A node that stops without a word breaks its stream by keepalive; one that hangs otherwise misses its
-    heartbeats and is forgotten by the node table, which ends its task.
+    Keepalive breaks the stream of a process that stopped silently; a node that hangs otherwise misses its heartbeats,
+    and its removal from the node table ends its task.
     """
 
     def __init__(self, nodes: NodeTable, index: ClusterIndex) -> None:
@@ -28,12 +28,12 @@ class Subscriptions:
         self._closed = False
 
     def start(self) -> None:
-        """From now on, whenever nodes come or go."""
+        """Follows the registered nodes from now on."""
         self._nodes.watch(self._sync)
         self._sync()
 
     async def close(self) -> None:
-        """Leaves every call; none is opened any more."""
+        """Ends every call and opens no more."""
         self._closed = True
         tasks = list(self._tasks.values())
         self._sync()
@@ -50,13 +50,13 @@ class Subscriptions:
             self._tasks[node_id] = asyncio.create_task(self._follow(node, known))
 
     async def _follow(self, node: NodeEntry, known: NodeIndex) -> None:
-        told = ""
+        logged = ""
         while True:
             try:
                 await self._apply_updates(node, known)
-            except Exception as error:  # whatever it was: it costs hits at the worst, never an answer
-                if str(error) != told:
-                    told = str(error)
+            except Exception as error:  # a stale index costs hits at the worst, never an answer
+                if str(error) != logged:
+                    logged = str(error)
                     log.warning("the cache of %s is not followed: %s", node.info.name, error)
             known.lost()
             await asyncio.sleep(RETRY_S)

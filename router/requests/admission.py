@@ -1,4 +1,4 @@
-"""How many requests work at a time, who waits, and who is turned away."""
+"""Admission control: bounds on running and on queued requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.errors import ApiError
 
 
 class Admission:
-    """First come, first served: `max_concurrent` at work, `max_queue` waiting, the rest refused."""
+    """First come, first served: `max_concurrent` requests run, `max_queue` wait, more are refused."""
 
     def __init__(self, max_concurrent: int, max_queue: int) -> None:
         self._free = max_concurrent
@@ -23,9 +23,9 @@ class Admission:
         return len(self._waiting)
 
     def acquire(self, count: int) -> list[AdmissionPermit]:
-        """Permits for `count` requests of one client, all or none; raises 429 when the queue has no room.
+        """Permits for `count` requests of one client, all or none; raises ApiError (429) when the queue is full.
 
-        Every permit must be entered or released: both give its place back.
+        Every permit must be entered or released: only that frees its place.
         """
         waiting_after = self.waiting + count - self._free
         if waiting_after > self._max_queue:
@@ -38,10 +38,10 @@ class Admission:
             )
         permits = [AdmissionPermit(self) for _ in range(count)]
         self._waiting.extend(permits)
-        self._call_next()
+        self._grant()
         return permits
 
-    def _call_next(self) -> None:
+    def _grant(self) -> None:
         while self._free and self._waiting:
             self._free -= 1
             self._waiting.popleft().granted.set()
@@ -51,7 +51,7 @@ class Admission:
             self._free += 1
         else:
             self._waiting.remove(permit)
-        self._call_next()
+        self._grant()
 
 
 class AdmissionPermit:
@@ -63,7 +63,7 @@ class AdmissionPermit:
         self.granted = asyncio.Event()
 
     def release(self) -> None:
-        """Gives the place back; more than once does no harm."""
+        """Frees the place; more than once does no harm."""
         if not self._released:
             self._released = True
             self._admission._leave(self)

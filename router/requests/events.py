@@ -1,6 +1,6 @@
-"""What can happen to a request, and what to do about it: the words of `router/requests/lifecycle.py`.
+"""Events and instructions of `router/requests/lifecycle.py`.
 
-The messages of `headrace/wire/messages.py` are events as they are; here are the others, and the instructions.
+The nodes' messages of `headrace/wire/messages.py` are events, too; the others are here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DecodeStarted:
 
 @dataclass(frozen=True)
 class PrefillStarted:
-    """A prefill call was opened; `nonce` None: nothing to hand over."""
+    """A prefill call was opened; `nonce` None: without a transfer."""
 
     node: str
     nonce: int | None
@@ -32,7 +32,7 @@ class PrefillStarted:
 
 @dataclass(frozen=True)
 class PrefillFailed:
-    """`cause` None: no prefill node is left to try."""
+    """A prefill call or its transfer failed. `cause` None: no prefill node is left to try."""
 
     nonce: int | None
     cause: NodeError | None
@@ -40,12 +40,14 @@ class PrefillFailed:
 
 @dataclass(frozen=True)
 class DecodeLost:
+    """A decode call failed."""
+
     cause: NodeError
 
 
 @dataclass(frozen=True)
 class StopFound:
-    """The text holds a stop string: what comes after it is not wanted."""
+    """The text contains a stop string: no more tokens are wanted."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ Event = (
 
 @dataclass(frozen=True)
 class StartPrefill:
-    """Open a prefill call for this reservation."""
+    """Open a prefill call for this reservation. `first_token`: what the client has already seen."""
 
     reservation: m.Reservation
     first_token: int | None
@@ -73,42 +75,46 @@ class StartPrefill:
 
 @dataclass(frozen=True)
 class SendRenew:
-    """Drop the prefill call of this nonce, and ask the decode node for a fresh one."""
+    """Cancel the prefill call of this nonce and ask the decode node for a fresh one."""
 
     failed_nonce: int
 
 
 @dataclass(frozen=True)
 class SendStop:
-    """Tell the decode node to finish."""
+    """Ask the decode node to finish now and report."""
 
 
 @dataclass(frozen=True)
 class Show:
-    """Give the client these tokens."""
+    """Send these tokens to the client."""
 
     tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)
 class ShowPrompt:
-    """Give the client the prompt's logprobs."""
+    """Send the prompt's logprobs to the client."""
 
     logprobs: m.PromptLogprobs
 
 
 @dataclass(frozen=True)
 class StartOver:
-    """Leave every call and begin again, with prompt and tokens so far."""
+    """Cancel every call and begin again, with the prompt and the tokens so far."""
 
 
 @dataclass(frozen=True)
 class FinishRequest:
+    """The answer is complete."""
+
     reason: FinishReason
 
 
 @dataclass(frozen=True)
 class FailRequest:
+    """The request ends without its whole answer."""
+
     cause: ApiError
 
 

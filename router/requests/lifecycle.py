@@ -90,7 +90,7 @@ class RequestLife:
 
     @property
     def needs_decode(self) -> bool:
-        """Whether the answer may have more than the one token that a prefill node samples."""
+        """True if more is wanted than the one token that a prefill node samples."""
         return self.request.sampling.max_tokens > 1
 
     @property

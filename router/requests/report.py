@@ -1,4 +1,4 @@
-"""What one request cost: the report of design.md ("What a user sees"), gathered as nodes tell it."""
+"""The report of one request's work: the `headrace` object of the final usage, gathered from the nodes' messages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.wire import messages as m
 
 @dataclass
 class RequestReport:
-    """Facts as far as they are known; what no node has told stays None.
+    """Facts reported so far; None: not reported.
 
-    `reused_tokens` is what no node had to compute: the prefill node's resumed tokens, or the decode node's
-    when it prefilled locally; the least of them when a repair made the prompt be computed again.
+    reused_tokens   prompt tokens that no node had to compute: the resumed tokens of the prefill node, or of the decode
+                    node for a local prefill; the minimum over repeated prefills
     """
 
     prefill_node: str | None = None
@@ -48,7 +48,7 @@ class RequestReport:
         self.reused_tokens = tokens if self.reused_tokens is None else min(tokens, self.reused_tokens)
 
     def cached_tokens(self, num_prompt_tokens: int) -> int:
-        """For `usage.prompt_tokens_details`: prompt tokens that no node had to compute."""
+        """`usage.prompt_tokens_details.cached_tokens`: prompt tokens that no node had to compute."""
         return min(self.reused_tokens or 0, num_prompt_tokens)
 
     def json(self) -> dict[str, Any]:
@@ -93,6 +93,6 @@ class RequestReport:
         }
 
     def _checkpoints(self) -> list[int]:
-        """Positions published on either side, in order."""
+        """Positions of the checkpoints that either node published, in order."""
         published = (report.checkpoints for report in (self.prefill, self.decode) if report is not None)
         return sorted({position for positions in published for position in positions})

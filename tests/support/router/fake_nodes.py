@@ -1,7 +1,7 @@
-"""Nodes without engines, as the router sees them through `headrace.wire.client.NodeClient`.
+"""Nodes without engines, behind `headrace.wire.client.NodeClient`.
 
-The token at place k after the prompt is `answer[k]`, whatever node computes it, so an answer that several
-nodes gave in turns is right only if no token was lost or shown twice. Faults are taken one a call.
+The token at place k after the prompt is `answer[k]` on every node, so an answer that several nodes produced in turn is
+right only if no token was lost or shown twice. Each call takes one fault from its node's list.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def reservation(nonce: int) -> m.Reservation:
 
 
 def fetch_source(name: str, num_tokens: int) -> m.FetchSource:
-    """A node of `node_info`, as a router names it to a prefill node."""
+    """The decode node of `node_info` as a fetch source."""
     info = node_info(name, m.Role.DECODE)
     return m.FetchSource(name, info.address, num_tokens, info.layout.block_size)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Raises `error` in a call: before anything else, or after that many tokens of it were sent."""
+    """Raises `error` in a call: at once, or after the call has sent that many tokens."""
 
     error: NodeError
     after_tokens: int = 0
@@ -65,7 +65,7 @@ class Fault:
 
 @dataclass
 class Transfers:
-    """What prefill nodes handed over, by nonce; shared by the nodes of a fake cluster."""
+    """Landed transfers by nonce; shared by the nodes of a fake cluster."""
 
     landed: dict[int, asyncio.Event] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class Transfers:
 
 
 class _FakeNode:
-    """What both roles have: the answer, the faults, and a record of the calls."""
+    """The common part of both roles: the answer, the faults, and a record of the calls."""
 
     role: m.Role
 
@@ -97,7 +97,7 @@ class _FakeNode:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.fetch_sources: list[m.FetchSource | None] = []  # of its prefills
-        self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # what it tells of its cache
+        self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # of its cache
         self.num_subscriptions = 0
         self.is_followed = False
         self.open_calls = 0
@@ -107,7 +107,7 @@ class _FakeNode:
         return self.faults.pop(0) if self.faults else None
 
     def token(self, request: Request, place: int) -> tuple[Token, FinishReason | None]:
-        """The token at `place` after the prompt, and whether it is the last."""
+        """The token at `place` after the prompt, with the finish reason if it is the last."""
         sampling = request.sampling
         token_id = self.answer[place % len(self.answer)]
         logprobs = None
@@ -143,8 +143,11 @@ class _FakeNode:
 
 
 class FakePrefillNode(_FakeNode):
-    """Samples the first token, and hands over. `num_lost_transfers`: those that it believes to have made, and that
-    never land. `hold_done` delays its report."""
+    """Samples the first token and transfers.
+
+    num_lost_transfers   how many of its next transfers never land
+    hold_done            delays its report
+    """
 
     role = m.Role.PREFILL
     hold_done: asyncio.Event | None = None
@@ -155,7 +158,7 @@ class FakePrefillNode(_FakeNode):
 
 
 class FakeDecodeNode(_FakeNode):
-    """Decodes `tokens_per_event` at a time. `gate`: one permit a token event, for tests that stop in between."""
+    """Decodes `tokens_per_event` at a time. `gate`: each event of tokens takes one permit."""
 
     role = m.Role.DECODE
     gate: asyncio.Semaphore | None = None
@@ -184,7 +187,7 @@ class _Call:
 
 
 class FakeCacheUpdatesCall:
-    """Tells what the test puts into the node's `updates`; breaks at an error."""
+    """Streams the node's `updates`; raises those that are errors."""
 
     def __init__(self, node: _FakeNode) -> None:
         self._node = node
@@ -288,7 +291,7 @@ class FakeDecodeCall(_Call):
         yield m.DecodeDone(finish or FinishReason.STOP, report)
 
     async def _receive(self, breaks: bool) -> AsyncIterator[m.DecodeEvent]:
-        """Reserves, and waits until some prefill node has handed over."""
+        """Reserves, and waits until a prefill node's transfer lands."""
         request, transfers = self._start.request, self._node.transfers
         while True:
             nonce = transfers.reserve()
@@ -312,7 +315,7 @@ class FakeDecodeCall(_Call):
 
 
 class FakeCluster:
-    """Fake nodes by name. `connect` is what a RouterServer or a NodeTable opens clients with."""
+    """Fake nodes by name. `connect` opens clients for a RouterServer or a NodeTable."""
 
     def __init__(self, *nodes: FakePrefillNode | FakeDecodeNode) -> None:
         self.nodes = {node.name: node for node in nodes}
@@ -327,7 +330,7 @@ class FakeCluster:
 def fake_cluster(
     answer: Sequence[int], *, prefill: int = 1, decode: int = 1, eos_id: int | None = None, resumed_tokens: int = 0
 ) -> FakeCluster:
-    """p0, p1, ... and d0, d1, ..., which all know the same answer."""
+    """Nodes p0, p1, ... and d0, d1, ... with the same answer."""
     transfers = Transfers()
     return FakeCluster(
         *(
