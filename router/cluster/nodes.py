@@ -41,7 +41,7 @@ class NodeEntry:
         return (self.info.name, self.info.incarnation)
 
     def reaches(self, receiver: NodeInfo) -> bool:
-        """Whether its last heartbeat reported no failed link check to the receiver; the link may have changed since."""
+        """True unless its last heartbeat reported a failed link check to the receiver, which may be out of date."""
         return all(link.error is None for link in self.status.links if link.peer == receiver.name)
 
 

@@ -1,4 +1,4 @@
-"""What the router knows of the nodes' caches follows what they tell, and finds prompts as they do."""
+"""The cluster index follows the nodes' updates, and finds a prompt as the nodes do."""
 
 import random
 
@@ -59,7 +59,7 @@ def test_changes_follow_on_the_snapshot() -> None:
         CacheSnapshotPart(8, 1, (KEYS[0],), (), True),
     ],
 )
-def test_what_does_not_follow_on_is_refused(update: CacheSnapshotPart | CacheChanges) -> None:
+def test_an_update_after_a_gap_is_refused(update: CacheSnapshotPart | CacheChanges) -> None:
     index = followed(EMPTY)
     with pytest.raises(MissedUpdates):
         index.apply(update)
@@ -103,7 +103,7 @@ def test_nodes_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_it_finds_what_the_node_finds_whatever_happened_there(seed: int) -> None:
+def test_it_finds_what_the_node_finds_after_any_history(seed: int) -> None:
     rng = random.Random(seed)
     journal = Journal(max_events=32)
     node = FakeNode(num_blocks=16, num_slots=6, block_size=4, on_event=journal.record)
@@ -121,7 +121,7 @@ def test_it_finds_what_the_node_finds_whatever_happened_there(seed: int) -> None
     assert node.cache.stats().totals.block_evictions > 0
 
 
-def test_checkpoints_that_end_no_block_of_the_asker_do_not_count() -> None:
+def test_checkpoints_that_end_no_block_of_the_fetching_node_do_not_count() -> None:
     index = followed(CacheSnapshotPart(7, 9, tuple(KEYS), (KEYS[0], KEYS[1], KEYS[2]), True))
     assert index.match(KEYS, max_tokens=64, receiver_block_size=16) == PrefixHit(64, 48, 48)
     assert index.match(KEYS, max_tokens=64, receiver_block_size=32) == PrefixHit(64, 32, 32)

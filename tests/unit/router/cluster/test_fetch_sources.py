@@ -1,4 +1,4 @@
-"""Which decode node a prefill node is told to learn from."""
+"""The choice of a decode node to fetch from."""
 
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
@@ -18,14 +18,14 @@ def test_the_deepest_checkpoint_counts_not_the_most_blocks() -> None:
     assert choose_fetch_source([(D0, hit(96, 32)), (D1, hit(64, 64))], hit(32, 32)) == fetch_source("d1", 64)
 
 
-def test_nobody_who_holds_no_more_than_the_prefill_node_can_resume_from() -> None:
+def test_no_source_if_none_holds_more_than_the_prefill_node_can_resume_from() -> None:
     assert choose_fetch_source([(D0, hit(96, 32))], hit(32, 32)) is None
     assert choose_fetch_source([(D0, hit(96, 48))], hit(64, 32)) == fetch_source("d0", 48)
     assert choose_fetch_source([(D0, hit(96, 0))], hit(0, 0)) is None
     assert choose_fetch_source([], hit(0, 0)) is None
 
 
-def test_of_a_prefill_node_that_tells_nothing_nothing_is_assumed() -> None:
+def test_an_unknown_prefill_node_is_assumed_to_hold_nothing() -> None:
     assert choose_fetch_source([(D0, hit(16, 16))], None) == fetch_source("d0", 16)
     assert choose_fetch_source([(D0, hit(16, 0))], None) is None
 

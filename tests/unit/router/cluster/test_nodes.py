@@ -68,7 +68,7 @@ def test_a_death_is_logged_once_whoever_finds_it(
     assert caplog.messages == ["node p0 missed its heartbeats: taken for dead"]
 
 
-def test_a_suspect_gets_no_work_until_it_is_heard_of(nodes: NodeTable):
+def test_a_suspect_gets_no_work_until_its_next_heartbeat(nodes: NodeTable):
     info = node_info("p0", Role.PREFILL)
     nodes.register(info, node_status())
     nodes.live(Role.PREFILL)[0].suspect = True
@@ -114,7 +114,7 @@ def test_a_name_is_free_again_once_its_holder_is_gone(nodes: NodeTable, clock: C
     assert nodes.live(Role.PREFILL)[0].info == first
 
 
-def test_an_old_incarnation_cannot_say_good_bye_for_the_new_one(nodes: NodeTable):
+def test_an_old_incarnation_cannot_leave_for_the_new_one(nodes: NodeTable):
     nodes.register(node_info("p0", Role.PREFILL, incarnation=2), node_status())
     nodes.leave("p0", 1)
     assert names(nodes, Role.PREFILL) == ["p0"]
@@ -175,17 +175,17 @@ def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, cl
     assert names(nodes, Role.DECODE) == ["d0"]
 
 
-def test_who_sends_to_whom_depends_on_whether_prefill_nodes_learn(clock: Clock, cluster: FakeCluster):
-    for learns in (True, False):
-        nodes = NodeTable(2.0, clock, cluster.connect, fetch_from_decode=learns)
+def test_a_decode_node_has_peers_to_send_to_only_if_prefill_nodes_fetch(clock: Clock, cluster: FakeCluster):
+    for fetches in (True, False):
+        nodes = NodeTable(2.0, clock, cluster.connect, fetch_from_decode=fetches)
         for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE)):
             nodes.register(node_info(name, role), node_status())
         assert nodes.receivers_of(Role.PREFILL) == [Peer("d0", 1, "d0:2", "cpu")]
         back = [peer.name for peer in nodes.receivers_of(Role.DECODE)]
-        assert back == (["p0", "p1"] if learns else [])
+        assert back == (["p0", "p1"] if fetches else [])
 
 
-def test_only_nodes_of_one_kind_of_device_hand_over_to_each_other(nodes: NodeTable):
+def test_only_nodes_of_one_kind_of_device_transfer_to_each_other(nodes: NodeTable):
     for role in Role:
         for number, device in enumerate(("cpu", "cuda")):
             nodes.register(node_info(f"{role.value[0]}{number}", role, device=device), node_status())
@@ -193,7 +193,7 @@ def test_only_nodes_of_one_kind_of_device_hand_over_to_each_other(nodes: NodeTab
     assert senders == {"p0": ["d0"], "p1": ["d1"], "d0": ["p0"], "d1": ["p1"]}
 
 
-def test_a_node_reaches_those_of_whom_its_link_check_says_nothing_bad(nodes: NodeTable):
+def test_a_node_reaches_all_but_those_whose_link_check_failed(nodes: NodeTable):
     d0, d1, d2 = (node_info(f"d{i}", Role.DECODE) for i in range(3))
     links = (LinkStatus("d0", error="lost: no way to its host"), LinkStatus("d1", bytes_per_s=1e9, warning="slow"))
     nodes.register(node_info("p0", Role.PREFILL), replace(node_status(), links=links))
@@ -201,7 +201,7 @@ def test_a_node_reaches_those_of_whom_its_link_check_says_nothing_bad(nodes: Nod
     assert [p0.reaches(receiver) for receiver in (d0, d1, d2)] == [False, True, True]
 
 
-def test_another_release_of_the_hand_over_is_refused_with_the_remedy(nodes: NodeTable):
+def test_another_transfer_version_is_refused_with_the_remedy(nodes: NodeTable):
     nodes.register(node_info("d0", Role.DECODE), node_status())
     with pytest.raises(LayoutRefused, match=r"p0: transfer_version 0 != 2 of d0; run one release on all nodes"):
         nodes.register(node_info("p0", Role.PREFILL, transfer_version=0), node_status())

@@ -25,7 +25,7 @@ async def test_nodes_register_and_leave(start_router: StartRouter):
     await registry.close()
 
 
-async def test_a_node_is_told_whom_it_may_have_to_send_to(start_router: StartRouter):
+async def test_registration_returns_the_peers_to_send_to(start_router: StartRouter):
     running = await start_router(fake_cluster([1]), register=False, heartbeat_s=3.0)
     registry = RegistryClient(running.server.control_address)
     decode = node_info("d0", Role.DECODE, device="cuda", incarnation=7)

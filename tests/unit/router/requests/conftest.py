@@ -41,7 +41,7 @@ def decode_node(cluster: FakeCluster, name: str) -> FakeDecodeNode:
 
 
 async def assert_idle(running: Running) -> None:
-    """Every call is left and every request has ended, at once: the answer is there."""
+    """Asserts that every call is left and every request has ended as soon as the answer is there."""
     for node in running.cluster.nodes.values():
         assert node.open_calls == 0, f"{node.name} still has calls"
     phases = (await running.http.get("/cluster")).json()["phases"]

@@ -37,7 +37,7 @@ def test_a_place_is_given_back_once():
     assert not third.granted.is_set()
 
 
-async def test_who_stops_waiting_leaves_the_line():
+async def test_a_cancelled_wait_leaves_the_queue():
     admission = Admission(max_concurrent=1, max_queue=5)
     first, second, third = admission.acquire(3)
 

@@ -74,7 +74,7 @@ async def test_a_client_that_leaves_before_the_answer_frees_the_nodes(start_rout
             await asyncio.sleep(0.01)
 
 
-async def test_the_first_token_does_not_wait_for_the_hand_over(start_router: StartRouter, answer: list[int]):
+async def test_the_first_token_does_not_wait_for_the_transfer(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer, eos_id=0)
     node = decode_node(cluster, "d0")
     node.gate = asyncio.Semaphore(0)

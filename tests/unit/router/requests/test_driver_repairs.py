@@ -39,7 +39,7 @@ async def test_the_only_prefill_node_is_asked_again(start_router: StartRouter, a
     assert len(cluster.nodes["p0"].requests) == 3
 
 
-async def test_a_hand_over_that_the_decode_node_refuses_is_repeated(start_router: StartRouter, answer: list[int]):
+async def test_a_transfer_that_the_decode_node_refuses_is_repeated(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer, eos_id=0)
     cluster.nodes["d0"].faults = [Fault(TransferBroken("d0", "digest"))]
     running = await start_router(cluster)
@@ -47,7 +47,7 @@ async def test_a_hand_over_that_the_decode_node_refuses_is_repeated(start_router
     assert decode_node(cluster, "d0").commands == [m.Renew(1)]
 
 
-async def test_a_hand_over_that_never_lands_is_repeated_before_its_deadline(
+async def test_a_transfer_that_never_lands_is_repeated_before_its_deadline(
     start_router: StartRouter, answer: list[int]
 ):
     cluster = fake_cluster(answer, eos_id=0)

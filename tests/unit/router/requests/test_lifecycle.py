@@ -157,7 +157,7 @@ def test_a_failed_prefill_renews_the_reservation_and_repeats_the_shown_token(cau
     assert request.report.migrations == 0
 
 
-def test_one_failure_told_by_both_nodes_is_repaired_once():
+def test_one_failure_reported_by_both_nodes_is_repaired_once():
     request = moving()
     assert request.on(m.SessionFailed(1, "digest"), 1.0) == [SendRenew(1)]
     assert request.on(PrefillFailed(1, TransferBroken("p0", "digest")), 1.0) == []

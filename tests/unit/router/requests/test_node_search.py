@@ -16,10 +16,8 @@ class AlwaysTheFirst:
         return candidates[0]
 
 
-async def test_after_a_hand_over_that_failed_another_prefill_node_is_asked(
-    start_router: StartRouter, answer: list[int]
-):
-    """A stopped prefill node says nothing: it is the decode node that tells of it, at the session's deadline."""
+async def test_after_a_failed_transfer_another_prefill_node_is_asked(start_router: StartRouter, answer: list[int]):
+    """A stopped prefill node reports nothing: the decode node reports the failure, at the session's deadline."""
     cluster = fake_cluster(answer, prefill=2, eos_id=0)
     cluster.nodes["d0"].faults = [Fault(TransferBroken("d0", "deadline"))]
     running = await start_router(cluster, new_policy=AlwaysTheFirst)
@@ -109,4 +107,4 @@ async def test_a_prefill_node_whose_link_check_failed_is_asked_after_the_others(
     running.server.nodes.register(p0, broken)
     assert {await path_of_answer(running) for _ in range(ASKS)} == {("remote", "p1", "d0")}
     cluster.nodes["p1"].faults = [Fault(NodeLost("p1", "gone"))]
-    assert await path_of_answer(running) == ("remote", "p0", "d0"), "what was said of its link may be old"
+    assert await path_of_answer(running) == ("remote", "p0", "d0"), "its last link check may be out of date"
