@@ -12,6 +12,11 @@ LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2,
 TOKENS = list(range(100))
 
 
+def test_layouts_name_the_first_difference_with_both_values() -> None:
+    assert LAYOUT.mismatch(LAYOUT) is None
+    assert LAYOUT.mismatch(replace(LAYOUT, block_size=32)) == "block_size 16 != 32"
+
+
 def test_block_sizes_and_state_dtypes_are_converted_and_nothing_else() -> None:
     assert conversion_refusal(LAYOUT, replace(LAYOUT, block_size=24, state_dtype="float16")) is None
     assert conversion_refusal(LAYOUT, replace(LAYOUT, block_size=24, head_dim=4)) == "head_dim 8 != 4"

@@ -7,7 +7,7 @@ import pytest
 import decode_node.__main__
 import prefill_node.__main__
 from decode_node.config import DecodeNodeConfig
-from node_runtime.config import NODE_FLAGS
+from node_runtime.config import NODE_FLAGS, NodeConfig
 from prefill_node.config import PrefillNodeConfig
 from tests.support.config.command_line import loaded
 
@@ -58,3 +58,9 @@ def test_no_model_at_all_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_node_comes_with_its_roles_name() -> None:
     assert prefill_node.__main__.main(["--help"]) == decode_node.__main__.main(["--help"]) == 0
+
+
+@pytest.mark.parametrize("change", [{"name": ""}, {"port": 70000}, {"staging_buffers": 0}, {"shutdown_grace_s": -1}])
+def test_a_bad_setting_is_named(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        NodeConfig(**{"name": "p0", "model_path": "m"} | change)

@@ -1,4 +1,4 @@
-"""Nodes whose caches differ hand over to each other, and the answer is the one that a single model gives."""
+"""Nodes with different cache layouts transfer to each other, and answer like a single model."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is leased for a session stays where it is while the session's copies run: real engines in one process."""
+"""A session's plan, and the lease on its blocks while copies run: real engines in one process."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from headrace.cache.layout import CacheLayout
 from headrace.engine.engine import Engine
 from headrace.wire.messages import PrefillRequest, Reservation
 from node_runtime.packing import Locate, Packing
 from node_runtime.runtime import NodeRuntime
+from node_runtime.sessions import plan_of
 from tests.support.engine.driving import request
 from tests.support.engine.oracle import random_prompt
 from tests.support.node.linked_roles import TIMEOUT_S, Linked, linked
@@ -25,6 +27,22 @@ from transfer.protocol.plan import PlannedMessage
 PROMPT = request(random_prompt(140))
 KNOWN = 128
 SESSION_S = 1.0
+LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+
+
+def reservation_of(num_tokens: int, hit: int) -> Reservation:
+    return Reservation(7, hit, num_tokens, "host:1", LAYOUT, 5.0, bytes(32))
+
+
+def test_a_plan_covers_the_blocks_beyond_the_attention_hit_and_the_state() -> None:
+    messages = plan_of(reservation_of(100, 32), 3 * LAYOUT.block_bytes).messages
+    assert [(m.first_block, m.num_blocks) for m in messages] == [(2, 3), (5, 2)], "the state fits behind the last"
+    assert messages[-1].state_bytes == LAYOUT.state_bytes
+
+
+def test_a_full_attention_hit_leaves_a_transfer_of_the_state_alone() -> None:
+    plan = plan_of(reservation_of(64, 64), 3 * LAYOUT.block_bytes)
+    assert [(m.num_blocks, m.state_bytes) for m in plan.messages] == [(0, LAYOUT.state_bytes)]
 
 
 class SlowPacking:

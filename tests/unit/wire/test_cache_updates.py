@@ -1,4 +1,4 @@
-"""What a node tells of its cache survives the way over protobuf, and stays small there."""
+"""Cache updates survive the conversion to protobuf and back, and stay small."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a caller is told of a call that its node has ended, whatever gRPC made of a write that came too late."""
+"""The error that a caller gets for a call that its node ended, even if a late write made gRPC replace the status."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ GRPCS_OWN = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
 class EndedCall:
-    """As gRPC's: whoever waits for the end is told of the first status only, and a late write sets INTERNAL."""
+    """Behaves like gRPC: done callbacks get the first status only, and a late write sets INTERNAL."""
 
     def __init__(self) -> None:
         self.status: tuple[grpc.StatusCode, str] | None = None
