@@ -1,10 +1,11 @@
 """One request on a decode node: events in, instructions out. `decode_node/role.py` obeys.
 
-Admitting -> Receiving -> Running -> Done       a prefill node computes the prompt and transfers blocks and state
-Admitting -> Running -> Done                    this node computes the prompt
-Receiving -> Interrupted -> Receiving           the transfer failed, and the router asked for another session
-Receiving -> Renewing -> Receiving              the router asked for another session before this one had failed
-any of them -> Released                         the router's call ended
+    Admitting -> Receiving -> Running -> Done    a prefill node computes the prompt and sends blocks and state
+    Admitting -> Running -> Done                 this node computes the prompt
+    Receiving -> Interrupted -> Receiving        the transfer failed, and the router asked for another session
+    Receiving -> Renewing -> Receiving           the router asked for another session before this one had failed
+
+From any of them to Released when the router's call ends, with or without an error.
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Lifecycle, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import (
+    Admitting,
+    CallBroken,
+    CallEnded,
+    Done,
+    Fail,
+    Lifecycle,
+    Refuse,
+    Release,
+    Released,
+    Reply,
+)
 
 # ---------------------------------------------------------------- states
-
-
-@dataclass(frozen=True)
-class Admitting:
-    """The request waits for blocks and a slot."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ DecodeInput: TypeAlias = (
     Admitted | AdmissionTimedOut | Computed | Scored | Tokens | Finished  # from the engine
     | SessionLanded | SessionFailed  # from the session; each session ends in one of them
     | Renew | Stop | CallEnded  # from the router
-    | Broken  # by a command that cannot be read, or a session of another version
+    | CallBroken  # by a command that cannot be read, or a session of another version
 )  # fmt: skip
 
 # ---------------------------------------------------------------- instructions
@@ -178,7 +185,7 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Stop():
                 # In any state: the engine may run the request already while its Admitted is on the way here.
                 return [] if self.is_over else [FinishAnswer()]
-            case Broken(error):
+            case CallBroken(error):
                 return [] if self.is_over else [Fail(error)]
             case CallEnded():
                 return self._call_ended()

@@ -1,6 +1,6 @@
 """The decode role: receives prompts from prefill nodes, and generates from the second token on.
 
-`DecodeLifecycle` decides; `DecodeCall` obeys it for one request, with the engine, a session and the router's call.
+`DecodeLifecycle` decides; `DecodeDriver` obeys it for one request, with the engine, a session and the router's call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from headrace.wire.messages import (
     Start,
     TransferReport,
 )
-from node_runtime.lifecycle import Broken, CallEnded, Fail, Refuse, Release, Reply
+from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release, Reply
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import NoCapacity, reserve
 from transfer.protocol.envelope import new_nonce
@@ -75,12 +75,12 @@ class DecodeRole:
         Raises BadRequest, also when `commands` does; NoCapacity; LayoutMismatch.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        return DecodeCall(
+        return DecodeDriver(
             self._runtime, self._config, self._receiver, self._accounting, start=start, deadline_s=deadline_s
         ).run(commands)
 
 
-class DecodeCall:
+class DecodeDriver:
     """One request and the call in which the router follows it."""
 
     def __init__(
@@ -143,7 +143,7 @@ class DecodeCall:
                     raise BadRequest("start is the first command of a call and comes once")
                 self._inbox.put_nowait(command)
         except BadRequest as error:
-            self._inbox.put_nowait(Broken(error))
+            self._inbox.put_nowait(CallBroken(error))
 
     async def _watch(self, session: IncomingTransfer) -> None:
         nonce = session.plan.nonce
@@ -154,7 +154,7 @@ class DecodeCall:
             return
         if landed.first_token is None:
             message = "the last message carries no first token: the prefill node runs another version"
-            self._inbox.put_nowait(Broken(ValueError(message)))
+            self._inbox.put_nowait(CallBroken(ValueError(message)))
             return
         stats = landed.stats
         report = TransferReport(stats.attention_tokens, stats.attention_bytes, stats.state_bytes, stats.seconds)

@@ -16,6 +16,13 @@ State = TypeVar("State")
 Kind = TypeVar("Kind")
 Message = TypeVar("Message", covariant=True)
 
+# ---------------------------------------------------------------- states
+
+
+@dataclass(frozen=True)
+class Admitting:
+    """The request waits for blocks and a slot."""
+
 
 @dataclass(frozen=True)
 class Done:
@@ -36,7 +43,7 @@ class CallEnded:
 
 
 @dataclass(frozen=True)
-class Broken:
+class CallBroken:
     """An error that ends the request, such as a transfer that failed or a command that cannot be read."""
 
     error: Exception
@@ -82,11 +89,12 @@ class Lifecycle(Generic[State]):
         """Whether the router has got its last reply."""
         return isinstance(self.state, Done | Released)
 
-    def _expect(self, event: object, kind: type[Kind]) -> Kind:
-        """Returns the state if it is of this kind; raises IllegalTransition if it is another."""
-        if not isinstance(self.state, kind):
-            raise self._illegal(event)
-        return self.state
+    def _expect(self, event: object, *kinds: type[Kind]) -> Kind:
+        """Returns the state if it is of one of these kinds; raises IllegalTransition if it is not."""
+        for kind in kinds:
+            if isinstance(self.state, kind):
+                return self.state
+        raise self._illegal(event)
 
     def _illegal(self, event: object) -> IllegalTransition:
         return IllegalTransition(f"{type(self).__name__} in {self.state}: got {event}")

@@ -1,11 +1,11 @@
 """One request on a prefill node: events in, instructions out. `prefill_node/role.py` obeys.
 
-Admitting -> Computing -> Sending -> Done                the decode node receives blocks and state
-Admitting -> Computing -> Done                           nothing to send: no reservation, or the answer has ended
-Admitting -> Fetching -> Computing                       a decode node holds more of the prompt than this node
-Admitting -> Fetching -> Admitting again -> Computing    the fetch failed: the prompt is computed instead
-any of them -> Done                                      the request was refused, or its transfer failed
-any of them -> Released                                  the router's call ended
+    Admitting -> Computing -> Sending -> Done            the decode node receives blocks and state
+    Admitting -> Computing -> Done                       nothing to send: no reservation, or the answer has ended
+    Admitting -> Fetching -> Computing                   a decode node holds more of the prompt than this node
+    Admitting -> Fetching -> Readmitting -> Computing    the fetch failed: the prompt is computed instead
+
+From any of them to Released when the router's call ends, with or without an error.
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ from typing import TypeAlias, assert_never
 
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
-from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Lifecycle, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import (
+    Admitting,
+    CallBroken,
+    CallEnded,
+    Done,
+    Fail,
+    Lifecycle,
+    Refuse,
+    Release,
+    Released,
+    Reply,
+)
 from prefill_node.fetch_policy import FetchPolicy
 
 # ---------------------------------------------------------------- states
-
-
-@dataclass(frozen=True)
-class Admitting:
-    """The request waits for blocks and a slot. `fetch_failed`: for the second time, to be computed."""
-
-    fetch_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,11 @@ class Fetching:
     """A decode node is asked for blocks and a state; the engine computes nothing yet."""
 
     admitted: Admitted
+
+
+@dataclass(frozen=True)
+class Readmitting:
+    """The fetch failed: the request waits for blocks and a slot again, to be computed."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class Sending:
     resumed_tokens: int
 
 
-PrefillState: TypeAlias = Admitting | Fetching | Computing | Sending | Done | Released
+PrefillState: TypeAlias = Admitting | Fetching | Readmitting | Computing | Sending | Done | Released
 
 # ---------------------------------------------------------------- events
 
@@ -77,7 +86,7 @@ class TransferSent:
 PrefillInput: TypeAlias = (
     Admitted | AdmissionTimedOut | Computed | Scored | Sampled | Finished  # from the engine
     | FetchLanded | FetchGivenUp  # from the fetch
-    | TransferSent | Broken  # from the transfer to the decode node
+    | TransferSent | CallBroken  # from the transfer to the decode node
     | CallEnded  # from the router
 )  # fmt: skip
 
@@ -175,16 +184,16 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
             raise self._illegal(event)
         match event:
             case Admitted():
-                return self._admitted(event, self._expect(event, Admitting), now_s)
+                return self._admitted(event, now_s)
             case AdmissionTimedOut(message):
-                self._expect(event, Admitting)
+                self._expect(event, Admitting, Readmitting)
                 return [Refuse(message)]
             case FetchLanded(num_tokens):
                 admitted = self._expect(event, Fetching).admitted
                 return [ResumePrefill(num_tokens), *self._compute_from(num_tokens, admitted, now_s)]
             case FetchGivenUp():
                 self._expect(event, Fetching)
-                self.state = Admitting(fetch_failed=True)
+                self.state = Readmitting()
                 return [ComputeInstead()]
             case Computed():
                 self._expect(event, Computing)
@@ -199,20 +208,20 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
             case TransferSent():
                 state = self._expect(event, Sending)
                 return self._done(state.admitted, state.resumed_tokens)
-            case Broken(error):
+            case CallBroken(error):
                 return [] if self.is_over else [Fail(error)]
             case CallEnded():
                 return self._call_ended()
             case _:
                 assert_never(event)
 
-    def _admitted(self, admitted: Admitted, before: Admitting, now_s: float) -> list[PrefillInstruction]:
+    def _admitted(self, admitted: Admitted, now_s: float) -> list[PrefillInstruction]:
         if admitted.state_arrives:
-            if before.fetch_failed:
-                raise self._illegal(admitted)
+            self._expect(admitted, Admitting)
             self.state = Fetching(admitted)
             return [StartFetch(admitted)]
-        is_declined = not before.fetch_failed and self._policy.candidate(admitted.hit) is not None
+        before = self._expect(admitted, Admitting, Readmitting)
+        is_declined = isinstance(before, Admitting) and self._policy.candidate(admitted.hit) is not None
         declined: list[PrefillInstruction] = [CountDeclinedFetch()] if is_declined else []
         return declined + self._compute_from(admitted.reused_tokens, admitted, now_s)
 

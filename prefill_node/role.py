@@ -1,6 +1,6 @@
 """The prefill role: computes prompts, samples their first token, and sends blocks and state as they are ready.
 
-`PrefillLifecycle` decides; `PrefillCall` obeys it for one request, with the engine, transfers and the router's call.
+`PrefillLifecycle` decides; `PrefillDriver` obeys it for one request, with the engine, transfers and the router's call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.wire.messages import (
     PrefillRequest,
     Reservation,
 )
-from node_runtime.lifecycle import Broken, CallEnded, Fail, Refuse, Release, Reply
+from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release, Reply
 from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S, NoCapacity, plan_of
@@ -76,10 +76,10 @@ class PrefillRole:
         if request.reservation is not None:
             self._runtime.require_layout(request.reservation.layout)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        return PrefillCall(self._runtime, self._sender, self._fetches, request=request, deadline_s=deadline_s).run()
+        return PrefillDriver(self._runtime, self._sender, self._fetches, request=request, deadline_s=deadline_s).run()
 
 
-class PrefillCall:
+class PrefillDriver:
     """One request and the call in which the router follows it."""
 
     def __init__(
@@ -193,7 +193,7 @@ class PrefillCall:
         try:
             await transfer.done()
         except TransferFailed as failure:
-            self._inbox.put_nowait(Broken(failure))
+            self._inbox.put_nowait(CallBroken(failure))
         else:
             self._inbox.put_nowait(TransferSent())
 
@@ -215,7 +215,7 @@ class PrefillCall:
         except FetchFailed:
             self._inbox.put_nowait(FetchGivenUp())
         except Exception as error:
-            self._inbox.put_nowait(Broken(error))
+            self._inbox.put_nowait(CallBroken(error))
         else:
             self._inbox.put_nowait(FetchLanded(fetch_source.num_tokens))
 

@@ -5,7 +5,6 @@ from itertools import count
 import pytest
 
 from decode_node.lifecycle import (
-    Admitting,
     CancelSession,
     CountAdmission,
     DecodeInput,
@@ -36,7 +35,7 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
 from transfer.protocol.errors import IllegalTransition
 
 REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
@@ -153,12 +152,12 @@ def test_a_stop_that_crosses_with_the_end_changes_nothing() -> None:
 @pytest.mark.parametrize("name", [name for name in STATES if name not in ("done", "released")])
 def test_a_command_that_cannot_be_read_fails_the_call_in_every_state(name: str) -> None:
     request = new_lifecycle(STATES[name])
-    assert request.on(Broken(UNREADABLE)) == [Fail(UNREADABLE)]
+    assert request.on(CallBroken(UNREADABLE)) == [Fail(UNREADABLE)]
     assert request.state == STATES[name], "its end gives back what that state holds"
 
 
 def test_a_command_that_cannot_be_read_changes_nothing_after_the_end() -> None:
-    assert new_lifecycle(Done()).on(Broken(UNREADABLE)) == []
+    assert new_lifecycle(Done()).on(CallBroken(UNREADABLE)) == []
 
 
 @pytest.mark.parametrize(
@@ -195,7 +194,7 @@ EVENTS: dict[str, DecodeInput] = {
     "ended": CallEnded(),
     "renew": Renew(1),
     "stop": Stop(),
-    "broken": Broken(UNREADABLE),
+    "broken": CallBroken(UNREADABLE),
 }
 ADMISSION = {"admitted", "admitted to compute", "refused"}
 ENGINE = {"computed", "scored", "tokens", "finished"}

@@ -7,11 +7,10 @@ from headrace.cache.layout import CacheLayout
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
 from headrace.request import FinishReason, Token
 from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
-from node_runtime.lifecycle import Broken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 from prefill_node.lifecycle import (
-    Admitting,
     CancelFetch,
     CancelTransfer,
     ComputeInstead,
@@ -23,6 +22,7 @@ from prefill_node.lifecycle import (
     PrefillInput,
     PrefillLifecycle,
     PrefillState,
+    Readmitting,
     RecordComputeTime,
     ReplyPrefilled,
     ResumePrefill,
@@ -144,7 +144,7 @@ def test_what_cannot_be_fetched_is_computed_instead() -> None:
     request = new_lifecycle(fetch_source_tokens=SOURCE_TOKENS)
     assert request.on(TO_FETCH, 1.0) == [StartFetch(TO_FETCH)]
     assert request.on(FetchGivenUp(), 2.0) == [ComputeInstead()]
-    assert request.state == Admitting(fetch_failed=True)
+    assert request.state == Readmitting()
     assert request.on(ADMITTED, 3.0) == [SendComputed(Computed(48))], "it was not declined: it failed"
     assert request.on(TOKEN, 3.5) == [RecordComputeTime(0.5), SendState(5), Reply(FirstToken(Token(5)))]
     assert request.on(TransferSent(), 4.0) == [ReplyPrefilled(ADMITTED, 48)]
@@ -162,7 +162,7 @@ def test_a_fetch_that_would_save_too_little_is_not_counted() -> None:
 
 STATES: dict[str, PrefillState] = {
     "admitting": Admitting(),
-    "admitting again": Admitting(fetch_failed=True),
+    "readmitting": Readmitting(),
     "fetching": Fetching(TO_FETCH),
     "computing": Computing(ADMITTED, 48, 1.0),
     "sending": Sending(ADMITTED, 48),
@@ -171,15 +171,15 @@ STATES: dict[str, PrefillState] = {
 }
 
 
-@pytest.mark.parametrize("name", ["admitting", "admitting again", "fetching", "computing", "sending"])
+@pytest.mark.parametrize("name", ["admitting", "readmitting", "fetching", "computing", "sending"])
 def test_a_transfer_that_fails_ends_the_prefill_in_every_state(name: str) -> None:
     request = new_lifecycle(STATES[name])
-    assert request.on(Broken(FAILURE), 2.0) == [Fail(FAILURE)]
+    assert request.on(CallBroken(FAILURE), 2.0) == [Fail(FAILURE)]
     assert request.state == STATES[name], "its end gives back what that state holds"
 
 
 def test_a_transfer_that_fails_after_the_end_changes_nothing() -> None:
-    assert new_lifecycle(Done()).on(Broken(FAILURE), 2.0) == []
+    assert new_lifecycle(Done()).on(CallBroken(FAILURE), 2.0) == []
 
 
 @pytest.mark.parametrize("name", [name for name in STATES if name != "released"])
@@ -203,13 +203,13 @@ EVENTS: dict[str, PrefillInput] = {
     "fetch landed": FetchLanded(320),
     "fetch given up": FetchGivenUp(),
     "sent": TransferSent(),
-    "broken": Broken(FAILURE),
+    "broken": CallBroken(FAILURE),
     "ended": CallEnded(),
 }
 AT_ANY_TIME = {"broken", "ended"}
 LEGAL = {
     "admitting": {"admitted", "admitted to fetch", "refused"} | AT_ANY_TIME,
-    "admitting again": {"admitted", "refused"} | AT_ANY_TIME,
+    "readmitting": {"admitted", "refused"} | AT_ANY_TIME,
     "fetching": {"fetch landed", "fetch given up"} | AT_ANY_TIME,
     "computing": {"computed", "scored", "sampled", "finished"} | AT_ANY_TIME,
     "sending": {"finished", "sent"} | AT_ANY_TIME,
