@@ -62,7 +62,10 @@ def new_life(life_type: type[RequestLife], max_tokens: int) -> RequestLife:
 
 @dataclass
 class RequestWorld:
-    """`mishaps`: how many may still happen. `may_stop`: the client's text may contain a stop string."""
+    """`mishaps`: how many may still happen. `may_stop`: the client's text may contain a stop string.
+
+    `ended`: "completed" or "failed" once the request has ended.
+    """
 
     mishaps: int
     may_stop: bool = False
@@ -108,9 +111,6 @@ class RequestWorld:
         if isinstance(state, Completed):
             whole = self.shown == ANSWER[: self.max_tokens]
             assert whole if state.finish is FinishReason.LENGTH else self.has_stopped
-
-    def outcome(self) -> str:
-        return self.ended
 
     # ------------------------------------------------------------ what may happen
 

@@ -1,4 +1,4 @@
-"""Who is let in on the control plane, over real connections: to a router's registry, and to a node's server."""
+"""Access to the control plane over real connections: to a router's registry, and to a node's server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -55,7 +55,7 @@ def identities(files: dict[str, TlsConfig]) -> dict[str, Identity | None]:
     }
 
 
-class SaysWhoGotThrough(rpc.DecodeServicer):
+class AbortsWithLetIn(rpc.DecodeServicer):
     async def Run(self, request_iterator, context):  # type: ignore[no-untyped-def]
         await context.abort(grpc.StatusCode.ABORTED, "let in")
         yield
@@ -66,7 +66,7 @@ class SaysWhoGotThrough(rpc.DecodeServicer):
 
 @asynccontextmanager
 async def node_server(identity: Identity | None) -> AsyncIterator[str]:
-    service = SaysWhoGotThrough()
+    service = AbortsWithLetIn()
     server = ControlServer(["Decode"], lambda it: rpc.add_DecodeServicer_to_server(service, it), identity)
     port = await server.start(HOST, 0)
     try:
@@ -112,7 +112,7 @@ async def call_as_prefill_node(address: str, identity: Identity | None) -> None:
         ("member by name", "another member", False),  # a certificate of ours, of another host
     ],
 )
-async def test_only_members_of_one_authority_talk_to_each_other(identities, call, server, client, is_let_in) -> None:
+async def test_only_members_of_one_authority_reach_each_other(identities, call, server, client, is_let_in) -> None:
     async with node_server(identities[server]) as address:
         answer = (TransferBroken, "let in") if is_let_in else (NodeLost, "do both sides have tls, with certificates of")
         with pytest.raises(answer[0], match=answer[1]):
@@ -145,7 +145,7 @@ async def test_nodes_register_over_tls_and_strangers_do_not(start_router: StartR
         await registry.close()
 
 
-def test_a_router_is_told_by_flags_and_by_its_file(model_folder: Path, files, tmp_path: Path, capsys) -> None:
+def test_a_router_reads_tls_from_flags_and_from_its_file(model_folder: Path, files, tmp_path: Path, capsys) -> None:
     model, tls = ["--model-path", str(model_folder)], files["member"]
     flags = ["--tls-ca", tls.ca, "--tls-cert", tls.cert, "--tls-key", tls.key]
     assert loaded(RouterConfig, FLAGS, model).tls is None
