@@ -59,6 +59,7 @@ def test_fields_are_never_sent_without_their_digest(header):
         (HEADER[:5] + b"\x00" + HEADER[6:], "must be zero"),  # a first token that it says it has not
         (HEADER[:5] + b"\xff" + HEADER[6:], "has_first_token is 255"),
     ],
+    ids=["too short", "magic", "version", "padding", "token without its flag", "flag"],
 )
 def test_bytes_that_are_no_envelope_of_ours_are_refused(data, said):
     with pytest.raises(MalformedEnvelope, match=said):
