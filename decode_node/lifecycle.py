@@ -10,13 +10,12 @@ From any of them to Released when the router's call ends, with or without an err
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeAlias, assert_never
 
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Event, Finished, Sampled, Scored
-from headrace.request import FinishReason
+from headrace.request import FinishReason, Token
 from headrace.wire.messages import (
     DecodeReport,
     LocalPrefill,
@@ -234,14 +233,23 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
         return [CancelSession(), Release()] if is_open else [Release()]
 
 
-def with_joined_tokens(events: Iterable[Event | DecodeInput]) -> Iterator[DecodeInput]:
-    """Yields the events, with tokens that the engine sampled one after another as one: they travel in one message."""
-    for kind, group in groupby(events, type):
-        if kind is Sampled:
-            sampled = [event for event in group if isinstance(event, Sampled)]
-            yield Tokens(tuple(event.token for event in sampled), sampled[-1].finish)
-        else:
-            yield from (event for event in group if not isinstance(event, Sampled))
+def with_joined_tokens(events: Iterable[Event | DecodeInput]) -> list[DecodeInput]:
+    """Returns the events, with tokens that the engine sampled one after another as one: they travel in one message."""
+    joined: list[DecodeInput] = []
+    tokens: list[Token] = []
+    finish: FinishReason | None = None
+    for event in events:
+        if isinstance(event, Sampled):
+            tokens.append(event.token)
+            finish = event.finish
+            continue
+        if tokens:
+            joined.append(Tokens(tuple(tokens), finish))
+            tokens = []
+        joined.append(event)
+    if tokens:
+        joined.append(Tokens(tuple(tokens), finish))
+    return joined
 
 
 def decode_report(node: str, admitted: Admitted, *, computed_tokens: int, checkpoints: tuple[int, ...]) -> DecodeReport:

@@ -227,16 +227,16 @@ def test_everything_else_is_taken(state: str, event: str) -> None:
 def test_tokens_that_were_sampled_one_after_another_travel_together() -> None:
     sampled = [Sampled(Token(1), None), Sampled(Token(2), None), Sampled(Token(3), FinishReason.STOP)]
     finished = Finished(FinishReason.STOP)
-    assert list(with_joined_tokens([*sampled, finished])) == [
+    assert with_joined_tokens([*sampled, finished]) == [
         Tokens((Token(1), Token(2), Token(3)), FinishReason.STOP),
         finished,
     ]
-    assert list(with_joined_tokens([sampled[0], Stop(), sampled[1]])) == [
+    assert with_joined_tokens([sampled[0], Stop(), sampled[1]]) == [
         Tokens((Token(1),)),
         Stop(),
         Tokens((Token(2),)),
     ]
-    assert list(with_joined_tokens([REMOTE, Renew(1), Renew(1)])) == [REMOTE, Renew(1), Renew(1)]
+    assert with_joined_tokens([REMOTE, Renew(1), Renew(1)]) == [REMOTE, Renew(1), Renew(1)]
 
 
 def test_a_report_says_where_the_state_came_from() -> None:
