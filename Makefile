@@ -86,15 +86,12 @@ bench-cache: venv
 GPU_PYTHON = $(or $(PYTHON),python3)
 GPU_RESULTS ?= .run/bench-gpu
 GPU_BENCHES ?= gpu-engine kernels-products kernels-state kernels-scan kernels-attention kernels-rows gpu-start
-HAS_PUBLISHED_SCANS = from importlib.util import find_spec; exit(not (find_spec("fla") and find_spec("mamba_ssm")))
 
 bench-gpu:
 	@mkdir -p $(GPU_RESULTS); failed=; \
-	published=$$($(GPU_PYTHON) -c '$(HAS_PUBLISHED_SCANS)' && echo --library); \
 	for name in $(GPU_BENCHES); do \
-	  arguments=; [ $$name != kernels-scan ] || arguments=$$published; \
-	  printf '\n## %s %s\n\n' $$name "$$arguments"; \
-	  $(GPU_PYTHON) -u -m benchmarks $$name $$arguments 2>&1 | tee $(GPU_RESULTS)/$$name.txt || failed="$$failed $$name"; \
+	  printf '\n## %s\n\n' $$name; \
+	  $(GPU_PYTHON) -u -m benchmarks $$name 2>&1 | tee $(GPU_RESULTS)/$$name.txt || failed="$$failed $$name"; \
 	done; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,20 @@ from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfi
 
 TINY_MODELS = Path(__file__).parents[1] / "tiny_models"
 _ATTENTION, _STATE = LayerConfig("attention", "dense"), LayerConfig("state", "dense")
+
+
+def _qwen_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionConfig:
+    return AttentionConfig(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale=head_dim**-0.5,
+        rotary_dim=head_dim // 4,
+        rope_theta=1e7,
+        has_qk_norm=True,
+        has_output_gate=True,
+    )
+
 
 GRANITE_H_MICRO = ModelConfig(
     architecture="GraniteMoeHybridForCausalLM",
@@ -44,56 +59,40 @@ QWEN35_4B = ModelConfig(
     norm_eps=1e-6,
     tied_embeddings=True,
     layers=(_STATE, _STATE, _STATE, _ATTENTION) * 8,
-    attention=AttentionConfig(
-        num_heads=16,
-        num_kv_heads=4,
-        head_dim=256,
-        scale=256**-0.5,
-        rotary_dim=64,
-        rope_theta=1e7,
-        has_qk_norm=True,
-        has_output_gate=True,
-    ),
+    attention=_qwen_attention(num_heads=16, num_kv_heads=4, head_dim=256),
     state=GatedDeltaConfig(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, conv_taps=4),
     moe=None,
 )
 
 SHAPES = {"qwen35-4b": QWEN35_4B, "granite-h-micro": GRANITE_H_MICRO}
 
-_SMALL: dict[str, Any] = {
-    "vocab_size": 4096,
-    "max_position": 8192,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "norm_eps": 1e-6,
-    "tied_embeddings": True,
-    "layers": (_STATE, _STATE, _STATE, _ATTENTION) * 2,
-    "moe": None,
-}
+_SMALL_QWEN = replace(
+    QWEN35_4B,
+    architecture="Qwen3_5ForCausalLM",
+    vocab_size=4096,
+    max_position=8192,
+    hidden_size=256,
+    intermediate_size=768,
+    layers=QWEN35_4B.layers[:8],
+    attention=_qwen_attention(num_heads=8, num_kv_heads=2, head_dim=32),
+    state=GatedDeltaConfig(num_key_heads=8, num_value_heads=8, key_dim=32, value_dim=32, conv_taps=4),
+)
 
 CPU_SHAPES = {  # 7 to 9 M parameters
-    "granite": ModelConfig(
+    "granite": replace(
+        _SMALL_QWEN,
         architecture="GraniteMoeHybridForCausalLM",
         attention=AttentionConfig(num_heads=8, num_kv_heads=2, head_dim=32, scale=32**-0.5),
         state=Mamba2Config(num_heads=16, head_dim=32, state_size=64, num_groups=1, conv_taps=4, has_conv_bias=True),
-        **_SMALL,
     ),
-    "qwen35": ModelConfig(
-        architecture="Qwen3_5ForCausalLM",
-        attention=AttentionConfig(
-            num_heads=8,
-            num_kv_heads=2,
-            head_dim=32,
-            scale=32**-0.5,
-            rotary_dim=8,
-            rope_theta=1e7,
-            has_qk_norm=True,
-            has_output_gate=True,
-        ),
-        state=GatedDeltaConfig(num_key_heads=8, num_value_heads=8, key_dim=32, value_dim=32, conv_taps=4),
-        **_SMALL,
-    ),
+    "qwen35": _SMALL_QWEN,
 }
+
+
+def random_prompts(count: int, num_tokens: int, seed: int = 0, vocabulary: int = 4096) -> list[list[int]]:
+    """Prompts of random ids, none of them a special token."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(300, vocabulary, (count, num_tokens), generator=generator).tolist()
 
 
 def write_shape(config: ModelConfig, folder: Path) -> Path:

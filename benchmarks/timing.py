@@ -1,4 +1,4 @@
-"""Times of host work and of GPU kernels, beside what the chip allows, as rows of Markdown tables."""
+"""Times of host work and of GPU kernels, beside the chip's limits, and the rows of Markdown tables."""
 
 import statistics
 import time
@@ -17,7 +17,20 @@ CACHE_BYTES = 256 << 20  # several times an H200's L2
 MOST_COPIES = 32
 GRAPH_US = 20_000  # of work in a graph, unless one run is longer
 MOST_KERNELS = 30
-HEADER = "| kernel | shape | work | us | floor us | of floor |\n|---|---|---|---|---|---|"
+
+
+def table_row(*cells: object) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def table_header(*titles: str) -> str:
+    return f"{table_row(*titles)}\n|{'---|' * len(titles)}"
+
+
+def verdict(met: bool | None) -> str:
+    """A table's word for a target; nothing where none was asked."""
+    return {None: "", True: "met", False: "missed"}[met]
 
 
 def best_s(work: Callable[[], object], repeats: int, calls: int = 1) -> float:
@@ -29,6 +42,31 @@ def best_s(work: Callable[[], object], repeats: int, calls: int = 1) -> float:
             work()
         loops.append((time.perf_counter() - began_s) / calls)
     return min(loops)
+
+
+class Comparison(NamedTuple):
+    """Best seconds of two works, and the median over rounds of second / first: above 1, the first is quicker."""
+
+    first_s: float
+    second_s: float
+    ratio: float
+
+
+def compare(first: Callable[[int], float], second: Callable[[int], float], rounds: int) -> Comparison:
+    """Seconds of two works in alternating rounds, so that a busy machine slows both; one more round warms them up.
+
+    Both are called with the round's number. The one that goes second finds warmer caches: each does so in turn.
+    """
+    times = []
+    for number in range(rounds + 1):
+        taken = {work: work(number) for work in ((first, second) if number % 2 else (second, first))}
+        times.append((taken[first], taken[second]))
+    times = times[1:]
+    ratio = statistics.median(second_s / first_s for first_s, second_s in times)
+    return Comparison(min(first_s for first_s, _ in times), min(second_s for _, second_s in times), ratio)
+
+
+HEADER = table_header("kernel", "shape", "work", "us", "floor us", "of floor")
 
 
 class Row(NamedTuple):
@@ -47,8 +85,8 @@ class Row(NamedTuple):
     def __str__(self) -> str:
         is_compute = self.flops / FLOPS_A_SECOND > self.num_bytes / BYTES_A_SECOND
         work = f"{self.flops / 1e9:,.1f} GFLOP" if is_compute else f"{self.num_bytes / 2**20:,.2f} MiB"
-        times = f"{self.time_us:.1f} | {self.floor_us:.1f} | {self.floor_us / self.time_us:.0%}"
-        return f"| {self.kernel} | {self.shape} | {work} | {times} |"
+        times = f"{self.time_us:.1f}", f"{self.floor_us:.1f}", f"{self.floor_us / self.time_us:.0%}"
+        return table_row(self.kernel, self.shape, work, *times)
 
 
 def measure(
@@ -108,9 +146,9 @@ def profile(work: Callable[[], object]) -> str:
     ]
     total_us = sum(us for us, _, _ in spent) or 1
     gaps = f", {gaps_us(run.events()) / 1e3:.2f} ms of gaps between" if on_device else ""
-    lines = [f"{total_us / 1e3:.2f} ms on the device{gaps}", "", "| share | ms | calls | kernel |", "|---|---|---|---|"]
+    lines = [f"{total_us / 1e3:.2f} ms on the device{gaps}", "", table_header("share", "ms", "calls", "kernel")]
     for us, count, name in sorted(spent, reverse=True)[:MOST_KERNELS]:
-        lines.append(f"| {us / total_us:.1%} | {us / 1e3:.3f} | {count} | {name[:100].replace('|', '/')} |")
+        lines.append(table_row(f"{us / total_us:.1%}", f"{us / 1e3:.3f}", count, name[:100].replace("|", "/")))
     return "\n".join(lines)
 
 
@@ -125,17 +163,16 @@ def _is_on_device(event: FunctionEvent | FunctionEventAvg) -> bool:
     return "cuda" in str(event.device_type).lower()
 
 
-def kernel_command(kinds: Mapping[str, Callable[[bool], Iterable[Row]]], subject: str) -> Callable[..., None]:
-    """A command that prints the rows of `kinds`, each called with whether the library's rows are wanted, too."""
+def kernel_command(kinds: Mapping[str, Callable[[], Iterable[Row]]], subject: str) -> Callable[..., None]:
+    """A command that prints the rows of `kinds`."""
 
     @torch.no_grad()
     def main(
         only: Annotated[list[str], typer.Option(help=f"any of {', '.join(kinds)}")] = [*kinds],  # noqa: B006
-        library: Annotated[bool, typer.Option("--library", help="what others publish, too")] = False,
     ) -> None:
         print(HEADER)
         for kind in only:
-            for row in kinds[kind](library):
+            for row in kinds[kind]():
                 print(row, flush=True)
 
     main.__doc__ = subject

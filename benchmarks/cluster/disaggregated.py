@@ -27,13 +27,14 @@ import typer
 from benchmarks.cluster.client import Answer, Client, Load, RequestFailed, fresh
 from benchmarks.cluster.processes import ClusterFailed, NodeSettings, Processes, end_on_sigterm
 from benchmarks.shapes import SHAPES, write_shape
+from benchmarks.timing import table_header, table_row, verdict
 
 START_TIMEOUT_S = 150.0
 WARM_UPS, ROUNDS = 2, 7
 BLOCK = 16
 ROUTER = {"max_concurrent": 256, "heartbeat_s": 1.0}
 BY_DEFAULT = "fetching-by-default"
-HEADER = "| work | one GPU | 1 prefill + 1 decode | vLLM 0.26: one / 1P1D | to reach | |\n|---|---|---|---|---|---|"
+HEADER = table_header("work", "one GPU", "1 prefill + 1 decode", "vLLM 0.26: one / 1P1D", "to reach", "")
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class Row:
         print(self, flush=True)
 
     def __str__(self) -> str:
-        verdict = {None: "", True: "met", False: "missed"}[self.met]
-        return f"| {self.work} | {self.one} | {self.pair} | {self.vllm} | {self.reach} | {verdict} |"
+        return table_row(self.work, self.one, self.pair, self.vllm, self.reach, verdict(self.met))
 
 
 Measure = Callable[[], Awaitable[Sequence[Row]]]
@@ -206,10 +206,10 @@ def cluster_settings(devices: tuple[str, str], cache_gib: float, with_default: b
 
 def settings_table(clusters: Mapping[str, NodeSettings]) -> str:
     """A Markdown table of every setting that differs from its default."""
-    lines = ["Settings; all others are the defaults.", "", "| cluster | process | settings |", "|---|---|---|"]
-    lines.append(f"| each | router | {_flat(ROUTER)} |")
+    lines = ["Settings; all others are the defaults.", "", table_header("cluster", "process", "settings")]
+    lines.append(table_row("each", "router", _flat(ROUTER)))
     for cluster, nodes in clusters.items():
-        lines += [f"| {cluster} | {name}, {role} | {_flat(given)} |" for name, (role, given) in nodes.items()]
+        lines += [table_row(cluster, f"{name}, {role}", _flat(given)) for name, (role, given) in nodes.items()]
     return "\n".join(lines)
 
 

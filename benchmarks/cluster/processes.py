@@ -36,6 +36,14 @@ NodeSettings = Mapping[str, tuple[str, Mapping[str, Any]]]
 """Each node's name: its role (`prefill` or `decode`) and the settings of `node` in a cluster file."""
 
 
+def prefill_and_decode(engine: Mapping[str, Any], prefill: Mapping[str, Any] | None = None) -> NodeSettings:
+    """One node of each role; the decode node never prefills. `prefill` holds settings of the prefill node alone."""
+    return {
+        "p0": ("prefill", {"engine": engine, **(prefill or {})}),
+        "d0": ("decode", {"engine": engine, "local_prefill": {"max_tokens": 0}}),
+    }
+
+
 class ClusterFailed(RuntimeError):
     """A process ended, or was not ready in time; the message has the end of its log."""
 

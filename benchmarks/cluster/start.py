@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.client import RequestFailed, body_of, fresh, stream
-from benchmarks.cluster.processes import ClusterFailed, Processes, end_on_sigterm
+from benchmarks.cluster.processes import ClusterFailed, Processes, end_on_sigterm, prefill_and_decode
 from benchmarks.shapes import SHAPES, write_shape, write_weights
+from benchmarks.timing import table_header, table_row, verdict
 
 REACH_S = 30.0
 VLLM_S = 120.0  # granite-h-micro, shared/anchors/h200.md
@@ -39,24 +40,18 @@ class Start:
     first_token_s: float
 
     def __str__(self) -> str:
-        verdict = "met" if self.first_token_s <= REACH_S else "missed"
         vllm = f"{VLLM_S:.0f}" if self.model == "granite-h-micro" else ""
-        times = f"{self.ready_s:.1f} | {self.first_token_s:.1f} | {vllm} | {REACH_S:.0f} | {verdict}"
-        return f"| {self.model} | {self.weights} | {self.cache} | {times} |"
+        times = f"{self.ready_s:.1f}", f"{self.first_token_s:.1f}", vllm, f"{REACH_S:.0f}"
+        return table_row(self.model, self.weights, self.cache, *times, verdict(self.first_token_s <= REACH_S))
 
 
-HEADER = (
-    "| model | weights | Triton cache | nodes registered, s | first token, s | vLLM s | to reach s | |\n"
-    "|---|---|---|---:|---:|---:|---:|---|"
+HEADER = table_header(
+    "model", "weights", "Triton cache", "nodes registered, s", "first token, s", "vLLM s", "to reach s", ""
 )
 
 
 def measure(model: Path, weights: str, cache: str, triton_cache: Path, engine: dict[str, Any], out: Path) -> Start:
-    engine = engine | {"load_format": weights}
-    nodes: dict[str, tuple[str, dict[str, Any]]] = {
-        "p0": ("prefill", {"engine": engine}),
-        "d0": ("decode", {"engine": engine, "local_prefill": {"max_tokens": 0}}),
-    }
+    nodes = prefill_and_decode(engine | {"load_format": weights})
     folder = out / f"start-{model.name}-{weights}-{cache}"
     environment = {"TRITON_CACHE_DIR": str(triton_cache)}
     with Processes(folder, model, nodes, router={"heartbeat_s": 1.0}, environment=environment) as cluster:

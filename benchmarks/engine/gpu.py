@@ -1,6 +1,6 @@
 """The engine's forward passes on one GPU beside vLLM's times and the chip's floor: prefill and decode, random weights.
 
-    python3 -m benchmarks gpu-engine [--shape granite-h-micro] [--only batch] [--chunk 2048 --chunk 8192] [--no-graphs]
+    python3 -m benchmarks gpu-engine [--shape granite-h-micro] [--only batch] [--chunk 8192] [--no-graphs]
                                      [--profile FILE] [--device cpu --shrink]
 
 The work of the first table of shared/anchors/h200.md. Drives `ModelRunner` as the engine does: prompts in chunks,
@@ -19,8 +19,8 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.shapes import GRANITE_H_MICRO, SHAPES
-from benchmarks.timing import BYTES_A_SECOND, FLOPS_A_SECOND, profile
+from benchmarks.shapes import GRANITE_H_MICRO, SHAPES, random_prompts
+from benchmarks.timing import BYTES_A_SECOND, FLOPS_A_SECOND, profile, table_header, table_row, verdict
 from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.forward.memory import CacheMemory
@@ -64,6 +64,15 @@ class Prefill(Work):
         """Tokens that are computed."""
         return self.num_sequences * (self.num_tokens - self.num_cached)
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each sequence."""
+        return -(-self.num_tokens // BLOCK_SIZE)
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_sequences + self.num_checkpoints - 1
+
 
 @dataclass(frozen=True)
 class Decode(Work):
@@ -75,6 +84,19 @@ class Decode(Work):
     def num_rows(self) -> int:
         return self.num_sequences
 
+    @property
+    def num_blocks(self) -> int:
+        return -(-(self.context + DECODE_STEPS) // BLOCK_SIZE)
+
+    @property
+    def num_slots(self) -> int:
+        return self.num_sequences
+
+
+def short_prefill(num_new: int, is_launched: bool) -> Prefill:
+    name = f"prefill {num_new:,} behind 8,176{', launched' if is_launched else ''}"
+    return Prefill(name, 1, None, None, num_tokens=8176 + num_new, num_cached=8176, is_launched=is_launched)
+
 
 WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 2,048", 1, 52.6, 30.0, num_tokens=2048),
@@ -82,19 +104,7 @@ WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 32,768", 1, 473.0, 380.0, num_tokens=32768),
     Prefill("prefill 32,768, 64 checkpoints", 1, None, None, num_tokens=32768, num_checkpoints=64),
     Prefill("prefill 16 x 4,096", 16, 65536 / 71.5, 65536 / 90.0, num_tokens=4096),
-    *(
-        Prefill(
-            f"prefill {num_new:,} behind 8,176{', launched' if is_launched else ''}",
-            1,
-            None,
-            None,
-            num_tokens=8176 + num_new,
-            num_cached=8176,
-            is_launched=is_launched,
-        )
-        for num_new in (16, 64, 256, 512, 1024, 2048)
-        for is_launched in (False, True)
-    ),
+    *(short_prefill(num_new, launched) for num_new in (16, 64, 256, 512, 1024, 2048) for launched in (False, True)),
     Decode("decode batch 1", 1, 3.49, 2.2),
     Decode("decode batch 16", 16, 3.88, 2.8),
     Decode("decode batch 64", 64, 6.13, 4.2),
@@ -132,7 +142,7 @@ class Result:
 
 
 class Bench:
-    """One model of a shape, with cache memory for the largest of `works`."""
+    """One model of a shape, with cache memory for the largest of `works`; prompts in chunks of `chunk` tokens."""
 
     def __init__(
         self,
@@ -140,48 +150,46 @@ class Bench:
         works: Sequence[Prefill | Decode],
         device: str,
         rounds: int,
-        captured_chunks: Sequence[int],
-    ):
+        chunk: int,
+        has_graphs: bool,
+    ) -> None:
         self.device = torch.device(device)
-        self._rounds = rounds
+        self._rounds, self._chunk = rounds, chunk
         on_cpu = self.device.type == "cpu"
         started_s = time.perf_counter()
         model = random_model(config, torch.float32 if on_cpu else torch.bfloat16, device)
-        num_blocks = max(work.num_sequences * _blocks(work) for work in works)
-        num_slots = max(work.num_sequences + _checkpoints(work) for work in works)
+        num_blocks = max(work.num_sequences * work.num_blocks for work in works)
         layout = model.cache_layout(BLOCK_SIZE, "float32" if on_cpu else "bfloat16")
-        memory = CacheMemory(layout, num_blocks, num_slots, device)
+        memory = CacheMemory(layout, num_blocks, max(work.num_slots for work in works), device)
         for pool in (memory.kv, memory.conv, memory.rec):  # decodes start from states that nobody computed
             pool.normal_(0, 0.1)
         self.runner, self.launching_runner = ModelRunner(model, memory), ModelRunner(model, memory)
         decodes = [work for work in works if isinstance(work, Decode)]
-        if captured_chunks and decodes:
+        prefills = [work for work in works if isinstance(work, Prefill)]
+        if has_graphs and decodes:
             largest = max(work.num_sequences for work in decodes)
-            self.runner.capture_decodes(largest, max(_blocks(work) for work in decodes) * BLOCK_SIZE)
-        if captured_chunks and len(decodes) < len(works):
-            longest = max(work.num_tokens for work in works if isinstance(work, Prefill))
-            self.runner.capture_prefills(max(captured_chunks), longest)
+            self.runner.capture_decodes(largest, max(work.num_blocks for work in decodes) * BLOCK_SIZE)
+        if has_graphs and prefills:
+            self.runner.capture_prefills(chunk, max(work.num_tokens for work in prefills))
         self._sync()
         self.load_s = time.perf_counter() - started_s
 
-    def run(self, work: Prefill | Decode, chunk: int) -> Result:
+    def run(self, work: Prefill | Decode) -> Result:
         host: list[float] = []
-        if isinstance(work, Prefill):
-            ms = self._median(lambda: self._time(lambda: host.append(self._prefill(work, chunk))))
-            return Result(work, ms, statistics.median(host))
-        ms = self._median(lambda: self._time(lambda: host.append(self._decode(work))) / DECODE_STEPS)
-        return Result(work, ms, statistics.median(host))
+        num_steps = DECODE_STEPS if isinstance(work, Decode) else 1
+        times = [self._time(lambda: host.append(self._once(work))) for _ in range(WARM_UPS + self._rounds)]
+        return Result(work, statistics.median(times[WARM_UPS:]) / num_steps, statistics.median(host))
 
-    def profiled(self, work: Prefill | Decode, chunk: int) -> str:
-        once = (lambda: self._prefill(work, chunk)) if isinstance(work, Prefill) else (lambda: self._decode(work))
-        return profile(once)
+    def profiled(self, work: Prefill | Decode) -> str:
+        return profile(lambda: self._once(work))
 
-    # ------------------------------------------------------------ the work
+    def _once(self, work: Prefill | Decode) -> float:
+        return self._prefill(work) if isinstance(work, Prefill) else self._decode(work)
 
-    def _prefill(self, work: Prefill, chunk: int) -> float:
+    def _prefill(self, work: Prefill) -> float:
         """The host's milliseconds to launch it."""
         launched = None
-        runner, chunks = self.launching_runner if work.is_launched else self.runner, prefill_steps(work, chunk)
+        runner, chunks = self.launching_runner if work.is_launched else self.runner, prefill_steps(work, self._chunk)
         started_s = time.perf_counter()
         for steps in chunks:
             ends = [step.end == work.num_tokens for step in steps]
@@ -213,13 +221,6 @@ class Bench:
         check(before)
         return statistics.median(taken)
 
-    # ------------------------------------------------------------ timing
-
-    def _median(self, measure: Callable[[], float]) -> float:
-        for _ in range(WARM_UPS):
-            measure()
-        return statistics.median(measure() for _ in range(self._rounds))
-
     def _time(self, work: Callable[[], object]) -> float:
         """Milliseconds on the device, the gaps included in which it waits for the host."""
         if self.device.type == "cpu":
@@ -247,7 +248,7 @@ def check(launched: Launched) -> None:
 
 def prefill_steps(work: Prefill, chunk: int) -> list[list[SequenceStep]]:
     """The engine's chunks: prompts in order, as many tokens a step as its budget takes."""
-    prompt = torch.randint(3, 1000, (work.num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    (prompt,) = random_prompts(1, work.num_tokens, vocabulary=1000)
     spacing = work.num_tokens // work.num_checkpoints // BLOCK_SIZE * BLOCK_SIZE
     boundaries = [work.num_tokens - spacing * i for i in range(work.num_checkpoints - 1, 0, -1)]
     chunks, step, budget = [], [], chunk
@@ -267,34 +268,21 @@ def prefill_steps(work: Prefill, chunk: int) -> list[list[SequenceStep]]:
     return [*chunks, step] if step else chunks
 
 
-def _checkpoints(work: Prefill | Decode) -> int:
-    return work.num_checkpoints - 1 if isinstance(work, Prefill) else 0
-
-
-def _blocks(work: Prefill | Decode) -> int:
-    num_tokens = work.num_tokens if isinstance(work, Prefill) else work.context + DECODE_STEPS
-    return -(-num_tokens // BLOCK_SIZE)
-
-
 def _blocks_of(sequence: int, work: Prefill | Decode) -> range:
-    each = _blocks(work)
-    return range(sequence * each, (sequence + 1) * each)
-
-
-# ---------------------------------------------------------------- the table
+    return range(sequence * work.num_blocks, (sequence + 1) * work.num_blocks)
 
 
 def print_table(name: str, config: ModelConfig, results: Sequence[Result]) -> None:
-    beside = "" if name.startswith("granite-h-micro") else " (of granite-h-micro)"
-    print(f"\n| {name} | ms | tokens/s | vLLM 0.26 ms{beside} | floor ms | x floor | to reach ms | | host ms |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    beside = "" if name == "granite-h-micro" else " (of granite-h-micro)"
+    vllm = f"vLLM 0.26 ms{beside}"
+    print()
+    print(table_header(name, "ms", "tokens/s", vllm, "floor ms", "x floor", "to reach ms", "", "host ms"))
     for result in results:
         work, floor, reach = result.work, floor_ms(result.work, config), reach_ms(result.work, config)
-        verdict = "" if reach is None else "met" if result.ms <= reach else "missed"
-        print(
-            f"| {work.name} | {result.ms:.2f} | {1e3 * work.num_rows / result.ms:,.0f} | {_ms(work.vllm_ms)} "
-            f"| {floor:.2f} | {result.ms / floor:.2f} | {_ms(reach)} | {verdict} | {_ms(result.host_ms)} |"
-        )
+        rate, times_floor = f"{1e3 * work.num_rows / result.ms:,.0f}", f"{result.ms / floor:.2f}"
+        met = verdict(None if reach is None else result.ms <= reach)
+        ours = _ms(result.ms), rate, _ms(work.vllm_ms), _ms(floor), times_floor
+        print(table_row(work.name, *ours, _ms(reach), met, _ms(result.host_ms)))
 
 
 def _ms(value: float | None) -> str:
@@ -308,40 +296,22 @@ def shrunk(config: ModelConfig) -> ModelConfig:
 
 
 def shrunk_works(works: Sequence[Prefill | Decode]) -> list[Prefill | Decode]:
-    return [
-        replace(work, num_tokens=work.num_tokens // 32, num_cached=work.num_cached // 32 // BLOCK_SIZE * BLOCK_SIZE)
-        if isinstance(work, Prefill)
-        else replace(work, num_sequences=min(work.num_sequences, 4), context=work.context // 32)
-        for work in works
-        if work.num_sequences == 1 or isinstance(work, Decode)
-    ]  # fmt: skip
+    """Works of a thirty-second of the tokens, without the prefills of several prompts."""
+    return [_shrunk_work(work) for work in works if work.num_sequences == 1 or isinstance(work, Decode)]
 
 
-def prefills(works: Sequence[Prefill | Decode]) -> list[Prefill | Decode]:
-    return [work for work in works if isinstance(work, Prefill)]
-
-
-def measure(
-    bench: Bench, name: str, config: ModelConfig, works: Sequence[Prefill | Decode], chunk: int, profile_to: Path | None
-) -> None:
-    """Times the works with prompts in chunks of `chunk` tokens; decodes do not depend on it."""
-    print(f"chunks of {chunk}", flush=True)
-    results = []
-    for work in works:
-        results.append(bench.run(work, chunk))
-        print(f"  {work.name}: {results[-1].ms:.2f} ms", flush=True)
-    print_table(f"{name}, chunks of {chunk}", config, results)
-    if profile_to is not None:
-        with profile_to.open("a") as file:
-            for work in works:
-                file.write(f"## {name}: {work.name}, chunks of {chunk}\n\n{bench.profiled(work, chunk)}\n\n")
+def _shrunk_work(work: Prefill | Decode) -> Prefill | Decode:
+    if isinstance(work, Decode):
+        return replace(work, num_sequences=min(work.num_sequences, 4), context=work.context // 32)
+    num_cached = work.num_cached // 32 // BLOCK_SIZE * BLOCK_SIZE
+    return replace(work, num_tokens=work.num_tokens // 32, num_cached=num_cached)
 
 
 def main(
     shape: list[str] = ["granite-h-micro", "qwen35-4b"],  # noqa: B006
     device: str = "cuda",
     only: Annotated[str, typer.Option(help="rows whose name has this in it")] = "",
-    chunk: Annotated[list[int], typer.Option(help="tokens a prefill step; several in turn")] = [8192],  # noqa: B006
+    chunk: Annotated[int, typer.Option(help="tokens a prefill step")] = 8192,
     rounds: int = 5,
     graphs: bool = True,
     profile_to: Annotated[Path | None, typer.Option("--profile", help="write where each row's time goes here")] = None,
@@ -351,8 +321,14 @@ def main(
     works = [work for work in (shrunk_works(WORKS) if shrink else WORKS) if only in work.name]
     for name in shape:
         config = shrunk(SHAPES[name]) if shrink else SHAPES[name]
-        bench = Bench(config, works, device, rounds, chunk if graphs and device != "cpu" else [])
+        bench = Bench(config, works, device, rounds, chunk, graphs and device != "cpu")
         print(f"\n{name}: weights, memory and graphs after {bench.load_s:.1f} s", flush=True)
-        for each in chunk:
-            measure(bench, name, config, works if each == chunk[0] else prefills(works), each, profile_to)
+        results = []
+        for work in works:
+            results.append(bench.run(work))
+            print(f"  {work.name}: {results[-1].ms:.2f} ms", flush=True)
+            if profile_to is not None:
+                with profile_to.open("a") as file:
+                    file.write(f"## {name}: {work.name}\n\n{bench.profiled(work)}\n\n")
+        print_table(name, config, results)
         del bench  # before the next shape's weights are made

@@ -2,9 +2,9 @@
 
     python -m benchmarks host-overhead [--tokens 8192] [--rounds 30]
 
-Router, decode node and prefill node in one process and one thread, without a network: what is left out are HTTP, gRPC
-and threads that wake each other. Best round of each stage, as other work on the machine only ever adds to it. No
-forward pass runs in the measured rounds.
+Router, decode node and prefill node in one process and one thread: HTTP, gRPC and threads that wake each other are left
+out. Best round of each stage, as other work on the machine only ever adds to it. No forward pass runs in the measured
+rounds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from typing import TypeVar
 import torch
 
 from benchmarks.cluster.client import body_of, fresh
+from benchmarks.engine.steps import Batch, job_of
 from benchmarks.shapes import TINY_MODELS
+from benchmarks.timing import table_header, table_row
 from headrace.cache.hashing import prefix_keys
-from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.hits import HitPolicy, ReceiveState, ResumeLocally
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
-from headrace.engine.sequence import Job, Sequence
+from headrace.engine.sequence import Sequence
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.sequence_step import SequenceStep
 from headrace.request import Request
@@ -39,7 +41,7 @@ T = TypeVar("T")
 
 
 class Stages:
-    """Times stages under their names; a later round keeps what it was faster at."""
+    """Times stages under their names and keeps the best time of each."""
 
     def __init__(self) -> None:
         self.best_ms: dict[str, float] = {}
@@ -51,13 +53,9 @@ class Stages:
         self.best_ms[name] = min(taken_ms, self.best_ms.get(name, taken_ms))
         return result
 
-    def table(self) -> str:
-        rows = [f"| {name} | {ms:.3f} |" for name, ms in self.best_ms.items()]
-        return "\n".join(["| stage | ms |", "|---|---|", *rows, f"| all | {sum(self.best_ms.values()):.3f} |"])
-
 
 class Node:
-    """An engine that has prefilled the prompt once; `hit_policy` says what its role reuses of it."""
+    """An engine that has prefilled the prompt once; `hit_policy` is that of its role."""
 
     def __init__(self, name: str, built: BuiltEngine, hit_policy: HitPolicy) -> None:
         self.name = name
@@ -66,53 +64,24 @@ class Node:
         self._hit_policy = hit_policy
 
     def fill(self, request: Request) -> None:
-        sequence = self._engine.sequence(self._job(request, ResumeLocally()))
-        self._engine.submit(sequence)
-        self._engine.admit()
-        while self._engine.step():
-            pass
-        self._engine.release(sequence)
+        batch = Batch(self._engine, [request], max_new=1)
+        batch.finish()
+        batch.release()
 
     def take(self, request: Request, stages: Stages) -> None:
         """Up to where the kernels' launches begin, or where the state is waited for."""
-        engine = self._engine
-        sequence = stages.time(
-            f"{self.name}: checks and hashes it", lambda: engine.sequence(self._job(request, self._hit_policy))
-        )
+        engine, job = self._engine, job_of(request, 1, self._hit_policy, lambda event: None)
+        sequence = stages.time(f"{self.name}: checks and hashes it", lambda: engine.sequence(job))
         engine.submit(sequence)
         stages.time(f"{self.name}: admits it", engine.admit)
         if not self._hit_policy.state_arrives:
             stages.time(f"{self.name}: the step's index tensors", lambda: self._plan(sequence))
         engine.release(sequence)
 
-    def _job(self, request: Request, hit_policy: HitPolicy) -> Job:
-        def policy_of(hit: PrefixHit) -> HitPolicy:
-            return hit_policy
-
-        return Job(request, policy_of, max_new=1, admit_by_s=time.monotonic() + 60, on_event=lambda event: None)
-
     def _plan(self, sequence: Sequence) -> ForwardBatch:
         start, claim = sequence.num_computed, sequence.held
         step = SequenceStep(sequence.tokens[start:], start, claim.block_ids, sequence.state_slot, claim.slot)
         return ForwardBatch.build([step], self._block_size, torch.device("cpu"))
-
-
-def measure(num_tokens: int, rounds: int) -> Stages:
-    tokens = ModelTokens(MODEL)
-    builder = RequestBuilder("bench", tokens, lambda: 2 * num_tokens)
-    config = EngineConfig(threads=1, cache_bytes=CACHE_BYTES, max_model_tokens=2 * num_tokens)
-    decode, prefill = (
-        Node(name, build_engine(str(MODEL), config, time.monotonic), policy)
-        for name, policy in (("decode node", ReceiveState()), ("prefill node", ResumeLocally()))
-    )
-    body = body_of(fresh(num_tokens, seed=0), 2)
-    (request,) = builder.completion(parse_body(CompletionBody, body)).requests
-    for node in (decode, prefill):
-        node.fill(replace(request, request_id=node.name))
-    stages = Stages()
-    for _ in range(rounds):
-        once(body, builder, decode, prefill, stages)
-    return stages
 
 
 def once(body: bytes, builder: RequestBuilder, decode: Node, prefill: Node, stages: Stages) -> None:
@@ -140,4 +109,20 @@ def once(body: bytes, builder: RequestBuilder, decode: Node, prefill: Node, stag
 
 def main(tokens: int = 8192, rounds: int = 30) -> None:
     """Host work for a cached prompt, stage by stage."""
-    print(measure(tokens, rounds).table())
+    builder = RequestBuilder("bench", ModelTokens(MODEL), lambda: 2 * tokens)
+    config = EngineConfig(threads=1, cache_bytes=CACHE_BYTES, max_model_tokens=2 * tokens)
+    decode, prefill = (
+        Node(name, build_engine(str(MODEL), config, time.monotonic), policy)
+        for name, policy in (("decode node", ReceiveState()), ("prefill node", ResumeLocally()))
+    )
+    body = body_of(fresh(tokens, seed=0), 2)
+    (request,) = builder.completion(parse_body(CompletionBody, body)).requests
+    for node in (decode, prefill):
+        node.fill(replace(request, request_id=node.name))
+    stages = Stages()
+    for _ in range(rounds):
+        once(body, builder, decode, prefill, stages)
+    print(table_header("stage", "ms"))
+    for name, ms in stages.best_ms.items():
+        print(table_row(name, f"{ms:.3f}"))
+    print(table_row("all", f"{sum(stages.best_ms.values()):.3f}"))

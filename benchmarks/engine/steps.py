@@ -1,22 +1,34 @@
-"""Decode steps through the whole engine: what plans, claims, hashes and events add to the runner's own time.
+"""The whole engine, driven from one thread: decode steps on a GPU, and a prefill with many checkpoints against one.
 
     python3 -m benchmarks gpu-steps [--shape granite-h-micro] [--batch 1 --batch 64] [--context 256] [--no-overlap]
+    python -m benchmarks emission [--tokens 8192] [--checkpoints 32] [--rounds 7] [--cache-mib 128]
 
-Random weights and prompts, greedy. Each request has been prefilled and decodes; a step's time is wall clock over
-many steps, and ends when the tokens of the step before are on the host. `gpu-engine` has the forward passes alone.
+`gpu-steps` shows what plans, claims, hashes and events add to the runner's own time, which `gpu-engine` has. Random
+weights and prompts, greedy; a step's time is wall clock over many steps, and ends when the tokens of the step before
+are on the host.
+
+`emission`: the shipped models in their default chunks on a CPU, policy `branch` without its grid: hints of the request
+put the checkpoints at even distances, the last one stands at the prompt's last boundary in both cases. One request may
+fill half of the slots, so many checkpoints need a large cache. Times are processor time.
 """
 
+from __future__ import annotations
+
 import time
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 import typer
 
 from benchmarks.engine.gpu import shrunk
-from benchmarks.shapes import SHAPES
-from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
-from headrace.engine.build import BuiltEngine, engine_around
+from benchmarks.shapes import SHAPES, TINY_MODELS, random_prompts
+from benchmarks.timing import compare, table_header, table_row
+from headrace.cache.hits import HitPolicy, ResumeLocally
+from headrace.engine.build import BuiltEngine, build_engine, engine_around
 from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
 from headrace.engine.sequence import Event, Job, Sampled
 from headrace.models.weights import random_model
 from headrace.request import Request, Sampling
@@ -24,53 +36,65 @@ from headrace.request import Request, Sampling
 TIMED_STEPS = 128
 
 
+def greedy(prompt: Sequence[int], max_tokens: int, **fields: Any) -> Request:
+    """A request that ignores the end of sequence."""
+    sampling = Sampling(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
+    return Request("r", tuple(prompt), len(prompt), sampling, **fields)
+
+
+def job_of(request: Request, max_new: int, hit_policy: HitPolicy, on_event: Callable[[Event], None]) -> Job:
+    return Job(request, lambda hit: hit_policy, max_new, time.monotonic() + 3600, on_event)
+
+
 class Batch:
-    """Requests that decode together, and their tokens so far."""
+    """Requests that run together in an engine; `arrivals` has the times (perf_counter) of each one's tokens."""
 
-    def __init__(self, built: BuiltEngine, size: int, context: int):
-        self.built = built
-        self.num_tokens = 0
-        generator = torch.Generator().manual_seed(size)
-        prompts = torch.randint(3, 1000, (size, context), generator=generator).tolist()
-        sampling = Sampling(max_tokens=4 * TIMED_STEPS, seed=0, temperature=0.0, ignore_eos=True)
-        self.sequences = []
-        for i, prompt in enumerate(prompts):
-            request = Request(f"r{i}", tuple(prompt), len(prompt), sampling)
-            job = Job(request, _resume_locally, sampling.max_tokens, time.monotonic() + 600, self._on_event)
-            self.sequences.append(built.engine.sequence(job))
-            built.engine.submit(self.sequences[-1])
+    def __init__(self, engine: Engine, requests: Sequence[Request], max_new: int) -> None:
+        self._engine = engine
+        self.arrivals: list[list[float]] = [[] for _ in requests]
+        self.sequences = [
+            engine.sequence(job_of(request, max_new, ResumeLocally(), partial(_note_time, times)))
+            for request, times in zip(requests, self.arrivals, strict=True)
+        ]
+        for sequence in self.sequences:
+            engine.submit(sequence)
 
-    def run(self, num_steps: int) -> None:
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.arrivals))
+
+    def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
-            self.built.engine.admit()
-            self.built.engine.step()
+            self._engine.admit()
+            self._engine.step()
 
-    def prefill(self) -> None:
-        """Runs until every request has had its first token."""
-        while self.num_tokens < len(self.sequences) or any(s.is_prefilling for s in self.sequences):
-            self.run(1)
+    def finish(self) -> None:
+        """Runs until every request has all of its tokens."""
+        self._engine.admit()
+        while self._engine.step():
+            pass
 
     def release(self) -> None:
         for sequence in self.sequences:
-            self.built.engine.release(sequence)
-
-    def _on_event(self, event: Event) -> None:
-        self.num_tokens += isinstance(event, Sampled)
+            self._engine.release(sequence)
 
 
-def _resume_locally(hit: PrefixHit) -> HitPolicy:
-    return ResumeLocally()
+def _note_time(times: list[float], event: Event) -> None:
+    if isinstance(event, Sampled):
+        times.append(time.perf_counter())
 
 
-def step_ms(built: BuiltEngine, size: int, context: int) -> tuple[float, float]:
+def decode_rate(built: BuiltEngine, size: int, context: int) -> tuple[float, float]:
     """Milliseconds a step, and tokens a second."""
-    batch = Batch(built, size, context)
-    batch.prefill()
-    batch.run(16)
+    prompts = random_prompts(size, context, seed=size, vocabulary=1000)
+    max_tokens = 4 * TIMED_STEPS
+    batch = Batch(built.engine, [greedy(prompt, max_tokens) for prompt in prompts], max_tokens)
+    while not all(batch.arrivals) or any(sequence.is_prefilling for sequence in batch.sequences):
+        batch.step()
+    batch.step(16)
     before, started_s = batch.num_tokens, time.perf_counter()
-    batch.run(TIMED_STEPS)
-    seconds = time.perf_counter() - started_s
-    num_tokens = batch.num_tokens - before
+    batch.step(TIMED_STEPS)
+    seconds, num_tokens = time.perf_counter() - started_s, batch.num_tokens - before
     batch.release()
     return 1e3 * seconds / TIMED_STEPS, num_tokens / seconds
 
@@ -99,8 +123,41 @@ def main(
     shape_config = shrunk(SHAPES[shape]) if shrink else SHAPES[shape]
     model = random_model(shape_config, getattr(torch, config.model_dtype), config.device)
     built = engine_around(model, config, time.monotonic)
-    print(f"{shape}: ready after {time.perf_counter() - started_s:.1f} s", flush=True)
-    print("\n| batch | ms a step | tokens/s |\n|---|---|---|")
+    print(f"{shape}: ready after {time.perf_counter() - started_s:.1f} s\n", flush=True)
+    print(table_header("batch", "ms a step", "tokens/s"))
     for size in batch:
-        ms, rate = step_ms(built, size, context)
-        print(f"| {size} | {ms:.2f} | {rate:,.0f} |", flush=True)
+        ms, rate = decode_rate(built, size, context)
+        print(table_row(size, f"{ms:.2f}", f"{rate:,.0f}"), flush=True)
+
+
+def emission(tokens: int = 8192, checkpoints: int = 32, rounds: int = 7, cache_mib: int = 128) -> None:
+    """A prefill with many checkpoints against one."""
+    print(f"prefill of {tokens} tokens, seconds of processor time\n")
+    print(table_header("model", f"{checkpoints} checkpoints", "one", "ratio"))
+    for path in sorted(TINY_MODELS.glob("headrace-tiny-*")):
+        config = EngineConfig(
+            cache_bytes=cache_mib << 20,
+            state_share=0.5,
+            checkpoint_grid_tokens=tokens,  # no grid: the hints alone decide how many there are
+            threads=1,
+        )
+        engine = build_engine(str(path), config, time.monotonic).engine
+        one, many = partial(prefill_s, engine, tokens, 1), partial(prefill_s, engine, tokens, checkpoints)
+        found = compare(one, many, rounds)
+        print(table_row(path.name, f"{found.second_s:.3f}", f"{found.first_s:.3f}", f"{found.ratio:.3f}"), flush=True)
+
+
+def prefill_s(engine: Engine, num_tokens: int, num_checkpoints: int, number: int) -> float:
+    """Processor seconds of one prefill that finds nothing in the cache and publishes `num_checkpoints`."""
+    (prompt,) = random_prompts(1, num_tokens)
+    hints = tuple(num_tokens * i // num_checkpoints for i in range(1, num_checkpoints))
+    salt = b"%d of %d" % (number, num_checkpoints)  # of its own: nothing of the prompt is cached
+    batch = Batch(engine, [greedy(prompt, 2, salt=salt, boundaries=hints)], max_new=1)
+    started_s = time.process_time()
+    batch.finish()
+    seconds = time.process_time() - started_s
+    batch.release()
+    (sequence,) = batch.sequences
+    if len(sequence.all_checkpoints) != num_checkpoints:
+        raise RuntimeError(f"{len(sequence.all_checkpoints)} checkpoints were published, not {num_checkpoints}")
+    return seconds

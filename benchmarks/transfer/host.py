@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from benchmarks.timing import best_s
+from benchmarks.timing import best_s, table_header, table_row
 from benchmarks.transfer.ends import Ends, shape_of
 from transfer.protocol.authentication import Verifier, new_secret, sign
 from transfer.protocol.digest import page_hashes
@@ -36,11 +36,13 @@ from transfer.ucx import UcxConfig
 BLOCK_BYTES = 64 << 10
 MESSAGE_MIB = (32, 8, 2)
 ANSWER_TIMEOUT_S = 60.0
+PAYLOAD_BYTES = 64 << 20  # to hash
+REPEATS = 5
 
 
 def row(name: str, seconds: list[float], num_bytes: int) -> str:
     best, median = (num_bytes / 1e9 / value for value in (min(seconds), statistics.median(seconds)))
-    return f"| {name} | {best:.2f} | {median:.2f} |"
+    return table_row(name, f"{best:.2f}", f"{median:.2f}")
 
 
 def copy_seconds(num_bytes: int, rounds: int) -> list[float]:
@@ -56,7 +58,7 @@ def copy_seconds(num_bytes: int, rounds: int) -> list[float]:
 
 
 def rows(num_bytes: int, rounds: int, ucx: UcxConfig) -> Iterator[str]:
-    yield f"{num_bytes >> 20} MiB, {ucx.transports}\n\n| what | best GB/s | median GB/s |\n|---|---:|---:|"
+    yield f"{num_bytes >> 20} MiB, {ucx.transports}\n\n{table_header('what', 'best GB/s', 'median GB/s')}"
     yield row("memcpy between shared buffers", copy_seconds(num_bytes, rounds), num_bytes)
     yield row("asyncio TCP", tcp_seconds(num_bytes, rounds), num_bytes)
     half = num_bytes // 2
@@ -127,10 +129,6 @@ def main(mib: int = 64, rounds: int = 15, transports: str = UcxConfig().transpor
         print(line, flush=True)
 
 
-PAYLOAD_BYTES = 64 << 20
-REPEATS = 5
-
-
 def authentication(rounds: int = 20_000) -> None:
     """Microseconds that authenticating a message costs."""
     plan = TransferPlan(new_nonce(), 8192, 0, 16, 65536, PAYLOAD_BYTES, PAYLOAD_BYTES)
@@ -146,17 +144,18 @@ def authentication(rounds: int = 20_000) -> None:
             return
         raise AssertionError("a forged envelope was admitted")
 
-    decode_s = best_s(lambda: Envelope.decode(header), REPEATS, rounds)
-    print(f"{'microseconds a message':<40}")
-    print(f"{'sign (sender)':<40}{best_s(lambda: sign(header, secret), REPEATS, rounds) * 1e6:>10.2f}")
-    admit_s = best_s(lambda: verifier.verify_envelope(data), REPEATS, rounds)
-    print(f"{'verify and decode (receiver)':<40}{admit_s * 1e6:>10.2f}")
-    print(f"{'  of these, decode':<40}{decode_s * 1e6:>10.2f}")
-    print(f"{'refuse a forged one':<40}{best_s(refuse, REPEATS, rounds) * 1e6:>10.2f}")
+    print(table_header("a message", "us"))
+    for name, work in (
+        ("sign (sender)", lambda: sign(header, secret)),
+        ("verify and decode (receiver)", lambda: verifier.verify_envelope(data)),
+        ("of these, decode", lambda: Envelope.decode(header)),
+        ("refuse a forged one", refuse),
+    ):
+        print(table_row(name, f"{best_s(work, REPEATS, rounds) * 1e6:.2f}"))
     payload = np.random.default_rng(0).integers(0, 256, PAYLOAD_BYTES, np.uint8)
-    print(f"{PAYLOAD_BYTES >> 20} MiB on one core, ms")
+    print(f"\n{table_header(f'{PAYLOAD_BYTES >> 20} MiB on one core', 'ms')}")
     for name, work in (
         ("digest of the payload", lambda: page_hashes(payload)),
         ("keyed hash of the payload", lambda: blake3(payload.data, key=secret).digest()),
     ):
-        print(f"{name:<40}{best_s(work, REPEATS) * 1e3:>10.1f}")
+        print(table_row(name, f"{best_s(work, REPEATS) * 1e3:.1f}"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.kernels.products import products
+from benchmarks.kernels.dense import products
 from benchmarks.shapes import SHAPES
 from headrace.kernels.dense.linear import LinearWeight, widened_triton
 from headrace.kernels.dense.rms_norm import rms_norm

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import torch
 import triton
 
-from benchmarks.kernels.products import Product
-from benchmarks.kernels.rows import GATED_WIDTH, MIXTURES, NORM_WIDTHS, Mixture
+from benchmarks.kernels.dense import GATED_WIDTH, MIXTURES, NORM_WIDTHS, Mixture, Product
 from benchmarks.shapes import SHAPES
 from headrace.kernels.attention.decode import DecodeTile, decode_tile
 from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
