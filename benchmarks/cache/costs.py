@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import best_s
+from benchmarks.timing import best_s, table_header, table_row
 from headrace.cache.events import CacheContents
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit, ResumeLocally
@@ -62,7 +62,7 @@ def serve(cache: PrefixCache, keys: list[PrefixKey], *checkpoints: int) -> None:
     cache.release(claim)
 
 
-def serve_all(cache: PrefixCache, prompts: list[list[PrefixKey]]) -> None:
+def serve_all(cache: PrefixCache, prompts: Iterable[list[PrefixKey]]) -> None:
     for keys in prompts:
         serve(cache, keys, CHAIN_BLOCKS)
 
@@ -71,8 +71,7 @@ def row(num_blocks: int) -> str:
     """Fill, then measure in the steady state of eviction."""
     cache = PrefixCache(num_blocks=num_blocks, num_slots=num_blocks // CHAIN_BLOCKS + 2, block_size=BLOCK_SIZE)
     num_chains = num_blocks // CHAIN_BLOCKS
-    for number in range(num_chains):
-        serve(cache, chain(number), CHAIN_BLOCKS)
+    serve_all(cache, (chain(number) for number in range(num_chains)))
     batches = [[chain(num_chains + 100 * batch + i) for i in range(100)] for batch in range(ROUNDS)]
     evictions = cache.stats().totals.block_evictions
     publish_s = best_s(lambda: serve_all(cache, batches.pop()), ROUNDS)
@@ -84,7 +83,7 @@ def row(num_blocks: int) -> str:
     match_s = best_s(lambda: cache.match(long, max_tokens=PROMPT_TOKENS), 50)
     cache.check()
     per_block_us = 1e6 * publish_s / 100 / CHAIN_BLOCKS
-    return f"| {num_blocks:,} | {1e3 * match_s:.2f} | {per_block_us:.2f} | {evicted:.2f} |"
+    return table_row(f"{num_blocks:,}", f"{1e3 * match_s:.2f}", f"{per_block_us:.2f}", f"{evicted:.2f}")
 
 
 def main(sizes: list[int] = [10_000, 100_000, 1_000_000]) -> None:  # noqa: B006
@@ -92,8 +91,8 @@ def main(sizes: list[int] = [10_000, 100_000, 1_000_000]) -> None:  # noqa: B006
     tokens = list(range(PROMPT_TOKENS))
     seconds = best_s(lambda: prefix_keys(tokens, BLOCK_SIZE), ROUNDS)
     print(f"hashing: {PROMPT_TOKENS / seconds / 1e6:.1f} M tokens/s, {1e3 * seconds:.1f} ms for {PROMPT_TOKENS:,}\n")
-    print(f"| blocks cached | match {PROMPT_TOKENS:,} tokens, ms | publish + evict a block, us | evicted a block |")
-    print("|---:|---:|---:|---:|")
+    match = f"match {PROMPT_TOKENS:,} tokens, ms"
+    print(table_header("blocks in the cache", match, "publish and evict a block, us", "evicted a block"))
     for size in sizes:
         print(row(size), flush=True)
 

@@ -19,13 +19,15 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from benchmarks.shapes import SHAPES
+from benchmarks.timing import table_header, table_row
 from headrace.cache.checkpoints import (
     CHECKPOINT_GRID_TOKENS,
     CHECKPOINT_POLICIES,
@@ -70,10 +72,10 @@ class Trace:
         return sum(prompt.num_tokens for prompt in self.prompts)
 
     @classmethod
-    def read(cls, path: Path, limit: int | None = None) -> Trace:
-        """From a Mooncake file; only the first `limit` requests, if given."""
+    def read(cls, path: Path) -> Trace:
+        """From a Mooncake file."""
         with path.open() as lines:
-            rows = [json.loads(line) for line in islice(lines, limit)]
+            rows = [json.loads(line) for line in lines]
         return cls(path.stem, [_prompt(row["input_length"], row["hash_ids"]) for row in rows])
 
 
@@ -142,8 +144,13 @@ def _chunks(start: int, num_tokens: int, chunk_tokens: int) -> Iterator[ChunkSpa
         start = end
 
 
-BUDGETS_GB = (100, 400, 1600)
 ATTENTION_ONLY = "attention only"
+DEFAULT_POLICY = (DEFAULT_CHECKPOINT_POLICY, DEFAULT_EVICTION_POLICY)
+POLICIES = (
+    (ATTENTION_ONLY, "lru"),
+    ("none", "lru"),  # neither has a checkpoint to order
+    *product([name for name in CHECKPOINT_POLICIES if name != "none"], EVICTION_POLICIES),
+)
 
 
 @dataclass(frozen=True)
@@ -154,21 +161,16 @@ class Setting:
     budget_gb: float
     checkpoints: str
     eviction: str
-    share: float | None
-
-
-@dataclass(frozen=True)
-class Options:
-    chunk_tokens: int
-    checkpoint_grid_tokens: int
-    limit: int | None
+    share: float | None = None
+    chunk_tokens: int = 8192
+    grid_tokens: int = CHECKPOINT_GRID_TOKENS
 
 
 def layout_of(shape: str) -> CacheLayout:
     return SHAPES[shape].cache_layout(shape, "bfloat16", BLOCK_TOKENS)
 
 
-def hit_share(trace: Trace, setting: Setting, options: Options) -> float:
+def hit_share(trace: Trace, setting: Setting) -> float:
     """The share of prompt tokens resumed from; for the bound, matched by attention blocks."""
     model = SHAPES[setting.shape]
     layout = layout_of(setting.shape)
@@ -181,8 +183,8 @@ def hit_share(trace: Trace, setting: Setting, options: Options) -> float:
         block_size=BLOCK_TOKENS,
         eviction=eviction_policy(setting.eviction, attention_tokens(model)),
     )
-    policy = checkpoint_policy("none" if is_bound else setting.checkpoints, options.checkpoint_grid_tokens)
-    replayed = replay(trace, cache, policy, options.chunk_tokens)
+    policy = checkpoint_policy("none" if is_bound else setting.checkpoints, setting.grid_tokens)
+    replayed = replay(trace, cache, policy, setting.chunk_tokens)
     cache.check()
     return replayed.attention_share if is_bound else replayed.resumed_share
 
@@ -198,78 +200,55 @@ def infinite_share(trace: Trace) -> float:
     return found / trace.num_tokens
 
 
-_loaded: dict[tuple[Path, Options], Trace] = {}
+read_trace = lru_cache(maxsize=1)(Trace.read)  # in a worker process, which replays one trace many times
 
 
-def _work(path: Path, options: Options, setting: Setting) -> float:
-    """In a worker process, which reads a trace once."""
-    if (path, options) not in _loaded:
-        _loaded.clear()
-        _loaded[path, options] = Trace.read(path, options.limit)
-    return hit_share(_loaded[path, options], setting, options)
+def _work(path: Path, setting: Setting) -> float:
+    return hit_share(read_trace(path), setting)
 
 
-def settings(shapes: Sequence[str], budgets_gb: Sequence[float], share: float | None) -> list[Setting]:
-    """The bound, then every policy with every eviction, for each shape and budget."""
-    rows = [(ATTENTION_ONLY, "lru"), ("none", "lru")]  # neither has a checkpoint to order
-    policies = [name for name in CHECKPOINT_POLICIES if name != "none"]
-    rows += [(checkpoints, eviction) for checkpoints in policies for eviction in EVICTION_POLICIES]
-    return [Setting(shape, gb, *row, share) for shape in shapes for gb in budgets_gb for row in rows]
+@dataclass(frozen=True)
+class Panel:
+    """Percentages of one trace's prompt tokens that need no computing: of each policy, one a budget."""
+
+    trace: str
+    shape: str
+    budgets_gb: Sequence[float]
+    found: dict[tuple[str, str], list[float]]
+    infinite: float
+
+    def print(self) -> None:
+        print(f"\n{self.trace}, {self.shape}: % of prompt tokens that need no computing\n")
+        print(table_header("checkpoints", "eviction", *(f"{gb:g} GB" for gb in self.budgets_gb)))
+        for (checkpoints, eviction), percentages in self.found.items():
+            mark = "**" if (checkpoints, eviction) == DEFAULT_POLICY else ""
+            cells = [f"{mark}{each:.1f}{mark}" for each in percentages]
+            print(table_row(f"{mark}{checkpoints}{mark}", eviction, *cells))
+        print(table_row("infinite", "", *(f"{self.infinite:.1f}" for _ in self.budgets_gb)), flush=True)
+
+    def draw(self, axis: Any) -> None:
+        for (checkpoints, eviction), percentages in self.found.items():
+            if checkpoints != "none":
+                style = "-" if eviction == DEFAULT_EVICTION_POLICY else "--"
+                axis.plot(self.budgets_gb, percentages, style, marker="o", label=f"{checkpoints}, {eviction}")
+        axis.axhline(self.infinite, color="grey", linewidth=0.8, label="infinite cache")
+        axis.set(xscale="log", ylim=(0, None), title=f"{self.trace.removesuffix('_trace')}, {self.shape}")
+        axis.set_xticks(self.budgets_gb, [f"{gb:g}" for gb in self.budgets_gb])
+        axis.minorticks_off()
 
 
-def print_table(name: str, shape: str, found: dict[Setting, float], infinite: float) -> None:
-    """One table in Markdown: a row for each policy, a column for each budget."""
-    of_shape = {setting: value for setting, value in found.items() if setting.shape == shape}
-    budgets = sorted({setting.budget_gb for setting in of_shape})
-    print(f"\n{name}, {shape}: % of prompt tokens that need no computing\n")
-    print("| checkpoints | eviction | " + " | ".join(f"{gb:g} GB" for gb in budgets) + " |")
-    print("|---|---|" + "---:|" * len(budgets))
-    for row in dict.fromkeys((setting.checkpoints, setting.eviction) for setting in of_shape):
-        values = {s.budget_gb: value for s, value in of_shape.items() if (s.checkpoints, s.eviction) == row}
-        is_default = row == (DEFAULT_CHECKPOINT_POLICY, DEFAULT_EVICTION_POLICY)
-        mark = "**" if is_default else ""
-        cells = " | ".join(f"{mark}{100 * values[gb]:.1f}{mark}" for gb in budgets)
-        print(f"| {mark}{row[0]}{mark} | {row[1]} | {cells} |")
-    print("| infinite | | " + " | ".join(f"{100 * infinite:.1f}" for _ in budgets) + " |", flush=True)
+def plot(path: Path, panels: Sequence[Panel], num_columns: int) -> None:
+    """Every panel: hit share over the budget, a line for each policy."""
+    from matplotlib.figure import Figure
 
-
-def plot(path: Path, results: dict[str, tuple[dict[Setting, float], float]]) -> None:
-    """A panel for each trace and shape: hit share over the budget, a line for each policy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shapes = sorted({setting.shape for found, _ in results.values() for setting in found}, reverse=True)
-    figure, axes = pyplot.subplots(
-        len(results), len(shapes), figsize=(5.2 * len(shapes), 3.6 * len(results)), squeeze=False, sharex=True
-    )
-    colours = {"align": "tab:orange", "every": "tab:red", "branch": "tab:blue"}
-    for row, (name, (found, infinite)) in zip(axes, results.items(), strict=True):
-        for axis, shape in zip(row, shapes, strict=True):
-            lines: dict[tuple[str, str], list[tuple[float, float]]] = {}
-            for setting, value in found.items():
-                if setting.shape == shape and setting.checkpoints != "none":
-                    key = (setting.checkpoints, setting.eviction)
-                    lines.setdefault(key, []).append((setting.budget_gb, 100 * value))
-            for (checkpoints, eviction), points in lines.items():
-                if checkpoints == ATTENTION_ONLY:
-                    axis.plot(*zip(*points, strict=True), color="black", linestyle=":", label="attention only (bound)")
-                else:
-                    style = "-" if eviction == "flop_aware" else "--"
-                    label = f"{checkpoints}, {eviction}"
-                    axis.plot(*zip(*points, strict=True), style, color=colours[checkpoints], marker="o", label=label)
-            axis.axhline(100 * infinite, color="grey", linewidth=0.8, label="infinite cache (bound)")
-            axis.set(xscale="log", ylim=(0, None), title=f"{name.removesuffix('_trace')}, {shape}")
-            axis.set_xticks(sorted({setting.budget_gb for setting in found}))
-            axis.set_xticklabels([f"{gb:g}" for gb in sorted({setting.budget_gb for setting in found})])
-            axis.minorticks_off()
-    for axis in axes[-1]:
-        axis.set_xlabel("GB for blocks and states")
-    for row in axes:
-        row[0].set_ylabel("% of prompt tokens not computed")
+    num_rows = len(panels) // num_columns
+    figure = Figure((5.2 * num_columns, 3.6 * num_rows), layout="tight")
+    axes = figure.subplots(num_rows, num_columns, squeeze=False)
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        panel.draw(axis)
     axes[0][-1].legend(fontsize="small", loc="lower right")
-    figure.tight_layout()
+    figure.supxlabel("GB for blocks and states")
+    figure.supylabel("% of prompt tokens not computed")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     print(f"\nplot: {path}")
@@ -278,26 +257,26 @@ def plot(path: Path, results: dict[str, tuple[dict[Setting, float], float]]) -> 
 def main(
     trace: Annotated[list[Path], typer.Option(help="Mooncake .jsonl; may be repeated")],
     shape: list[str] = [*SHAPES],  # noqa: B006
-    budget_gb: list[float] = [*BUDGETS_GB],  # noqa: B006
+    budget_gb: list[float] = [100, 400, 1600],  # noqa: B006
     share: Annotated[float | None, typer.Option(help="of the budget, for states; default: the engine's ratio")] = None,
     chunk_tokens: Annotated[int, typer.Option(help="of a prefill step; `align` depends on it")] = 8192,
     grid_tokens: Annotated[int, typer.Option(help="of `branch`")] = CHECKPOINT_GRID_TOKENS,
-    limit: Annotated[int | None, typer.Option(help="only the first so many requests")] = None,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="write the figure here")] = None,
 ) -> None:
     """Hit rates of checkpoint and eviction policies on request traces."""
-    options = Options(chunk_tokens, grid_tokens, limit)
     for name in shape:
         states = share or state_share(layout_of(name), SHAPES[name].max_position)
         print(f"{name}: {100 * states:.1f} % of the bytes for states")
-    results = {}
+    panels = []
     with ProcessPoolExecutor(os.cpu_count()) as workers:
-        for path in trace:
-            futures = {each: workers.submit(_work, path, options, each) for each in settings(shape, budget_gb, share)}
-            found = {setting: future.result() for setting, future in futures.items()}
-            infinite = infinite_share(Trace.read(path, options.limit))
-            for name in shape:
-                print_table(path.stem, name, found, infinite)
-            results[path.stem] = (found, infinite)
+        for path, name in product(trace, shape):
+            settings = [
+                Setting(name, gb, *policy, share, chunk_tokens, grid_tokens)
+                for policy, gb in product(POLICIES, budget_gb)
+            ]
+            percentages = (100 * each for each in workers.map(partial(_work, path), settings))
+            found = {policy: [next(percentages) for _ in budget_gb] for policy in POLICIES}
+            panels.append(Panel(path.stem, name, budget_gb, found, 100 * infinite_share(read_trace(path))))
+            panels[-1].print()
     if plot_to:
-        plot(plot_to, results)
+        plot(plot_to, panels, num_columns=len(shape))

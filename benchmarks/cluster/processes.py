@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -112,11 +112,6 @@ class Processes:
         with urllib.request.urlopen(f"{self.url}/cluster", timeout=LOOK_TIMEOUT_S) as reply:
             report: dict[str, Any] = json.load(reply)
             return report
-
-    def log_lines(self, name: str, words: Sequence[str]) -> list[str]:
-        """Lines of a process's log that hold any of these words."""
-        (log,) = [child.log for child in self._children if child.name == name]
-        return [line for line in log.read_text(errors="replace").splitlines() if any(word in line for word in words)]
 
     def _num_registered(self) -> int:
         try:

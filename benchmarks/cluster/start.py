@@ -26,7 +26,6 @@ from benchmarks.timing import table_header, table_row, verdict
 REACH_S = 30.0
 VLLM_S = 120.0  # granite-h-micro, shared/anchors/h200.md
 DEADLINE_S = 150.0  # of one start
-PROGRESS = ("warm-up", "compiled", "decode graph", "prefill graph", "weights", "serves at")
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,6 @@ def measure(model: Path, weights: str, cache: str, triton_cache: Path, engine: d
         cluster.wait_ready(cluster.started_s + DEADLINE_S)
         ready_s = time.perf_counter() - cluster.started_s
         answer = asyncio.run(stream(cluster.url, body_of(fresh(500, seed=0), 4), 4, DEADLINE_S))
-        for name in nodes:
-            for line in cluster.log_lines(name, PROGRESS):
-                print(f"  {name}: {line}", flush=True)
         assert answer.usage["headrace"]["path"] == "remote"
     return Start(model.name, weights, cache, ready_s, answer.arrivals[0] - cluster.started_s)
 

@@ -14,7 +14,7 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -65,21 +65,19 @@ class Shape:
         )
 
 
-def shape_of(
-    num_blocks: int, block_bytes: int, state_bytes: int, dtype: str = "bfloat16", state_dtype: str = "bfloat16"
-) -> Shape:
-    """Blocks of one layer and states of 16-byte rows, of these sizes; the state is a few bytes longer."""
+def shape_of(num_blocks: int, block_bytes: int, state_bytes: int, dtype: str = "bfloat16") -> Shape:
+    """Blocks of one layer and states of eight values a row, of these sizes; the state is a few bytes longer."""
     width = 2 if dtype == "bfloat16" else 4
     layout = CacheLayout(
         fingerprint="bench",
         dtype=dtype,
-        state_dtype=state_dtype,
+        state_dtype=dtype,
         block_size=16,
         num_attention_layers=1,
         num_kv_heads=1,
         head_dim=block_bytes // (2 * 16 * width),
         conv_shape=(1, 4, 4),
-        rec_shape=(1, state_bytes // (2 if state_dtype == "bfloat16" else 4) // 8, 8),
+        rec_shape=(1, state_bytes // width // 8, 8),
     )
     return Shape(layout, num_blocks)
 
@@ -94,7 +92,7 @@ class _Sink:
         self._end.spawn(self._take(arrival))
 
     async def _take(self, arrival: Arrival) -> None:
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        deadline_s = deadline()
         async with self._end.staging.hold(arrival.num_bytes, deadline_s) as buffer:
             await arrival.receive(buffer.payload, deadline_s, None)
 
@@ -102,22 +100,13 @@ class _Sink:
 class End:
     """One process's side; the parent calls its methods."""
 
-    def __init__(
-        self,
-        device: str,
-        shape: Shape,
-        *,
-        num_buffers: int,
-        buffer_bytes: int = 0,
-        ucx: UcxConfig | None = None,
-    ) -> None:
+    def __init__(self, device: str, shape: Shape, *, num_buffers: int, ucx: UcxConfig | None = None) -> None:
         if device == "cpu":
             torch.set_num_threads(1)  # the other end needs a core, too
         memory = staging_memory(device)
         ucx = replace(ucx or UcxConfig(), cuda=isinstance(memory, CudaMemory))
         self.transport = open_transport(ucx)
-        largest = max(buffer_bytes, shape.num_bytes)
-        self.staging = Staging(StagingConfig(num_buffers, largest), memory)
+        self.staging = Staging(StagingConfig(num_buffers, shape.num_bytes), memory)
         self.cache = CacheMemory(shape.layout, 2 * shape.num_blocks, 4, device)
         self.packing: Packing = (
             DevicePacking(self.cache, memory) if isinstance(memory, CudaMemory) else HostPacking(self.cache, _at_once)
@@ -127,12 +116,12 @@ class End:
         self._tasks: set[asyncio.Task[None]] = set()
         self._expected: list[IncomingTransfer] = []
         self._location = BlockLocation(torch.randperm(2 * shape.num_blocks)[: shape.num_blocks].tolist(), 2)
-        self._plan = shape.plan(max_message_bytes=largest)
+        self._plan = shape.plan(max_message_bytes=shape.num_bytes)
         self.transport.expect(RAW_NONCE, _Sink(self))
 
     async def start(self) -> str:
         """Fills the prompt's blocks and its state with contents that both ends know; returns the address."""
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        deadline_s = deadline()
         await self.packing.warm_up(self.staging, deadline_s)
         for message in self._plan.messages:
             async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
@@ -145,11 +134,10 @@ class End:
     async def expect(self, plans: list[TransferPlan]) -> None:
         """Clears the cache and expects the plans' messages."""
         self._location = BlockLocation(self._location.block_ids, 1)
-        self.cache.kv.zero_()
-        self.cache.rec.zero_()
-        self.cache.conv.zero_()
+        for pool in (self.cache.kv, self.cache.rec, self.cache.conv):
+            pool.zero_()
         _synchronize(self.cache.device)
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        deadline_s = deadline()
         self._expected = [
             self._receiver.expect(plan, secret=SECRET, land=self._land, deadline_s=deadline_s) for plan in plans
         ]
@@ -174,7 +162,7 @@ class End:
         return began_s, time.thread_time() - host_s
 
     async def sends(self, peer: str, num_bytes: int, rounds: int, at_once: int) -> float:
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        deadline_s = deadline()
         connection = await self.transport.connect(peer, deadline_s)
         waiting = iter(range(rounds))
 
@@ -197,21 +185,19 @@ class End:
                 await work()
             seconds.setdefault(name, []).append(time.monotonic() - began_s)
 
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        deadline_s = deadline()
         async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
             for _ in range(WARM_UPS + rounds):
                 pack = lambda: self.packing.gather(message, buffer, lambda: self._location)  # noqa: E731
                 land = lambda: self.packing.scatter(message, buffer, lambda: self._location)  # noqa: E731
-                digest = lambda: memory.page_hashes(buffer)  # noqa: E731
                 await timed("gather", pack, memory.finished)
-                await timed("digest", digest)
-                await timed("gather + digest", pack, digest)
+                await timed("digest", lambda: memory.page_hashes(buffer))
                 await timed("scatter", land, memory.finished)
         return {name: sorted(each[WARM_UPS:])[rounds // 2] for name, each in seconds.items()}
 
     async def arrived(self) -> bool:
         """Compares the cache with the contents expected, without a digest."""
-        whole, deadline_s = True, asyncio.get_running_loop().time() + DEADLINE_S
+        whole, deadline_s = True, deadline()
         for message in self._plan.messages:
             async with self.staging.hold(message.num_bytes, deadline_s) as buffer:
                 await self.packing.gather(message, buffer, lambda: self._location)
@@ -226,24 +212,22 @@ class End:
         return torch.cat((blocks, contents(message.state_bytes, self.cache.device)))
 
     async def describe(self) -> dict[str, str]:
-        return {name: str(value) for name, value in self.transport.describe().items()} | {
-            "stats": str(asdict(self.transport.stats))
-        }
+        return {name: str(value) for name, value in self.transport.describe().items()}
 
     def spawn(self, work: Any) -> None:
+        """Runs a coroutine beside the caller."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _send_each(self, waiting: Any, peer: str, first: OutgoingTransfer | None = None) -> None:
-        transfers = (self._open(plan, peer) for plan in waiting)
-        for transfer in transfers if first is None else itertools.chain([first], transfers):
+    async def _send_each(self, waiting: Any, peer: str, *opened: OutgoingTransfer) -> None:
+        for transfer in itertools.chain(opened, (self._open(plan, peer) for plan in waiting)):
             transfer.tokens_computed(transfer.plan.num_tokens)
             transfer.finish()
             await transfer.done()
 
     def _open(self, plan: TransferPlan, peer: str) -> OutgoingTransfer:
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
+        deadline_s = deadline()
         return self._sender.open(plan, peer, secret=SECRET, pack=self._pack, deadline_s=deadline_s)
 
     async def _pack(self, message: Any, buffer: Any) -> None:
@@ -255,6 +239,10 @@ class End:
     async def _landed_s(self, transfer: IncomingTransfer) -> float:
         await transfer.landed()
         return time.monotonic()
+
+
+def deadline() -> float:
+    return asyncio.get_running_loop().time() + DEADLINE_S
 
 
 def contents(num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -276,14 +264,15 @@ async def _at_once(work: Callable[[], None]) -> None:
     work()
 
 
-def run(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+def run_end(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+    """A process of one End: answers each call that its pipe brings, until the pipe is closed."""
     try:
-        asyncio.run(_obey(pipe, device, shape, kwargs))
+        asyncio.run(_answer_calls(pipe, device, shape, kwargs))
     except Exception:
         pipe.send(traceback.format_exc())
 
 
-async def _obey(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
+async def _answer_calls(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
     end = End(device, shape, **kwargs)
     address = await end.start()
     forget_start_up()
@@ -322,7 +311,7 @@ class Ends:
         self._pipes, self._processes = [], []
         for device in (prefill_device, decode_device):
             ours, theirs = context.Pipe()
-            process = context.Process(target=run, args=(theirs, device, shape, kwargs), daemon=True)
+            process = context.Process(target=run_end, args=(theirs, device, shape, kwargs), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

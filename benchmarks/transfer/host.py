@@ -62,7 +62,7 @@ def rows(num_bytes: int, rounds: int, ucx: UcxConfig) -> Iterator[str]:
     yield row("memcpy between shared buffers", copy_seconds(num_bytes, rounds), num_bytes)
     yield row("asyncio TCP", tcp_seconds(num_bytes, rounds), num_bytes)
     half = num_bytes // 2
-    shape = shape_of(half // BLOCK_BYTES, BLOCK_BYTES, half, dtype="float32", state_dtype="float32")
+    shape = shape_of(half // BLOCK_BYTES, BLOCK_BYTES, half, dtype="float32")
     with Ends("cpu", "cpu", shape, num_buffers=3, ucx=ucx) as ends:
         for mib in MESSAGE_MIB:
             plan = shape.plan(max_message_bytes=mib << 20)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cache.replay import BLOCK_TOKENS, Options, Setting, Trace, hit_share, infinite_share, replay
+from benchmarks.cache.replay import BLOCK_TOKENS, Setting, Trace, hit_share, infinite_share, replay
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.prefix_cache import PrefixCache
 
@@ -51,10 +51,9 @@ def test_an_infinite_cache_finds_all_that_came_before(trace: Trace) -> None:
 
 
 def test_a_budget_of_gigabytes_becomes_blocks_and_slots(trace: Trace) -> None:
-    options = Options(chunk_tokens=8192, checkpoint_grid_tokens=512, limit=None)
-    ample = hit_share(trace, Setting("qwen35-4b", 10, "every", "lru", None), options)
+    ample = hit_share(trace, Setting("qwen35-4b", 10, "every", "lru"))
     assert ample == infinite_share(trace)
-    bound = hit_share(trace, Setting("qwen35-4b", 10, "attention only", "lru", None), options)
+    bound = hit_share(trace, Setting("qwen35-4b", 10, "attention only", "lru"))
     assert bound == infinite_share(trace)
     with pytest.raises(ValueError, match="raise the budget"):
-        hit_share(trace, Setting("qwen35-4b", 0.05, "branch", "lru", None), options)
+        hit_share(trace, Setting("qwen35-4b", 0.05, "branch", "lru", grid_tokens=512))
