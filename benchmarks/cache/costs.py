@@ -154,18 +154,14 @@ async def feed(num_blocks: int, pipe: Connection) -> None:
     engine: Any = IdleEngine()
     loop = EngineLoop(engine, asyncio.get_running_loop().time, print)
     loop.start()
-    nobody: Any = None
-    service = NodeService(nobody, nobody, CacheFeed(loop, journal, cache, INCARNATION).updates)
+    unused: Any = None
+    service = NodeService(unused, unused, CacheFeed(loop, journal, cache, INCARNATION).updates)
     server = ControlServer(["Node"], lambda server: rpc.add_NodeServicer_to_server(service, server))
     pipe.send(await server.start("127.0.0.1", 0))
     await asyncio.to_thread(pipe.recv)
     pipe.send(cache.held_s)
     await server.stop(0)
     await loop.stop(5)
-
-
-def feed_process(num_blocks: int, pipe: Connection) -> None:
-    asyncio.run(feed(num_blocks, pipe))
 
 
 async def follow(port: int) -> NodeIndex:
@@ -190,7 +186,7 @@ def updates(blocks: int = 1_000_000) -> None:
     """A router that follows a cache of a million blocks."""
     context = multiprocessing.get_context("fork")  # before there is any thread
     here, there = context.Pipe()
-    node = context.Process(target=feed_process, args=(blocks, there), daemon=True)
+    node = context.Process(target=lambda: asyncio.run(feed(blocks, there)), daemon=True)
     node.start()
     port = here.recv()
     before = resident_bytes()

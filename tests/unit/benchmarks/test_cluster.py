@@ -1,4 +1,4 @@
-"""What the cluster benchmarks stand on: their processes end, and their times are those of tokens."""
+"""The cluster benchmarks' processes and client: failed starts leave nothing running, times are those of tokens."""
 
 import time
 from pathlib import Path

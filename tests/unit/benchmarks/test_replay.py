@@ -1,4 +1,4 @@
-"""The trace replay finds what a human finds in a trace of a few requests."""
+"""The trace replay: hit shares of a few requests, counted independently."""
 
 import json
 from pathlib import Path

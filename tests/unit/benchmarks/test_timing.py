@@ -1,4 +1,4 @@
-"""Rows of the kernel tables: what they say of the work, and what becomes of a kernel that fails."""
+"""Times and tables: a kernel's row and floor, kernels that fail, gaps between kernels, alternating comparisons."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from benchmarks.timing import BYTES_A_SECOND, FLOPS_A_SECOND, HEADER, Row, gaps_us, measure
+from benchmarks.timing import BYTES_A_SECOND, FLOPS_A_SECOND, HEADER, Row, compare, gaps_us, measure
 
 
 def failing(error: Exception) -> Callable[[], Callable[[], object]]:
@@ -24,7 +24,7 @@ def failing(error: Exception) -> Callable[[], Callable[[], object]]:
         (64 << 20, 790e9, "790.0 GFLOP", 790e9 / FLOPS_A_SECOND * 1e6),
     ],
 )
-def test_a_row_says_time_what_the_work_is_bound_by_and_the_fraction_of_its_floor(
+def test_a_row_has_the_time_the_bound_of_the_work_and_the_fraction_of_its_floor(
     num_bytes: float, flops: float, work: str, floor_us: float
 ) -> None:
     cells = [cell.strip() for cell in str(Row("scan", "1 x 8", 2 * floor_us, num_bytes, flops)).split("|")[1:-1]]
@@ -54,3 +54,20 @@ def test_gaps_are_what_no_kernel_covers() -> None:
 def test_the_hosts_events_fill_no_gap() -> None:
     assert gaps_us([event(0, 1), event(1, 5, "DeviceType.CPU"), event(5, 6)]) == 4
     assert gaps_us([]) == 0
+
+
+def test_a_comparison_alternates_the_order_and_leaves_the_first_round_out() -> None:
+    calls: list[tuple[str, int]] = []
+
+    def first(number: int) -> float:
+        calls.append(("first", number))
+        return [100.0, 1.0, 2.0, 4.0][number]
+
+    def second(number: int) -> float:
+        calls.append(("second", number))
+        return [100.0, 2.0, 6.0, 4.0][number]
+
+    found = compare(first, second, rounds=3)
+    assert (found.first_s, found.second_s, found.ratio) == (1.0, 2.0, 2.0)
+    assert [name for name, _ in calls] == ["second", "first", "first", "second"] * 2
+    assert [number for _, number in calls] == [0, 0, 1, 1, 2, 2, 3, 3]
