@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from decode_node.actor import DecodeActor
-from deploy.config import ClusterConfig, DecodeRole, Placement, PrefillRole
+from deploy.config import ClusterConfig, DecodeNodes, Placement, PrefillNodes
 from deploy.errors import StartFailed
 from deploy.ports import free_ports
 from deploy.ray_session import ROUTER_CPUS
@@ -119,7 +119,7 @@ def _start_router(config: ClusterConfig) -> Member:
 
 def _start_nodes(config: ClusterConfig, router_address: str) -> list[Member]:
     host = LOCALHOST if config.ray.address is None else None
-    roles: tuple[tuple[type, PrefillRole | DecodeRole], ...] = (
+    roles: tuple[tuple[type, PrefillNodes | DecodeNodes], ...] = (
         (PrefillActor, config.prefill),
         (DecodeActor, config.decode),
     )

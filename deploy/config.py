@@ -44,7 +44,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class PrefillRole:
+class PrefillNodes:
     """The prefill nodes p0, p1, ... of a cluster.
 
     node       settings that all of them share
@@ -61,7 +61,7 @@ class PrefillRole:
 
 
 @dataclass(frozen=True)
-class DecodeRole:
+class DecodeNodes:
     """The decode nodes d0, d1, ... of a cluster.
 
     node       settings that all of them share
@@ -114,8 +114,8 @@ class ClusterConfig:
 
     model: Path
     router: RouterConfig
-    prefill: PrefillRole
-    decode: DecodeRole
+    prefill: PrefillNodes
+    decode: DecodeNodes
     ray: RayConfig = field(default_factory=RayConfig)
     name: str = "default"
     tls: TlsConfig | None = None

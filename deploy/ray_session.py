@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ray
 
-from deploy.config import ClusterConfig, DecodeRole, PrefillRole
+from deploy.config import ClusterConfig, DecodeNodes, PrefillNodes
 from deploy.errors import StartFailed, StopRequested
 
 ROUTER_CPUS = 0.25
@@ -69,5 +69,5 @@ def _write_token(path: Path) -> Path:
 
 def _cpus_wanted(config: ClusterConfig) -> float:
     """Logical CPUs of the router and all nodes: in a new Ray they share the host's cores rather than wait for more."""
-    roles: tuple[PrefillRole | DecodeRole, ...] = (config.prefill, config.decode)
+    roles: tuple[PrefillNodes | DecodeNodes, ...] = (config.prefill, config.decode)
     return ROUTER_CPUS + sum(role.count * role.placement.num_cpus for role in roles)

@@ -118,7 +118,7 @@ class ResumePrefill:
 
 
 @dataclass(frozen=True)
-class ComputeInstead:
+class PrefillLocally:
     """Have the engine admit the request again and compute what could not be fetched."""
 
 
@@ -158,7 +158,7 @@ class ReplyPrefilled:
 
 PrefillReply: TypeAlias = FirstToken | PromptLogprobs
 PrefillInstruction: TypeAlias = (
-    StartFetch | CancelFetch | CountDeclinedFetch | ResumePrefill | ComputeInstead
+    StartFetch | CancelFetch | CountDeclinedFetch | ResumePrefill | PrefillLocally
     | SendComputed | SendState | CancelTransfer | RecordComputeTime
     | Reply[PrefillReply] | ReplyPrefilled | Refuse | Fail | Release
 )  # fmt: skip
@@ -194,7 +194,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
             case FetchGivenUp():
                 self._expect(event, Fetching)
                 self.state = Readmitting()
-                return [ComputeInstead()]
+                return [PrefillLocally()]
             case Computed():
                 self._expect(event, Computing)
                 return self._send(event)

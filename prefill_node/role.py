@@ -31,13 +31,13 @@ from prefill_node.fetch_policy import FetchPolicy
 from prefill_node.lifecycle import (
     CancelFetch,
     CancelTransfer,
-    ComputeInstead,
     CountDeclinedFetch,
     FetchGivenUp,
     FetchLanded,
     PrefillInput,
     PrefillInstruction,
     PrefillLifecycle,
+    PrefillLocally,
     RecordComputeTime,
     ReplyPrefilled,
     ResumePrefill,
@@ -148,8 +148,8 @@ class PrefillDriver:
                 self._fetching = asyncio.create_task(self._fetch(admitted))
             case ResumePrefill(num_tokens):
                 self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
-            case ComputeInstead():
-                self._loop.post(lambda: self._engine.compute_instead(self._sequence))
+            case PrefillLocally():
+                self._loop.post(lambda: self._engine.prefill_locally(self._sequence))
             case CountDeclinedFetch():
                 self._fetches.declined()
             case RecordComputeTime(seconds):

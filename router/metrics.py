@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from headrace.wire.messages import PoolStatus
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry
-from router.requests.lifecycle import RequestLife
+from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import RequestPhase
 
 NODE_LABELS = ("node", "role")
@@ -67,7 +67,7 @@ class RouterMetrics:
         for _ in range(count):
             self._itl.observe(seconds / count)
 
-    def request_ended(self, life: RequestLife) -> None:
+    def request_ended(self, life: RequestLifecycle) -> None:
         """Counts a request that is done, failed or was abandoned by its client."""
         outcome = "completed" if life.phase is RequestPhase.DONE else "failed"
         if life.failure is not None and life.failure.code == "client_left":

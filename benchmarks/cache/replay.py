@@ -46,7 +46,7 @@ from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.cache.stats import CacheStats
 from headrace.cache.types import PrefixKey
 from headrace.engine.config import state_share
-from headrace.models.flops import attention_tokens
+from headrace.models.flops import attention_parity_position
 
 BLOCK_TOKENS = 512
 _RESUME = ResumeLocally()
@@ -181,7 +181,7 @@ def hit_share(trace: Trace, setting: Setting) -> float:
         num_blocks=int(budget * (1 - share)) // layout.block_bytes,
         num_slots=max(int(budget * share) // layout.state_bytes, 3),
         block_size=BLOCK_TOKENS,
-        eviction=eviction_policy(setting.eviction, attention_tokens(model)),
+        eviction=eviction_policy(setting.eviction, attention_parity_position(model)),
     )
     policy = checkpoint_policy("none" if is_bound else setting.checkpoints, setting.grid_tokens)
     replayed = replay(trace, cache, policy, setting.chunk_tokens)

@@ -19,7 +19,7 @@ from benchmarks.shapes import CPU_SHAPES, random_prompts, write_shape, write_wei
 from benchmarks.timing import compare, table_header, table_row
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_model
 
@@ -41,16 +41,16 @@ class OurSide:
 
     def prefill_s(self, prompt: list[int]) -> float:
         started_s = time.perf_counter()
-        self._runner.forward([SequenceStep(prompt, 0, self._blocks(0), None, 0)])
+        self._runner.forward([SequenceInput(prompt, 0, self._blocks(0), None, 0)])
         return time.perf_counter() - started_s
 
     def decode_s(self, prompts: list[list[int]]) -> float:
         """Seconds of greedy steps after the prompts, each waiting for the tokens of the one before."""
-        steps = [SequenceStep(prompt, 0, self._blocks(i), None, i) for i, prompt in enumerate(prompts)]
+        steps = [SequenceInput(prompt, 0, self._blocks(i), None, i) for i, prompt in enumerate(prompts)]
         tokens = self._runner.forward(steps).argmax(-1).tolist()
         started_s = time.perf_counter()
         for position in range(DECODE_CONTEXT, DECODE_CONTEXT + DECODE_STEPS):
-            steps = [SequenceStep([token], position, self._blocks(i), i, i) for i, token in enumerate(tokens)]
+            steps = [SequenceInput([token], position, self._blocks(i), i, i) for i, token in enumerate(tokens)]
             tokens = self._runner.forward(steps).argmax(-1).tolist()
         return time.perf_counter() - started_s
 

@@ -24,7 +24,7 @@ from benchmarks.timing import BYTES_A_SECOND, FLOPS_A_SECOND, profile, table_hea
 from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.models.config import ModelConfig
 from headrace.models.flops import num_weights
 from headrace.models.weights import random_model
@@ -209,7 +209,7 @@ class Bench:
         for n in range(DECODE_STEPS):
             started_s = time.perf_counter()
             steps = [
-                SequenceStep((1,), work.context + n, blocks[i], i, i, future_token=None if before is None else i)
+                SequenceInput((1,), work.context + n, blocks[i], i, i, future_token=None if before is None else i)
                 for i in range(work.num_sequences)
             ]
             launched = self.runner.launch(steps, draws)
@@ -246,7 +246,7 @@ def check(launched: Launched) -> None:
         raise RuntimeError("the logits are not finite: a kernel is wrong")
 
 
-def prefill_steps(work: Prefill, chunk: int) -> list[list[SequenceStep]]:
+def prefill_steps(work: Prefill, chunk: int) -> list[list[SequenceInput]]:
     """The engine's chunks: prompts in order, as many tokens a step as its budget takes."""
     (prompt,) = random_prompts(1, work.num_tokens, vocabulary=1000)
     spacing = work.num_tokens // work.num_checkpoints // BLOCK_SIZE * BLOCK_SIZE
@@ -259,7 +259,7 @@ def prefill_steps(work: Prefill, chunk: int) -> list[list[SequenceStep]]:
             emit = tuple((b, work.num_sequences + i) for i, b in enumerate(boundaries) if start < b < end)
             blocks, src = _blocks_of(sequence, work), sequence if start else None
             num_logits = int(end == work.num_tokens)
-            step.append(SequenceStep(prompt[start:end], start, blocks, src, sequence, emit, num_logits))
+            step.append(SequenceInput(prompt[start:end], start, blocks, src, sequence, emit, num_logits))
             budget -= end - start
             start = end
             if budget == 0:

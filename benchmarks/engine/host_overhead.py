@@ -26,7 +26,7 @@ from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Sequence
 from headrace.forward.forward_batch import ForwardBatch
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.request import Request
 from headrace.wire import codecs
 from headrace.wire import messages as m
@@ -80,7 +80,7 @@ class Node:
 
     def _plan(self, sequence: Sequence) -> ForwardBatch:
         start, claim = sequence.num_computed, sequence.held
-        step = SequenceStep(sequence.tokens[start:], start, claim.block_ids, sequence.state_slot, claim.slot)
+        step = SequenceInput(sequence.tokens[start:], start, claim.block_ids, sequence.state_slot, claim.slot)
         return ForwardBatch.build([step], self._block_size, torch.device("cpu"))
 
 

@@ -171,15 +171,15 @@ class Lru:
 class FlopAware:
     """The work that resuming from a checkpoint saves, in tokens' worth of linear layers.
 
-    attention_tokens   position at which attending to the prefix costs a token as much as all else
+    attention_parity_position   position at which attending to the prefix costs a token as much as all else
     """
 
-    attention_tokens: float = math.inf
+    attention_parity_position: float = math.inf
     name = "flop_aware"
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         linear = num_tokens - above_tokens
-        return linear * (1 + (num_tokens + above_tokens) / (2 * self.attention_tokens))
+        return linear * (1 + (num_tokens + above_tokens) / (2 * self.attention_parity_position))
 
 
 EVICTION_POLICIES = (Lru.name, FlopAware.name)
@@ -188,10 +188,10 @@ EVICTION_POLICIES = (Lru.name, FlopAware.name)
 DEFAULT_EVICTION_POLICY = FlopAware.name
 
 
-def eviction_policy(name: str = DEFAULT_EVICTION_POLICY, attention_tokens: float = math.inf) -> EvictionPolicy:
+def eviction_policy(name: str = DEFAULT_EVICTION_POLICY, attention_parity_position: float = math.inf) -> EvictionPolicy:
     """The policy called `name`. Raises UnknownEvictionPolicy, listing the known ones."""
     if name == Lru.name:
         return Lru()
     if name == FlopAware.name:
-        return FlopAware(attention_tokens)
+        return FlopAware(attention_parity_position)
     raise UnknownEvictionPolicy(f"eviction policy {name!r} is unknown: use one of {', '.join(EVICTION_POLICIES)}")

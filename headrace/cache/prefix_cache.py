@@ -74,14 +74,14 @@ class PrefixCache:
         num_tokens: int,
         hit_policy: HitPolicy,
         max_reuse_tokens: int,
-        spare_blocks: int = 0,
+        min_blocks_left: int = 0,
     ) -> Claim | None:
         """Starts a request: shares the blocks it reuses, reserves blocks up to `num_tokens` and a slot of its own.
 
         keys               of the prompt's full blocks
         hit_policy         how much of the hit is reused, and whether a checkpoint is read first
         max_reuse_tokens   usually `hit_policy.reuse_limit(prompt length)`
-        spare_blocks       how many more blocks must stay available, so that running requests can grow
+        min_blocks_left       how many more blocks must stay available, so that running requests can grow
 
         None, and no change, if the cache is too full even when everything evictable were evicted.
         """
@@ -93,7 +93,7 @@ class PrefixCache:
         shared = _blocks_through(tail)
         num_new = max(0, self._num_blocks(num_tokens) - len(shared))
         kept_slots = () if source is None else (source.slot,)
-        num_wanted = num_new + spare_blocks
+        num_wanted = num_new + min_blocks_left
         if storage.blocks.capacity(keeping=shared) < num_wanted or storage.slots.capacity(keeping=kept_slots) < 1:
             return None
 

@@ -20,7 +20,7 @@ from headrace.engine.scheduler import LatestArrival, Scheduler
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.kernels.lib.dispatch import set_hopper_kernels
-from headrace.models.flops import attention_tokens
+from headrace.models.flops import attention_parity_position
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model, random_model
 
@@ -70,7 +70,7 @@ def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], 
             num_blocks=sizes.num_blocks,
             num_slots=sizes.num_slots,
             block_size=config.block_size,
-            eviction=eviction_policy(config.eviction_policy, attention_tokens(model.config)),
+            eviction=eviction_policy(config.eviction_policy, attention_parity_position(model.config)),
             on_event=journal.record,
         ),
         checkpoint_policy(config.checkpoint_policy, config.checkpoint_grid_tokens),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.forward.forward_batch import DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
@@ -22,7 +22,7 @@ from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 PAD_SLOT = -1  # as a slot: read as zeros, written nowhere
 
 
-class Field(IntEnum):
+class DecodeField(IntEnum):
     """The numbers that describe a row."""
 
     TOKEN = 0
@@ -45,26 +45,28 @@ class DecodeInputs:
         # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are not.
         self._max_rows = _round_up(max_rows, 16)
         self.max_blocks = _round_up(cdiv(max_tokens, self._block_size), 16)
-        self._padding = np.zeros(len(Field), dtype=np.int32)
-        self._padding[[Field.FUTURE, Field.SRC, Field.DST]] = PAD_SLOT
-        self._padding[Field.BLOCK] = memory.scratch_block
+        self._padding = np.zeros(len(DecodeField), dtype=np.int32)
+        self._padding[[DecodeField.FUTURE, DecodeField.SRC, DecodeField.DST]] = PAD_SLOT
+        self._padding[DecodeField.BLOCK] = memory.scratch_block
         self._fields = torch.from_numpy(self._padding)[:, None].repeat(1, self._max_rows).to(memory.device)
         self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
         self._host_table = _HostTable(self._max_rows, self.max_blocks)
 
-    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+    def fits(self, inputs: Sequence[SequenceInput]) -> bool:
         """True if `load` takes them: one token and one row of logits each, none too long."""
-        return all(step.is_decode and step.num_logits == 1 and len(step.block_ids) <= self.max_blocks for step in steps)
+        return all(
+            entry.is_decode and entry.num_logits == 1 and len(entry.block_ids) <= self.max_blocks for entry in inputs
+        )
 
-    def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
+    def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
-        n, width = len(steps), max(cdiv(step.end, self._block_size) for step in steps)
-        num_fields = len(Field) * num_rows
+        n, width = len(inputs), max(cdiv(entry.end, self._block_size) for entry in inputs)
+        num_fields = len(DecodeField) * num_rows
         packed = torch.empty(num_fields + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)
         fields, table = packed.numpy()[:num_fields].reshape(-1, num_rows), packed.numpy()[num_fields:]
-        fields[:, :n] = np.array([self._row(step) for step in steps], dtype=np.int32).T
+        fields[:, :n] = np.array([self._row(entry) for entry in inputs], dtype=np.int32).T
         fields[:, n:] = self._padding[:, None]
-        table[:] = self._host_table.rows(steps, width).reshape(-1)
+        table[:] = self._host_table.rows(inputs, width).reshape(-1)
         arrived = packed.to(self._table.device, non_blocking=True)
         self._fields[:, :num_rows].copy_(arrived[:num_fields].view(-1, num_rows))
         self._table[:n, :width].copy_(arrived[num_fields:].view(n, width))
@@ -72,35 +74,35 @@ class DecodeInputs:
     def batch(self, num_rows: int) -> ForwardBatch:
         """The loaded step as a batch. Captured with the model's forward pass, so made once for each size."""
         fields = self._fields.long()
-        row = [fields[field, :num_rows] for field in Field]
-        contexts = PagedContexts(self._fields[Field.CONTEXT, :num_rows], self._table[:num_rows])
+        row = [fields[field, :num_rows] for field in DecodeField]
+        contexts = PagedContexts(self._fields[DecodeField.CONTEXT, :num_rows], self._table[:num_rows])
         return ForwardBatch(
             num_decodes=num_rows,
             decode=DecodeRows(
-                source=StateSource(row[Field.SRC], any_fresh=True),
-                dst_slots=row[Field.DST],
+                source=StateSource(row[DecodeField.SRC], any_fresh=True),
+                dst_slots=row[DecodeField.DST],
                 attention=PagedDecode(num_rows, contexts),
             ),
             prefill=None,
-            tokens_T=resolve_future_tokens(row[Field.TOKEN], row[Field.FUTURE], self._drawn),
-            positions_T=row[Field.POSITION],
-            block_T=row[Field.BLOCK],
-            offset_T=row[Field.OFFSET],
+            tokens_T=resolve_future_tokens(row[DecodeField.TOKEN], row[DecodeField.FUTURE], self._drawn),
+            positions_T=row[DecodeField.POSITION],
+            block_T=row[DecodeField.BLOCK],
+            offset_T=row[DecodeField.OFFSET],
             logit_rows=None,
             last_token_queries=None,
         )
 
-    def _row(self, step: SequenceStep) -> tuple[int, ...]:
-        """In the order of `Field`."""
+    def _row(self, entry: SequenceInput) -> tuple[int, ...]:
+        """In the order of `DecodeField`."""
         return (
-            step.tokens[0],
-            PAD_SLOT if step.future_token is None else step.future_token,
-            step.start,
-            step.end,
-            step.block_ids[step.start // self._block_size],
-            step.start % self._block_size,
-            PAD_SLOT if step.src_slot is None else step.src_slot,
-            step.dst_slot,
+            entry.tokens[0],
+            PAD_SLOT if entry.future_token is None else entry.future_token,
+            entry.start,
+            entry.end,
+            entry.block_ids[entry.start // self._block_size],
+            entry.start % self._block_size,
+            PAD_SLOT if entry.src_slot is None else entry.src_slot,
+            entry.dst_slot,
         )
 
 
@@ -112,15 +114,15 @@ class _HostTable:
         self._lists: list[Sequence[int]] = [()] * max_rows  # kept alive: another list cannot take one's identity
         self._filled = [0] * max_rows
 
-    def rows(self, steps: Sequence[SequenceStep], width: int) -> np.ndarray:
-        """[len(steps), width], a view that the next call overwrites."""
-        for row, step in enumerate(steps):
-            ids, num_known = step.block_ids, len(step.block_ids)
+    def rows(self, inputs: Sequence[SequenceInput], width: int) -> np.ndarray:
+        """[len(inputs), width], a view that the next call overwrites."""
+        for row, entry in enumerate(inputs):
+            ids, num_known = entry.block_ids, len(entry.block_ids)
             known = self._filled[row] if self._lists[row] is ids else 0
             if known < num_known:
                 self._table[row, known:num_known] = ids[known:num_known]
             self._lists[row], self._filled[row] = ids, num_known
-        return self._table[: len(steps), :width]
+        return self._table[: len(inputs), :width]
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -24,7 +24,7 @@ from headrace.engine.sampler import score
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Computed, Sampled, Scored, Sequence
 from headrace.engine.stopping import StopRules
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.request import FinishReason, Token
 
 FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
@@ -81,21 +81,21 @@ class Engine(EngineRequests):
         self.sampled_tokens = 0
 
     def step(self) -> bool:
-        """Launches a step and settles the tokens of the one before; without overlap, its own at once.
+        """Schedules and launches step n+1, takes the tokens of step n, publishes what n+1 writes.
 
-        False if there was nothing to do.
+        Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
         if self._in_flight is not None and not self._in_flight.may_overlap:
             self._settle()
         chunks = self._schedule()
-        before, self._in_flight = self._in_flight, self._launch(chunks) if chunks else None
-        if before is not None:
-            self._receive(before)  # while the new step runs
+        previous, self._in_flight = self._in_flight, self._launch(chunks) if chunks else None
+        if previous is not None:
+            self._take_tokens(previous)  # while the new step runs
         if self._in_flight is not None:
-            self._advance(self._in_flight)
+            self._publish_written(self._in_flight)
             if not self._overlap:
                 self._settle()
-        return bool(chunks) or before is not None
+        return bool(chunks) or previous is not None
 
     # ------------------------------------------------------------ schedule
 
@@ -129,14 +129,14 @@ class Engine(EngineRequests):
             if _draws_token(chunk):
                 drawing.append(sequence)
                 draws.append((num_rows - 1, self._rules.draw(sequence, self._num_pending(sequence))))
-        launched = self._runner.launch([self._sequence_step(chunk) for chunk in chunks], draws)
+        launched = self._runner.launch([self._sequence_input(chunk) for chunk in chunks], draws)
         draw_index = {sequence: index for index, sequence in enumerate(drawing)}
         return InFlight(chunks, draw_index, launched, may_overlap=not any(draw.has_penalty for _, draw in draws))
 
-    def _sequence_step(self, chunk: ScheduledChunk[Sequence]) -> SequenceStep:
+    def _sequence_input(self, chunk: ScheduledChunk[Sequence]) -> SequenceInput:
         sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
         future_token = self._in_flight.draw_index.get(sequence) if self._in_flight is not None else None
-        return SequenceStep(
+        return SequenceInput(
             tokens=sequence.tokens[span.start : span.end] if future_token is None else (FUTURE_TOKEN,),
             start=span.start,
             block_ids=claim.block_ids,
@@ -147,7 +147,7 @@ class Engine(EngineRequests):
             future_token=future_token,
         )
 
-    def _advance(self, step: InFlight) -> None:
+    def _publish_written(self, step: InFlight) -> None:
         """Counts the launched step's blocks and states as written: later launches run behind it on the device."""
         running, row = set(self._running), 0
         for chunk in step.chunks:
@@ -193,10 +193,10 @@ class Engine(EngineRequests):
         step, self._in_flight = self._in_flight, None
         if step is None:
             return False
-        self._receive(step)
+        self._take_tokens(step)
         return True
 
-    def _receive(self, step: InFlight) -> None:
+    def _take_tokens(self, step: InFlight) -> None:
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
         running = set(self._running)
         for sequence, token in zip(step.draw_index, step.launched.drawn.tokens(), strict=True):

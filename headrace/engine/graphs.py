@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import ForwardBatch, check_steps
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.forward_batch import ForwardBatch, check_inputs
+from headrace.forward.sequence_input import SequenceInput
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ Capture = Callable[[Callable[[], Tensor]], Captured]
 class Inputs(Protocol):
     """The inputs of captured passes: tensors at fixed addresses."""
 
-    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+    def fits(self, inputs: Sequence[SequenceInput]) -> bool:
         """True if `load` takes them; the number of rows is checked elsewhere."""
         ...
 
-    def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
-        """Loads the rows of these steps, padded to `num_rows`."""
+    def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
+        """Loads the rows of these inputs, padded to `num_rows`."""
         ...
 
     def batch(self, num_rows: int) -> ForwardBatch:
@@ -61,22 +61,22 @@ class CapturedPasses:
     def __init__(
         self, forward: Callable[[ForwardBatch], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture
     ):
-        """`forward` gives logits [num_rows or fewer, V], first those of the steps that were loaded."""
+        """`forward` gives logits [num_rows or fewer, V], first those of the inputs that were loaded."""
         self._inputs = inputs
         self._sizes = sorted(sizes)
         self._graphs: dict[int, Captured] = {}
         for size in reversed(self._sizes):  # the largest first: smaller ones fit into its memory
             self._graphs[size] = capture(partial(self._forward, forward, size))
 
-    def fits(self, steps: Sequence[SequenceStep]) -> bool:
-        return 0 < _num_rows(steps) <= self._sizes[-1] and self._inputs.fits(steps)
+    def fits(self, inputs: Sequence[SequenceInput]) -> bool:
+        return 0 < _num_rows(inputs) <= self._sizes[-1] and self._inputs.fits(inputs)
 
-    def run(self, steps: Sequence[SequenceStep]) -> Tensor:
+    def run(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """Logits [sum of num_logits, V], which the next `run` overwrites. Caches advance; nothing is waited for."""
-        size = next(size for size in self._sizes if size >= _num_rows(steps))
-        self._inputs.load(steps, size)
+        size = next(size for size in self._sizes if size >= _num_rows(inputs))
+        self._inputs.load(inputs, size)
         self._graphs[size].replay()
-        return self._graphs[size].logits[: sum(step.num_logits for step in steps)]
+        return self._graphs[size].logits[: sum(entry.num_logits for entry in inputs)]
 
     def _forward(self, forward: Callable[[ForwardBatch], Tensor], size: int) -> Tensor:
         return forward(self._inputs.batch(size))
@@ -93,18 +93,18 @@ class StepGraphs:
     decodes: CapturedPasses | None = None
     prefills: CapturedPasses | None = None
 
-    def run(self, steps: Sequence[SequenceStep]) -> Tensor | None:
-        """Logits [sum of num_logits, V], which the next `run` may overwrite; None: these steps were not captured."""
-        num_decodes = next((i for i, step in enumerate(steps) if not step.is_decode), len(steps))
+    def run(self, inputs: Sequence[SequenceInput]) -> Tensor | None:
+        """Logits [sum of num_logits, V], which the next `run` may overwrite; None: such a step was not captured."""
+        num_decodes = next((i for i, entry in enumerate(inputs) if not entry.is_decode), len(inputs))
         replays: list[Callable[[], Tensor]] = []
-        for passes, some in ((self.decodes, steps[:num_decodes]), (self.prefills, steps[num_decodes:])):
+        for passes, some in ((self.decodes, inputs[:num_decodes]), (self.prefills, inputs[num_decodes:])):
             if some and (passes is None or not passes.fits(some)):
                 return None
             if some and passes is not None:
                 replays.append(partial(passes.run, some))
         if not replays:
             return None
-        check_steps(steps, self.block_size)
+        check_inputs(inputs, self.block_size)
         logits = [replay() for replay in replays]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
@@ -115,8 +115,8 @@ def sizes_up_to(max_rows: int, sizes: Sequence[int]) -> list[int]:
     return within + [size for size in sizes if size >= max_rows][:1]
 
 
-def _num_rows(steps: Sequence[SequenceStep]) -> int:
-    return sum(len(step.tokens) for step in steps)
+def _num_rows(inputs: Sequence[SequenceInput]) -> int:
+    return sum(len(entry.tokens) for entry in inputs)
 
 
 class CudaCapture:

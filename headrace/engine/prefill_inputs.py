@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.forward.forward_batch import ForwardBatch, PrefillRows
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.attention.prefill import PagedChunks
@@ -27,7 +27,7 @@ MOST_SEQUENCES = 8  # a limit of sixteen would make passes of one to four 3 to 7
 MOST_WRITES = 16  # states after the sequences' last rows, and checkpoints inside them
 
 
-class Field(IntEnum):
+class PrefillField(IntEnum):
     """The numbers that describe a row."""
 
     TOKEN = 0
@@ -47,18 +47,18 @@ class PrefillInputs:
         self._max_blocks = cdiv(max(max_tokens, max_rows), 16 * memory.layout.block_size) * 16
         self._passes: dict[int, _Pass] = {}
 
-    def fits(self, steps: Sequence[SequenceStep]) -> bool:
+    def fits(self, inputs: Sequence[SequenceInput]) -> bool:
         """True if `load` takes them: chunks of prompts, each with the logits of its last token or none."""
         return (
-            len(steps) <= MOST_SEQUENCES
-            and sum(1 + len(step.emit) for step in steps) <= MOST_WRITES
-            and all(not step.is_decode for step in steps)
-            and all(step.num_logits <= 1 and step.end <= self._max_tokens for step in steps)
+            len(inputs) <= MOST_SEQUENCES
+            and sum(1 + len(entry.emit) for entry in inputs) <= MOST_WRITES
+            and all(not entry.is_decode for entry in inputs)
+            and all(entry.num_logits <= 1 and entry.end <= self._max_tokens for entry in inputs)
         )
 
-    def load(self, steps: Sequence[SequenceStep], num_rows: int) -> None:
+    def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Loads the steps' rows, those with logits first, and padding up to `num_rows`. Waits for nothing."""
-        self._passes[num_rows].load(steps)
+        self._passes[num_rows].load(inputs)
 
     def batch(self, num_rows: int) -> ForwardBatch:
         """The loaded pass as a batch, all padding at first.
@@ -77,8 +77,8 @@ class _Pass:
         self._num_rows, self._block_size = num_rows, memory.layout.block_size
         most_sequences = MOST_SEQUENCES + 1
         # The segments' tables, of few numbers a chunk or tile, fit in twice the rows' numbers.
-        self._ints = StaticInts(most_sequences * max_blocks + 3 * len(Field) * num_rows + 1024, memory.device)
-        self._host_rows, self._rows = self._ints.take(len(Field), num_rows)
+        self._ints = StaticInts(most_sequences * max_blocks + 3 * len(PrefillField) * num_rows + 1024, memory.device)
+        self._host_rows, self._rows = self._ints.take(len(PrefillField), num_rows)
         self._host_first_rows, first_rows = self._ints.take(most_sequences + 1)
         self._host_starts, starts = self._ints.take(most_sequences)
         self._host_last_rows, self._last_rows = self._ints.take(MOST_SEQUENCES)
@@ -104,35 +104,35 @@ class _Pass:
             last_token_queries=self._last_token_queries,
         )
 
-    def load(self, steps: Sequence[SequenceStep]) -> None:
-        ordered = sorted(steps, key=lambda step: -step.num_logits)
+    def load(self, inputs: Sequence[SequenceInput]) -> None:
+        ordered = sorted(inputs, key=lambda entry: -entry.num_logits)
         num_unused = MOST_SEQUENCES - len(ordered)
-        lengths = [len(step.tokens) for step in ordered] + [0] * num_unused
+        lengths = [len(entry.tokens) for entry in ordered] + [0] * num_unused
         lengths.append(self._num_rows - sum(lengths))
         first_rows = np.cumsum([0, *lengths])
         self._host_first_rows[:] = first_rows
-        for i, step in enumerate(ordered):
-            ids = np.frombuffer(array("i", step.block_ids[: cdiv(step.end, self._block_size)]), np.int32)
+        for i, entry in enumerate(ordered):
+            ids = np.frombuffer(array("i", entry.block_ids[: cdiv(entry.end, self._block_size)]), np.int32)
             self._host_table[i, : len(ids)] = ids
-            self._set_rows(slice(first_rows[i], first_rows[i + 1]), step.tokens, step.start, ids)
+            self._set_rows(slice(first_rows[i], first_rows[i + 1]), entry.tokens, entry.start, ids)
         self._set_rows(slice(first_rows[-2], self._num_rows), 0, 0, self._host_table[-1])
-        self._host_starts[:] = [step.start for step in ordered] + [0] * (num_unused + 1)
+        self._host_starts[:] = [entry.start for entry in ordered] + [0] * (num_unused + 1)
         self._host_last_rows[:] = [row - 1 for row in first_rows[1 : len(ordered) + 1]] + [0] * num_unused
-        self._host_contexts[:] = [step.end for step in ordered] + [0] * num_unused
+        self._host_contexts[:] = [entry.end for entry in ordered] + [0] * num_unused
         writes = [
-            [(num_tokens - step.start, slot) for num_tokens, slot in (*step.emit, (step.end, step.dst_slot))]
-            for step in ordered
+            [(num_tokens - entry.start, slot) for num_tokens, slot in (*entry.emit, (entry.end, entry.dst_slot))]
+            for entry in ordered
         ]
         without_state = num_unused + 1
         self._segments.fill(
-            lengths, [*(step.src_slot for step in ordered), *[None] * without_state], [*writes, *[[]] * without_state]
+            lengths, [*(entry.src_slot for entry in ordered), *[None] * without_state], [*writes, *[[]] * without_state]
         )
         self._ints.upload()
 
     def _set_rows(self, rows: slice, tokens: Sequence[int] | int, start: int, block_ids: np.ndarray) -> None:
         fields = self._host_rows[:, rows]
         positions = np.arange(start, start + fields.shape[1])
-        fields[Field.TOKEN] = tokens
-        fields[Field.POSITION] = positions
-        fields[Field.BLOCK] = block_ids[positions // self._block_size]
-        fields[Field.OFFSET] = positions % self._block_size
+        fields[PrefillField.TOKEN] = tokens
+        fields[PrefillField.POSITION] = positions
+        fields[PrefillField.BLOCK] = block_ids[positions // self._block_size]
+        fields[PrefillField.OFFSET] = positions % self._block_size

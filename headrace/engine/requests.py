@@ -1,4 +1,9 @@
-"""The requests of one engine, from submission to release: waiting, admitted, running, preempted. No tensors.
+"""The requests of one engine, from submission to release. No tensors.
+
+    waiting -> running -> ended -> released
+    waiting -> receiving -> running      the state arrives by transfer
+    receiving -> waiting                 it does not arrive: `prefill_locally`
+    running -> waiting                   preempted
 
 A claim covers the tokens that are there and grows with the answer. When a running request needs a block and none is
 available, the victim policy's choice is preempted: its computed blocks stay findable in the cache as long as they last,
@@ -138,7 +143,7 @@ class EngineRequests:
             hit_policy=policy,
             max_reuse_tokens=limit,
             # A block for each request that will need one: else the newcomer would be preempted at once.
-            spare_blocks=sum(self._may_grow(other) for other in (*self._running, *self._receiving)),
+            min_blocks_left=sum(self._may_grow(other) for other in (*self._running, *self._receiving)),
         )
         if claim is None:
             return False
@@ -184,7 +189,7 @@ class EngineRequests:
         self._publisher.keep_received(sequence)
         self._running.append(sequence)
 
-    def compute_instead(self, sequence: Sequence) -> None:
+    def prefill_locally(self, sequence: Sequence) -> None:
         """The awaited state will not arrive: the sequence is admitted again, before any new request, and prefills.
 
         Does nothing if its lease has expired meanwhile: it holds nothing any more.
@@ -194,7 +199,7 @@ class EngineRequests:
         self._receiving.discard(sequence)
         self.cache.release(sequence.claim)
         sequence.claim = None
-        sequence.compute_instead()
+        sequence.prefill_locally()
         self._waiting.put_back(sequence)
 
     # ------------------------------------------------------------ the end

@@ -22,7 +22,7 @@ from headrace.engine.prefill_inputs import PrefillInputs
 from headrace.engine.sampler import Drawn, choose
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.models.model import HybridModel
@@ -32,7 +32,7 @@ from headrace.models.model import HybridModel
 class Launched:
     """A launched step: on a GPU it may not have begun."""
 
-    logits: Tensor  # float32 [sum of num_logits, V] in the order of the steps; the next launch may overwrite them
+    logits: Tensor  # float32 [sum of num_logits, V] in the order of the inputs; the next launch may overwrite them
     drawn: Drawn
 
 
@@ -84,12 +84,12 @@ class ModelRunner:
         return logits
 
     @torch.inference_mode()
-    def forward(self, steps: Sequence[SequenceStep]) -> Tensor:
-        """Float32 logits [sum of num_logits, V], in the order of `steps`; blocks and slots advance."""
-        if not steps:
+    def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
+        """Float32 logits [sum of num_logits, V], in the order of `inputs`; blocks and slots advance."""
+        if not inputs:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
         batch = ForwardBatch.build(
-            steps,
+            inputs,
             self.memory.layout.block_size,
             self.model.device,
             self._drawn,
@@ -98,20 +98,20 @@ class ModelRunner:
         return self.model.forward(batch, self.memory)
 
     @torch.inference_mode()
-    def launch(self, steps: Sequence[SequenceStep], draws: Sequence[tuple[int, Draw]]) -> Launched:
+    def launch(self, inputs: Sequence[SequenceInput], draws: Sequence[tuple[int, Draw]]) -> Launched:
         """Runs a step and draws a token for each (row of its logits, draw). Waits for nothing on a GPU.
 
         Steps of the next launch may name these draws' indices as their `future_token`.
         """
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
-        replayed = self._graphs.run(steps)
-        logits = self.forward(steps) if replayed is None else replayed
+        replayed = self._graphs.run(inputs)
+        logits = self.forward(inputs) if replayed is None else replayed
         drawn_from = logits
         if rows != list(range(len(logits))):
             drawn_from = logits.index_select(0, upload_values(rows, logits.device))
         # Replayed decodes have drawn each row's best token themselves.
-        are_drawn = replayed is not None and drawn_from is logits and all(step.is_decode for step in steps)
+        are_drawn = replayed is not None and drawn_from is logits and all(entry.is_decode for entry in inputs)
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
             ids.copy_(choose(drawn_from, wanted))
         return Launched(logits, Drawn(drawn_from, ids, wanted))

@@ -31,7 +31,7 @@ class DeviceEvent(Protocol):
 class Admitted:
     """The request has its blocks and a slot; `reused_tokens` need neither computing nor receiving.
 
-    Re-admission after a preemption sends no event; after `Engine.compute_instead` it sends another one.
+    Re-admission after a preemption sends no event; after `Engine.prefill_locally` it sends another one.
 
     state_arrives   the engine computes nothing before `run_decode` (the whole prompt has been received) or `resume`
                     (a part of it has)
@@ -167,7 +167,7 @@ class Sequence:
         self.num_preemptions += 1
         self.scored.clear()
 
-    def compute_instead(self) -> None:
+    def prefill_locally(self) -> None:
         """Makes a sequence whose state does not arrive prefill from the blocks cached here."""
         self.hit_policy = _resume_again
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from headrace.engine.draw import Draw
 from headrace.engine.graphs import Capture, Captured
 from headrace.engine.runner import ModelRunner
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.dense.small_linear import MOST_ROWS
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from headrace.kernels.lib.sizes import cdiv
@@ -60,7 +60,7 @@ def _rehearsed(work: Callable[[], Tensor]) -> Captured:
     return Captured(lambda: None, work())
 
 
-def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]]:
+def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceInput]]:
     """The steps to run: fresh prompts, one of a whole step's budget; a resumed chunk that emits a state, and a decode;
     then prompts as short as the matrix products' smallest tiles, which decodes reach only in large batches."""
     size = runner.memory.layout.block_size
@@ -68,12 +68,12 @@ def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceStep]
     at_end = blocks[-cdiv(3, size) :]  # blocks of the short prompt and of the token behind it
     # One more block stays for the chunk that follows the long prompt.
     length = min(max_step_tokens - 2, (len(blocks) - len(at_end) - 1) * size)
-    first = [SequenceStep([1] * 2, 0, at_end, None, 1)]
+    first = [SequenceInput([1] * 2, 0, at_end, None, 1)]
     if length > 1:
-        first.insert(0, SequenceStep([1] * length, 0, blocks, None, 0))
+        first.insert(0, SequenceInput([1] * length, 0, blocks, None, 0))
     chunk = min(2 * size, (len(blocks) - len(at_end)) * size - length, max_step_tokens - 1) if length > 1 else 0
-    second = [SequenceStep([1], 2, at_end, 1, 1)]
+    second = [SequenceInput([1], 2, at_end, 1, 1)]
     if chunk > 1:
-        second.insert(0, SequenceStep([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
-    short = [SequenceStep([1] * rows, 0, blocks, None, 0) for rows in (16, 32, MOST_ROWS) if rows <= length]
+        second.insert(0, SequenceInput([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
+    short = [SequenceInput([1] * rows, 0, blocks, None, 0) for rows in (16, 32, MOST_ROWS) if rows <= length]
     return [first, second, *([step] for step in short)]

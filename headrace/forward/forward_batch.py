@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
 from headrace.kernels.lib.sizes import cdiv
@@ -47,33 +47,33 @@ class ForwardBatch:
     positions_T: Tensor  # int64, absolute
     block_T: Tensor  # int64, where each row's keys and values go
     offset_T: Tensor  # int64, position inside that block
-    logit_rows: Tensor | None  # int64, in the order of the steps; None: every row in order
+    logit_rows: Tensor | None  # int64, in the order of the inputs; None: every row in order
     last_token_queries: PagedDecode | None  # attention of `logit_rows` alone, if each is its sequence's last row
 
     @classmethod
     def build(
         cls,
-        steps: Sequence[SequenceStep],
+        inputs: Sequence[SequenceInput],
         block_size: int,
         device: torch.device,
         drawn: Tensor | None = None,
         *,
         with_last_token_queries: bool = False,
     ) -> "ForwardBatch":
-        """The batch of these steps. Raises ValueError for steps that `check_steps` refuses.
+        """The batch of these inputs. Raises ValueError for inputs that `check_inputs` refuses.
 
         drawn                     int64 on the device: the tokens that the launch before drew, for `future_token`s
         with_last_token_queries   `HybridModel.uses_last_token_queries`
         """
-        check_steps(steps, block_size)
-        decodes = [step for step in steps if step.is_decode]
-        prefills = [step for step in steps if not step.is_decode]
+        check_inputs(inputs, block_size)
+        decodes = [entry for entry in inputs if entry.is_decode]
+        prefills = [entry for entry in inputs if not entry.is_decode]
         tokens_T, positions_T, block_T, offset_T = _rows(decodes, prefills, block_size, device)
         _fill_future_tokens(tokens_T, decodes, drawn)
-        logit_rows = _logit_rows(steps, len(decodes), device)
+        logit_rows = _logit_rows(inputs, len(decodes), device)
         last_token_queries = None
         if with_last_token_queries and logit_rows is not None:
-            last_token_queries = _last_token_queries(steps, block_size, device)
+            last_token_queries = _last_token_queries(inputs, block_size, device)
         return cls(
             num_decodes=len(decodes),
             decode=_decode_rows(decodes, block_size, device) if decodes else None,
@@ -102,102 +102,103 @@ class LayerContext:
 
 
 def _rows(
-    decodes: list[SequenceStep], prefills: list[SequenceStep], block_size: int, device: torch.device
+    decodes: list[SequenceInput], prefills: list[SequenceInput], block_size: int, device: torch.device
 ) -> tuple[Tensor, ...]:
     """Tokens, positions, blocks and offsets in one copy: the first launch of a prompt waits for nothing else.
 
     Each begins at a multiple of 16 bytes, as in `upload_lists`.
     """
-    num_rows = len(decodes) + sum(len(step.tokens) for step in prefills)
+    num_rows = len(decodes) + sum(len(entry.tokens) for entry in prefills)
     packed = torch.empty(4, num_rows + num_rows % 2, dtype=torch.int64, pin_memory=device.type == "cuda")
     if decodes:
-        starts = [step.start for step in decodes]
-        blocks = [step.block_ids[step.start // block_size] for step in decodes]
-        tokens, offsets = [step.tokens[0] for step in decodes], [start % block_size for start in starts]
+        starts = [entry.start for entry in decodes]
+        blocks = [entry.block_ids[entry.start // block_size] for entry in decodes]
+        tokens, offsets = [entry.tokens[0] for entry in decodes], [start % block_size for start in starts]
         packed[:, : len(decodes)] = torch.tensor([tokens, starts, blocks, offsets])
     first = len(decodes)
-    for step in prefills:
-        tokens_R, positions_R, block_R, offset_R = packed[:, first : first + len(step.tokens)]
-        first_block, end_block = step.start // block_size, cdiv(step.end, block_size)
+    for entry in prefills:
+        tokens_R, positions_R, block_R, offset_R = packed[:, first : first + len(entry.tokens)]
+        first_block, end_block = entry.start // block_size, cdiv(entry.end, block_size)
         # A fifth of the time of torch.tensor, which inspects each number.
-        tokens_R.copy_(torch.frombuffer(array("q", step.tokens), dtype=torch.int64))
-        torch.arange(step.start, step.end, out=positions_R)
-        block_R.copy_(torch.tensor(step.block_ids[first_block:end_block])[positions_R // block_size - first_block])
+        tokens_R.copy_(torch.frombuffer(array("q", entry.tokens), dtype=torch.int64))
+        torch.arange(entry.start, entry.end, out=positions_R)
+        block_R.copy_(torch.tensor(entry.block_ids[first_block:end_block])[positions_R // block_size - first_block])
         torch.remainder(positions_R, block_size, out=offset_R)
-        first += len(step.tokens)
+        first += len(entry.tokens)
     return packed.to(device, non_blocking=True)[:, :num_rows].unbind()
 
 
-def _fill_future_tokens(tokens_T: Tensor, decodes: list[SequenceStep], drawn: Tensor | None) -> None:
+def _fill_future_tokens(tokens_T: Tensor, decodes: list[SequenceInput], drawn: Tensor | None) -> None:
     """Overwrites, in the first rows, the stand-ins of tokens that the host does not know yet."""
-    futures = [(row, step.future_token) for row, step in enumerate(decodes) if step.future_token is not None]
+    futures = [(row, entry.future_token) for row, entry in enumerate(decodes) if entry.future_token is not None]
     if not futures:
         return
     if drawn is None:
-        raise ValueError(f"{len(futures)} steps continue from drawn tokens, and nothing was drawn before")
+        raise ValueError(f"{len(futures)} sequences continue from drawn tokens, and nothing was drawn before")
     rows, indices = upload_lists(list(zip(*futures, strict=True)), tokens_T.device)
     tokens_T.index_copy_(0, rows, drawn.index_select(0, indices))
 
 
-def _decode_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> DecodeRows:
+def _decode_rows(inputs: list[SequenceInput], block_size: int, device: torch.device) -> DecodeRows:
     src_slots, dst_slots = upload_lists(
-        [[-1 if step.src_slot is None else step.src_slot for step in steps], [step.dst_slot for step in steps]], device
+        [[-1 if entry.src_slot is None else entry.src_slot for entry in inputs], [entry.dst_slot for entry in inputs]],
+        device,
     )
     return DecodeRows(
-        source=StateSource(src_slots, any_fresh=any(step.src_slot is None for step in steps)),
+        source=StateSource(src_slots, any_fresh=any(entry.src_slot is None for entry in inputs)),
         dst_slots=dst_slots,
         attention=PagedDecode.build(
-            [step.end for step in steps], [step.block_ids for step in steps], block_size, device
+            [entry.end for entry in inputs], [entry.block_ids for entry in inputs], block_size, device
         ),
     )
 
 
-def _prefill_rows(steps: list[SequenceStep], block_size: int, device: torch.device) -> PrefillRows:
-    lengths = [len(step.tokens) for step in steps]
+def _prefill_rows(inputs: list[SequenceInput], block_size: int, device: torch.device) -> PrefillRows:
+    lengths = [len(entry.tokens) for entry in inputs]
     writes = [
-        StateWrite(sequence, num_tokens - step.start, slot)
-        for sequence, step in enumerate(steps)
-        for num_tokens, slot in (*step.emit, (step.end, step.dst_slot))
+        StateWrite(sequence, num_tokens - entry.start, slot)
+        for sequence, entry in enumerate(inputs)
+        for num_tokens, slot in (*entry.emit, (entry.end, entry.dst_slot))
     ]
     return PrefillRows(
-        segments=PrefillSegments.build(lengths, [step.src_slot for step in steps], writes, device),
+        segments=PrefillSegments.build(lengths, [entry.src_slot for entry in inputs], writes, device),
         attention=PagedPrefill.build(
-            lengths, [step.start for step in steps], [step.block_ids for step in steps], block_size, device
+            lengths, [entry.start for entry in inputs], [entry.block_ids for entry in inputs], block_size, device
         ),
     )
 
 
-def _last_token_queries(steps: Sequence[SequenceStep], block_size: int, device: torch.device) -> PagedDecode | None:
-    wanted = [step for step in steps if step.num_logits]
-    if not wanted or any(step.num_logits > 1 for step in wanted):
+def _last_token_queries(inputs: Sequence[SequenceInput], block_size: int, device: torch.device) -> PagedDecode | None:
+    wanted = [entry for entry in inputs if entry.num_logits]
+    if not wanted or any(entry.num_logits > 1 for entry in wanted):
         return None
-    return PagedDecode.build([step.end for step in wanted], [step.block_ids for step in wanted], block_size, device)
+    return PagedDecode.build([entry.end for entry in wanted], [entry.block_ids for entry in wanted], block_size, device)
 
 
-def _logit_rows(steps: Sequence[SequenceStep], num_decodes: int, device: torch.device) -> Tensor | None:
+def _logit_rows(inputs: Sequence[SequenceInput], num_decodes: int, device: torch.device) -> Tensor | None:
     rows: list[int] = []
     next_decode, next_prefill = 0, num_decodes
-    for step in steps:
-        if step.is_decode:
+    for entry in inputs:
+        if entry.is_decode:
             end = next_decode = next_decode + 1
         else:
-            end = next_prefill = next_prefill + len(step.tokens)
-        rows.extend(range(end - step.num_logits, end))
+            end = next_prefill = next_prefill + len(entry.tokens)
+        rows.extend(range(end - entry.num_logits, end))
     if len(rows) == next_prefill and rows == list(range(next_prefill)):
         return None
     return upload_lists([rows], device)[0]
 
 
-def check_steps(steps: Sequence[SequenceStep], block_size: int) -> None:
-    """Raises ValueError for steps that would let one sequence's state or tokens reach another."""
+def check_inputs(inputs: Sequence[SequenceInput], block_size: int) -> None:
+    """Raises ValueError for inputs that would let one sequence's state or tokens reach another."""
     written: set[int] = set()
-    for step in steps:
-        if len(step.block_ids) * block_size < step.end:
-            raise ValueError(f"{len(step.block_ids)} blocks of {block_size} do not cover {step.end} tokens")
-        for slot in (step.dst_slot, *(slot for _, slot in step.emit)):
+    for entry in inputs:
+        if len(entry.block_ids) * block_size < entry.end:
+            raise ValueError(f"{len(entry.block_ids)} blocks of {block_size} do not cover {entry.end} tokens")
+        for slot in (entry.dst_slot, *(slot for _, slot in entry.emit)):
             if slot in written:
                 raise ValueError(f"slot {slot} is written twice in one step")
             written.add(slot)
-    for step in steps:
-        if step.src_slot in written and step.src_slot != step.dst_slot:
-            raise ValueError(f"slot {step.src_slot} is read by one sequence and written for another")
+    for entry in inputs:
+        if entry.src_slot in written and entry.src_slot != entry.dst_slot:
+            raise ValueError(f"slot {entry.src_slot} is read by one sequence and written for another")

@@ -7,7 +7,7 @@ from typing import assert_never
 from headrace.models.config import GatedDeltaConfig, LayerConfig, Mamba2Config, ModelConfig
 
 
-def attention_tokens(config: ModelConfig) -> float:
+def attention_parity_position(config: ModelConfig) -> float:
     """The position at which a token's attention to its prefix costs as many FLOPs as all its other work."""
     attention = config.attention
     # Two products, QK and PV, of a multiply and an add each.

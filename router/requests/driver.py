@@ -19,7 +19,7 @@ from router.requests import events as ev
 from router.requests.admission import AdmissionPermit
 from router.requests.attempt import Attempt
 from router.requests.context import RouterContext
-from router.requests.lifecycle import RequestLife
+from router.requests.lifecycle import RequestLifecycle
 from router.requests.node_search import NodeSearch
 from router.requests.states import Completed, RequestPhase
 
@@ -55,7 +55,7 @@ class RequestDriver:
         self._search = NodeSearch(context, request)
         self._attempt: Attempt | None = None
         self._last_shown_s: float | None = None
-        self.life = RequestLife(request, max_attempts=context.config.max_attempts, now_s=context.clock())
+        self.life = RequestLifecycle(request, max_attempts=context.config.max_attempts, now_s=context.clock())
         context.table.add(self.life)
 
     async def __aenter__(self) -> RequestDriver:

@@ -1,8 +1,8 @@
 """One request in the router: events in, instructions out.
 
-Nothing here opens a call or reads a clock: `RequestLife.on(event, now_s)` is tested by literals and explored in every
-order of events, and `router/requests/driver.py` obeys. What other processes may do at any time is repaired or ends the
-request; an event that the protocol does not allow in the present state raises IllegalEvent.
+Nothing here opens a call or reads a clock: `RequestLifecycle.on(event, now_s)` is tested by literals and explored in
+every order of events, and `router/requests/driver.py` obeys. What other processes may do at any time is repaired or
+ends the request; an event that the protocol does not allow in the present state raises IllegalEvent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from router.requests.states import (
 Transition: TypeAlias = tuple[RequestState, list[Instruction]]
 
 
-class RequestLife:
+class RequestLifecycle:
     """State, tokens so far and report of one request.
 
     An *attempt* is one decode call with its prefill calls, or one prefill call alone. Events of an attempt that was

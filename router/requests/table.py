@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from router.errors import IllegalEvent
-from router.requests.lifecycle import RequestLife
+from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import RequestPhase
 
 RECENT = 20
@@ -17,18 +17,18 @@ class RequestTable:
     """Lists requests for /cluster and /metrics; each request's driver adds and closes its own."""
 
     def __init__(self) -> None:
-        self._open: dict[str, RequestLife] = {}
-        self._recent: deque[RequestLife] = deque(maxlen=RECENT)
+        self._open: dict[str, RequestLifecycle] = {}
+        self._recent: deque[RequestLifecycle] = deque(maxlen=RECENT)
         self.ended: Counter[RequestPhase] = Counter()
 
-    def add(self, life: RequestLife) -> None:
+    def add(self, life: RequestLifecycle) -> None:
         """Adds a new request, whose id must not be in use."""
         request_id = life.request.request_id
         if request_id in self._open:
             raise IllegalEvent(f"request {request_id} is already in the table")
         self._open[request_id] = life
 
-    def close(self, life: RequestLife) -> None:
+    def close(self, life: RequestLifecycle) -> None:
         """Moves a request that is over to the recent ones."""
         if not life.is_over:
             raise IllegalEvent(f"request {life.request.request_id} is still {life.phase.value}")

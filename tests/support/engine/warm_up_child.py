@@ -20,7 +20,7 @@ from headrace.engine.graphs import Captured
 from headrace.engine.runner import ModelRunner
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention import paged_attention
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from headrace.models.weights import load_config, random_model
@@ -67,14 +67,14 @@ def once(work) -> Captured:
     return Captured(lambda: None, work())
 
 
-def steps() -> list[list[SequenceStep]]:
+def steps() -> list[list[SequenceInput]]:
     """Steps of odd numbers of rows, sequences and blocks, with contexts of one token to thousands, in all mixtures."""
 
-    def prompt(i: int, num_tokens: int, start: int = 0, **more) -> SequenceStep:
+    def prompt(i: int, num_tokens: int, start: int = 0, **more) -> SequenceInput:
         blocks = range(i, i + -(-(start + num_tokens) // 16))
-        return SequenceStep([1] * num_tokens, start, blocks, i if start else None, i, **more)
+        return SequenceInput([1] * num_tokens, start, blocks, i if start else None, i, **more)
 
-    def decodes(*contexts: int) -> list[SequenceStep]:
+    def decodes(*contexts: int) -> list[SequenceInput]:
         return [prompt(i, 1, context - 1) for i, context in enumerate(contexts)]
 
     return [

@@ -1,9 +1,9 @@
 """One request, its driver, a decode node, a prefill node and the network between them, as a value to explore.
 
-`RequestLife` is real. The nodes are models that send what the protocol allows: each call delivers its events in order,
-calls overtake each other, and the transfer takes a way of its own. A mishap is a node that dies or is busy, a transfer
-that breaks, is lost or comes late, or a call that finds no node. Every step asserts that the client sees the answer's
-tokens in order, none lost and none doubled, and that the request ends once.
+`RequestLifecycle` is real. The nodes are models that send what the protocol allows: each call delivers its events in
+order, calls overtake each other, and the transfer takes a way of its own. A mishap is a node that dies or is busy, a
+transfer that breaks, is lost or comes late, or a call that finds no node. Every step asserts that the client sees the
+answer's tokens in order, none lost and none doubled, and that the request ends once.
 """
 
 import copy
@@ -15,7 +15,7 @@ from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeError, NodeLost, TransferBroken
 from router.requests import events as ev
-from router.requests.lifecycle import RequestLife
+from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import Completed, Failed
 from tests.support.router.fake_nodes import reservation
 
@@ -55,7 +55,7 @@ class Attempt:
     unlanded: int | None = None  # the nonce that the driver's landing timeout watches
 
 
-def new_life(life_type: type[RequestLife], max_tokens: int) -> RequestLife:
+def new_life(life_type: type[RequestLifecycle], max_tokens: int) -> RequestLifecycle:
     request = Request("r", (1, 2), 2, Sampling(max_tokens=max_tokens, seed=0))
     return life_type(request, max_attempts=MAX_ATTEMPTS, now_s=0.0)
 
@@ -70,13 +70,13 @@ class RequestWorld:
     mishaps: int
     may_stop: bool = False
     max_tokens: int = len(ANSWER)
-    life_type: type[RequestLife] = RequestLife
+    life_type: type[RequestLifecycle] = RequestLifecycle
     has_stopped: bool = False
     num_nonces: int = 0
     ended: str = ""
     shown: tuple[int, ...] = ()
     attempt: Attempt = field(default_factory=lambda: Attempt(0))
-    life: RequestLife = field(init=False)
+    life: RequestLifecycle = field(init=False)
 
     def __post_init__(self) -> None:
         self.life = new_life(self.life_type, self.max_tokens)

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.engine.gpu import WORKS, Decode, Prefill, floor_ms, prefill_steps, reach_ms, shrunk, shrunk_works
 from benchmarks.shapes import GRANITE_H_MICRO, QWEN35_4B, SHAPES
-from headrace.forward.forward_batch import check_steps
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.forward_batch import check_inputs
+from headrace.forward.sequence_input import SequenceInput
 
 ANCHOR_FLOORS_MS = {  # shared/anchors/h200.md
     "prefill 2,048": 17,
@@ -40,9 +40,9 @@ def test_another_shape_has_to_reach_the_same_fraction_of_its_floor() -> None:
 def test_prefills_compute_every_uncached_token_once_and_leave_their_checkpoints(work: Prefill, chunk: int) -> None:
     steps = prefill_steps(work, chunk)
     for step in steps:
-        check_steps(step, 16)
+        check_inputs(step, 16)
         assert sum(len(share.tokens) for share in step) <= chunk
-    shares: list[SequenceStep] = [share for step in steps for share in step]
+    shares: list[SequenceInput] = [share for step in steps for share in step]
     assert sum(len(share.tokens) for share in shares) == work.num_rows
     assert min(share.start for share in shares) == work.num_cached
     assert sum(share.num_logits for share in shares) == work.num_sequences

@@ -90,8 +90,8 @@ def test_iteration_is_the_order_of_eviction(ranks: list[tuple[int, float]]) -> N
 def test_worth_is_what_the_checkpoint_saves() -> None:
     assert FlopAware().worth(512, 1536) == 1024
     # Where attention costs as much as all else, a token costs double; its mean over the stretch counts.
-    assert FlopAware(attention_tokens=1000).worth(0, 1000) == 1500
-    assert FlopAware(attention_tokens=1000).worth(1000, 2000) == 2500
+    assert FlopAware(attention_parity_position=1000).worth(0, 1000) == 1500
+    assert FlopAware(attention_parity_position=1000).worth(1000, 2000) == 2500
     assert eviction_policy("lru").worth(0, 10) == eviction_policy("lru").worth(0, 100_000)
 
 

@@ -9,7 +9,7 @@ import torch
 from headrace.engine.draw import Draw
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_config, random_model
 from headrace.request import Sampling
 from tests.support.engine.driving import (
@@ -66,7 +66,7 @@ def prefilled(path: Path, lengths: tuple[int, ...], dtype: str) -> ModelRunner:
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16, dtype), 16 * len(lengths), 24, "cuda"))
     for pool in (runner.memory.kv, runner.memory.conv, runner.memory.rec):
         pool.fill_(float("nan"))
-    steps = [SequenceStep(random_prompt(n), 0, blocks_of(i), None, i) for i, n in enumerate(lengths)]
+    steps = [SequenceInput(random_prompt(n), 0, blocks_of(i), None, i) for i, n in enumerate(lengths)]
     runner.launch(steps, greedy_draws(lengths))
     return runner
 
@@ -79,8 +79,8 @@ def greedy_draws(lengths: tuple[int, ...]) -> list[tuple[int, Draw]]:
     return [(row, GREEDY_DRAW) for row in range(len(lengths))]
 
 
-def decode_steps(lengths: tuple[int, ...], n: int) -> list[SequenceStep]:
-    return [SequenceStep((0,), length + n, blocks_of(i), i, i, future_token=i) for i, length in enumerate(lengths)]
+def decode_steps(lengths: tuple[int, ...], n: int) -> list[SequenceInput]:
+    return [SequenceInput((0,), length + n, blocks_of(i), i, i, future_token=i) for i, length in enumerate(lengths)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -122,7 +122,7 @@ def test_no_launch_waits_for_the_device(family: str, replays: bool, temperature:
         runner.capture_decodes(8, 256)
     draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
     draws = [(row, draw) for row in range(len(lengths))]
-    chunk = SequenceStep(random_prompt(40), lengths[0] + 2, blocks_of(0), 0, 0, emit=((20, 9),))
+    chunk = SequenceInput(random_prompt(40), lengths[0] + 2, blocks_of(0), 0, 0, emit=((20, 9),))
     steps = [decode_steps(lengths, 0), decode_steps(lengths, 1), [chunk, *decode_steps(lengths, 2)[1:]]]
     for step in steps:  # compiles what is new
         runner.launch(step, draws)

@@ -13,7 +13,7 @@ from headrace.engine.graphs import Captured, CudaCapture
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, random_model
 from headrace.request import Sampling
@@ -85,14 +85,14 @@ class Prompts:
         self._prompts = [random_prompt(MAX_TOKENS, seed=100 + i) for i in range(NUM_SEQUENCES)]
         self._at: list[tuple[int, int | None]] = [(0, None)] * NUM_SEQUENCES
 
-    def next_pass(self, num_rows: int) -> list[SequenceStep]:
+    def next_pass(self, num_rows: int) -> list[SequenceInput]:
         """A few sequences, fresh ones and resumed ones, some in place, some leaving states on the way."""
         chosen = self._random.sample(range(NUM_SEQUENCES), self._random.choice((1, 1, 2, 3, MOST_SEQUENCES)))
         used = {slot for _, slot in self._at if slot is not None}
         free = [slot for slot in range(NUM_SLOTS) if slot not in used]
         return [self._step(sequence, num_rows // len(chosen), free) for sequence in chosen]
 
-    def _step(self, sequence: int, most_tokens: int, free: list[int]) -> SequenceStep:
+    def _step(self, sequence: int, most_tokens: int, free: list[int]) -> SequenceInput:
         start, src = self._at[sequence]
         length = self._random.randint(2, min(most_tokens, MAX_TOKENS))
         if start + length > MAX_TOKENS:
@@ -105,10 +105,10 @@ class Prompts:
         num_logits = int(self._random.random() < 0.8)
         self._at[sequence] = end, dst
         tokens = self._prompts[sequence][start:end]
-        return SequenceStep(tokens, start, blocks_of(sequence), src, dst, emit, num_logits)
+        return SequenceInput(tokens, start, blocks_of(sequence), src, dst, emit, num_logits)
 
 
-def launch(runner: ModelRunner, steps: list[SequenceStep]) -> Launched:
+def launch(runner: ModelRunner, steps: list[SequenceInput]) -> Launched:
     return runner.launch(steps, [(row, GREEDY_DRAW) for row in range(sum(step.num_logits for step in steps))])
 
 
@@ -191,17 +191,17 @@ def test_a_pass_beside_decodes_in_flight_changes_nobodys_tokens(family: str, tin
     path, answers, starts = tiny_checkpoint(family), [], (5, 40, 100)
     for replays in (False, True):
         runner, capture = runner_of(path, "float32", "float32"), Counted()
-        first = [SequenceStep(random_prompt(n, seed=i), 0, blocks_of(i), None, i) for i, n in enumerate(starts)]
+        first = [SequenceInput(random_prompt(n, seed=i), 0, blocks_of(i), None, i) for i, n in enumerate(starts)]
         said = [launch(runner, first)]
         if replays:
             runner.capture_decodes(8, MAX_TOKENS, capture)
             runner.capture_prefills(128, MAX_TOKENS, capture)
         prompt, at = random_prompt(300), 0
         for n in range(12):
-            steps = [SequenceStep((0,), s + n, blocks_of(i), i, i, future_token=i) for i, s in enumerate(starts)]
+            steps = [SequenceInput((0,), s + n, blocks_of(i), i, i, future_token=i) for i, s in enumerate(starts)]
             if n % 3 != 2:  # a decode alone in between
                 end = at + (7, 33, 16, 70)[n % 4]
-                steps.append(SequenceStep(prompt[at:end], at, blocks_of(3), 3 if at else None, 3))
+                steps.append(SequenceInput(prompt[at:end], at, blocks_of(3), 3 if at else None, 3))
                 at = end
             said.append(launch(runner, steps))
         answers.append([[token.id for token in each.drawn.tokens()] for each in said])
@@ -241,10 +241,10 @@ def test_no_replayed_pass_waits_for_the_device(family: str, temperature: float, 
     runner.capture_prefills(128, MAX_TOKENS, capture)
     draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
     prompt = random_prompt(100)
-    alone = [SequenceStep(prompt[:40], 0, blocks_of(0), None, 0, ((16, 7), (32, 8)))]
+    alone = [SequenceInput(prompt[:40], 0, blocks_of(0), None, 0, ((16, 7), (32, 8)))]
     beside = [
-        SequenceStep((0,), 40, blocks_of(0), 0, 0, future_token=0),
-        SequenceStep(prompt[:90], 0, blocks_of(1), None, 1, ((48, 9),)),
+        SequenceInput((0,), 40, blocks_of(0), 0, 0, future_token=0),
+        SequenceInput(prompt[:90], 0, blocks_of(1), None, 1, ((48, 9),)),
     ]
     for _ in range(2):  # compiles what is new
         launched = [runner.launch(alone, [(0, draw)]), runner.launch(beside, [(0, draw), (1, draw)])]
@@ -264,6 +264,6 @@ def test_a_pass_that_writes_too_many_states_is_launched_kernel_by_kernel(tiny_ch
     runner.capture_prefills(256, MAX_TOKENS, capture)
     prompt = random_prompt(200)
     emit = tuple((BLOCK_SIZE // 2 * (i + 1), i + 1) for i in range(MOST_WRITES))
-    launch(runner, [SequenceStep(prompt, 0, blocks_of(0), None, 0, emit)])
+    launch(runner, [SequenceInput(prompt, 0, blocks_of(0), None, 0, emit)])
     assert capture.replays == 0
     assert runner.memory.rec[: MOST_WRITES + 1].isfinite().all()

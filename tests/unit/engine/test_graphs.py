@@ -18,7 +18,7 @@ from headrace.engine.runner import ModelRunner
 from headrace.engine.warm_up import warm_up
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.lib.dot import dot_block
 from headrace.request import Sampling
 from tests.support.engine.oracle import random_prompt
@@ -73,7 +73,7 @@ def setup() -> Setup:
 
 
 def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, future_token: int | None = None):
-    return SequenceStep((token,), start, blocks, src, dst, future_token=future_token)
+    return SequenceInput((token,), start, blocks, src, dst, future_token=future_token)
 
 
 def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
@@ -111,7 +111,7 @@ def test_tokens_of_the_launch_before_are_taken_in_any_order(setup: Setup) -> Non
 def test_block_tables_follow_lists_that_grow_and_rows_that_change_hands(setup: Setup) -> None:
     mine, others = [5, 4], [1]
 
-    def table(*steps: SequenceStep) -> list[list[int]]:
+    def table(*steps: SequenceInput) -> list[list[int]]:
         setup.graphs.run(steps)
         contexts = setup.model.seen[-1].decode.attention.contexts
         return [contexts.table_NM[row, : -(-step.end // BLOCK_SIZE)].tolist() for row, step in enumerate(steps)]
@@ -128,15 +128,15 @@ def test_what_does_not_fit_is_left_to_the_plain_path(setup: Setup) -> None:
     assert setup.graphs.run([one]) is not None
     assert setup.graphs.run([]) is None
     assert setup.graphs.run([decode(1, 1, [i], i, i) for i in range(9)]) is None
-    assert setup.graphs.run([SequenceStep([1, 2], 1, [1], 1, 1), one]) is None  # the engine's steps begin with decodes
-    assert setup.graphs.run([one, SequenceStep([1] * 17, 1, list(range(5)), 1, 1)]) is None
-    assert setup.graphs.run([SequenceStep([1], 1, [0], 0, 0, num_logits=0)]) is None
+    assert setup.graphs.run([SequenceInput([1, 2], 1, [1], 1, 1), one]) is None  # the engine's steps begin with decodes
+    assert setup.graphs.run([one, SequenceInput([1] * 17, 1, list(range(5)), 1, 1)]) is None
+    assert setup.graphs.run([SequenceInput([1], 1, [0], 0, 0, num_logits=0)]) is None
     assert setup.graphs.run([decode(1, 1, [0] * 40, 0, 0)]) is None
 
 
 def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(setup: Setup) -> None:
-    silent = SequenceStep([1, 2], 4, [3, 1], 2, 2, num_logits=0)
-    logits = setup.graphs.run([silent, SequenceStep([5, 6, 7], 3, [0, 5], 4, 1, emit=((4, 7),))])
+    silent = SequenceInput([1, 2], 4, [3, 1], 2, 2, num_logits=0)
+    logits = setup.graphs.run([silent, SequenceInput([5, 6, 7], 3, [0, 5], 4, 1, emit=((4, 7),))])
     (batch,) = setup.model.seen
     scratch = setup.memory.scratch_block
     assert batch.tokens_T.tolist() == [5, 6, 7, 1, 2, 0, 0, 0]  # first those whose logits are asked for
@@ -158,7 +158,7 @@ def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(s
 
 
 def test_decodes_and_the_prefills_behind_them_are_two_replays(setup: Setup) -> None:
-    prefill = SequenceStep([5, 6, 7], 0, [1], None, 1)
+    prefill = SequenceInput([5, 6, 7], 0, [1], None, 1)
     logits = setup.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
     assert [batch.num_decodes for batch in setup.model.seen] == [2, 0]
     assert logits.argmax(-1).tolist() == [11, 21, 8]
@@ -167,7 +167,7 @@ def test_decodes_and_the_prefills_behind_them_are_two_replays(setup: Setup) -> N
 @pytest.mark.parametrize("tokens", [[1], [1, 2]], ids=["decode", "prefill"])
 def test_steps_that_would_mix_sequences_are_refused(setup: Setup, tokens: list[int]) -> None:
     with pytest.raises(ValueError, match="slot 3 is written twice"):
-        setup.graphs.run([decode(1, 1, [0], 3, 3), SequenceStep(tokens, 1, [1], 2, 3)])
+        setup.graphs.run([decode(1, 1, [0], 3, 3), SequenceInput(tokens, 1, [1], 2, 3)])
 
 
 def test_captured_sizes_cover_the_largest_step() -> None:
@@ -198,13 +198,13 @@ def test_replayed_decodes_give_the_tokens_of_plain_ones(draw: Draw, load_family)
     prompts, answers = [random_prompt(n) for n in (5, 33)], []
     for replays in (False, True):
         runner = load_family("granite").runner()
-        steps = [SequenceStep(p, 0, range(i * 8, i * 8 + 8), None, i) for i, p in enumerate(prompts)]
+        steps = [SequenceInput(p, 0, range(i * 8, i * 8 + 8), None, i) for i, p in enumerate(prompts)]
         taken = [runner.launch(steps, [(0, draw), (1, draw)]).drawn.tokens()]
         if replays:
             runner.capture_decodes(2, 128, capture=partial(rerun_loaded, runner))
         for n in range(6):
             steps = [
-                SequenceStep((0,), len(p) + n, range(i * 8, i * 8 + 8), i, i, future_token=i)
+                SequenceInput((0,), len(p) + n, range(i * 8, i * 8 + 8), i, i, future_token=i)
                 for i, p in enumerate(prompts)
             ]
             taken.append(runner.launch(steps, [(0, draw), (1, draw)]).drawn.tokens())

@@ -15,7 +15,7 @@ from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.graphs import CudaCapture
 from headrace.engine.prefill_inputs import PrefillInputs
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.models.model import HybridModel
 from headrace.models.weights import random_model
 
@@ -29,22 +29,22 @@ def blocks_of(sequence: int) -> range:
     return range(BLOCKS_EACH * sequence, BLOCKS_EACH * (sequence + 1))
 
 
-def steps_at(n: int, batch: int) -> list[SequenceStep]:
+def steps_at(n: int, batch: int) -> list[SequenceInput]:
     """Sequences go on in the slots they have, in no order; the second one has just begun."""
     steps = []
     for i in range(batch):
         start, slot = n if i == 1 else CONTEXT + n, (7 * i + 3) % batch
         token = (1_009 * i + 31 * n) % VOCAB
-        steps.append(SequenceStep((token,), start, blocks_of(i), slot if start else None, slot))
+        steps.append(SequenceInput((token,), start, blocks_of(i), slot if start else None, slot))
     return steps
 
 
-def prefills_at(n: int, rows: int) -> list[SequenceStep]:
+def prefills_at(n: int, rows: int) -> list[SequenceInput]:
     """Two prompts go on, one in place; the second one has just begun. Two rows are left for padding."""
     of_each = [rows // 2 - n, rows // 4, rows // 4 - 2 + n]
     starts, slots = [CONTEXT, 0, CONTEXT + 3], [(0, 0), (None, 1), (2, 3 + n)]
     return [
-        SequenceStep(range(7 * i + n, 7 * i + n + length), start, blocks_of(i), src, dst)
+        SequenceInput(range(7 * i + n, 7 * i + n + length), start, blocks_of(i), src, dst)
         for i, (length, start, (src, dst)) in enumerate(zip(of_each, starts, slots, strict=True))
     ]
 
@@ -79,7 +79,7 @@ def model_of(shape: str) -> HybridModel:
     return random_model(replace(SHAPES[shape], layers=layers, vocab_size=VOCAB), torch.bfloat16, "cuda")
 
 
-def assert_overlapped_equals_single_file(node: Node, passes: list[list[SequenceStep]], monkeypatch) -> None:
+def assert_overlapped_equals_single_file(node: Node, passes: list[list[SequenceInput]], monkeypatch) -> None:
     before = node.contents()
     captured = CudaCapture("decode", 1)(node.forward)
     node.restore(before)

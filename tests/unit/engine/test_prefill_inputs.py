@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.engine.graphs import Captured, CapturedPasses, StepGraphs
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES, PrefillInputs
 from headrace.engine.runner import ModelRunner
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from tests.support.engine.oracle import random_prompt
 
 BLOCKS_EACH = 4
@@ -55,7 +55,7 @@ class Node:
         passes = CapturedPasses(forward, inputs, (SIZE,), in_triton)
         self.graphs = StepGraphs(self.memory.layout.block_size, prefills=passes)
 
-    def replay(self, steps: list[SequenceStep]) -> Tensor:
+    def replay(self, steps: list[SequenceInput]) -> Tensor:
         logits = self.graphs.run(steps)
         assert logits is not None, "these steps are to be replayed"
         return logits.clone()
@@ -66,8 +66,8 @@ def blocks_of(sequence: int) -> list[int]:
     return [(5 * block + 3) % BLOCKS_EACH + BLOCKS_EACH * sequence for block in range(BLOCKS_EACH)]
 
 
-def step(sequence: int, prompt: list[int], start: int, end: int, src: int | None, dst: int, **more) -> SequenceStep:
-    return SequenceStep(prompt[start:end], start, blocks_of(sequence), src, dst, **more)
+def step(sequence: int, prompt: list[int], start: int, end: int, src: int | None, dst: int, **more) -> SequenceInput:
+    return SequenceInput(prompt[start:end], start, blocks_of(sequence), src, dst, **more)
 
 
 def assert_same_memory(ours: ModelRunner, theirs: ModelRunner) -> None:
@@ -107,15 +107,15 @@ def test_what_does_not_fit_is_left_to_the_plain_path(load_family) -> None:
     inputs = PrefillInputs(runner.memory, 64, 100)
     prompt, blocks = random_prompt(200), list(range(20))
 
-    def fits(*steps: SequenceStep) -> bool:
+    def fits(*steps: SequenceInput) -> bool:
         return inputs.fits(steps)
 
-    one = SequenceStep(prompt[:40], 0, blocks, None, 0)
+    one = SequenceInput(prompt[:40], 0, blocks, None, 0)
     assert fits(one) and fits(*[one] * MOST_SEQUENCES)
     assert not fits(*[one] * (MOST_SEQUENCES + 1))
-    assert not fits(SequenceStep(prompt[:1], 0, blocks, None, 0))
-    assert not fits(SequenceStep(prompt[:40], 0, blocks, None, 0, num_logits=40))
-    assert fits(SequenceStep(prompt[:10], 90, blocks, 0, 0)) and not fits(SequenceStep(prompt[:11], 90, blocks, 0, 0))
+    assert not fits(SequenceInput(prompt[:1], 0, blocks, None, 0))
+    assert not fits(SequenceInput(prompt[:40], 0, blocks, None, 0, num_logits=40))
+    assert fits(SequenceInput(prompt[:10], 90, blocks, 0, 0)) and not fits(SequenceInput(prompt[:11], 90, blocks, 0, 0))
     emit = tuple((n, n) for n in range(1, MOST_WRITES + 1))
-    assert fits(SequenceStep(prompt[:40], 0, blocks, None, 0, emit[1:]))
-    assert not fits(SequenceStep(prompt[:40], 0, blocks, None, 0, emit))
+    assert fits(SequenceInput(prompt[:40], 0, blocks, None, 0, emit[1:]))
+    assert not fits(SequenceInput(prompt[:40], 0, blocks, None, 0, emit))

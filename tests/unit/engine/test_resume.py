@@ -91,7 +91,7 @@ def test_a_state_that_does_not_come_is_computed_before_new_requests_are_admitted
     run = submit(built, request(prompt), hit_policy=lambda hit: FetchState(96))
     run_all(built)
     later = submit(built, request(random_prompt(30)))
-    built.engine.compute_instead(run.sequence)
+    built.engine.prefill_locally(run.sequence)
     built.engine.admit()
     assert [(e.reused_tokens, e.state_arrives) for e in run.events] == [(32, True), (32, False)]
     run_all(built)
@@ -108,5 +108,5 @@ def test_what_lost_its_lease_computes_nothing_instead(tiny_checkpoint) -> None:
     run = submit(built, request(random_prompt(50)), hit_policy=lambda hit: FetchState(48))
     run_all(built)
     built.engine.release(run.sequence)
-    built.engine.compute_instead(run.sequence)
+    built.engine.prefill_locally(run.sequence)
     assert built.engine.num_waiting == 0

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from headrace.forward.forward_batch import ForwardBatch
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 
 CPU = torch.device("cpu")
 
 
 def step(tokens: int = 1, start: int = 5, blocks=(0, 1, 2, 3), src: int | None = 0, dst: int = 0, **more):
-    return SequenceStep(list(range(1, tokens + 1)), start, blocks, src, dst, **more)
+    return SequenceInput(list(range(1, tokens + 1)), start, blocks, src, dst, **more)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_impossible_steps_are_refused(fields: dict, message: str):
     ],
     ids=["blocks", "two-destinations", "emit-over-destination", "anothers-source", "emit-over-source"],
 )
-def test_steps_that_would_mix_sequences_are_refused(steps: list[SequenceStep], message: str):
+def test_steps_that_would_mix_sequences_are_refused(steps: list[SequenceInput], message: str):
     with pytest.raises(ValueError, match=message):
         ForwardBatch.build(steps, block_size=4, device=CPU)
 
@@ -73,7 +73,7 @@ def test_plan_puts_decodes_first_and_logits_in_the_order_of_the_steps():
     ],
 )
 def test_queries_of_last_tokens_are_made_for_a_model_that_uses_them(
-    steps: list[SequenceStep], with_last_token_queries: bool, num_queries: int | None
+    steps: list[SequenceInput], with_last_token_queries: bool, num_queries: int | None
 ):
     batch = ForwardBatch.build(steps, block_size=4, device=CPU, with_last_token_queries=with_last_token_queries)
     queries = batch.last_token_queries

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from headrace.engine.draw import Draw
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_model
 from headrace.request import Sampling
 from tiny_models.recall import RecallQuestion, held_out_questions, is_right
@@ -85,13 +85,13 @@ def answers(runner: ModelRunner, name: str, forced: list[list[int]] | None = Non
 def _answer_together(runner: ModelRunner, prompts: list[list[int]], forced: list[list[int]] | None) -> list[list[int]]:
     blocks = [range(i * BLOCKS, (i + 1) * BLOCKS) for i in range(len(prompts))]
     draws = [(row, GREEDY) for row in range(len(prompts))]
-    steps = [SequenceStep(prompt, 0, blocks[i], None, i) for i, prompt in enumerate(prompts)]
+    steps = [SequenceInput(prompt, 0, blocks[i], None, i) for i, prompt in enumerate(prompts)]
     said: list[list[int]] = [[] for _ in prompts]
     for n in range(ANSWER_TOKENS):
         for i, token in enumerate(runner.launch(steps, draws).drawn.tokens()):
             said[i].append(token.id)
         given = said if forced is None else forced
-        steps = [SequenceStep((given[i][n],), len(prompt) + n, blocks[i], i, i) for i, prompt in enumerate(prompts)]
+        steps = [SequenceInput((given[i][n],), len(prompt) + n, blocks[i], i, i) for i, prompt in enumerate(prompts)]
     return said
 
 

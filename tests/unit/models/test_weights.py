@@ -12,7 +12,7 @@ from transformers import BambaConfig
 
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_step import SequenceStep
+from headrace.forward.sequence_input import SequenceInput
 from headrace.models.config import ModelError, UnsupportedModel
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model
@@ -43,7 +43,7 @@ def edit_tensors(path: Path, edit) -> None:
 def logits_of(model: HybridModel, tokens: list[int]) -> Tensor:
     num_blocks = -(-len(tokens) // 16)
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16), num_blocks, 1))
-    return runner.forward([SequenceStep(tokens, 0, range(num_blocks), None, 0, num_logits=len(tokens))])
+    return runner.forward([SequenceInput(tokens, 0, range(num_blocks), None, 0, num_logits=len(tokens))])
 
 
 def test_config_says_what_the_cache_needs(family):

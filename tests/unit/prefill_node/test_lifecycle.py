@@ -13,7 +13,6 @@ from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 from prefill_node.lifecycle import (
     CancelFetch,
     CancelTransfer,
-    ComputeInstead,
     Computing,
     CountDeclinedFetch,
     FetchGivenUp,
@@ -21,6 +20,7 @@ from prefill_node.lifecycle import (
     FetchLanded,
     PrefillInput,
     PrefillLifecycle,
+    PrefillLocally,
     PrefillState,
     Readmitting,
     RecordComputeTime,
@@ -143,7 +143,7 @@ def test_a_prompt_is_computed_from_where_a_fetch_landed() -> None:
 def test_what_cannot_be_fetched_is_computed_instead() -> None:
     request = new_lifecycle(fetch_source_tokens=SOURCE_TOKENS)
     assert request.on(TO_FETCH, 1.0) == [StartFetch(TO_FETCH)]
-    assert request.on(FetchGivenUp(), 2.0) == [ComputeInstead()]
+    assert request.on(FetchGivenUp(), 2.0) == [PrefillLocally()]
     assert request.state == Readmitting()
     assert request.on(ADMITTED, 3.0) == [SendComputed(Computed(48))], "it was not declined: it failed"
     assert request.on(TOKEN, 3.5) == [RecordComputeTime(0.5), SendState(5), Reply(FirstToken(Token(5)))]

@@ -16,12 +16,12 @@ from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 from prefill_node.lifecycle import (
     CancelFetch,
     CancelTransfer,
-    ComputeInstead,
     FetchGivenUp,
     FetchLanded,
     PrefillInput,
     PrefillInstruction,
     PrefillLifecycle,
+    PrefillLocally,
     PrefillState,
     ReplyPrefilled,
     ResumePrefill,
@@ -141,7 +141,7 @@ class World:
             case ResumePrefill(num_tokens):
                 assert (self.engine, self.fetch) == ("expecting", "over")
                 return replace(self, engine="running", num_computed=num_tokens)
-            case ComputeInstead():
+            case PrefillLocally():
                 assert (self.engine, self.fetch) == ("expecting", "over")
                 return replace(self, engine="waiting again")
             case SendComputed(computed):

@@ -22,7 +22,7 @@ from router.requests.events import (
     StartPrefill,
     StopFound,
 )
-from router.requests.lifecycle import RequestLife
+from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import RequestPhase
 from tests.support.router.fake_nodes import reservation
 
@@ -32,26 +32,26 @@ DECODED = m.DecodeDone(FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "receive
 PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
 
 
-def life(**sampling: int) -> RequestLife:
+def life(**sampling: int) -> RequestLifecycle:
     settings = Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
-    return RequestLife(Request("r", tuple(range(40)), 40, settings), max_attempts=3, now_s=0.0)
+    return RequestLifecycle(Request("r", tuple(range(40)), 40, settings), max_attempts=3, now_s=0.0)
 
 
-def after(request: RequestLife, *events: object) -> RequestLife:
+def after(request: RequestLifecycle, *events: object) -> RequestLifecycle:
     for event in events:
         request.on(event, 1.0)  # type: ignore[arg-type]
     return request
 
 
-def prefilling(**sampling: int) -> RequestLife:
+def prefilling(**sampling: int) -> RequestLifecycle:
     return after(life(**sampling), DecodeStarted("d0"), reservation(1), PrefillStarted("p0", 1))
 
 
-def moving() -> RequestLife:
+def moving() -> RequestLifecycle:
     return after(prefilling(), m.FirstToken(A))
 
 
-def decoding() -> RequestLife:
+def decoding() -> RequestLifecycle:
     return after(moving(), LANDED)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from router.requests import events as ev
-from router.requests.lifecycle import RequestLife
+from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import AwaitingFirstToken, Decoding
 from tests.support.router.request_world import RequestWorld
 from tests.support.transfer.exploration import Explored, Violation, explore
@@ -53,26 +53,26 @@ def test_a_single_token_without_a_decode_node() -> None:
     assert outcomes(explored(RequestWorld(mishaps=3, max_tokens=1))).keys() == {"completed", "failed"}
 
 
-class ShowsWhatOvertakesTheFirstToken(RequestLife):
+class ShowsWhatOvertakesTheFirstToken(RequestLifecycle):
     def _on_tokens(self, event):
         if isinstance(self.state, AwaitingFirstToken):
             return self.state, [self._show(event.tokens)]
         return super()._on_tokens(event)
 
 
-class RenewsWhatHasLanded(RequestLife):
+class RenewsWhatHasLanded(RequestLifecycle):
     def _on_prefill_failed(self, nonce, cause):
         if isinstance(self.state, AwaitingFirstToken) and nonce == self.state.nonce:
             return self.state, [ev.SendRenew(nonce)]
         return super()._on_prefill_failed(nonce, cause)
 
 
-class StartsOverAfterTheLastToken(RequestLife):
+class StartsOverAfterTheLastToken(RequestLifecycle):
     def _on_decode_lost(self, cause):
         return self._start_over() if isinstance(self.state, Decoding) else super()._on_decode_lost(cause)
 
 
-class EndsWithEveryReport(RequestLife):
+class EndsWithEveryReport(RequestLifecycle):
     def _on_decode_done(self, event):
         _, instructions = super()._on_decode_done(event)
         return self.state, instructions

@@ -4,14 +4,14 @@ from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire.messages import DecodeDone, DecodeReport, LocalPrefill, Tokens
 from router.errors import IllegalEvent, deadline_passed
 from router.requests.events import DecodeStarted, GaveUp
-from router.requests.lifecycle import RequestLife
+from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import RequestPhase
 from router.requests.table import RECENT, RequestTable
 
 
-def opened(table: RequestTable, name: str, now_s: float = 0.0) -> RequestLife:
+def opened(table: RequestTable, name: str, now_s: float = 0.0) -> RequestLifecycle:
     request = Request(name, (1, 2, 3), 3, Sampling(max_tokens=4, seed=0))
-    life = RequestLife(request, max_attempts=3, now_s=now_s)
+    life = RequestLifecycle(request, max_attempts=3, now_s=now_s)
     table.add(life)
     return life
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class SequenceStep:
+class SequenceInput:
     """The tokens to process of one sequence, and where its cache is read and written.
 
     The state before tokens[0] is read from `src_slot` (None: a fresh zero state), the state after the last
