@@ -23,8 +23,8 @@ help:
 	@echo 'make bench-gpu  one GPU: prefill and decode beside vLLM, kernels beside the floor, start-up (PYTHON=python3)'
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
 	@echo 'make campaigns  every kind of fault fifty times under load (20 min), and ten thousand transfers in a row'
-	@echo 'make bench-transfer  the hand-over alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
-	@echo 'make proto      generate headrace/wire/ from proto/ again'
+	@echo 'make bench-transfer  the transfer alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
+	@echo 'make proto      generate headrace/wire/generated/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
 
 venv: $(STAMP)
@@ -64,7 +64,7 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The virtual path makes the stubs import each other by their real name, wire.generated.
+# The virtual path makes the stubs import each other by their real name, headrace.wire.generated.
 proto: venv
 	$(BIN)/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc -I headrace/wire/generated=proto \

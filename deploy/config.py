@@ -81,7 +81,7 @@ class DecodeNodes:
 class RayConfig:
     """The Ray cluster in which the nodes run.
 
-    address          address of a running Ray cluster, or `auto` on one of its hosts; None: a new Ray, on this host
+    address          address of a running Ray cluster, or `auto` on one of its hosts; if left out, a new Ray here
     start_timeout_s  the whole cluster must be ready by then
     stop_timeout_s   nodes get this long to end their requests; after that their processes are killed
     """

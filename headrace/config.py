@@ -30,7 +30,7 @@ class ConfigError(ValueError):
 
 
 def load(kind: type[T], data: object, source: str) -> T:
-    """`data` as a `kind`; `source` says where it comes from. Raises ConfigError with every fault and its path."""
+    """`data` as a `kind`; `source` names its origin. Raises ConfigError with every fault and its path."""
     config, faults = build(kind, data)
     if config is None:
         raise error_in(source, faults)

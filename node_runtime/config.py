@@ -36,20 +36,20 @@ class NodeConfig:
 
     name                 unique in the cluster; a restarted node takes its name over
     model_path           folder with config.json, safetensors and tokenizer
-    router_address       host:port of the router's registry; None: the node registers nowhere
+    router_address       host:port of the router's registry; if left out, the node registers nowhere
     host                 address at which the router and other nodes reach this one (gRPC and transfer)
     port                 port of the gRPC service; 0 takes a free one
     staging_buffers      messages of transfers that may be in flight at once; a prefill node's fetches from decode nodes
                          have 2 buffers of their own on both sides
-    max_message_bytes    largest message into which attention blocks are packed; None: 4 MiB on a host, 32 MiB on a GPU,
-                         where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
+    max_message_bytes    largest message into which attention blocks are packed; if left out, 4 MiB on a host and 32 MiB
+                         on a GPU, where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
     state_wire_dtype     dtype in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
-                         bytes; the rounding stays); None: this node's own, which rounds nothing
+                         bytes; the rounding stays); if left out, this node's own, which rounds nothing
     admission_timeout_s  how long a request may wait for blocks and a slot before the router asks another node
     shutdown_grace_s     how long requests in flight may continue after a stop
     engine               the engine's own settings
     ucx                  the transport's own settings
-    tls                  this node's certificate on the control plane; None: plain text, open to anyone who reaches it
+    tls                  this node's certificate on the control plane; if left out, plain text, open to all
     """
 
     name: str

@@ -86,7 +86,7 @@ class Lifecycle(Generic[State]):
 
     @property
     def is_over(self) -> bool:
-        """Whether the router has got its last reply."""
+        """True once the router has got its last reply."""
         return isinstance(self.state, Done | Released)
 
     def _expect(self, event: object, *kinds: type[Kind]) -> Kind:

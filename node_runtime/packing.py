@@ -29,7 +29,7 @@ from transfer.staging import Staging
 
 @dataclass(frozen=True)
 class BlockLocation:
-    """Where a prompt lies in cache memory.
+    """The blocks and the slot of a prompt in cache memory.
 
     block_ids   of the whole prompt, in order
     slot        of its state

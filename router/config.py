@@ -31,7 +31,7 @@ class RouterConfig:
     max_body_bytes      largest body of an HTTP request
     heartbeat_s         interval of the nodes' heartbeats; a node counts as dead after three missed ones
     shutdown_grace_s    how long requests in flight may continue after a stop
-    tls                 this router's certificate on the control plane; None: plain text, open to anyone who reaches it
+    tls                 this router's certificate on the control plane; if left out, plain text, open to all
     """
 
     model_path: Path

@@ -109,7 +109,7 @@ def link_warning(lanes: Sequence[str], bytes_per_s: float, *, between_gpus: bool
         return None
     used = ", ".join(lanes) or "unknown lanes"
     if lanes and not any(lane.startswith(DIRECT_TRANSPORTS) for lane in lanes):
-        return f"a pair of GPUs hands over by {used}, through the hosts' memory; see docs/operations.md, Links"
+        return f"transfers between two GPUs go over {used}, through host memory; see docs/operations.md, Links"
     if bytes_per_s < SLOW_BYTES_PER_S:
         return (
             f"a pair of GPUs at {bytes_per_s / 1e9:.2f} GB/s over {used}: its bytes pass through the hosts' memory; "

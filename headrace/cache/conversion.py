@@ -1,6 +1,6 @@
 """Conversion between two nodes' cache layouts, which may differ in block size and in the state's dtype.
 
-The receiver of a transfer chooses the layout on the wire: blocks of its own size, states as `CacheLayout.on_wire` says.
+The receiver of a transfer chooses the layout on the wire: blocks of its own size, states as in `CacheLayout.on_wire`.
 The sender converts. Everything that follows from unequal layouts is here, but for the copies themselves
 (headrace/forward/memory.py).
 """

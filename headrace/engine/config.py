@@ -20,25 +20,25 @@ class EngineConfig:
     """Settings of one node's engine.
 
     device             torch device: cpu, cuda, cuda:1
-    dtype              of weights and attention blocks; None: float32 on a CPU (bf16 is slower there), else bfloat16
+    dtype              of weights and attention blocks; if left out, bfloat16, on a CPU float32 (bf16 is slower there)
     state_dtype        of recurrent states; half the bytes in bfloat16. On a CPU float32 is the only one
     load_format        safetensors, or dummy: random weights for the shape in config.json, for benchmarks
-    overlap            launch a step before the tokens of the one before it are known; None: on a GPU. On a CPU
-                       there is nothing to gain, but tests set it
+    overlap            launch a step before the tokens of the one before it are known; if left out, on a GPU alone.
+                       On a CPU there is nothing to gain, but tests set it
     cuda_graphs        on a GPU, decode steps and short prefills are captured once and replayed
     hopper_kernels     on a Hopper GPU, prompts use the variants of attention, SwiGLU and scans that are written for it;
-                       False: the Triton kernels. Holds for the whole process, for engines built after it is set
-    threads            torch's CPU threads; None: torch's own choice
+                       false: the Triton kernels. Holds for the whole process, for engines built after it is set
+    threads            torch's CPU threads; if left out, torch's own choice
     block_size         tokens a block; nodes of a cluster may differ: senders pack blocks of the receiver's size
-    cache_bytes        budget of both pools; None: a share of the memory that is free once the weights are loaded
-    state_share        of that budget, for states and checkpoints, the rest is for blocks; None: one state for
-                       every 8,192 tokens of blocks, or for an eighth of the model's length if that is less
+    cache_bytes        budget of both pools; if left out, a share of the memory that is free once the weights are loaded
+    state_share        of that budget, for states and checkpoints, the rest is for blocks; if left out, one state
+                       for every 8,192 tokens of blocks, or for an eighth of the model's length if that is less
     checkpoint_policy  none, align, every or branch (docs/cache-policy.md)
     checkpoint_grid_tokens   branch only: distance of the grid checkpoints, which are kept while slots are free
     eviction_policy    flop_aware or lru (docs/cache-policy.md)
     max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it
     max_running        requests in one step
-    max_model_tokens   longest prompt + answer; None: the model's own limit (config.json)
+    max_model_tokens   longest prompt + answer; if left out, the model's own limit (config.json)
     """
 
     device: str = "cpu"

@@ -30,11 +30,11 @@ HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' f
 
 
 class BadRequest(ValueError):
-    """No node of this model can serve the request; the message says why."""
+    """No node of this model can serve the request; the message names the reason."""
 
 
 class RequestTooLarge(BadRequest):
-    """The request can never fit this node; the message says what it needs and what there is."""
+    """The request can never fit this node; the message names what it needs and what there is."""
 
 
 class EngineRequests:

@@ -30,9 +30,9 @@ class WeightSource(Protocol):
 
 
 class WeightFiles:
-    """WeightSource of a model folder: each is taken once, read to the device and cast there.
+    """The tensors of a model folder: each is taken once, read to the device and cast there.
 
-    WeightSource that were not taken are an error (`assert_all_taken`).
+    Tensors left over are an error (`assert_all_taken`).
     """
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device):

@@ -230,7 +230,7 @@ class NodeInfo:
     address            host:port of its gRPC service
     transfer_address   where peers connect to send to it
     device             "cpu" or "cuda": where its cache is
-    max_message_bytes  equal on all nodes: a message holds as many blocks as fit
+    max_message_bytes  equal on nodes that can transfer to each other: a message holds as many blocks as fit
     transfer_version   version of the protocol between nodes: the router refuses a mix
     """
 
@@ -319,5 +319,6 @@ def transfer_refusal(device: str, peer_device: str) -> str | None:
         return None
     return (
         f"a node on {device} and one on {peer_device} cannot transfer to each other: without a GPU a node opens UCX "
-        "without CUDA, and UCX then finds no protocol between GPU and host memory; give both pools nodes of one kind"
+        "without CUDA, and UCX then finds no protocol between GPU and host memory; run "
+        "prefill and decode nodes on one kind of device"
     )

@@ -17,7 +17,7 @@ from headrace.wire.tls_config import TlsConfig
 
 log = logging.getLogger(__name__)
 
-WILDCARDS = ("0.0.0.0", "::", "[::]")  # as a listening address they do not tell the host's name
+WILDCARDS = ("0.0.0.0", "::", "[::]")  # as a listening address they do not name the host
 
 
 class TlsError(Exception):

@@ -14,7 +14,7 @@ class TlsConfig:
     ca           the cluster's certificate authority; with it the control plane uses mutual TLS
     cert         this process's certificate, for servers and clients, with the chain up to `ca` if there is one
     key          the certificate's private key, not encrypted
-    server_name  name in every server's certificate; None: the host at which the server is reached
+    server_name  name in every server's certificate; if left out, the host at which the server is reached
     """
 
     ca: str

@@ -173,7 +173,7 @@ class RequestDriver:
         authentication: the decode node drops it silently and would wait until the session's own, later deadline."""
         timeout_s = self._context.config.landing_timeout_s
         await asyncio.sleep(timeout_s)
-        lost = NodeError(node.info.name, f"its transfer did not land in {timeout_s:g} s (landing_timeout_s)")
+        lost = NodeError(node.info.name, f"its transfer did not land within {timeout_s:g} s (landing_timeout_s)")
         await self._handle(attempt, ev.PrefillFailed(nonce, lost))
 
     def _remaining_s(self) -> float:

@@ -28,7 +28,7 @@ async def test_a_decode_node_that_no_prefill_node_can_hand_over_to_computes_its_
         assert {(path, decode) for path, _, decode in await paths(cluster)} == {("local", "d0"), ("remote", "d1")}
         links = httpx.get(f"{cluster.url}/cluster", timeout=PATIENCE_S).json()["links"]
         errors = {(link["from"], link["to"]): link["error"] for link in links if link["error"] is not None}
-        assert "give both pools nodes of one kind" in errors["p0", "d0"]
+        assert "run prefill and decode nodes on one kind of device" in errors["p0", "d0"]
 
 
 async def test_a_prefill_node_that_cannot_hand_over_to_a_decode_node_is_not_asked(

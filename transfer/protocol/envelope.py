@@ -1,4 +1,4 @@
-"""The envelope that travels before each payload, and the tag that demultiplexer both.
+"""The envelope that travels before each payload, and the tag by which both are routed.
 
 An envelope describes its payload; the receiver compares it with its own plan and trusts nothing else.
 
@@ -33,7 +33,7 @@ def new_nonce() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Demultiplexer one part of one message: nonce << 16 | index << 1 | part, 64 bits."""
+    """Identifies one part of one message: nonce << 16 | index << 1 | part, 64 bits."""
 
     nonce: int
     index: int

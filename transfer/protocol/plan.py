@@ -16,7 +16,7 @@ from transfer.protocol.errors import LayoutMismatch
 
 NONCE_BITS = 48
 MAX_MESSAGES = 1 << 15
-"""A message's index has 15 bits in the tag that demultiplexer it; see `transfer.protocol.envelope.Tag`."""
+"""A message's index has 15 bits in its tag; see `transfer.protocol.envelope.Tag`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """XXH3-128 of equal pages of bytes, the same as the library's, so that a host and a GPU agree.
 
 Shapes    pages [P, E] bytes, contiguous, their address a multiple of 16; E a multiple of 1,024; summary int64 [S],
-          contiguous, beside them or in the host's pinned memory
-Contract  a payload's bytes fill the first pages, the last of them perhaps in part. Its summary is XXH3-128, seed 0, of
-          each whole page, 16 bytes in canonical (big-endian) order, and then the part's bytes, copied in whole words:
-          up to seven bytes past the payload come with them. The host waits for nothing. For GPUs alone: on hosts
-          the library is faster (transfer/protocol/digest.py)
+          contiguous, the page hashes, beside them or in the host's pinned memory
+Contract  a payload's bytes fill the first pages, the last of them perhaps in part. Its page hashes are XXH3-128,
+          seed 0, of each whole page, 16 bytes in canonical (big-endian) order, and then the part's bytes, copied in
+          whole words: up to seven bytes past the payload come with them. The host waits for nothing. For GPUs alone: on
+          hosts the library is faster (transfer/protocol/digest.py)
 Numerics  bit-exact
 Source    https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md, "XXH3 algorithm for large inputs"
 
@@ -143,7 +143,7 @@ def _digest_pages_kernel(
 
 
 def digest_pages(words: Tensor, summary: Tensor, num_bytes: int, pages_a_program: int = PAGES_A_PROGRAM) -> int:
-    """The summary of the first `num_bytes` in `words`, int64 [P, E / 8]; returns its length in bytes."""
+    """Writes the page hashes of the first `num_bytes` in `words`, int64 [P, E / 8]; returns their length in bytes."""
     if {words.dtype, summary.dtype} != {torch.int64} or not (words.is_contiguous() and summary.is_contiguous()):
         raise ValueError(
             f"pages {words.dtype}, strides {words.stride()}, summary {summary.dtype}, strides {summary.stride()}: "

@@ -957,7 +957,7 @@ class NodeInfo(_message.Message):
     device: _builtins.str
     """cpu or cuda: where its cache lies"""
     max_message_bytes: _builtins.int
-    """equal on all nodes: a message has as many blocks as fit into it"""
+    """equal on nodes that can transfer to each other: a message has as many blocks as fit"""
     transfer_version: _builtins.int
     """version of the protocol between nodes; 0: a release before sessions had secrets"""
     @_builtins.property

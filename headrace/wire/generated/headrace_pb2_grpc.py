@@ -362,7 +362,7 @@ class RegistryServicer:
 
     def Register(self, request, context):
         """Registers a node, or renews its registration with a fresh status.
-        FAILED_PRECONDITION: a value that all nodes must share differs from the cluster's (both are named), or another
+        FAILED_PRECONDITION: a value that nodes must share differs from another node's (both are named), or another
         process has its name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -148,7 +148,7 @@ class RegistryStub:
     def __new__(cls, channel: _aio.Channel) -> RegistryAsyncStub: ...
     Register: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.RegisterRequest, _headrace_pb2.RegisterReply]
     """Registers a node, or renews its registration with a fresh status.
-    FAILED_PRECONDITION: a value that all nodes must share differs from the cluster's (both are named), or another
+    FAILED_PRECONDITION: a value that nodes must share differs from another node's (both are named), or another
     process has its name.
     """
     Leave: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.LeaveRequest, _headrace_pb2.LeaveReply]
@@ -160,7 +160,7 @@ class RegistryAsyncStub(RegistryStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_headrace_pb2.RegisterRequest, _headrace_pb2.RegisterReply]  # type: ignore[assignment]
     """Registers a node, or renews its registration with a fresh status.
-    FAILED_PRECONDITION: a value that all nodes must share differs from the cluster's (both are named), or another
+    FAILED_PRECONDITION: a value that nodes must share differs from another node's (both are named), or another
     process has its name.
     """
     Leave: _aio.UnaryUnaryMultiCallable[_headrace_pb2.LeaveRequest, _headrace_pb2.LeaveReply]  # type: ignore[assignment]
@@ -175,7 +175,7 @@ class RegistryServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_headrace_pb2.RegisterReply, _abc.Awaitable[_headrace_pb2.RegisterReply]]:
         """Registers a node, or renews its registration with a fresh status.
-        FAILED_PRECONDITION: a value that all nodes must share differs from the cluster's (both are named), or another
+        FAILED_PRECONDITION: a value that nodes must share differs from another node's (both are named), or another
         process has its name.
         """
 

@@ -117,7 +117,7 @@ async def test_two_gpus_that_hand_over_by_tcp_are_warned_of(
     network.start(D1.transfer_address)
     with caplog.at_level(logging.WARNING):
         [gpu] = await network.until_told(Peer("d1", 1, "d1:2", "cuda"), wanted="bytes_per_s")
-    assert "hands over by cuda_copy/cuda, tcp/eth0" in (gpu.warning or "")
+    assert "go over cuda_copy/cuda, tcp/eth0" in (gpu.warning or "")
     assert [record.message for record in caplog.records] == [f"link p0 -> d1: {gpu.warning}"]
     await network.close()
 
@@ -128,7 +128,7 @@ async def test_a_gpu_and_a_host_are_refused_and_neither_is_probed(caplog: pytest
     with caplog.at_level(logging.WARNING):
         [status] = await network.until_told(D0, wanted="error")
         await network.until_told(D0, wanted="error")
-    assert "give both pools nodes of one kind" in (status.error or "")
+    assert "run prefill and decode nodes on one kind of device" in (status.error or "")
     assert [record.message for record in caplog.records] == [f"link p0 -> d0: {status.error}"]
     assert host.stats.received_parts == 0
     await network.close()

@@ -9,7 +9,7 @@ from tests.support.router.fake_nodes import fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 
 GOOD = LinkStatus("d0", ("cuda_ipc/cuda", "tcp/eth0"), 110e-6, 230e9)
-SLOW = LinkStatus("d1", ("tcp/eth0",), 300e-6, 1.5e9, warning="a pair of GPUs hands over by tcp/eth0")
+SLOW = LinkStatus("d1", ("tcp/eth0",), 300e-6, 1.5e9, warning="transfers between two GPUs go over tcp/eth0")
 GONE = LinkStatus("d2", error="no connection to '10.0.0.7:9'")
 NEW = LinkStatus("d3")
 

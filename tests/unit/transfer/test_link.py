@@ -78,7 +78,7 @@ async def test_no_peer_and_no_answer_are_errors():
         (("tcp/lo",), 2e9, False, None),
         (("cuda_ipc/cuda", "tcp/eth0"), 230e9, True, None),
         (("rc_mlx5/mlx5_0:1",), 40e9, True, None),
-        (("cuda_copy/cuda", "tcp/eth0"), 2e9, True, "hands over by cuda_copy/cuda, tcp/eth0, through the hosts"),
+        (("cuda_copy/cuda", "tcp/eth0"), 2e9, True, "go over cuda_copy/cuda, tcp/eth0, through host memory"),
         (("cuda_ipc/cuda", "tcp/eth0"), 0.5e9, True, "0.50 GB/s over cuda_ipc/cuda, tcp/eth0"),
         ((), 230e9, True, None),  # UCX did not tell, or not all; the figure does
         (("tcp/eth0",), 230e9, True, None),
