@@ -37,10 +37,10 @@ DIRECT_TRANSPORTS = ("cuda_ipc", "rc", "dc", "ud", "gga", "srd")
 """Prefixes of the UCX transports that move GPU memory without host memory: NVLink or PCIe, RDMA."""
 
 SLOW_BYTES_PER_S = 5e9
-"""Less than this between two GPUs means that the bytes pass through host memory, whatever the lanes say."""
+"""Less than this between two GPUs means that the bytes pass through host memory, whatever the lanes are."""
 
 FAST_BYTES_PER_S = 20e9
-"""More than this no path through host memory and TCP reaches, whatever the lanes say."""
+"""More than this no path through host memory and TCP reaches, whatever the lanes are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class TransferReceiver:
         self._clock = clock
 
     def expect(self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float) -> "IncomingTransfer":
-        """Takes the messages of this plan's nonce from now on; call it before the sender learns of the plan.
+        """Takes the messages of this plan's nonce from now on; call it before the sender gets the reservation.
 
         secret       with which the sender must sign: a `new_secret()` for each session
         deadline_s   of the whole session, prefill included; absolute, on the event loop's clock

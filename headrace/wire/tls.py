@@ -96,7 +96,7 @@ def _check(config: TlsConfig, name: str | None) -> None:
         why = str(getattr(error, "verify_message", None) or error.reason).rstrip(".")
         raise TlsError(
             f"tls.cert {config.cert}: its peers will refuse it: {why}; it must be signed by tls.ca {config.ca}, for "
-            f"servers and clients, and name {name or 'its host'} (or say tls.server_name)"
+            f"servers and clients, and name {name or 'its host'} (or set tls.server_name)"
         ) from error
 
 
