@@ -159,7 +159,7 @@ async def test_a_client_leaves_and_every_node_gives_back(fetch_source, tiny_chec
                 await asyncio.sleep(0.02)
         await nodes.calm()
         await nodes.given_back("p0", "d0", "d1")
-        assert await nodes.counter("p0", "transfer_failures") == 2, "neither fetch nor hand-over went to its end"
+        assert await nodes.counter("p0", "transfer_failures") == 2, "neither fetch nor transfer went to its end"
 
 
 async def test_a_prefill_node_dies_and_another_fetches_for_the_renewed_reservation(model, tmp_path) -> None:

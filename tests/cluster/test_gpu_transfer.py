@@ -1,4 +1,4 @@
-"""Hand-overs between two processes' GPU buffers, over UCX. Two GPUs if there are, else both on one."""
+"""Transfers between two processes' GPU buffers, over UCX. Two GPUs if there are, else both on one."""
 
 import asyncio
 import os

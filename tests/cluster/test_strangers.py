@@ -1,5 +1,5 @@
 """Whoever reaches a decode node's UCX port and knows a session's nonce, and not its secret: real nodes, a real
-reservation, and a stranger in this process. The prefill node's hand-over decides the answer; the stranger's none of it.
+reservation, and a stranger in this process. The prefill node's transfer decides the answer; the stranger's none of it.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ async def prefill(cluster: Cluster, asked: Request, reservation: Reservation) ->
 
 
 async def rest_of(events: AsyncIterator[DecodeEvent]) -> list[int]:
-    """The decode node's tokens after the first, once the hand-over has landed."""
+    """The decode node's tokens after the first, once the transfer has landed."""
     assert isinstance(await anext(events), TransferReport)
     tokens: list[int] = []
     async for event in events:

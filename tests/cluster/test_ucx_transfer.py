@@ -1,4 +1,4 @@
-"""Hand-overs between real processes over UCX, and what happens when one of them dies or stops."""
+"""Transfers between real processes over UCX, and what happens when one of them dies or stops."""
 
 import asyncio
 import os

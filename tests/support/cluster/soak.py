@@ -1,4 +1,4 @@
-"""Thousands of small hand-overs in a row between two processes over UCX, and what the two hold meanwhile.
+"""Thousands of small transfers in a row between two processes over UCX, and what the two hold meanwhile.
 
 One session in ten is cancelled by its receiver, and all its messages come late, so that what is dropped is counted too.
 """

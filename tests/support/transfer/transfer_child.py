@@ -1,4 +1,4 @@
-"""One end of real hand-overs, in a process of its own: obeys JSON lines on stdin, reports on stdout.
+"""One end of real transfers, in a process of its own: obeys JSON lines on stdin, reports on stdout.
 
     python -m tests.support.transfer.transfer_child '{"transports": "tcp"}' [cuda:0]
 

@@ -1,4 +1,4 @@
-"""Both ends of a hand-over over the in-process transport, in one process."""
+"""Both ends of a transfer over the in-process transport, in one process."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Plans and contents for hand-over tests: small, and each message different from all others."""
+"""Plans and contents for transfer tests: small, and each message different from all others."""
 
 import numpy as np
 

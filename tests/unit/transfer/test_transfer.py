@@ -1,4 +1,4 @@
-"""Both ends of a hand-over over the in-process transport: how it goes, and how it ends early."""
+"""Both ends of a transfer over the in-process transport: how it goes, and how it ends early."""
 
 import asyncio
 

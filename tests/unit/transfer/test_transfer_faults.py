@@ -1,4 +1,4 @@
-"""What a network can do to a hand-over, and that a receiver survives it."""
+"""What a network can do to a transfer, and that a receiver survives it."""
 
 import pytest
 
