@@ -61,6 +61,7 @@ test-all: test
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
+	$(BIN)/python .ci/check_docstrings.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from decode_node.__main__ import command as decode_command
 from deploy.errors import DeployError, NotRunning
 from deploy.runs import RunDirectory
-from headrace.command_line import CONFIG_ERROR_STATUS
+from headrace.command_line import START_FAILED_STATUS
 from headrace.config import ConfigError
 from prefill_node.__main__ import command as prefill_command
 from router.__main__ import command as router_command
@@ -36,7 +36,7 @@ def main() -> None:
         app()
     except (DeployError, ConfigError) as error:
         Console(stderr=True).print(f"headrace: {error}", style="red", markup=False, highlight=False)
-        sys.exit(CONFIG_ERROR_STATUS if isinstance(error, ConfigError) else 1)
+        sys.exit(START_FAILED_STATUS if isinstance(error, ConfigError) else 1)
 
 
 @app.command()

@@ -20,7 +20,8 @@ from headrace.config import ConfigError, build, error_in, field_descriptions, ov
 
 T = TypeVar("T")
 
-CONFIG_ERROR_STATUS = 2
+START_FAILED_STATUS = 2
+"""Exit status of a process that never ran: a setting, a certificate or an address will not do. A crash later is 1."""
 METAVARS = {int: "INTEGER", float: "NUMBER"}
 FILE = Annotated[Path | None, typer.Option("-c", "--config", help="YAML file with these settings, and all others")]
 
@@ -52,7 +53,7 @@ def config_command(
             status = run(_load(config_type, config, given, defaults, flags))
         except ConfigError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            status = CONFIG_ERROR_STATUS
+            status = START_FAILED_STATUS
         raise typer.Exit(status)
 
     types = {"config": FILE} | {

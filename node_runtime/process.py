@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 
+from headrace.command_line import START_FAILED_STATUS
 from headrace.wire.tls import TlsError
 from node_runtime.server import NodeServer
 from transfer.protocol.errors import TransferError
@@ -21,7 +22,7 @@ def run_node(node: NodeServer) -> int:
         return asyncio.run(_run(node))
     except (TlsError, TransferError, OSError) as error:
         print(f"{node.config.name}: {error}", file=sys.stderr)
-        return 1
+        return START_FAILED_STATUS
 
 
 async def _run(node: NodeServer) -> int:
