@@ -84,7 +84,7 @@ def test_a_file_that_will_not_do_is_named_with_the_remedy(
         ("expired", {"days": 0}, HOST, "certificate has expired"),
         ("client", {"usage": "clientAuth"}, HOST, "unsuitable certificate purpose.*for servers and clients"),
         ("server", {"usage": "serverAuth"}, HOST, "unsuitable certificate purpose.*for servers and clients"),
-        ("other-ip", {"names": "IP:10.9.9.9"}, HOST, "not valid for '127.0.0.1'; .*name 127.0.0.1 .or say"),
+        ("other-ip", {"names": "IP:10.9.9.9"}, HOST, "not valid for '127.0.0.1'; .*name 127.0.0.1 .or set"),
         ("named-only", {"names": NAMED}, "10.1.2.3", "not valid for '10.1.2.3'"),
     ],
 )
