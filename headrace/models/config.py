@@ -195,10 +195,11 @@ class RawConfig:
         value = self.text.get(name)
         return default if value is None else value
 
-    def require(self, name: str, only: Any) -> None:
+    def require(self, name: str, *supported: Any) -> None:
         """Raises UnsupportedModel if the option is set to a value that is not implemented."""
-        if self.get(name, only) != only:
-            raise UnsupportedModel(f"{self.architecture} with {name}={self.text[name]!r}: only {only!r} is supported")
+        if self.get(name, supported[0]) not in supported:
+            only = " or ".join(map(repr, supported))
+            raise UnsupportedModel(f"{self.architecture} with {name}={self.text[name]!r}: only {only} is supported")
 
     def layer_mixers(self) -> list[Literal["attention", "state"]] | None:
         """One mixer for each layer; None if the file has no list. Local and hub files use different words."""

@@ -15,8 +15,7 @@ from headrace.models.weight_files import WeightSource
 
 
 def read_granite(raw: RawConfig) -> ModelConfig:
-    if raw.get("position_embedding_type", "nope") not in ("nope", "rope"):
-        raw.require("position_embedding_type", "nope")
+    raw.require("position_embedding_type", "nope", "rope")
     rotates = raw.get("position_embedding_type", "nope") == "rope"
     head_dim = raw["hidden_size"] // raw["num_attention_heads"]
     num_experts = raw.get("num_local_experts", 0)

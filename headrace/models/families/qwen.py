@@ -79,7 +79,7 @@ def _feed_forward(raw: RawConfig, moe: MoeConfig | None, layer: int) -> Literal[
     return "dense" if moe is None or dense else "moe"
 
 
-def load_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_qwen_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
     hidden = config.hidden_size
 
     def norm(name: str) -> Tensor:
@@ -156,4 +156,4 @@ def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: in
     return torch.cat((torch.stack(gates), torch.stack(ups)), dim=1), torch.stack(downs)
 
 
-QWEN = Family(read_qwen, load_layer, norm_offset=NORM_OFFSET, skipped=("mtp.", "model.visual.", "visual."))
+QWEN = Family(read_qwen, load_qwen_layer, norm_offset=NORM_OFFSET, skipped=("mtp.", "model.visual.", "visual."))
