@@ -6,14 +6,15 @@ Greedy decoding with transformers in float32 on the CPU, one question at a time:
 minutes on one core.
 """
 
-import argparse
 import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tiny_models.recall import RecallQuestion, held_out_questions, is_right
@@ -87,25 +88,25 @@ def score(outcomes: list[Outcome]) -> str:
     return f"{sum(outcome.right for outcome in outcomes)}/{len(outcomes)}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--invented-names", action="store_true", help="names no list holds, codes of 2 to 5 digits")
-    parser.add_argument("--show-wrong", action="store_true", help="also print what was wrongly answered")
-    arguments = parser.parse_args()
-    model, tokenizer = load(arguments.model)
-    questions = held_out_questions(
-        arguments.count, arguments.seed, encode=encoder(tokenizer), invented_names=arguments.invented_names
-    )
-    outcomes = evaluate(model, tokenizer, questions)
+def main(
+    model: Annotated[Path, typer.Option()],
+    count: int = 200,
+    seed: int = 0,
+    invented_names: Annotated[
+        bool, typer.Option("--invented-names", help="names no list holds, codes of 2 to 5 digits")
+    ] = False,
+    show_wrong: Annotated[bool, typer.Option("--show-wrong", help="also print wrong answers")] = False,
+) -> None:
+    """Asks a model held-out recall questions and prints how many it answers, by distance."""
+    loaded, tokenizer = load(model)
+    questions = held_out_questions(count, seed, encode=encoder(tokenizer), invented_names=invented_names)
+    outcomes = evaluate(loaded, tokenizer, questions)
     print(table(outcomes))
-    if arguments.show_wrong:
+    if show_wrong:
         for outcome in outcomes:
             if not outcome.right:
                 print(f"{outcome.form}, {outcome.question.answer!r}: {outcome.answer_text!r}")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

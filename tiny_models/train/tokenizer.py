@@ -2,14 +2,15 @@
 
 All 256 bytes are in the alphabet, so any text encodes without an unknown token and any token ids decode.
 
-    python -m tiny_models.train.tokenizer --data .work/train --out tiny_models/headrace-tiny-granite-h
+    python -m tiny_models.train.tokenizer --data .work/train --out tiny_models/headrace-tiny-granite-h [--out FOLDER]
 """
 
-import argparse
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -60,15 +61,15 @@ def training_texts(data: Path) -> Iterator[str]:
         yield story(rng)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with austen.txt and shakespeare.txt")
-    parser.add_argument("--out", type=Path, required=True, nargs="+", help="model folders to save it to")
-    arguments = parser.parse_args()
-    tokenizer = train_tokenizer(training_texts(arguments.data))
-    for folder in arguments.out:
+def main(
+    data: Annotated[Path, typer.Option(help="folder with austen.txt and shakespeare.txt")],
+    out: Annotated[list[Path], typer.Option(help="model folder to save it to; may be repeated")],
+) -> None:
+    """Trains the tokenizer that both models share."""
+    tokenizer = train_tokenizer(training_texts(data))
+    for folder in out:
         tokenizer.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
