@@ -92,6 +92,6 @@ class FaultCluster(Cluster):
             assert time.monotonic() < deadline_s, f"only {sorted(said)} answered: {self.logs()}"
             time.sleep(0.02)
         for name, entry in said.items():
-            if any(entry[key] for key in ("staging", "operations", "routes")):
+            if any(entry[key] for key in ("staging", "operations", "nonces")):
                 held[f"{name}'s transfers"] = entry
         return held

@@ -162,7 +162,7 @@ class FaultyServer:
             staging=self._node.config.staging_buffers - staging.num_free,
             dropped=self._transport.stats.dropped_parts,
             operations=self._transport.progress.num_operations,
-            demultiplexer=len(self._transport._demultiplexer) - 1,  # the link's sink is always expected
+            nonces=len(self._transport._demultiplexer) - 1,  # the link's sink is always expected
         )
 
     async def stop(self) -> None:
