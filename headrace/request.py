@@ -43,6 +43,7 @@ class Request:
     num_prompt_tokens  how many of `tokens` are the prompt
     salt               separates tenants: prefixes are shared only under the same salt
     boundaries         positions in the prompt that are good places for a checkpoint
+    age_s              seconds since the router took the request in: nodes serve their waiting lines in that order
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Request:
     sampling: Sampling
     salt: bytes = b""
     boundaries: tuple[int, ...] = ()
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate, decode_cache_update
 from headrace.wire.errors import (
+    CRASH_DETAILS,
     CheckpointGone,
     DeadlineExceeded,
     NodeBusy,
+    NodeCrashed,
     NodeError,
     NodeLost,
     RequestRefused,
@@ -90,7 +92,13 @@ def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeErr
     details = details or f"the call is over: {code.name}"
     if "failed to connect" in details and any(sign in details for sign in _SIGNS_OF_TLS):
         details += "; do both sides have tls, with certificates of one authority that name their hosts?"
+    if _is_crash(code, details):
+        return NodeCrashed(node, details)
     return _ERRORS.get(code, NodeLost)(node, details)
+
+
+def _is_crash(code: grpc.StatusCode, details: str | None) -> bool:
+    return code is grpc.StatusCode.INTERNAL and details is not None and details.startswith(CRASH_DETAILS)
 
 
 class StreamCall(Protocol[Event_co]):
@@ -220,7 +228,7 @@ class _GrpcDecodeCall:
         """
         give_up_s = time.monotonic() + STATUS_TIMEOUT_S
         status = self._first_status
-        while status[0] is grpc.StatusCode.INTERNAL and time.monotonic() < give_up_s:
+        while status[0] is grpc.StatusCode.INTERNAL and not _is_crash(*status) and time.monotonic() < give_up_s:
             await asyncio.sleep(0.001)
             status = await self._status()
         return node_error(self._node, *status)

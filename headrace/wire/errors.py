@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+CRASH_DETAILS = "the engine crashed: "
+"""How the details of a status INTERNAL begin when they mean NodeCrashed: gRPC itself uses that code, too."""
+
 
 class NodeError(Exception):
     """A call to a node failed. `node` is its name or address."""
@@ -14,6 +17,10 @@ class NodeError(Exception):
 
 class NodeLost(NodeError):
     """The node died or cannot be reached: another may do the work."""
+
+
+class NodeCrashed(NodeLost):
+    """The node died of the engine step that computed this request: the request may be what ended it."""
 
 
 class NodeBusy(NodeError):

@@ -119,7 +119,12 @@ class PrefillDone:
     report: PrefillReport
 
 
-PrefillEvent = FirstToken | PromptLogprobs | PrefillDone
+@dataclass(frozen=True)
+class ComputeStarted:
+    """The prompt's first chunk is being computed: it stood in the node's line until now, and its transfer begins."""
+
+
+PrefillEvent = ComputeStarted | FirstToken | PromptLogprobs | PrefillDone
 
 # ---------------------------------------------------------------- decode node
 
@@ -301,8 +306,12 @@ class PoolStatus:
 class NodeStatus:
     """A node's load and counters, sent with every heartbeat.
 
-    counters  only grow; with labels the name is `label=value,.../name`. `attention/name` is `group=attention/name`
-    links     to the peers that the last registration's answer named
+    counters              only grow; with labels the name is `label=value,.../name`; `attention/name` is short for
+                          `group=attention/name`
+    links                 to the peers that the last registration's answer named
+    stalled_s             seconds since the engine last ended a turn while it has work; 0: it works, or has none
+    waiting_tokens        tokens of prompts that are to be computed: waiting ones, and the rest of running ones
+    prefill_tokens_per_s  measured while prompts were computed; 0: not measured yet
     """
 
     running: int
@@ -311,6 +320,9 @@ class NodeStatus:
     slots: PoolStatus
     counters: Mapping[str, float] = field(default_factory=dict)
     links: tuple[LinkStatus, ...] = ()
+    stalled_s: float = 0.0
+    waiting_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
 
 
 def transfer_refusal(device: str, peer_device: str) -> str | None:

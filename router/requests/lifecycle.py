@@ -125,6 +125,8 @@ class RequestLifecycle:
             case m.PromptLogprobs():
                 shown, self._prompt_shown = self._prompt_shown, True
                 return self.state, [] if shown else [ShowPrompt(event)]
+            case m.ComputeStarted():
+                return self.state, []
             case m.FirstToken():
                 return self._on_first_token(event)
             case m.PrefillDone():

@@ -165,10 +165,13 @@ class Request(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
     BOUNDARIES_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     salt: _builtins.bytes
     """separates tenants in every prefix index"""
+    age_s: _builtins.float
+    """since the router took the request in: nodes serve their waiting lines in that order"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then what other nodes generated before a migration"""
@@ -188,10 +191,11 @@ class Request(_message.Message):
         sampling: Global___Sampling | None = ...,
         salt: _builtins.bytes = ...,
         boundaries: _abc.Iterable[_builtins.int] | None = ...,
+        age_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundaries", b"boundaries", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "boundaries", b"boundaries", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -522,28 +526,49 @@ class PrefillEvent(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    COMPUTE_STARTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def first_token(self) -> Global___FirstToken: ...
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs: ...
     @_builtins.property
     def done(self) -> Global___PrefillDone: ...
+    @_builtins.property
+    def compute_started(self) -> Global___ComputeStarted: ...
     def __init__(
         self,
         *,
         first_token: Global___FirstToken | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
         done: Global___PrefillDone | None = ...,
+        compute_started: Global___ComputeStarted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "first_token", b"first_token", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_started", b"compute_started", "done", b"done", "event", b"event", "first_token", b"first_token", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "first_token", b"first_token", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_started", b"compute_started", "done", b"done", "event", b"event", "first_token", b"first_token", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["first_token", "prompt_logprobs", "done"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["first_token", "prompt_logprobs", "done", "compute_started"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___PrefillEvent: _TypeAlias = PrefillEvent  # noqa: Y015
+
+@_typing.final
+class ComputeStarted(_message.Message):
+    """The prompt has stood in the node's line until now: its first chunk is being computed, and its transfer begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComputeStarted: _TypeAlias = ComputeStarted  # noqa: Y015
 
 @_typing.final
 class FirstToken(_message.Message):
@@ -1135,8 +1160,17 @@ class NodeStatus(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    STALLED_S_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
+    stalled_s: _builtins.float
+    """since the engine last ended a turn while it has work; 0: it works, or has none"""
+    waiting_tokens: _builtins.int
+    """tokens of prompts that are to be computed: waiting ones, and the rest of running ones"""
+    prefill_tokens_per_s: _builtins.float
+    """measured while prompts were computed; 0: not measured yet"""
     @_builtins.property
     def blocks(self) -> Global___PoolStatus: ...
     @_builtins.property
@@ -1158,10 +1192,13 @@ class NodeStatus(_message.Message):
         slots: Global___PoolStatus | None = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
+        stalled_s: _builtins.float = ...,
+        waiting_tokens: _builtins.int = ...,
+        prefill_tokens_per_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "slots", b"slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "links", b"links", "running", b"running", "slots", b"slots", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "links", b"links", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

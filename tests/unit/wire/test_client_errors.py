@@ -6,7 +6,16 @@ import pytest
 
 from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcNodeClient
-from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, NodeLost, RequestRefused, TransferBroken
+from headrace.wire.errors import (
+    CRASH_DETAILS,
+    DeadlineExceeded,
+    NodeBusy,
+    NodeCrashed,
+    NodeError,
+    NodeLost,
+    RequestRefused,
+    TransferBroken,
+)
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import PrefillRequest, Start, Stop
 from headrace.wire.server import ControlServer
@@ -16,11 +25,12 @@ from tests.support.patience import PATIENCE_S
 class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
     """Ends every call with one status, before it has read anything."""
 
-    def __init__(self, code: grpc.StatusCode) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self._code = code
+        self._details = details
 
     async def Run(self, request, context):  # type: ignore[no-untyped-def]
-        await context.abort(self._code, "the cause")
+        await context.abort(self._code, self._details)
         yield
 
 
@@ -37,7 +47,16 @@ class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
     ],
 )
 async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: type[NodeError]):
-    service = FailingNode(code)
+    await raises_on_every_call(FailingNode(code, "the cause"), error, "n0: the cause")
+
+
+async def test_a_status_that_names_a_crashed_engine_is_a_crash():
+    details = CRASH_DETAILS + "out of memory"
+    await raises_on_every_call(FailingNode(grpc.StatusCode.INTERNAL, details), NodeCrashed, "out of memory")
+
+
+async def raises_on_every_call(service: FailingNode, error: type[NodeError], details: str) -> None:
+    """Asserts that prefill, decode and a later write to the decode call raise exactly this error."""
 
     def add(server: grpc.aio.Server) -> None:
         rpc.add_PrefillServicer_to_server(service, server)
@@ -48,16 +67,16 @@ async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: typ
     client = GrpcNodeClient("n0", f"127.0.0.1:{port}")
     request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
     try:
-        with pytest.raises(error, match="n0: the cause"):
+        with pytest.raises(error, match=details):
             async with client.prefill(PrefillRequest(request), timeout_s=PATIENCE_S) as prefill:
                 async for _ in prefill:
                     pass
         call = client.decode(Start(request), timeout_s=PATIENCE_S)
-        with pytest.raises(error, match="n0: the cause"):  # on entering it already, if the node was quicker
+        with pytest.raises(error, match=details):  # on entering it already, if the node was quicker
             async with call as decode:
                 async for _ in decode:
                     pass
-        with pytest.raises(error, match="n0: the cause"):
+        with pytest.raises(error, match=details):
             await call.send(Stop())
     finally:
         await client.close()

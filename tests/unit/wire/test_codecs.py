@@ -52,7 +52,7 @@ def instances_of(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{f.name: values_of(hints[f.name], f.name) for f in dataclasses.fields(cls)})
 
 
-PREFILL_EVENTS = (m.FirstToken, m.PromptLogprobs, m.PrefillDone)
+PREFILL_EVENTS = (m.ComputeStarted, m.FirstToken, m.PromptLogprobs, m.PrefillDone)
 DECODE_COMMANDS = (m.Start, m.Renew, m.Stop)
 DECODE_EVENTS = (
     m.Reservation, m.LocalPrefill, m.SessionFailed, m.TransferReport, m.Tokens, m.DecodeDone, m.PromptLogprobs,
