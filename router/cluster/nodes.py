@@ -63,6 +63,7 @@ class NodeTable:
         self._nodes: dict[str, NodeEntry] = {}
         self._retired: list[NodeEntry] = []
         self._watchers: list[Callable[[], None]] = []
+        self._max_model_tokens: int | None = None
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Calls `changed` after each node added or removed; `all` lists the present ones."""
@@ -139,8 +140,8 @@ class NodeTable:
 
     @property
     def max_model_tokens(self) -> int | None:
-        """Longest sequence that every node can hold; None without nodes."""
-        return min((node.info.max_model_tokens for node in self._nodes.values()), default=None)
+        """Longest sequence that every node can hold; None without nodes. May be read from any thread."""
+        return self._max_model_tokens
 
     @asynccontextmanager
     async def in_use(self, node: NodeEntry) -> AsyncIterator[NodeClient]:
@@ -170,6 +171,7 @@ class NodeTable:
         self._notify()
 
     def _notify(self) -> None:
+        self._max_model_tokens = min((node.info.max_model_tokens for node in self._nodes.values()), default=None)
         for changed in self._watchers:
             changed()
 

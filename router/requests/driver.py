@@ -64,7 +64,15 @@ class RequestDriver:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._driving.cancel()
-        await asyncio.gather(self._driving, return_exceptions=True)
+        try:
+            await asyncio.wait({self._driving})
+        finally:  # also when the client leaves right now, which cancels that wait
+            self._close()
+
+    def _close(self) -> None:
+        """Gives everything back that the request holds in the router. Waits for nothing: no cancellation skips it."""
+        if self._attempt is not None:
+            self._attempt.end()  # calls may still be closing: their last events are for nobody
         self._permit.release()
         self._give_up(ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left"))
         self._context.table.close(self.life)

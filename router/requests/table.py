@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from router.errors import IllegalEvent
@@ -18,7 +19,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._open: dict[str, RequestLifecycle] = {}
-        self._recent: deque[RequestLifecycle] = deque(maxlen=RECENT)
+        self._recent: deque[_Ended] = deque(maxlen=RECENT)
         self.ended: Counter[RequestPhase] = Counter()
 
     def add(self, life: RequestLifecycle) -> None:
@@ -34,7 +35,7 @@ class RequestTable:
             raise IllegalEvent(f"request {life.request.request_id} is still {life.phase.value}")
         del self._open[life.request.request_id]
         self.ended[life.phase] += 1
-        self._recent.append(life)
+        self._recent.append(_Ended(life.entered_s[RequestPhase.QUEUED], _row(life)))
 
     def counts(self) -> dict[RequestPhase, int]:
         """Open requests by phase, and how many were completed or failed since the start."""
@@ -43,16 +44,34 @@ class RequestTable:
 
     def rows(self, now_s: float) -> Iterator[dict[str, Any]]:
         """Rows of /cluster: open requests, oldest first, then the recent ones, newest first."""
-        for life in (*self._open.values(), *reversed(self._recent)):
-            yield {
-                "id": life.request.request_id,
-                "phase": life.phase.value,
-                "prompt_tokens": life.request.num_prompt_tokens,
-                "generated_tokens": len(life.generated),
-                "prefill_node": life.report.prefill_node,
-                "decode_node": life.report.decode_node,
-                "cached_tokens": life.report.cached_tokens(life.request.num_prompt_tokens),
-                "migrations": life.report.migrations,
-                "age_s": round(now_s - life.entered_s[RequestPhase.QUEUED], 3),
-                "error": None if life.failure is None else life.failure.message,
-            }
+        for life in self._open.values():
+            yield _row(life) | {"age_s": _age_s(life.entered_s[RequestPhase.QUEUED], now_s)}
+        for ended in reversed(self._recent):
+            yield ended.row | {"age_s": _age_s(ended.queued_s, now_s)}
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """A recent request's row. A whole life would keep its prompt, which may be a million tokens."""
+
+    queued_s: float
+    row: dict[str, Any]
+
+
+def _row(life: RequestLifecycle) -> dict[str, Any]:
+    return {
+        "id": life.request.request_id,
+        "phase": life.phase.value,
+        "prompt_tokens": life.request.num_prompt_tokens,
+        "generated_tokens": len(life.generated),
+        "prefill_node": life.report.prefill_node,
+        "decode_node": life.report.decode_node,
+        "cached_tokens": life.report.cached_tokens(life.request.num_prompt_tokens),
+        "migrations": life.report.migrations,
+        "age_s": 0.0,
+        "error": None if life.failure is None else life.failure.message,
+    }
+
+
+def _age_s(queued_s: float, now_s: float) -> float:
+    return round(now_s - queued_s, 3)

@@ -43,6 +43,23 @@ def test_registered_nodes_by_role_and_name(nodes: NodeTable):
     assert nodes.max_model_tokens == 2048
 
 
+def test_the_longest_sequence_follows_the_nodes_and_can_be_read_while_they_change(nodes: NodeTable):
+    assert nodes.max_model_tokens is None
+    for name, length in (("d0", 4096), ("d1", 1024)):
+        nodes.register(node_info(name, Role.DECODE, max_model_tokens=length), node_status())
+    assert nodes.max_model_tokens == 1024
+    nodes._nodes = Untouchable(nodes._nodes)  # as while another thread registers a node
+    assert nodes.max_model_tokens == 1024
+    nodes._nodes = dict(nodes._nodes.items())
+    nodes.leave("d1", 1)
+    assert nodes.max_model_tokens == 4096
+
+
+class Untouchable(dict[str, Any]):
+    def values(self) -> Any:
+        raise RuntimeError("dictionary changed size during iteration")
+
+
 def test_three_missed_heartbeats_are_a_death(nodes: NodeTable, clock: Clock):
     info = node_info("p0", Role.PREFILL)
     nodes.register(info, node_status())

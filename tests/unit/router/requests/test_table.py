@@ -1,3 +1,6 @@
+import gc
+import weakref
+
 import pytest
 
 from headrace.request import FinishReason, Request, Sampling, Token
@@ -63,3 +66,15 @@ def test_rows_show_open_requests_and_the_last_ended_ones():
         "age_s": 4.0,
         "error": None,
     }
+
+
+def test_a_request_that_ended_is_a_row_and_keeps_neither_prompt_nor_answer():
+    table = RequestTable()
+    life = opened(table, "a")
+    life.on(GaveUp(deadline_passed(1)), 1.0)
+    table.close(life)
+    ended = weakref.ref(life)
+    del life
+    gc.collect()
+    assert ended() is None
+    assert [row["id"] for row in table.rows(2.0)] == ["a"]

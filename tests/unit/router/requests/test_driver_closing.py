@@ -1,0 +1,85 @@
+"""A request is closed in the router's table whatever cancels its driver, and at which moment."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.request import Request, Sampling
+from headrace.wire.messages import Role
+from router.cluster.cluster_index import ClusterIndex
+from router.cluster.nodes import NodeTable
+from router.cluster.policy import RoundRobin
+from router.config import RouterConfig
+from router.metrics import RouterMetrics
+from router.requests.admission import Admission
+from router.requests.context import RouterContext
+from router.requests.driver import RequestDriver
+from router.requests.states import RequestPhase
+from router.requests.table import RequestTable
+from tests.support.patience import PATIENCE_S
+from tests.support.router import hanging_up
+from tests.support.router.fake_nodes import FakeCluster, fake_cluster, node_status
+from tests.unit.router.conftest import StartRouter
+from tests.unit.router.requests.conftest import decode_node
+
+
+def context_of(cluster: FakeCluster, model_folder: Path) -> RouterContext:
+    nodes = NodeTable(60.0, time.monotonic, cluster.connect)
+    for info in cluster.infos():
+        nodes.register(info, node_status())
+    policies = {role: RoundRobin() for role in Role}
+    config = RouterConfig(model_folder)
+    return RouterContext(config, nodes, RequestTable(), policies, RouterMetrics(), ClusterIndex(), time.monotonic)
+
+
+@pytest.mark.parametrize("is_decoding", [True, False])
+async def test_a_cancellation_at_any_moment_of_leaving_closes_the_request(model_folder: Path, is_decoding: bool):
+    cluster = fake_cluster([5, 6, 7])
+    context = context_of(cluster, model_folder)
+    admission = Admission(1, 0)
+    node = decode_node(cluster, "d0")
+    for num_turns in range(12):  # 0: before the block is left; the last ones: after
+        node.gate = asyncio.Semaphore(0) if is_decoding else None
+        may_leave = asyncio.Event()
+        (permit,) = admission.acquire(1)
+        request = Request(f"r{num_turns}", (1, 2), 2, Sampling(max_tokens=4, seed=0))
+        driver = RequestDriver(context, request, permit, lambda output: None)
+
+        async def use(driver: RequestDriver = driver, may_leave: asyncio.Event = may_leave) -> None:
+            async with driver:
+                await may_leave.wait()
+
+        task = asyncio.create_task(use())
+        async with asyncio.timeout(PATIENCE_S):
+            while driver.life.phase not in (RequestPhase.DECODING, RequestPhase.DONE):
+                await asyncio.sleep(0)
+        may_leave.set()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        open_phases = {phase for phase, count in context.table.counts().items() if count}
+        assert open_phases <= {RequestPhase.DONE, RequestPhase.FAILED}, f"cancelled after {num_turns} turns"
+        async with asyncio.timeout(PATIENCE_S):
+            while node.open_calls:
+                await asyncio.sleep(0)
+        assert sum(context.table.ended.values()) == num_turns + 1
+
+
+async def test_clients_that_hang_up_at_the_last_chunk_leave_nothing_behind(start_router: StartRouter):
+    """Sixteen choices are closed one after the other, so that nearly every such client leaves meanwhile."""
+    cluster = fake_cluster([5, 6, 7])
+    decode_node(cluster, "d0").step_s = 0.001
+    running = await start_router(cluster)
+    tries = 20
+    port = running.server.url.rsplit(":", 1)[1]
+    client = await asyncio.create_subprocess_exec(sys.executable, hanging_up.__file__, port, str(tries))
+    assert await client.wait() == 0
+    async with asyncio.timeout(PATIENCE_S):
+        phases: dict[str, int] = {}
+        while sum(phases.values()) != phases.get("done", 0) + phases.get("failed", 0) or not phases:
+            phases = (await running.http.get("/cluster")).json()["phases"]
+    assert sum(phases.values()) == tries * hanging_up.NUM_CHOICES
