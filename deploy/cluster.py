@@ -126,7 +126,7 @@ def _start_nodes(config: ClusterConfig, router_address: str) -> list[Member]:
     members = []
     for actor_class, role in roles:
         for index in range(role.count):
-            node = replace(role.node, name=f"{role.node.name}{index}", router_address=router_address)
+            node = replace(role.node, name=f"{role.node.name}{index}", router_addresses=(router_address,))
             actor = ray.remote(actor_class).options(name=node.name, max_restarts=-1, **_placed(role.placement))
             members.append(Member(node.name, actor.remote(node, host)))
     return members

@@ -163,7 +163,7 @@ def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConf
     return cluster_config(data, source=source, base=base)
 
 
-_NODE_KEYS = ("name", "model_path", "router_address", "host", "port", "tls")
+_NODE_KEYS = ("name", "model_path", "router_addresses", "host", "port", "tls")
 _DERIVED = {("router",): ("model_path", "tls"), ("prefill", "node"): _NODE_KEYS, ("decode", "node"): _NODE_KEYS}
 
 

@@ -48,7 +48,7 @@ def config_command(
     fields = {flag.lstrip("-").replace("-", "_"): path for flag, path in flags.items()}
 
     def command(config: Path | None, **values: Any) -> None:
-        given = {fields[parameter]: value for parameter, value in values.items() if value is not None}
+        given = {fields[parameter]: _entries(value) for parameter, value in values.items() if value not in (None, [])}
         try:
             status = run(_load(config_type, config, given, defaults, flags))
         except ConfigError as error:
@@ -75,6 +75,11 @@ def run_command(command: Callable[..., None], argv: Sequence[str] | None, name: 
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def _entries(value: Any) -> Any:
+    """A flag's value; that of a list as one list, however often the flag comes and however many commas it has."""
+    return [entry for part in value for entry in part.split(",")] if isinstance(value, list) else value
 
 
 def _load(
@@ -107,11 +112,13 @@ def _option(config_type: type, flag: str, path: str) -> Any:
         kind = next(part for part in _parts(kind, section) if dataclasses.is_dataclass(part))
     (default,) = (field.default for field in dataclasses.fields(kind) if field.name == name)
     text = field_descriptions(kind)[name]
-    if default not in (None, "", dataclasses.MISSING):
+    if default not in (None, "", (), dataclasses.MISSING):
         text += f" (default {str(default).lower() if isinstance(default, bool) else default})"
     parts = _parts(kind, name)
     if bool in parts:
         return Annotated[bool | None, typer.Option(f"{flag}/--no-{flag[2:]}", help=text)]
+    if any(typing.get_origin(part) is tuple for part in parts):
+        return Annotated[list[str] | None, typer.Option(flag, metavar="TEXT", help=f"{text}; also several times")]
     metavar = next((METAVARS[part] for part in parts if part in METAVARS), "TEXT")
     return Annotated[str | None, typer.Option(flag, metavar=metavar, help=text)]
 

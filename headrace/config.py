@@ -159,6 +159,8 @@ def _wanted(hint: Any) -> str:
     if type(None) in arguments:
         (inner,) = (argument for argument in arguments if argument is not type(None))
         return f"{_wanted(inner)}, or left out"
+    if origin is tuple:
+        return f"a list, each {_wanted(arguments[0])}"
     if origin is Mapping:
         return f"a mapping of names to values, each {_wanted(arguments[1])}"
     return words[hint]
@@ -215,6 +217,18 @@ def ports(config: object, *names: str) -> Iterator[str]:
     for name, value in _given(config, names):
         if not 0 <= value <= 65535:
             yield f"{name} {value}: must lie in 0..65535, 0 takes a free one"
+
+
+def addresses(config: object, *names: str) -> Iterator[str]:
+    """Faults of lists of host:port: entries of another form, and those that come twice."""
+    for name, values in _given(config, names):
+        for value in values:
+            host, _, port = value.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
+                yield f"{name} {value!r}: must be host:port, such as 10.0.0.1:8001"
+        yield from (
+            f"{name} {value!r}: comes twice, name each once" for value in set(values) if values.count(value) > 1
+        )
 
 
 def one_of(config: object, choices: Iterable[str], *names: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.cache.layout import DTYPE_BYTES
-from headrace.config import at_least, not_empty, one_of, ports, positive, refuse
+from headrace.config import addresses, at_least, not_empty, one_of, ports, positive, refuse
 from headrace.engine.config import EngineConfig
 from headrace.wire.tls_config import TlsConfig
 from transfer.ucx import UcxConfig
@@ -15,7 +15,7 @@ HOST_MESSAGE_BYTES, GPU_MESSAGE_BYTES = 4 << 20, 32 << 20
 NODE_FLAGS = {
     "--model": "model_path",
     "--name": "name",
-    "--router": "router_address",
+    "--router": "router_addresses",
     "--host": "host",
     "--port": "port",
     "--device": "engine.device",
@@ -36,7 +36,8 @@ class NodeConfig:
 
     name                 unique in the cluster; a restarted node takes its name over
     model_path           folder with config.json, safetensors and tokenizer
-    router_address       host:port of the router's registry; if left out, the node registers nowhere
+    router_addresses     host:port of each router's registry, with all of which the node registers; if left out, with
+                         none
     host                 address at which the router and other nodes reach this one (gRPC and transfer)
     port                 port of the gRPC service; 0 takes a free one
     staging_buffers      messages of transfers that may be in flight at once; a prefill node's fetches from decode nodes
@@ -54,7 +55,7 @@ class NodeConfig:
 
     name: str
     model_path: str
-    router_address: str | None = None
+    router_addresses: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0
     staging_buffers: int = 4
@@ -74,6 +75,7 @@ class NodeConfig:
         return [
             *not_empty(self, "name", remedy="give each node its own, such as p0"),
             *ports(self, "port"),
+            *addresses(self, "router_addresses"),
             *at_least(self, 1, "staging_buffers", "max_message_bytes"),
             *one_of(self, DTYPE_BYTES, "state_wire_dtype"),
             *positive(self, "admission_timeout_s"),

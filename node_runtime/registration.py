@@ -1,4 +1,4 @@
-"""A node's heartbeat: registers with the router and renews the registration."""
+"""A node's heartbeats: registers with every router and renews the registrations."""
 
 from __future__ import annotations
 
@@ -19,31 +19,89 @@ RETRY_S = 0.25
 REFUSED_RETRY_S = 5.0  # the answer changes only when another node ends or the router is another one
 
 
-class Registration:
-    """Keeps one node registered until stopped; tries an unreachable router again for ever.
+class KnownPeers:
+    """The peers that routers named in their last answers. Pure.
 
-    `meet` is called after each heartbeat with the peers that the router names; it must return at once.
+    A router that is lost names nothing new: what it named counts only while no other router answers. Of two peers with
+    one name the last one named counts: the other is an incarnation that has ended.
     """
+
+    def __init__(self) -> None:
+        self._named: dict[str, Sequence[Peer]] = {}  # by router, the last to answer at the end
+        self._lost: set[str] = set()
+
+    def answered(self, router: str, peers: Sequence[Peer]) -> None:
+        self._named.pop(router, None)
+        self._named[router] = peers
+        self._lost.discard(router)
+
+    def lost(self, router: str) -> None:
+        self._lost.add(router)
+
+    @property
+    def all(self) -> list[Peer]:
+        answering = [router for router in self._named if router not in self._lost]
+        routers = answering or list(self._named)
+        return list({peer.name: peer for router in routers for peer in self._named[router]}.values())
+
+
+class Registrations:
+    """Keeps one node registered with each of its routers until stopped; no router waits for another.
+
+    `meet` is called with all known peers after each answer; it must return at once.
+    """
+
+    def __init__(
+        self,
+        routers: Sequence[str],
+        info: NodeInfo,
+        status: Callable[[], Awaitable[NodeStatus]],
+        meet: Callable[[Sequence[Peer]], None],
+        identity: Identity | None,
+    ) -> None:
+        self._peers = KnownPeers()
+        self._meet = meet
+        self._each = [_Registration(router, info, status, self._answered, self._lost, identity) for router in routers]
+
+    def start(self) -> None:
+        for each in self._each:
+            each.start()
+
+    async def stop(self) -> None:
+        """Stops, and unregisters the node instead of letting the routers miss its heartbeats."""
+        await asyncio.gather(*(each.stop() for each in self._each))
+
+    def _answered(self, router: str, peers: Sequence[Peer]) -> None:
+        self._peers.answered(router, peers)
+        self._meet(self._peers.all)
+
+    def _lost(self, router: str) -> None:
+        self._peers.lost(router)
+
+
+class _Registration:
+    """Registers with one router, and tries again for ever while that is unreachable."""
 
     def __init__(
         self,
         router: str,
         info: NodeInfo,
         status: Callable[[], Awaitable[NodeStatus]],
-        meet: Callable[[Sequence[Peer]], None],
+        answered: Callable[[str, Sequence[Peer]], None],
+        lost: Callable[[str], None],
         identity: Identity | None,
     ) -> None:
         self._client = RegistryClient(router, identity)
         self._router = router
         self._info = info
         self._status = status
-        self._meet = meet
+        self._answered = answered
+        self._lost = lost
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._beat())
 
     async def stop(self) -> None:
-        """Stops, and unregisters the node instead of letting the router miss its heartbeats."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
@@ -57,9 +115,10 @@ class Registration:
             try:
                 answer = await self._client.register(self._info, await self._status(), timeout_s=CALL_TIMEOUT_S)
                 delay_s = answer.heartbeat_s
-                self._meet(answer.peers)
+                self._answered(self._router, answer.peers)
                 reported = ""
             except Exception as error:  # of any kind: a node without heartbeats is taken for dead
+                self._lost(self._router)
                 is_refused = isinstance(error, RequestRefused)
                 delay_s = REFUSED_RETRY_S if is_refused else RETRY_S
                 # Logged once, not four times a second: a router that starts later is normal.

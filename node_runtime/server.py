@@ -1,4 +1,4 @@
-"""A node's life cycle: start engine, transport and gRPC server, register with the router, and stop all of them."""
+"""A node's life cycle: start engine, transport and gRPC server, register with the routers, and stop all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from node_runtime.cache_feed import CacheFeed
 from node_runtime.config import NodeConfig
 from node_runtime.link_monitor import LinkMonitor
 from node_runtime.packing import staging_memory
-from node_runtime.registration import Registration
+from node_runtime.registration import Registrations
 from node_runtime.runtime import NodeRuntime
 from node_runtime.service import add_node_service
 from node_runtime.status import node_status, transfer_counters
@@ -103,12 +103,10 @@ class NodeServer:
             port = await self._server.start(self.config.host, self.config.port)
             undo.pop_all()
         self.info = self._describe(f"{self.config.host}:{port}")
-        self._registration: Registration | None = None
-        if self.config.router_address is not None:
-            self._registration = Registration(
-                self.config.router_address, self.info, self.status, self._link_monitor.meet, identity
-            )
-            self._registration.start()
+        self._registrations = Registrations(
+            self.config.router_addresses, self.info, self.status, self._link_monitor.meet, identity
+        )
+        self._registrations.start()
         log.info("%s node %s serves at %s", self._role.value, self.config.name, self.info.address)
 
     async def status(self) -> NodeStatus:
@@ -124,7 +122,7 @@ class NodeServer:
         return replace(self._status, counters=counters, links=self._link_monitor.report())
 
     async def stop(self) -> None:
-        """Leaves the router, ends requests in flight after the grace period, and releases everything.
+        """Leaves the routers, ends requests in flight after the grace period, and releases everything.
 
         Idempotent. Raises what could not be ended; the node is closed all the same.
         """
@@ -134,8 +132,7 @@ class NodeServer:
 
     async def _stop(self) -> None:
         try:
-            if self._registration is not None:
-                await self._registration.stop()
+            await self._registrations.stop()
             self._cache_feed.close()
             await self._server.stop(self.config.shutdown_grace_s)
             if self.runtime.tasks:

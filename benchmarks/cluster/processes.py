@@ -86,7 +86,7 @@ class Processes:
         try:
             self._start("router", "router", router)
             for name, (role, settings) in self._nodes.items():
-                derived = {"name": name, "model_path": self._model, "router_address": f"127.0.0.1:{control_port}"}
+                derived = {"name": name, "model_path": self._model, "router_addresses": [f"127.0.0.1:{control_port}"]}
                 self._start(name, f"{role}_node", {**settings, **derived})
         except BaseException:
             self._end()

@@ -3,42 +3,16 @@
 import asyncio
 import random
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.cluster.asking import ASK_TIMEOUT_S, ask, ask_all
-from tests.support.cluster.cluster import Cluster, with_engine
+from tests.support.cluster.cluster import Cluster, wait_until, with_engine
 from tests.support.engine.oracle import clear_prompt, greedy, random_prompt
-from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
-        time.sleep(0.05)
-
-
-def idle_nodes(cluster: Cluster, names: list[str]) -> dict[str, Any]:
-    """Statuses of these nodes once all of them report, in one snapshot, that no request holds or awaits anything."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        nodes = cluster.nodes()
-        held = {
-            name: (node["blocks"]["in_use"], node["slots"]["in_use"], node["running"], node["waiting"])
-            for name, node in sorted(nodes.items())
-        }
-        if held == dict.fromkeys(names, (0, 0, 0, 0)):
-            return nodes
-        assert time.monotonic() < deadline_s, f"blocks, slots, running, waiting: {held} after {PATIENCE_S:.0f} s"
-        time.sleep(0.05)
 
 
 async def slow_ask(cluster: Cluster, prompt: list[int]):
@@ -60,7 +34,7 @@ async def test_a_prefill_node_killed_during_prefill_costs_no_request(family, tin
         assert answer.report["prefill"]["node"] == "p1"
         assert answer.tokens == greedy(model, prompt, 64)
         wait_until(lambda: sorted(cluster.nodes()) == ["d0", "p1"], "the dead node is gone from /cluster")
-        idle_nodes(cluster, ["d0", "p1"])
+        cluster.idle_nodes(["d0", "p1"])
         cluster.processes.pop("p0").wait()
 
 
@@ -124,7 +98,7 @@ async def test_pools_return_to_their_start_after_500_requests_a_third_of_them_ab
         async with httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client:
             await asyncio.gather(*(gated(client, number) for number in range(500)))
         assert 333 <= completed < 500
-        for name, node in idle_nodes(cluster, ["d0", "p0"]).items():
+        for name, node in cluster.idle_nodes(["d0", "p0"]).items():
             for pool in ("blocks", "slots"):
                 counts = node[pool]
                 assert counts["free"] + counts["cached"] == counts["total"]

@@ -50,7 +50,7 @@ def test_two_hosts_answer_like_transformers(family: str, tiny_checkpoint, tmp_pa
             return {
                 "name": name,
                 "model_path": str(model),
-                "router_address": router.ready["control_address"],
+                "router_addresses": (router.ready["control_address"],),
                 "host": host.address,
                 "engine": SMALL,
                 # Not CMA: it reaches across network namespaces and would make the test a lie.

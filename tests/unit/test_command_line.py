@@ -31,11 +31,13 @@ class Server:
     name   its name
     port   its port
     quiet  no log
+    peers  its peers
     """
 
     name: str
     port: int = 80
     quiet: bool = False
+    peers: tuple[str, ...] = ()
     engine: Engine = field(default_factory=Engine)
     tls: TlsConfig | None = None
 
@@ -47,6 +49,7 @@ FLAGS = {
     "--name": "name",
     "--port": "port",
     "--quiet": "quiet",
+    "--peers": "peers",
     "--device": "engine.device",
     "--threads": "engine.threads",
     **field_flags(TlsConfig, "tls"),
@@ -85,6 +88,15 @@ def test_a_switch_has_a_flag_for_each_way(tmp_path: Path) -> None:
     assert of("-c", str(file), "--name", "x").quiet
     assert not of("-c", str(file), "--name", "x", "--no-quiet").quiet
     assert of("--quiet", "--name", "x").quiet
+
+
+def test_a_flag_of_a_list_comes_several_times_or_with_commas_and_replaces_the_files_list(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("name: x\npeers: [a]")
+    assert of("-c", str(file)).peers == ("a",)
+    assert of("-c", str(file), "--peers", "b", "--peers", "c").peers == ("b", "c")
+    assert of("-c", str(file), "--peers", "b,c", "--peers", "d").peers == ("b", "c", "d")
+    assert of("--name", "x").peers == ()
 
 
 def test_certificates_on_the_command_line_replace_those_of_the_file_as_a_whole(tmp_path: Path) -> None:
@@ -131,3 +143,4 @@ def test_help_comes_from_the_docstrings(capsys: pytest.CaptureFixture[str]) -> N
     assert "--device TEXT where it runs (default cpu)" in text
     assert "--quiet / --no-quiet no log (default false)" in text
     assert "--port INTEGER its port (default 80)" in text
+    assert "--peers TEXT its peers; also several times --" in text

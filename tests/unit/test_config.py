@@ -72,7 +72,10 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "NodeConfig": {
         "name": NAME,
         "model_path": TEXT,
-        "router_address": TEXT,
+        "router_addresses": (
+            [(), ("10.0.0.1:8001",), ("a:1", "b:1")],
+            [["a"], ["a:"], [":1"], ["a:0"], ["a:65536"], ["a:1", "a:1"]],
+        ),
         "host": TEXT,
         "port": PORT,
         "staging_buffers": COUNT,
@@ -121,6 +124,7 @@ WRONG_TYPES: dict[Any, list[Any]] = {
     bool: ["maybe", "", 2, -1, 0.5, math.nan, []],
     int: ["abc", "1x", "", "1.5", 1.5, math.nan, math.inf, "nan", True, False, [1], {}],
     float: ["abc", "1x", "", math.nan, math.inf, -math.inf, "nan", "inf", True, False, [1], {}],
+    tuple: ["a:1", 5, True, [5], {"a": "b"}],
     str: [5, 1.5, True, ["a"], {}],
     Path: [5, True, ["a"], {}],
     Literal: ["heap", 5, True, []],

@@ -1,7 +1,7 @@
-"""A real cluster for a test: one process for the router and each node, talking over loopback."""
+"""A real cluster for a test: one process for each router and each node, talking over loopback."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ ALWAYS_REMOTE = LocalPrefillConfig(max_tokens=0)
 class Cluster:
     """`with Cluster(model, folder) as cluster:` yields when every node is registered.
 
+    num_routers               the first is `router` at `url`, the next ones `router1` and so on, at `urls`
     prefill, decode, router   changes to the defaults of each kind's config
     inside                    what is put before a process's command, by its name: `ip netns exec NAME`, say
     """
@@ -32,6 +33,7 @@ class Cluster:
     folder: Path
     num_prefill: int = 1
     num_decode: int = 1
+    num_routers: int = 1
     engine: EngineConfig = SMALL
     prefill: dict[str, Any] = field(default_factory=dict)
     decode: dict[str, Any] = field(default_factory=dict)
@@ -43,9 +45,12 @@ class Cluster:
         with ExitStack() as undo:
             undo.callback(self._stop)
             settings: dict[str, Any] = {"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 1.0}
-            config = RouterConfig(**settings | self.router)
-            self.processes["router"] = self._start_process("router", config)
-            self.url = self.processes["router"].ready["url"]
+            self._router_config = RouterConfig(**settings | self.router)
+            self.router_names = ["router", *(f"router{index}" for index in range(1, self.num_routers))]
+            for name in self.router_names:
+                self.processes[name] = self._start_process(name, self._router_config)
+            self.urls = [self.processes[name].ready["url"] for name in self.router_names]
+            self.url = self.urls[0]
             for index in range(self.num_prefill):
                 self.start_node(f"p{index}")
             for index in range(self.num_decode):
@@ -62,6 +67,14 @@ class Cluster:
         self.processes[name] = self._start_process(name, self.config_of(name))
         return self.processes[name]
 
+    def restart_router(self, name: str = "router") -> Process:
+        """Starts a router that was killed again, where clients and nodes look for it."""
+        ready = self.processes[name].ready
+        port, control_port = (int(ready[key].rpartition(":")[2]) for key in ("url", "control_address"))
+        config = replace(self._router_config, port=port, control_port=control_port)
+        self.processes[name] = self._start_process(name, config)
+        return self.processes[name]
+
     def _start_process(self, name: str, config: object) -> Process:
         return Process.start(name, config, self.folder, inside=self.inside.get(name, ()))
 
@@ -69,22 +82,38 @@ class Cluster:
         common: dict[str, Any] = {
             "name": name,
             "model_path": str(self.model),
-            "router_address": self.processes["router"].ready["control_address"],
+            "router_addresses": tuple(self.processes[name].ready["control_address"] for name in self.router_names),
             "engine": self.engine,
         }
         if name.startswith("p"):
             return PrefillNodeConfig(**common | self.prefill)
         return DecodeNodeConfig(**common | {"local_prefill": ALWAYS_REMOTE} | self.decode)
 
-    def nodes(self) -> dict[str, Any]:
-        """The live nodes of /cluster, by name."""
-        reply = httpx.get(f"{self.url}/cluster", timeout=PATIENCE_S).json()
+    def nodes(self, url: str | None = None) -> dict[str, Any]:
+        """The live nodes of a router's /cluster, by name; of the first router by default."""
+        reply = httpx.get(f"{url or self.url}/cluster", timeout=PATIENCE_S).json()
         return {node["name"]: node for node in reply["nodes"]}
 
     def wait_for_nodes(self, count: int, timeout_s: float = 30.0) -> None:
+        """Returns once every router knows so many nodes."""
         deadline_s = time.monotonic() + timeout_s
-        while len(self.nodes()) != count:
-            assert time.monotonic() < deadline_s, f"{len(self.nodes())} nodes registered, not {count}: {self.logs()}"
+        for url in self.urls:
+            while len(known := self.nodes(url)) != count:
+                assert time.monotonic() < deadline_s, f"{len(known)} nodes registered, not {count}: {self.logs()}"
+                time.sleep(0.05)
+
+    def idle_nodes(self, names: Sequence[str], url: str | None = None) -> dict[str, Any]:
+        """Statuses of these nodes once all report, in one snapshot, that no request holds or awaits anything."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            nodes = self.nodes(url)
+            held = {
+                name: (node["blocks"]["in_use"], node["slots"]["in_use"], node["running"], node["waiting"])
+                for name, node in sorted(nodes.items())
+            }
+            if held == dict.fromkeys(names, (0, 0, 0, 0)):
+                return nodes
+            assert time.monotonic() < deadline_s, f"blocks, slots, running, waiting: {held} after {PATIENCE_S:.0f} s"
             time.sleep(0.05)
 
     def logs(self) -> str:
@@ -98,3 +127,10 @@ class Cluster:
 
 def with_engine(**changes: Any) -> EngineConfig:
     return replace(SMALL, **changes)
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.05)
