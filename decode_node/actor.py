@@ -10,5 +10,5 @@ from node_runtime.actor import NodeActor
 class DecodeActor(NodeActor):
     """One decode node; see `NodeActor`."""
 
-    async def __init__(self, config: DecodeNodeConfig, host: str | None) -> None:  # type: ignore[misc]
-        await super().__init__(decode_node, config, host)  # type: ignore[misc]
+    async def __init__(self, config: DecodeNodeConfig, host: str | None, niceness: int) -> None:  # type: ignore[misc]
+        await super().__init__(decode_node, config, host, niceness)  # type: ignore[misc]

@@ -16,6 +16,7 @@ from deploy.errors import DeployError, NotRunning
 from deploy.runs import RunDirectory
 from headrace.command_line import START_FAILED_STATUS
 from headrace.config import ConfigError
+from headrace.host_process import log_to_stderr
 from prefill_node.__main__ import command as prefill_command
 from router.__main__ import command as router_command
 
@@ -72,10 +73,11 @@ def up(
         )
         console.print(f"{cluster.name} is ready at {record.url}; `headrace down {cluster.name}` stops it")
         return
+    os.environ["RAY_DEDUP_LOGS"] = "0"  # read when Ray is imported: two nodes may log the same, at different times
     from deploy.stop_request import StopRequest
     from deploy.supervisor import running_cluster, serve
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or it logs a line for each poll of the router
     stop = StopRequest()
     with running_cluster(cluster, _runs(), stop, show_node_logs=True) as running:

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 import ray.util
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from decode_node.actor import DecodeActor
@@ -20,6 +20,7 @@ from deploy.errors import StartFailed
 from deploy.ports import free_ports
 from deploy.ray_session import ROUTER_CPUS
 from deploy.stop_request import StopRequest
+from headrace.host_process import own_niceness
 from prefill_node.actor import PrefillActor
 from router.actor import RouterActor
 
@@ -41,6 +42,10 @@ class Member:
     actor: Any
     pid: int | None = None
 
+    def info(self, timeout_s: float) -> Any:
+        """The actor's own description. Raises RayError while it is lost, restarts or does not answer."""
+        return ray.get(self.actor.info.remote(), timeout=timeout_s)
+
 
 class RunningCluster:
     """Started actors. This process owns them: when it ends, even by a crash, they end too."""
@@ -51,11 +56,14 @@ class RunningCluster:
         self.url = url
 
     def look(self) -> None:
-        """Logs actors lost or restarted since the last call; Ray restarts them by itself."""
+        """Logs actors lost or restarted since the last call; Ray restarts them by itself.
+
+        No error of one actor ends the others, whatever its kind: a worker that could not be made, a host that is gone.
+        """
         for member in (self.router, *self.nodes):
             try:
-                info = ray.get(member.actor.info.remote(), timeout=LOOK_TIMEOUT_S)
-            except (RayActorError, GetTimeoutError) as error:
+                info = member.info(LOOK_TIMEOUT_S)
+            except RayError as error:
                 if member.pid is not None:
                     log.warning("%s is lost, waiting for its restart: %s", member.name, _first_line(error))
                 member.pid = None
@@ -67,8 +75,9 @@ class RunningCluster:
     def stop(self, timeout_s: float) -> None:
         """Stops nodes and router together, requests in flight first; kills those that are left at the timeout."""
         members = [self.router, *self.nodes]
-        endings = [member.actor.stop.remote() for member in members]
-        ray.wait(endings, num_returns=len(endings), timeout=timeout_s)
+        with contextlib.suppress(RayError):
+            endings = [member.actor.stop.remote() for member in members]
+            ray.wait(endings, num_returns=len(endings), timeout=timeout_s)
         kill(members)
 
 
@@ -114,7 +123,7 @@ def _start_router(config: ClusterConfig) -> Member:
         max_restarts=-1,
         scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
     )
-    return Member("router", actor.remote(router))
+    return Member("router", actor.remote(router, own_niceness()))
 
 
 def _start_nodes(config: ClusterConfig, router_address: str) -> list[Member]:
@@ -128,7 +137,7 @@ def _start_nodes(config: ClusterConfig, router_address: str) -> list[Member]:
         for index in range(role.count):
             node = replace(role.node, name=f"{role.node.name}{index}", router_addresses=(router_address,))
             actor = ray.remote(actor_class).options(name=node.name, max_restarts=-1, **_placed(role.placement))
-            members.append(Member(node.name, actor.remote(node, host)))
+            members.append(Member(node.name, actor.remote(node, host, own_niceness())))
     return members
 
 
@@ -147,13 +156,14 @@ def _placed(placement: Placement) -> dict[str, Any]:
 def _await_info(members: Sequence[Member], stop: StopRequest, deadline_s: float) -> list[Any]:
     """Each actor's info, which it returns once it serves. Raises StartFailed for the first that fails."""
     names = {member.actor.info.remote(): member.name for member in members}
+    infos: dict[Any, Any] = {}
     pending = list(names)
     while pending:
         stop.check()
         done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
         for ref in done:
             try:
-                ray.get(ref)
+                infos[ref] = ray.get(ref)
             except RayError as error:
                 raise StartFailed(f"{names[ref]} did not start: {_cause(error)}") from error
         if pending and time.monotonic() >= deadline_s:
@@ -162,10 +172,9 @@ def _await_info(members: Sequence[Member], stop: StopRequest, deadline_s: float)
                 f"not ready in time: {late}. Raise ray.start_timeout_s, or ask for less: Ray has "
                 f"{ray.available_resources()} left"
             )
-    infos = [ray.get(ref) for ref in names]
-    for member, info in zip(members, infos, strict=True):
-        member.pid = info.pid
-    return infos
+    for member, ref in zip(members, names, strict=True):
+        member.pid = infos[ref].pid
+    return [infos[ref] for ref in names]
 
 
 def _cause(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import signal
 import sys
 
 from headrace.command_line import START_FAILED_STATUS
+from headrace.host_process import log_to_stderr
 from headrace.wire.tls import TlsError
 from node_runtime.server import NodeServer
 from transfer.protocol.errors import TransferError
@@ -17,7 +18,7 @@ from transfer.protocol.errors import TransferError
 
 def run_node(node: NodeServer) -> int:
     """Blocks until the node has ended; returns the process's exit status. Raises ConfigError."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     try:
         return asyncio.run(_run(node))
     except (TlsError, TransferError, OSError) as error:

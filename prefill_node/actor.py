@@ -10,5 +10,5 @@ from prefill_node.service import prefill_node
 class PrefillActor(NodeActor):
     """One prefill node; see `NodeActor`."""
 
-    async def __init__(self, config: PrefillNodeConfig, host: str | None) -> None:  # type: ignore[misc]
-        await super().__init__(prefill_node, config, host)  # type: ignore[misc]
+    async def __init__(self, config: PrefillNodeConfig, host: str | None, niceness: int) -> None:  # type: ignore[misc]
+        await super().__init__(prefill_node, config, host, niceness)  # type: ignore[misc]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.command_line import config_command, field_flags, run_command
+from headrace.host_process import log_to_stderr
 from headrace.wire.tls_config import TlsConfig
 from router.config import RouterConfig
 
@@ -27,7 +27,7 @@ def run(config: RouterConfig) -> int:
     from router.errors import RouterError
     from router.server import RouterServer
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     try:
         asyncio.run(_serve(RouterServer(config)))
     except (RouterError, ListenError, TlsError) as error:

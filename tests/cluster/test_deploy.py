@@ -1,155 +1,25 @@
 """The `headrace` command as users run it: real processes, real Ray, and nothing left afterwards."""
 
-import json
 import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 
 from deploy.demo import demo_chat
 from deploy.ports import free_ports
-from deploy.processes import is_alive, working_folder
+from deploy.processes import is_alive
+from headrace.host_process import own_niceness
 from headrace.wire.generated.headrace_pb2 import DescribeRequest
 from headrace.wire.generated.headrace_pb2_grpc import NodeStub
 from tests.support.cluster.certificates import Authority
+from tests.support.cluster.shell import END_S, MODEL, START_S, answer_of, incarnation, is_listening, nodes_of, until
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "tiny_models" / "headrace-tiny-qwen3.5"
-START_S, END_S = 90.0, 30.0
-
-
-class Shell:
-    """Runs `headrace` commands in a state folder of their own, and knows every process that came of them.
-
-    Commands start in `folder`, and their children there or in a run's folder: no process changes its own.
-    """
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.state = folder / "headrace"
-        self.ray_folder = Path("/tmp") / f"hr-{os.getpid()}"  # short: Unix sockets
-        self.run_ids = set()
-        self.env = {
-            **os.environ,
-            "HOME": str(folder),
-            "XDG_STATE_HOME": str(folder),
-            "PYTHONPATH": str(ROOT),
-            "COLUMNS": "200",
-        }
-
-    def start(self, *arguments, module="deploy"):
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            env=self.env,
-            cwd=self.folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
-        )
-
-    def run(self, *arguments, timeout_s=START_S, stdin=None):
-        """Exit status and output."""
-        process = self.start(*arguments)
-        output, _ = process.communicate(stdin, timeout=timeout_s)
-        return process.returncode, output
-
-    def up(self, *arguments):
-        """A cluster in the background; its HTTP address."""
-        status, output = self.run("up", "--model", MODEL, "--port", 0, "--detach", *arguments)
-        assert status == 0, output
-        return self.record()["url"]
-
-    def never_ready(self, start_timeout_s=START_S):
-        """A cluster file whose decode node no host can hold, so that the start goes on until its deadline."""
-        file = self.folder / "cluster.yaml"
-        file.write_text(
-            f"model: {MODEL}\nrouter: {{port: 0}}\nray: {{start_timeout_s: {start_timeout_s}}}\n"
-            "decode: {placement: {resources: {no_such_host: 1}}}\n"
-        )
-        return file
-
-    def record(self, name="default"):
-        return json.loads((self.state / f"{name}.json").read_text())
-
-    def processes(self):
-        """Command lines of the live processes that came of these commands."""
-        for record in self.state.glob("*.json"):
-            self.run_ids.add(json.loads(record.read_text())["run_id"])
-        folders = {str(self.folder), *(str(working_folder(run_id)) for run_id in self.run_ids)}
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or not is_alive(int(entry.name)):
-                continue
-            try:
-                if os.readlink(entry / "cwd").removesuffix(" (deleted)") in folders:
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
-
-    def kill_everything(self):
-        for pid in self.processes():
-            os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture
-def shell(tmp_path):
-    shell = Shell(tmp_path)
-    yield shell
-    left = shell.processes()
-    shell.kill_everything()
-    assert not left
-    assert not (shell.folder / ".ray").exists(), "Ray left files in the user's home"
-
-
-def until(condition, timeout_s, what):
-    """The first true value of `condition()`."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    pytest.fail(f"not within {timeout_s} s: {what}")
-
-
-def is_listening(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def nodes_of(url):
-    try:
-        return {node["name"]: node for node in httpx.get(f"{url}/cluster", timeout=PATIENCE_S).json()["nodes"]}
-    except httpx.HTTPError:
-        return {}
-
-
-def incarnation(url, name):
-    """None while the router does not know it: it has forgotten a dead node when Ray takes long to start it again."""
-    return nodes_of(url).get(name, {}).get("incarnation")
-
-
-def answer_of(url):
-    body = {"prompt": "The code of", "max_tokens": 4, "temperature": 0}
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-    assert response.status_code == 200, response.text
-    return response.json()["choices"][0]["text"]
 
 
 def test_a_cluster_file_with_certificates_starts_a_cluster_in_tls(shell):
@@ -218,6 +88,8 @@ def test_a_cluster_in_a_ray_that_runs_already_leaves_it_running(shell):
         url = shell.record("joined")["url"]
         assert set(nodes_of(url)) == {"p0", "p1", "d0"}
         answer_of(url)
+        # This Ray starts its workers at niceness 15.
+        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in shell.actors()} == {own_niceness()}
         assert shell.run("down", "joined", timeout_s=END_S)[0] == 0
         until(lambda: not any("ray::Prefill" in name for name in shell.processes().values()), END_S, "no node is left")
         assert host.poll() is None

@@ -7,14 +7,13 @@ tests can set anything. Each kind imports what it needs itself: a router process
 import asyncio
 import base64
 import json
-import logging
 import pickle
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from headrace.host_process import log_to_stderr
 
 
 def server_for(config: Any) -> Any:
@@ -61,5 +60,5 @@ async def main(config: Any, say: Callable[[str], None]) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    log_to_stderr()
     asyncio.run(main(pickle.loads(base64.b64decode(sys.argv[1])), lambda line: print(line, flush=True)))

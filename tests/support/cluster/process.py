@@ -11,7 +11,6 @@ say, is a command and imports for itself.
 import asyncio
 import base64
 import json
-import logging
 import multiprocessing
 import os
 import pickle
@@ -27,7 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from tests.support.cluster.child import LOG_FORMAT
+from headrace.host_process import log_to_stderr
 from tests.support.cluster.child import main as serve
 from tests.support.patience import PATIENCE_S
 
@@ -127,7 +126,7 @@ def _serve(config: object, log: Path, say: Connection) -> None:
     """In the new process."""
     errors = log.open("ab", buffering=0)
     os.dup2(errors.fileno(), 2)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    log_to_stderr()
     asyncio.run(serve(config, say.send))
 
 

@@ -108,8 +108,10 @@ def test_an_unreadable_file_is_an_error_that_names_it(tmp_path, content):
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "deploy" / "examples").glob("*.yaml")), ids=lambda file: file.name)
-def test_examples_load(file):
-    cluster_from_options(file, Overrides())
+def test_examples_load_and_are_open_to_nobody(file):
+    config = cluster_from_options(file, Overrides())
+    assert config.router.host == "127.0.0.1"  # without a gateway
+    assert config.ray.address is None or config.tls is not None  # between hosts
 
 
 def test_the_examples_are_there():
@@ -144,6 +146,21 @@ class TestKubeRay:
         pod = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
         assert {"name": "cluster-file", "mountPath": "/etc/headrace"} in pod["containers"][0]["volumeMounts"]
         assert pod["volumes"][0]["configMap"]["name"] == self.documents["ConfigMap"]["metadata"]["name"]
+
+    def test_the_control_plane_is_in_tls_and_every_pod_has_the_certificates(self):
+        tls = yaml.safe_load(self.documents["ConfigMap"]["data"]["cluster.yaml"])["tls"]
+        (folder,) = {str(Path(tls[file]).parent) for file in ("ca", "cert", "key")}
+        for spec in self.pods():
+            (mount,) = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["mountPath"] == folder]
+            assert mount["name"] in [volume["name"] for volume in spec["volumes"] if "secret" in volume]
+
+    def test_workers_keep_their_niceness(self):
+        for spec in self.pods():
+            assert {"name": "RAY_worker_niceness", "value": "0"} in spec["containers"][0]["env"]
+
+    def pods(self):
+        cluster = self.documents["RayJob"]["spec"]["rayClusterSpec"]
+        return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
 
     def test_the_service_reaches_the_router(self):
         head = self.documents["RayJob"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
