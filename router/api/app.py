@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from router.api.completions import CompletionService
@@ -46,6 +47,7 @@ def build_app(service: CompletionService, status: ClusterStatus, max_body_bytes:
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(_ClientLeft, _on_client_left)
+    app.add_exception_handler(ClientDisconnect, _on_client_left)  # during the upload
 
     @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, ChatCompletionChunk))
     async def chat(request: Request) -> Response:

@@ -1,24 +1,27 @@
 """The JSON bodies of requests, as /openapi.json describes them. What depends on the model is checked later.
 
 Unknown fields are ignored, since clients send many; inside `headrace` an unknown key is an error. A field that
-would change the answer and is not supported is refused, not ignored.
+would change the answer and is not supported is refused, not ignored: see `router.api.unsupported_fields`.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 
+from router.api.unsupported_fields import FOR_CHATS, FOR_COMPLETIONS, Unsupported, refuse_unsupported, schema_of
 from router.errors import ApiError, bad_request
 
 MAX_CHOICES = 128
@@ -100,10 +103,24 @@ class StreamOptions(_Body):
 
     include_usage: bool | None = None
     """Ends the stream with a chunk that holds the usage."""
+    continuous_usage_stats: Literal[False] | None = None
+    """Not supported: false."""
 
 
 class GenerationBody(_Body):
     """The fields that chat and completions share; null is the default, as if the field were absent."""
+
+    model_config = ConfigDict(extra="allow")  # kept until `parse_body` has looked for unsupported ones
+    unsupported: ClassVar[dict[str, Unsupported]]
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Adds the unsupported fields, with the values that are no error."""
+        schema = handler(core)
+        described = handler.resolve_ref_schema(schema)
+        described["properties"] |= schema_of(cls.unsupported)
+        described.pop("additionalProperties", None)
+        return schema
 
     model: str | None = None
     """The served model's name, as in /v1/models."""
@@ -201,6 +218,8 @@ class ChatMessage(_Body):
 class ChatBody(GenerationBody):
     """The body of POST /v1/chat/completions."""
 
+    unsupported = FOR_CHATS
+
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     """The chat so far."""
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -228,6 +247,8 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """The body of POST /v1/completions."""
 
+    unsupported = FOR_COMPLETIONS
+
     prompt: PromptInput
     """Text, token ids, or a list of either."""
     echo: bool | None = None
@@ -252,11 +273,13 @@ B = TypeVar("B", bound=GenerationBody)
 
 
 def parse_body(cls: type[B], data: bytes) -> B:
-    """The body, or ApiError (400) that names the first wrong field."""
+    """The body, or ApiError (400) that names the first wrong or unsupported field."""
     try:
-        return cls.model_validate_json(data)
+        body = cls.model_validate_json(data)
     except ValidationError as error:
         raise _as_api_error(error) from None
+    refuse_unsupported(body.model_extra, cls.unsupported)
+    return body
 
 
 def _as_api_error(error: ValidationError) -> ApiError:

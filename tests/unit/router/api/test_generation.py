@@ -7,6 +7,7 @@ import pytest
 
 from router.api.generation import GenerationRequest, RequestBuilder
 from router.api.request_schemas import ChatBody, CompletionBody, parse_body
+from router.api.unsupported_fields import FOR_CHATS
 from router.errors import ApiError
 from router.text.tokens import ModelTokens
 from tests.support.router.template_counter import count_renderings
@@ -180,6 +181,37 @@ def test_a_body_that_is_no_json_object_is_refused(builder: RequestBuilder, data:
         builder.completion(parse_body(CompletionBody, data))
     assert refused.value.status == 400
     assert json.loads(refused.value.json())["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("functions", [{"name": "f"}], "use tools"),
+        ("function_call", {"name": "f"}, "use tools"),
+        ("guided_json", {"type": "object"}, "constrained decoding"),
+        ("structured_outputs", {"regex": "a"}, "constrained decoding"),
+        ("bad_words", ["a"], "constrained decoding"),
+        ("reasoning_effort", "low", "chat_template_kwargs"),
+        ("continue_final_message", True, "/v1/completions"),
+        ("truncate_prompt_tokens", 5, "shorten the prompt"),
+        ("skip_special_tokens", False, "return_token_ids"),
+        ("cache_salt", "tenant", r"headrace\.salt"),
+        ("modalities", ["text", "audio"], "text alone"),
+    ],
+)
+def test_a_field_that_would_change_the_answer_is_refused_with_its_name_and_a_remedy(
+    builder: RequestBuilder, field: str, value: Any, remedy: str
+):
+    with pytest.raises(ApiError, match=f"^{field} .* is not supported: .*{remedy}") as refused:
+        chat(builder, **{field: value})
+    assert (refused.value.status, refused.value.param) == (400, field)
+
+
+def test_an_unsupported_field_that_asks_for_nothing_and_an_unknown_one_are_ignored(builder: RequestBuilder):
+    for name, field in FOR_CHATS.items():
+        for value in (None, [], {}, *field.harmless):
+            chat(builder, **{name: value})
+    chat(builder, user="someone", metadata={"a": "b"}, store=True, service_tier="auto", never_heard_of=1)
 
 
 def test_the_error_names_the_field(builder: RequestBuilder):

@@ -1,0 +1,110 @@
+"""Fields of other servers that would change the answer and that Headrace does not have: refused, not ignored.
+
+Sources: OpenAI's chat and completion parameters, vLLM's `ChatCompletionRequest` and `CompletionRequest`, SGLang's
+`SamplingParams`, llama.cpp's and Text Generation Inference's extensions. A field that is in no table here is ignored,
+since clients send many that only describe or prioritise a request (`user`, `metadata`, `store`, `service_tier`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from router.errors import bad_request
+
+ABSENT: tuple[Any, ...] = (None, [], {})
+"""Values that ask for nothing, in any field."""
+
+
+class Unsupported(NamedTuple):
+    """A refused field: how to do without it, and the values that mean its absence, beside `ABSENT`."""
+
+    remedy: str
+    harmless: tuple[Any, ...] = ()
+
+
+_CONSTRAINED = Unsupported("constrained decoding does not exist here; ask for the form in the prompt and leave it out")
+_TEMPLATE = Unsupported("put what the model's chat template takes into chat_template_kwargs")
+_REASONING = Unsupported("reasoning is part of the text here; leave it out")
+_SAMPLER = Unsupported("use temperature, top_p, top_k, min_p or the penalties")
+_STOP_IS_CUT = Unsupported("a stop string is never part of the answer; append it yourself", (False,))
+_TEXT_ONLY = Unsupported("this server answers with text alone; leave it out")
+
+_SHARED: dict[str, Unsupported] = {
+    **dict.fromkeys(
+        (
+            "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
+            "guided_whitespace_pattern", "structured_outputs", "structural_tag", "json_schema", "regex", "ebnf",
+            "grammar", "bad_words", "allowed_token_ids", "logits_processors", "custom_logit_processor",
+        ),
+        _CONSTRAINED,
+    ),
+    **dict.fromkeys(("mirostat", "top_a", "dry_multiplier", "xtc_probability"), _SAMPLER._replace(harmless=(0,))),
+    **dict.fromkeys(("typical_p", "tfs_z", "length_penalty"), _SAMPLER._replace(harmless=(1,))),
+    "use_beam_search": _SAMPLER._replace(harmless=(False,)),
+    "skip_special_tokens": Unsupported(
+        "special tokens are never part of the text; read them with return_token_ids", (True,)
+    ),
+    "spaces_between_special_tokens": Unsupported("special tokens are never part of the text; leave it out", (True,)),
+    "include_stop_str_in_output": _STOP_IS_CUT,
+    "no_stop_trim": _STOP_IS_CUT,
+    "stop_regex": Unsupported("use stop, with the strings themselves"),
+    "truncate_prompt_tokens": Unsupported("shorten the prompt yourself: a prompt is never cut here"),
+    "prompt_logprobs": Unsupported("use echo and logprobs of /v1/completions"),
+    "logprob_token_ids": Unsupported("use the most likely tokens: top_logprobs of a chat, logprobs of a completion"),
+    "return_tokens_as_token_ids": Unsupported("use return_token_ids", (False,)),
+    "repetition_detection": Unsupported("use repetition_penalty, or leave it out"),
+    "cache_salt": Unsupported("use headrace.salt"),
+    "lora_path": Unsupported("this server has no adapters; leave it out"),
+    "return_hidden_states": Unsupported("hidden states do not leave the nodes; leave it out", (False,)),
+    "input_ids": Unsupported("use prompt of /v1/completions, which takes token ids"),
+    "input_embeds": Unsupported("use prompt, as text or token ids"),
+    "prompt_embeds": Unsupported("use prompt, as text or token ids"),
+}  # fmt: skip
+
+FOR_CHATS: dict[str, Unsupported] = {
+    **_SHARED,
+    "functions": Unsupported("use tools; calls come back as text"),
+    "function_call": Unsupported("use tools; calls come back as text", ("none",)),
+    "audio": _TEXT_ONLY,
+    "modalities": _TEXT_ONLY._replace(harmless=(["text"],)),
+    "web_search_options": Unsupported("this server searches nothing; put what it should know into the messages"),
+    "moderation": Unsupported("this server judges no content; leave it out"),
+    "verbosity": Unsupported("ask for it in the messages", ("medium",)),
+    **dict.fromkeys(("reasoning_effort", "enable_thinking", "thinking", "reasoning"), _TEMPLATE),
+    **dict.fromkeys(("include_reasoning", "separate_reasoning"), _REASONING._replace(harmless=(True,))),
+    "thinking_token_budget": Unsupported("use max_tokens"),
+    "continue_final_message": Unsupported("render the chat yourself and use /v1/completions", (False,)),
+    "add_generation_prompt": Unsupported("render the chat yourself and use /v1/completions", (True,)),
+    "echo": Unsupported("render the chat yourself and use /v1/completions", (False,)),
+    "add_special_tokens": Unsupported("the chat template writes the special tokens; leave it out", (False,)),
+    "chat_template": Unsupported("render the chat yourself and use /v1/completions"),
+    "documents": Unsupported("put them into the messages, or into chat_template_kwargs under a name of your own"),
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "media_io_kwargs": _TEXT_ONLY,
+}
+
+FOR_COMPLETIONS: dict[str, Unsupported] = {
+    **_SHARED,
+    "add_special_tokens": Unsupported("give the prompt as token ids", (True,)),
+}
+
+
+def refuse_unsupported(given: Mapping[str, Any] | None, unsupported: Mapping[str, Unsupported]) -> None:
+    """Raises ApiError (400) for the first field of `given` that is in `unsupported` and asks for something."""
+    for name, value in (given or {}).items():
+        if (field := unsupported.get(name)) and value not in ABSENT and value not in field.harmless:
+            raise bad_request(f"{name} {value!r:.100} is not supported: {field.remedy}", name)
+
+
+def schema_of(unsupported: Mapping[str, Unsupported]) -> dict[str, Any]:
+    """The JSON schema's `properties` of unsupported fields: each admits the values that ask for nothing."""
+    return {
+        name: {
+            "enum": [*ABSENT, *field.harmless],
+            "default": None,
+            "title": name.replace("_", " ").capitalize(),
+            "description": f"Not supported: {field.remedy}.",
+        }
+        for name, field in sorted(unsupported.items())
+    }
