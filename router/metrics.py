@@ -29,6 +29,9 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests that ended", ["outcome"])
+        self._responses = self._counter(
+            "http_responses", "HTTP answers, refusals included", ["route", "status", "code"]
+        )
         self._tokens = self._counter("tokens", "Tokens of requests that ended", ["kind"])
         group = [*NODE_LABELS, "group"]
         self._lookups = self._counter("lookups", "Prompts looked up in a cache group of a node", group)
@@ -57,6 +60,10 @@ class RouterMetrics:
     ) -> None:
         """Adds metrics that are read from nodes, open requests and the index at every scrape."""
         self.registry.register(ClusterCollector(nodes, phases, index))
+
+    def http_response(self, route: str, status: int, code: str) -> None:
+        """Counts an HTTP answer; `code` is the error's, empty for a success."""
+        self._responses.labels(route, str(status), code).inc()
 
     def first_token(self, seconds: float) -> None:
         """Records a request's time to first token."""

@@ -72,7 +72,7 @@ class RouterServer:
         builder = RequestBuilder(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
         service = CompletionService(config.served_model_name, tokens, builder, context, admission)
         status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, index, clock)
-        self.app = build_app(service, status, config.max_body_bytes)
+        self.app = build_app(service, status, config.max_body_bytes, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity)
         self._closed = asyncio.Event()
         self.url = ""

@@ -14,12 +14,13 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.completions import CompletionService
 from router.api.generation import GenerationRequest
 from router.api.openapi import errors, generation_route, openapi_document
 from router.api.request_schemas import ChatBody, CompletionBody
+from router.api.response_counts import CountedApp, CountResponse, note_error
 from router.api.response_schemas import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -38,14 +39,18 @@ STATIC = Path(__file__).parent / "static"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LARGE_BODY_BYTES = 64 << 10  # beyond this, parsing and tokenizing leave the event loop
 CLIENT_CLOSED_REQUEST = 499  # nginx's number
+CLIENT_LEFT = ApiError(HTTPStatus.BAD_REQUEST, "the client left", code="client_left")
 T = TypeVar("T")
 
 
-def build_app(service: CompletionService, status: ClusterStatus, max_body_bytes: int) -> FastAPI:
+def build_app(
+    service: CompletionService, status: ClusterStatus, max_body_bytes: int, count_response: CountResponse
+) -> ASGIApp:
     """The ASGI application. Answers go out as they were written: `response_model`s are documentation."""
     app = FastAPI(title="Headrace", version="1", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_unforeseen_error)
     app.add_exception_handler(_ClientLeft, _on_client_left)
     app.add_exception_handler(ClientDisconnect, _on_client_left)  # during the upload
 
@@ -106,7 +111,7 @@ def build_app(service: CompletionService, status: ClusterStatus, max_body_bytes:
     async def page() -> Response:
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
-    return app
+    return CountedApp(app, count_response)
 
 
 async def _respond(
@@ -186,12 +191,20 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[by
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    note_error(request.scope, error)
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(error.json(), error.status, headers, media_type="application/json")
 
 
+async def _on_unforeseen_error(request: Request, error: Exception) -> Response:
+    """A defect of the router; the server logs its traceback."""
+    message = "the router failed; its log has the cause"
+    return await _on_api_error(request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error"))
+
+
 async def _on_client_left(request: Request, error: Exception) -> Response:
-    """Ends the handler; the response goes nowhere."""
+    """Ends the handler; the response goes nowhere, but is counted."""
+    note_error(request.scope, CLIENT_LEFT)
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

@@ -123,6 +123,50 @@ async def test_metrics_count_hits_transfers_and_nodes(running: Running):
     assert '_total{group="state",node="d0"' not in text  # skipped, so neither hit nor miss
 
 
+async def test_every_answer_is_counted_with_its_route_status_and_code(running: Running):
+    http = running.http
+    await http.post("/v1/chat/completions", json=CHAT)
+    await http.post("/v1/chat/completions", json=CHAT | {"temperature": 9})
+    await http.post("/v1/completions", json={"prompt": "a" * 2000})
+    for name in ("a", "b"):
+        await http.get(f"/v1/models/{name}")
+        await http.get(f"/made/up/{name}")
+    lines = (await http.get("/metrics")).text.splitlines()
+    for labels, count in (
+        ('code="",route="/v1/chat/completions",status="200"', 1),
+        ('code="",route="/v1/chat/completions",status="400"', 1),
+        ('code="body_too_large",route="/v1/completions",status="413"', 1),
+        ('code="model_not_found",route="/v1/models/{name:path}",status="404"', 2),
+        ('code="not_found",route="unknown",status="404"', 2),
+    ):
+        assert f"headrace_http_responses_total{{{labels}}} {count}.0" in lines
+
+
+async def test_a_broken_upload_leaves_no_traceback_and_is_counted(running: Running, caplog: pytest.LogCaptureFixture):
+    address = httpx.URL(running.server.url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\nExpect: 100-continue\r\n\r\n{"
+    writer.write(head)
+    assert b"100 Continue" in await reader.readline()  # the router waits for the body
+    writer.transport.abort()
+    counted = 'headrace_http_responses_total{code="client_left",route="/v1/completions",status="499"} 1.0'
+    async with asyncio.timeout(PATIENCE_S):
+        while counted not in (await running.http.get("/metrics")).text:
+            await asyncio.sleep(0.01)
+    assert not caplog.records
+
+
+async def test_a_defect_of_the_router_is_500_in_openais_shape(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(ModelTokens, "encode", lambda *args, **options: 1 / 0)
+    reply = await running.http.post("/v1/completions", json={"prompt": "a"})
+    assert (reply.status_code, error_of(reply)["code"]) == (500, "internal_error")
+    assert "ZeroDivisionError" in caplog.text
+    text = (await running.http.get("/metrics")).text
+    assert 'headrace_http_responses_total{code="internal_error",route="/v1/completions",status="500"} 1.0' in text
+
+
 async def test_a_large_prompt_does_not_stop_the_router(start_router: StartRouter, tokens: ModelTokens):
     running = await start_router(fake_cluster(tokens.encode("a")))
     body = json.dumps({"prompt": "the code of June " * 200_000})
