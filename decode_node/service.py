@@ -15,21 +15,23 @@ from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import DecodeCommand, FetchRequest, Role, Start
+from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
 from node_runtime.server import NodeServer
-from node_runtime.service import errors_as_status, read, timeout_s
+from node_runtime.service import errors_as_status, read, router_of, timeout_s
 
 
 class DecodeService(rpc.DecodeServicer):
-    def __init__(self, role: DecodeRole) -> None:
+    def __init__(self, role: DecodeRole, calls: RouterCalls) -> None:
         self._role = role
+        self._calls = calls
 
     async def Run(
         self,
         request_iterator: AsyncIterator[pb.DecodeCommand],
         context: grpc.aio.ServicerContext[pb.DecodeCommand, pb.DecodeEvent],
     ) -> AsyncIterator[pb.DecodeEvent]:
-        async with errors_as_status(context):
+        async with self._calls.counted(router_of(context)), errors_as_status(context):
             commands = _commands(request_iterator)
             start = await anext(commands, None)
             if not isinstance(start, Start):
@@ -58,7 +60,7 @@ def decode_node(config: DecodeNodeConfig) -> NodeServer:
 
     def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> DecodeRole:
         role = DecodeRole(runtime, config)
-        rpc.add_DecodeServicer_to_server(DecodeService(role), server)
+        rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls), server)
         return role
 
     return NodeServer(config, Role.DECODE, "Decode", serve)

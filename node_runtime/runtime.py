@@ -17,6 +17,7 @@ from headrace.forward.memory import CacheMemory
 from headrace.wire.tls import Identity
 from node_runtime.config import NodeConfig
 from node_runtime.packing import Packing, packing_of
+from node_runtime.router_calls import RouterCalls
 from transfer.backend import Transport
 from transfer.protocol.errors import LayoutMismatch
 from transfer.staging import Staging, StagingConfig
@@ -29,6 +30,7 @@ class NodeRuntime:
     staging   buffers for the transfers of requests. Fetches, which go from decode to prefill nodes, use `new_staging`:
               one pool that both a sender and a receiver take buffers from can deadlock
     identity  this node's TLS certificate; None: plain text
+    calls     calls in progress, by router
     tasks     clean-up work in progress
     """
 
@@ -38,6 +40,7 @@ class NodeRuntime:
     transport: Transport
     staging: Staging
     identity: Identity | None = None
+    calls: RouterCalls = field(default_factory=RouterCalls)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property

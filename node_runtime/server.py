@@ -119,7 +119,9 @@ class NodeServer:
                 raise
         transfers = transfer_counters(self.runtime.transport.stats, self.runtime.staging.waits)
         counters = {**self._status.counters, **transfers, **self._role_service.counters()}
-        return replace(self._status, counters=counters, links=self._link_monitor.report())
+        return replace(
+            self._status, counters=counters, links=self._link_monitor.report(), calls=self.runtime.calls.counts()
+        )
 
     async def stop(self) -> None:
         """Leaves the routers, ends requests in flight after the grace period, and releases everything.

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
+from headrace.wire.client import ROUTER_METADATA
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import NodeInfo, NodeStatus
@@ -67,6 +68,12 @@ def timeout_s(context: grpc.aio.ServicerContext[Any, Any]) -> float:
     """Seconds until the call's deadline."""
     remaining = context.time_remaining()
     return DEFAULT_TIMEOUT_S if remaining is None else min(remaining, DEFAULT_TIMEOUT_S)
+
+
+def router_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The name of the router that makes the call; empty for another caller."""
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get(ROUTER_METADATA, ""))
 
 
 class NodeService(rpc.NodeServicer):

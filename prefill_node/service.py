@@ -13,21 +13,23 @@ from headrace.wire.client import GrpcFetchClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import PrefillRequest, Role
+from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
 from node_runtime.server import NodeServer
-from node_runtime.service import errors_as_status, read, timeout_s
+from node_runtime.service import errors_as_status, read, router_of, timeout_s
 from prefill_node.config import PrefillNodeConfig
 from prefill_node.role import PrefillRole
 
 
 class PrefillService(rpc.PrefillServicer):
-    def __init__(self, role: PrefillRole) -> None:
+    def __init__(self, role: PrefillRole, calls: RouterCalls) -> None:
         self._role = role
+        self._calls = calls
 
     async def Run(
         self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext[pb.PrefillRequest, pb.PrefillEvent]
     ) -> AsyncIterator[pb.PrefillEvent]:
-        async with errors_as_status(context):
+        async with self._calls.counted(router_of(context)), errors_as_status(context):
             wanted = read(partial(codecs.decode, cls=PrefillRequest), request)
             async with aclosing(self._role.run(wanted, timeout_s(context))) as replies:
                 async for reply in replies:
@@ -39,7 +41,7 @@ def prefill_node(config: PrefillNodeConfig) -> NodeServer:
 
     def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> PrefillRole:
         role = PrefillRole(runtime, config, lambda fetch_source: GrpcFetchClient(fetch_source, runtime.identity))
-        rpc.add_PrefillServicer_to_server(PrefillService(role), server)
+        rpc.add_PrefillServicer_to_server(PrefillService(role, runtime.calls), server)
         return role
 
     return NodeServer(config, Role.PREFILL, "Prefill", serve)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config import at_least, checkpoint_folders, ports, positive, refuse
 from headrace.wire.tls_config import TlsConfig
+
+NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class RouterConfig:
     control_host        address at which nodes register (gRPC)
     control_port        port at which nodes register
     served_model_name   the model's name in /v1/models and in requests; empty: the folder's name
+    name                under which the nodes count this router's calls, unlike any other router's; empty: the host's
+                        name and `control_port`
     fetch_from_decode   prefill nodes fetch the cached part of a prompt from a decode node that holds more of it: its
                         blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
                         tokens
@@ -40,6 +45,7 @@ class RouterConfig:
     control_host: str = "127.0.0.1"
     control_port: int = 8001
     served_model_name: str = ""
+    name: str = ""
     fetch_from_decode: bool = True
     max_concurrent: int = 64
     max_queue: int = 256
@@ -61,6 +67,7 @@ class RouterConfig:
             ports(self, "port", "control_port"),
             at_least(self, 1, "max_concurrent", "max_attempts", "max_body_bytes"),
             at_least(self, 0, "max_queue"),
+            [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
             positive(
                 self, "request_timeout_s", "busy_timeout_s", "landing_timeout_s", "heartbeat_s", "shutdown_grace_s"
             ),

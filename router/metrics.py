@@ -175,6 +175,7 @@ class ClusterCollector(Collector):
 def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
     up = _gauge("node_up", "1 unless a call was lost")
     requests = _gauge("node_requests", "Requests on a node", "phase")
+    calls = _gauge("node_calls", "Open calls on a node, by the router that made them", "router")
     pools = _gauge("pool_units", "Blocks and slots of a node", "pool", "use")
     indexed = _gauge("node_indexed", "Blocks and checkpoints of a node that a prompt can find", "group")
     tombstones = _gauge("node_tombstones", "Block boundaries of a node that have the block but no checkpoint")
@@ -183,12 +184,14 @@ def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
         up.add_metric(labels, 0 if node.suspect else 1)
         requests.add_metric([*labels, "running"], status.running)
         requests.add_metric([*labels, "waiting"], status.waiting)
+        for router, count in status.calls.items():
+            calls.add_metric([*labels, router], count)
         _add_pool(pools, [*labels, "blocks"], status.blocks)
         _add_pool(pools, [*labels, "slots"], status.slots)
         indexed.add_metric([*labels, "attention"], status.blocks.indexed)
         indexed.add_metric([*labels, "state"], status.slots.indexed)
         tombstones.add_metric(labels, status.blocks.indexed - status.slots.indexed)
-    yield from (up, requests, pools, indexed, tombstones)
+    yield from (up, requests, calls, pools, indexed, tombstones)
 
 
 def _link_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:

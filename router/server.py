@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -52,10 +53,11 @@ class RouterServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self.name = config.name or f"{socket.gethostname()}:{config.control_port or os.getpid()}"
         identity = load_identity(config.tls, config.control_host)
 
         def connect(info: NodeInfo) -> NodeClient:
-            return GrpcNodeClient(info.name, info.address, identity)
+            return GrpcNodeClient(info.name, info.address, identity, router=self.name)
 
         self.nodes = NodeTable(
             config.heartbeat_s, clock, connect_to or connect, fetch_from_decode=config.fetch_from_decode
@@ -71,7 +73,7 @@ class RouterServer:
         context = RouterContext(config, self.nodes, table, policies, metrics, index, clock)
         builder = RequestBuilder(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
         service = CompletionService(config.served_model_name, tokens, builder, context, admission)
-        status = ClusterStatus(config.served_model_name, self.nodes, table, admission, metrics, index, clock)
+        status = ClusterStatus(self.name, config.served_model_name, self.nodes, table, admission, metrics, index, clock)
         self.app = build_app(service, status, config.max_body_bytes, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity)
         self._closed = asyncio.Event()

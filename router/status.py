@@ -23,6 +23,7 @@ class ClusterStatus:
 
     def __init__(
         self,
+        router: str,
         model: str,
         nodes: NodeTable,
         table: RequestTable,
@@ -31,6 +32,7 @@ class ClusterStatus:
         index: ClusterIndex,
         clock: Callable[[], float],
     ) -> None:
+        self._router = router
         self._model = model
         self._nodes = nodes
         self._table = table
@@ -67,6 +69,7 @@ class ClusterStatus:
         """Nodes, links, requests and hits, for /cluster and the page."""
         now_s = self._clock()
         return {
+            "router": self._router,
             "model": self._model,
             "ready": bool(self._nodes.live(Role.DECODE)),
             "nodes": [_node(node, now_s) | {"index": _index(node, self._index)} for node in self._nodes.all()],
@@ -92,6 +95,7 @@ def _node(node: NodeEntry, now_s: float) -> dict[str, Any]:
         "state": "dead" if is_dead else "suspect" if node.suspect else "live",
         "running": status.running,
         "waiting": status.waiting,
+        "calls": dict(status.calls),
         "blocks": asdict(status.blocks),
         "slots": asdict(status.slots),
         "counters": dict(status.counters),

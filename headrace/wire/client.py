@@ -62,6 +62,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
+ROUTER_METADATA = "headrace-router"
+"""Key of the metadata with which a router's calls name it."""
+
 _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: NodeBusy,
     grpc.StatusCode.ABORTED: TransferBroken,
@@ -139,10 +142,14 @@ class FetchClient(Protocol):
 
 
 class GrpcNodeClient:
-    """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors."""
+    """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors.
 
-    def __init__(self, name: str, address: str, identity: Identity | None = None) -> None:
+    router  the name under which the node counts the calls; empty: it counts them nowhere
+    """
+
+    def __init__(self, name: str, address: str, identity: Identity | None = None, *, router: str = "") -> None:
         self._name = name
+        self._metadata = ((ROUTER_METADATA, router),) if router else ()
         self._channel = open_channel(address, identity)
         self._prefill = rpc.PrefillStub(self._channel)
         self._decode = rpc.DecodeStub(self._channel)
@@ -150,12 +157,13 @@ class GrpcNodeClient:
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
         """Starts a prefill call."""
-        call = self._prefill.Run(codecs.encode(request, pb.PrefillRequest()), timeout=timeout_s)
+        message = codecs.encode(request, pb.PrefillRequest())
+        call = self._prefill.Run(message, timeout=timeout_s, metadata=self._metadata)
         return _GrpcStream(self._name, call, codecs.decode_one_of)
 
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
         """Opens a decode call; entering it sends `start`."""
-        return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s), start)
+        return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s, metadata=self._metadata), start)
 
     def cache_updates(self) -> StreamCall[CacheUpdate]:
         """Subscribes to the node's cache: a snapshot, then its changes, without end."""

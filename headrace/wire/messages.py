@@ -311,6 +311,7 @@ class NodeStatus:
     links                 to the peers that the last registration's answer named
     stalled_s             seconds since the engine last ended a turn while it has work; 0: it works, or has none
     waiting_tokens        tokens of prompts that are to be computed: waiting ones, and the rest of running ones
+    calls                 open calls of each router, by its name; a request has one on its prefill and its decode node
     prefill_tokens_per_s  measured while prompts were computed; 0: not measured yet
     """
 
@@ -323,6 +324,7 @@ class NodeStatus:
     stalled_s: float = 0.0
     waiting_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
+    calls: Mapping[str, int] = field(default_factory=dict)
 
 
 def transfer_refusal(device: str, peer_device: str) -> str | None:

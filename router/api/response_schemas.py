@@ -310,6 +310,8 @@ class NodeRow(_Response):
     """`suspect`: a call to the node was lost since its last heartbeat."""
     running: int
     waiting: int
+    calls: dict[str, int]
+    """Open calls of each router, by its name."""
     blocks: PoolStatus
     slots: PoolStatus
     counters: dict[str, float]
@@ -359,6 +361,8 @@ class HitRow(_Response):
 class Cluster(_Response):
     """Nodes, links, requests and hits as the router knows them."""
 
+    router: str
+    """The name under which the nodes count this router's calls."""
     model: str
     ready: bool
     nodes: list[NodeRow]

@@ -59,6 +59,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "control_host": TEXT,
         "control_port": PORT,
         "served_model_name": TEXT,
+        "name": (["", "a.b-c_d:8001", "x" * 64], ["a b", "x" * 65, "é"]),
         "max_concurrent": COUNT,
         "max_queue": ([0, 9], [-1]),
         "request_timeout_s": SECONDS,

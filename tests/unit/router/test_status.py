@@ -50,6 +50,17 @@ async def test_metrics_show_links_and_counters_with_labels(running: Running) -> 
     assert not [line for line in lines if "link_bytes_per_second" in line and 'peer="d2"' in line]
 
 
+async def test_the_calls_of_each_router_are_shown(start_router: StartRouter) -> None:
+    running = await start_router(fake_cluster([1]), register=False, name="here")
+    status = replace(node_status(), calls={"here": 3, "there": 4})
+    running.server.nodes.register(node_info("p0", Role.PREFILL), status)
+    cluster = (await running.http.get("/cluster")).json()
+    assert cluster["router"] == "here"
+    assert cluster["nodes"][0]["calls"] == {"here": 3, "there": 4}
+    lines = (await running.http.get("/metrics")).text.splitlines()
+    assert 'headrace_node_calls{node="p0",role="prefill",router="there"} 4.0' in lines
+
+
 async def test_metrics_show_the_hidden_share_of_sent_transfers(start_router: StartRouter) -> None:
     """The share of totals since the node's start; a node that has sent nothing has none."""
     running = await start_router(fake_cluster([1], prefill=3), register=False)

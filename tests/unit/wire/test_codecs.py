@@ -34,7 +34,7 @@ def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     if get_origin(hint) is tuple:
         return st.lists(values_of(get_args(hint)[0]), max_size=3).map(tuple)
     if get_origin(hint) is Mapping:
-        return st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3)
+        return st.dictionaries(st.text(max_size=5), values_of(get_args(hint)[1]), max_size=3)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(hint)
     if hint is int:
