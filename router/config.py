@@ -32,7 +32,10 @@ class RouterConfig:
     request_timeout_s   a request's whole life, its wait included; beyond that clients get 504
     busy_timeout_s      how long a request looks for a node with free capacity; beyond that clients get 503
     landing_timeout_s   how long a transfer may take to land after its prefill; then the prompt is prefilled once more
-    max_attempts        prefills tried for one request, and decode nodes tried, before it fails
+    max_attempts        failures in a row of one request's prefills, or of its decode calls, before it fails with 503. A
+                        token from a decode node begins the count anew, and a busy node is no failure: a request may
+                        migrate as often as nodes are lost under it. Whatever is set here, a request that may be what
+                        ends nodes is given to one more of them, and to no third (500, `node_crashed`)
     max_body_bytes      largest body of an HTTP request
     heartbeat_s         interval of the nodes' heartbeats; a node counts as dead after three missed ones
     shutdown_grace_s    how long requests in flight may continue after a stop

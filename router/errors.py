@@ -37,7 +37,11 @@ class IllegalEvent(RouterError):
 
 
 class ApiError(RouterError):
-    """An HTTP error response. `retry_after_s` becomes the Retry-After header."""
+    """An HTTP error response.
+
+    retry_after_s   the Retry-After header
+    may_retry       False: a client should not send the same request again by itself
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class ApiError(RouterError):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
+        may_retry: bool = True,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -54,6 +59,13 @@ class ApiError(RouterError):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.may_retry = may_retry
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the response. OpenAI's clients repeat any 5xx twice unless `x-should-retry` forbids it."""
+        retry_after = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return retry_after if self.may_retry else retry_after | {"x-should-retry": "false"}
 
     @property
     def type(self) -> str:
@@ -82,6 +94,15 @@ def deadline_passed(timeout_s: float) -> ApiError:
     """504: the request took longer than the router allows."""
     message = f"the request did not finish within {timeout_s:g} s (request_timeout_s)"
     return ApiError(HTTPStatus.GATEWAY_TIMEOUT, message, code="deadline_exceeded")
+
+
+NODE_CRASHED = "node_crashed"
+
+
+def node_crashed(error: NodeError) -> ApiError:
+    """500: the nodes that computed the request were lost, one after the other, and no other node is tried."""
+    message = f"the nodes that computed this request were lost with it, so no other node gets it; last {error}"
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code=NODE_CRASHED, may_retry=False)
 
 
 def from_node(error: NodeError) -> ApiError:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from headrace.wire.messages import PoolStatus
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry
+from router.errors import NODE_CRASHED
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import RequestPhase
 
@@ -43,6 +44,7 @@ class RouterMetrics:
         self._bytes = self._counter("transfer_bytes", "Bytes moved from prefill to decode nodes", ["kind"])
         self._seconds = self._counter("transfer_seconds", "Seconds that transfers took", [])
         self._migrations = self._counter("migrations", "Requests that went on on another decode node", [])
+        self._quarantined = self._counter("quarantined_requests", "Requests that ended as node_crashed", [])
         self._ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token")
         self._itl = self._histogram("inter_token_seconds", "Between two tokens of a request")
 
@@ -80,6 +82,8 @@ class RouterMetrics:
         if life.failure is not None and life.failure.code == "client_left":
             outcome = "cancelled"
         self._requests.labels(outcome).inc()
+        if life.failure is not None and life.failure.code == NODE_CRASHED:
+            self._quarantined.inc()
         num_prompt = life.request.num_prompt_tokens
         self._tokens.labels("prompt").inc(num_prompt)
         self._tokens.labels("cached").inc(life.report.cached_tokens(num_prompt))

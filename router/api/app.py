@@ -192,8 +192,7 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[by
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     note_error(request.scope, error)
-    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
-    return Response(error.json(), error.status, headers, media_type="application/json")
+    return Response(error.json(), error.status, error.headers, media_type="application/json")
 
 
 async def _on_unforeseen_error(request: Request, error: Exception) -> Response:

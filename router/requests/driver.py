@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from http import HTTPStatus
 from typing import assert_never
 
@@ -14,7 +14,7 @@ from headrace.wire import messages as m
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeError, NodeLost
 from router.cluster.nodes import NodeEntry
-from router.errors import ApiError, deadline_passed
+from router.errors import NODE_CRASHED, ApiError, deadline_passed
 from router.requests import events as ev
 from router.requests.admission import AdmissionPermit
 from router.requests.attempt import Attempt
@@ -213,7 +213,11 @@ class RequestDriver:
                 await attempt.send(m.Renew(failed_nonce))
             case ev.SendStop():
                 await attempt.send(m.Stop())
-            case ev.StartOver() | ev.FinishRequest() | ev.FailRequest():
+            case ev.FailRequest(cause):
+                if cause.code == NODE_CRASHED:
+                    log.error("quarantined: %s; its shape: %s", cause.message, _shape_of(self.life.request))
+                attempt.end()
+            case ev.StartOver() | ev.FinishRequest():
                 attempt.end()
             case _:
                 assert_never(instruction)
@@ -226,3 +230,12 @@ class RequestDriver:
             self._context.metrics.next_tokens(count, now_s - self._last_shown_s)
         self._last_shown_s = now_s
         self._search.made_progress()
+
+
+def _shape_of(request: Request) -> str:
+    """Length and settings of a request without its content, so that an operator can send one like it."""
+    settings = asdict(request.sampling)
+    del settings["seed"]
+    defaults = {field.name: field.default for field in fields(request.sampling)}
+    flags = {name: value for name, value in settings.items() if value != defaults[name]}
+    return f"{request.request_id}, {request.num_prompt_tokens} prompt tokens, {flags}"

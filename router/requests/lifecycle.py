@@ -32,6 +32,7 @@ from router.requests.events import (
     StartPrefill,
     StopFound,
 )
+from router.requests.failures import Failures
 from router.requests.report import RequestReport
 from router.requests.states import (
     AwaitingFirstToken,
@@ -66,9 +67,10 @@ class RequestLifecycle:
         self.entered_s: dict[RequestPhase, float] = {self.phase: now_s}
         self.report = RequestReport()
         self.generated: list[int] = []
+        self.failures = Failures()
         self._prompt_shown = False
-        self._prefill_failures = 0
-        self._decode_failures = 0
+        self._is_prefilling = False  # the present prefill node computes the prompt
+        self._has_decoded = False  # the present decode node has sent a token
         self._max_attempts = max_attempts
 
     @property
@@ -115,6 +117,7 @@ class RequestLifecycle:
                 return self._on_tokens(event)
             case DecodeStarted(node):
                 self.report.decode_node = node
+                self._has_decoded = False
                 return self.state, []
             case PrefillStarted():
                 return self._on_prefill_started(event)
@@ -126,6 +129,7 @@ class RequestLifecycle:
                 shown, self._prompt_shown = self._prompt_shown, True
                 return self.state, [] if shown else [ShowPrompt(event)]
             case m.ComputeStarted():
+                self._is_prefilling = True
                 return self.state, []
             case m.FirstToken():
                 return self._on_first_token(event)
@@ -177,6 +181,7 @@ class RequestLifecycle:
             case _:
                 raise self._illegal(event)
         self.report.prefill_started(event.node)
+        self._is_prefilling = False
         return after, []
 
     def _on_first_token(self, event: m.FirstToken) -> Transition:
@@ -224,6 +229,8 @@ class RequestLifecycle:
     # ------------------------------------------------------------ the decode node's tokens
 
     def _on_tokens(self, event: m.Tokens) -> Transition:
+        self._has_decoded = True
+        self.failures = self.failures.after_progress()
         match self.state:
             case Decoding(is_stopped=True):
                 return self.state, []
@@ -272,10 +279,11 @@ class RequestLifecycle:
             return self._fail(from_node(cause))
         if isinstance(self.state, PrefillingAlone) and self.state.finish is not None:
             return self._complete(self.state.finish)  # the answer is complete, only the report is lost
-        if cause is not None and not isinstance(cause, NodeBusy):
-            self._prefill_failures += 1
-            if self._prefill_failures >= self._max_attempts:
-                return self._fail(from_node(cause))
+        if cause is not None:
+            was_computing = self._is_prefilling and isinstance(self.state, Prefilling | PrefillingAlone)
+            self.failures = self.failures.after_failure(m.Role.PREFILL, cause, was_computing=was_computing)
+            if (end := self.failures.verdict(cause, self._max_attempts)) is not None:
+                return self._fail(end)
         match self.state:
             case Reserved(_, first_token) | Moving(_, first_token) if nonce is not None and cause is not None:
                 return AwaitingRenewal(first_token, self.phase), [SendRenew(nonce)]
@@ -292,12 +300,13 @@ class RequestLifecycle:
                 return self._complete(FinishReason.STOP)
             case Decoding(FinishReason() as finish):
                 return self._complete(finish)  # every token is shown, only the report is lost
-        if not isinstance(cause, NodeBusy):
-            self._decode_failures += 1
-            if self._decode_failures >= self._max_attempts:
-                return self._fail(from_node(cause))
-            if not isinstance(self.state, Queued | Migrating):
-                self.report.migrations += 1
+        has_landed = isinstance(self.state, PrefillingLocally | AwaitingFirstToken | Decoding)
+        was_computing = has_landed and not self._has_decoded
+        self.failures = self.failures.after_failure(m.Role.DECODE, cause, was_computing=was_computing)
+        if (end := self.failures.verdict(cause, self._max_attempts)) is not None:
+            return self._fail(end)
+        if not isinstance(cause, NodeBusy) and not isinstance(self.state, Queued | Migrating):
+            self.report.migrations += 1
         return self._start_over()
 
     # ------------------------------------------------------------ endings

@@ -13,7 +13,7 @@ from typing import Self
 
 from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeError, NodeLost, TransferBroken
+from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, TransferBroken
 from router.requests import events as ev
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import Completed, Failed
@@ -21,7 +21,7 @@ from tests.support.router.fake_nodes import reservation
 
 ANSWER = (101, 102, 103)  # whichever node computes it, the token at place k is ANSWER[k]
 MAX_ATTEMPTS = 2
-CAUSES = {"lost": NodeLost, "busy": NodeBusy, "broken": TransferBroken}
+CAUSES = {"lost": NodeLost, "crashed": NodeCrashed, "busy": NodeBusy, "broken": TransferBroken}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class DecodeNode:
 class PrefillNode:
     nonce: int | None
     place: int
-    stage: str = "computing"  # sampled, sent
+    stage: str = "waiting"  # computing, sampled, sent
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class RequestWorld:
     def key(self) -> Hashable:
         life = self.life
         state = type(life.state).__name__ if isinstance(life.state, Failed) else life.state
-        failures = (life._prefill_failures, life._decode_failures)
+        failures = (life.failures, life._is_prefilling, life._has_decoded)
         return state, failures, self.shown, self.attempt, self.mishaps, self.has_stopped, self.num_nonces, self.ended
 
     def after(self, action: tuple) -> Self:
@@ -147,9 +147,11 @@ class RequestWorld:
         if attempt.commands:
             yield ("obey_router",)
         if self.mishaps and node.stage != "done":
-            yield ("lose_decode_node", "queued events arrive")
+            yield ("lose_decode_node", "lost", "queued events arrive")
             if attempt.from_decode:
-                yield ("lose_decode_node", "queued events are lost")
+                yield ("lose_decode_node", "lost", "queued events are lost")
+            if node.stage == "running":
+                yield ("lose_decode_node", "crashed", "queued events arrive")
             if node.stage == "receiving":
                 yield ("break_session",)
 
@@ -159,6 +161,8 @@ class RequestWorld:
             yield ("deliver_from_prefill",)
         if node is None:
             return
+        if node.stage == "waiting":
+            yield ("compute",)
         if node.stage == "computing":
             yield ("sample",)
         if node.stage == "sampled":
@@ -168,7 +172,8 @@ class RequestWorld:
         if node.stage == "sent":
             yield ("report_prefill",)
         if self.mishaps:
-            for cause in ("lost", "broken", "busy") if node.stage == "computing" else ("lost",):
+            causes = {"waiting": ("lost", "busy"), "computing": ("lost", "broken", "crashed")}
+            for cause in causes.get(node.stage, ("lost",)):
                 yield ("fail_prefill", cause, "queued events arrive")
                 if attempt.from_prefill:
                     yield ("fail_prefill", cause, "queued events are lost")
@@ -219,8 +224,8 @@ class RequestWorld:
                 self._tell(m.Tokens((Token(ANSWER[place]),), FinishReason.LENGTH if is_last else None))
             case "done", finish:
                 self._tell(m.DecodeDone(finish, m.DecodeReport("d0", 0, 0, "received", 0)))
-            case ("lost",):
-                self._tell(ev.DecodeLost(NodeLost("d0", "gone")))
+            case "lost", cause:
+                self._tell(ev.DecodeLost(CAUSES[cause]("d0", cause)))
             case other:
                 raise TypeError(f"unknown event {other}")
 
@@ -228,6 +233,8 @@ class RequestWorld:
         (kind, *values), *later = self.attempt.from_prefill
         self._set(from_prefill=tuple(later))
         match kind, *values:
+            case ("computing",):
+                self._tell(m.ComputeStarted())
             case "first token", place:
                 is_last = place + 1 == self.max_tokens
                 self._tell(m.FirstToken(Token(ANSWER[place]), FinishReason.LENGTH if is_last else None))
@@ -319,11 +326,11 @@ class RequestWorld:
         self._decode("interrupted")
         self._send(("session failed", self.attempt.decode.nonce))
 
-    def lose_decode_node(self, how: str) -> None:
+    def lose_decode_node(self, cause: str, how: str) -> None:
         self.mishaps -= 1
         if how == "queued events are lost":
             self._set(from_decode=())
-        self._send(("lost",))
+        self._send(("lost", cause))
         self._set(decode=None, commands=())
 
     def _decode(self, stage: str, **changes: int) -> None:
@@ -334,6 +341,9 @@ class RequestWorld:
         self._set(from_decode=(*self.attempt.from_decode, event))
 
     # ------------------------------------------------------------ the prefill node
+
+    def compute(self) -> None:
+        self._prefill("computing", ("computing",))
 
     def sample(self) -> None:
         assert self.attempt.prefill is not None

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.request import FinishReason, Request, Sampling, Token
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
+from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, RequestRefused, TransferBroken
 from router.errors import ApiError, IllegalEvent, deadline_passed
 from router.requests.events import (
     DecodeLost,
@@ -181,6 +181,78 @@ def test_busy_nodes_do_not_use_attempts_up():
     for nonce in range(1, 10):
         assert request.on(PrefillFailed(nonce, NodeBusy("p0", "full")), 1.0) == [SendRenew(nonce)]
         after(request, reservation(nonce + 1), PrefillStarted("p0", nonce + 1))
+
+
+# ------------------------------------------------------------ requests that may be what ends nodes
+
+CRASHED = NodeCrashed("n", "the engine crashed: RuntimeError('poison')")
+LOST = NodeLost("n", "gone")
+COMPUTING = m.ComputeStarted()
+LOCALLY = (DecodeStarted("d0"), m.LocalPrefill(0))
+
+
+def remotely(nonce: int) -> tuple[object, ...]:
+    return DecodeStarted("d0"), reservation(nonce), PrefillStarted("p0", nonce), COMPUTING
+
+
+def assert_quarantined(request: RequestLifecycle) -> None:
+    assert request.failure is not None
+    assert (request.failure.status, request.failure.code) == (500, "node_crashed")
+    assert request.failure.headers == {"x-should-retry": "false"}
+
+
+@pytest.mark.parametrize("first", [CRASHED, LOST])
+@pytest.mark.parametrize("second", [CRASHED, LOST])
+def test_a_request_under_which_two_prefill_nodes_are_lost_gets_no_third(first: NodeError, second: NodeError):
+    request = after(life(), *remotely(1))
+    assert request.on(PrefillFailed(1, first), 1.0) == [SendRenew(1)]
+    after(request, reservation(2), PrefillStarted("p1", 2), COMPUTING)
+    assert isinstance(request.on(PrefillFailed(2, second), 2.0)[0], FailRequest)
+    assert_quarantined(request)
+
+
+def test_losses_at_both_roles_count_together():
+    request = after(life(), *remotely(1), PrefillFailed(1, CRASHED))
+    after(request, reservation(2), PrefillFailed(2, None), *LOCALLY, DecodeLost(CRASHED))
+    assert_quarantined(request)
+
+
+def test_nodes_lost_with_a_request_that_only_waits_there_cast_no_suspicion():
+    request = after(life(), DecodeStarted("d0"), reservation(1), PrefillStarted("p0", 1), PrefillFailed(1, LOST))
+    after(request, reservation(2), PrefillStarted("p1", 2), PrefillFailed(2, LOST))
+    assert request.failures.suspicious_losses == 0 and not request.is_over
+
+
+def test_a_decode_node_lost_at_its_first_token_is_suspicious_and_later_is_not():
+    request = after(decoding(), DecodeLost(LOST))
+    assert request.failures.suspicious_losses == 1
+    request = after(decoding(), m.Tokens((B,)), DecodeLost(LOST))
+    assert request.failures.suspicious_losses == 0
+
+
+def test_a_request_that_goes_on_after_a_crash_was_not_its_cause():
+    """Sixty-four requests share the step that one of them ends."""
+    request = after(life(), *LOCALLY, DecodeLost(CRASHED), *LOCALLY, m.Tokens((A,)), DecodeLost(CRASHED))
+    assert not request.is_over
+    after(request, *LOCALLY, m.Tokens((B,)))
+    assert request.generated == [7, 8]
+    after(request, DecodeLost(CRASHED))
+    assert_quarantined(request)  # it made progress each time, but the third node is enough
+
+
+def test_a_request_may_migrate_as_often_as_nodes_are_lost_under_it():
+    request = life(max_tokens=99)
+    for token in range(20):
+        after(request, *LOCALLY, m.Tokens((Token(token),)))
+        assert request.on(DecodeLost(LOST), 1.0) == [StartOver()]
+    assert request.report.migrations == 20
+
+
+def test_a_token_begins_the_count_of_failures_anew():
+    request = after(life(), *[DecodeLost(LOST)] * 2, *LOCALLY, m.Tokens((A,)), *[DecodeLost(LOST)] * 2)
+    assert not request.is_over
+    (failed,) = request.on(DecodeLost(LOST), 1.0)
+    assert isinstance(failed, FailRequest) and failed.cause.code == "no_node_available"
 
 
 def test_without_prefill_nodes_the_request_starts_over():

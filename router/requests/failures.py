@@ -1,0 +1,56 @@
+"""Failed attempts of one request, and the suspicion that the request itself ends nodes. Pure values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost
+from headrace.wire.messages import Role
+from router.errors import ApiError, from_node, node_crashed
+
+SUSPICIOUS_LOSSES = 2
+"""Nodes in a row that may be lost while they compute one request: it is given to one more node, and to no third."""
+CRASHES = 3
+"""Nodes that may crash with one request in all, whatever progress it makes between two of them."""
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Failures of one request since a decode node last sent a token of it.
+
+    prefills, decodes   failed attempts at either role. A busy node is no failure
+    suspicious_losses   nodes that crashed with the request in their step, or were lost without a word while they
+                        computed it and had sent no token of it
+    crashes             nodes that crashed with it in their step, since its start
+    """
+
+    prefills: int = 0
+    decodes: int = 0
+    suspicious_losses: int = 0
+    crashes: int = 0
+
+    def after_progress(self) -> Failures:
+        """A decode node computed the request and lived: earlier losses were not its doing, or need not be."""
+        return self if self == Failures(crashes=self.crashes) else Failures(crashes=self.crashes)
+
+    def after_failure(self, role: Role, cause: NodeError, *, was_computing: bool) -> Failures:
+        """`was_computing`: the node computed the request when it failed, and had sent no token of it."""
+        if isinstance(cause, NodeBusy):
+            return self
+        is_crash = isinstance(cause, NodeCrashed)
+        is_suspicious = is_crash or (was_computing and isinstance(cause, NodeLost))
+        return replace(
+            self,
+            prefills=self.prefills + (role is Role.PREFILL),
+            decodes=self.decodes + (role is Role.DECODE),
+            suspicious_losses=self.suspicious_losses + is_suspicious,
+            crashes=self.crashes + is_crash,
+        )
+
+    def verdict(self, cause: NodeError, max_attempts: int) -> ApiError | None:
+        """The error with which the request ends after `cause`, its last failure; None: it is tried again."""
+        if self.suspicious_losses >= SUSPICIOUS_LOSSES or self.crashes >= CRASHES:
+            return node_crashed(cause)
+        if max(self.prefills, self.decodes) >= max_attempts:
+            return from_node(cause)
+        return None
