@@ -9,21 +9,31 @@ import logging
 import signal
 import sys
 
+import torch
+
 from headrace.command_line import START_FAILED_STATUS
 from headrace.host_process import log_to_stderr
+from headrace.models.config import ModelError
 from headrace.wire.tls import TlsError
 from node_runtime.server import NodeServer
 from transfer.protocol.errors import TransferError
 
 
 def run_node(node: NodeServer) -> int:
-    """Blocks until the node has ended; returns the process's exit status. Raises ConfigError."""
+    """Blocks until the node has ended; returns the process's exit status. Raises ConfigError.
+
+    A node that cannot start prints one line: its name and the cause.
+    """
     log_to_stderr()
     try:
         return asyncio.run(_run(node))
-    except (TlsError, TransferError, OSError) as error:
-        print(f"{node.config.name}: {error}", file=sys.stderr)
-        return START_FAILED_STATUS
+    except (ModelError, TlsError, TransferError, OSError) as error:
+        cause = str(error)
+    except torch.OutOfMemoryError as error:
+        first_line = str(error).partition("\n")[0]
+        cause = f"{node.config.model_path} does not fit {node.config.engine.device}: {first_line}"
+    print(f"{node.config.name}: {cause}", file=sys.stderr)
+    return START_FAILED_STATUS
 
 
 async def _run(node: NodeServer) -> int:

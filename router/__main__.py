@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.command_line import config_command, field_flags, run_command
+from headrace.command_line import START_FAILED_STATUS, config_command, field_flags, run_command
 from headrace.host_process import log_to_stderr
 from headrace.wire.tls_config import TlsConfig
 from router.config import RouterConfig
@@ -32,7 +32,7 @@ def run(config: RouterConfig) -> int:
         asyncio.run(_serve(RouterServer(config)))
     except (RouterError, ListenError, TlsError) as error:
         print(f"router: {error}", file=sys.stderr)
-        return 1
+        return START_FAILED_STATUS
     return 0
 
 

@@ -13,6 +13,7 @@ from headrace.cache.eviction import eviction_policy
 from headrace.cache.journal import Journal
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
+from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.engine import Engine
 from headrace.engine.runner import ModelRunner
@@ -39,6 +40,9 @@ class BuiltEngine:
 
 def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
     """Loads the weights and builds an engine around them. Raises ModelError, ConfigError."""
+    num_gpus = torch.cuda.device_count()
+    if not config.is_on_cpu and (torch.device(config.device).index or 0) >= num_gpus:
+        raise ConfigError(f"device {config.device}: this process sees {num_gpus} GPUs; give one of them, or cpu")
     use_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)

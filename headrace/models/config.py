@@ -1,13 +1,13 @@
-"""Model configs: one description of a hybrid decoder for all families, read from a model folder's config.json.
+"""Model configs: one description of a hybrid decoder for all families.
 
-A family's reader (headrace/models/families/) translates its own field names into these values; the layers are built
-from them alone.
+A family's reader (headrace/models/families/) translates its own field names in config.json
+(headrace/models/raw_config.py) into these values; the layers are built from them alone.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.cache.layout import CacheLayout
 
@@ -129,10 +129,32 @@ class ModelConfig:
     logits_divisor: float = 1.0
 
     def __post_init__(self) -> None:
-        if any(layer.feed_forward == "moe" for layer in self.layers) and self.moe is None:
-            raise ValueError("a layer is a mixture of experts, but moe is not set")
-        if self.attention.num_heads % self.attention.num_kv_heads:
-            raise ValueError(f"{self.attention.num_heads} heads over {self.attention.num_kv_heads} KV heads")
+        for fault in self._faults():
+            raise ModelError(fault)
+
+    def _faults(self) -> Iterator[str]:
+        """Sizes that do not go together."""
+        if not self.num_attention_layers or not self.num_state_layers:
+            yield (
+                f"{self.num_attention_layers} attention and {self.num_state_layers} state layers: only hybrids are "
+                "supported, which have both"
+            )
+        attention, state, moe = self.attention, self.state, self.moe
+        if attention.num_heads % attention.num_kv_heads:
+            yield f"{attention.num_heads} attention heads over {attention.num_kv_heads} KV heads: must divide evenly"
+        if attention.rotary_dim % 2 or attention.rotary_dim > attention.head_dim:
+            yield f"{attention.rotary_dim} of a head's {attention.head_dim} values rotate: must be an even number"
+        if isinstance(state, Mamba2Config) and state.num_heads % state.num_groups:
+            yield f"{state.num_heads} state heads over {state.num_groups} groups: must divide evenly"
+        if isinstance(state, GatedDeltaConfig) and state.num_value_heads % state.num_key_heads:
+            yield f"{state.num_value_heads} value heads over {state.num_key_heads} key heads: must divide evenly"
+        kinds = {layer.feed_forward for layer in self.layers}
+        if "moe" in kinds and moe is None:
+            yield "a layer is a mixture of experts, and no experts are described"
+        if "dense" in kinds and self.intermediate_size < 1:
+            yield "a layer's feed-forward is dense, and intermediate_size is missing"
+        if moe is not None and moe.experts_per_token > moe.num_experts:
+            yield f"{moe.experts_per_token} of {moe.num_experts} experts a token: there are not so many"
 
     @property
     def num_attention_layers(self) -> int:
@@ -162,88 +184,3 @@ class ModelConfig:
             conv_shape=(self.num_state_layers, self.state.conv_channels, self.state.conv_taps - 1),
             rec_shape=(self.num_state_layers, *self.state.state_shape),
         )
-
-
-@dataclass(frozen=True)
-class RawConfig:
-    """config.json with the text model's fields in front, and the stop tokens beside them."""
-
-    architecture: str
-    text: dict[str, Any]
-    eos_token_ids: tuple[int, ...]
-
-    @classmethod
-    def read(cls, path: Path) -> "RawConfig":
-        raw = _read_json(path / "config.json")
-        architectures = raw.get("architectures") or []
-        if len(architectures) != 1:
-            raise UnsupportedModel(f"{path}/config.json names architectures {architectures}, not one")
-        text = {**raw, **raw.get("text_config", {})}
-        if "tie_word_embeddings" in raw:  # the wrapper decides: it owns the head
-            text["tie_word_embeddings"] = raw["tie_word_embeddings"]
-        generation = path / "generation_config.json"
-        eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
-        return cls(architectures[0], text, _as_ids(eos if eos is not None else text.get("eos_token_id")))
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.text:
-            raise ModelError(f"config.json of {self.architecture} has no {name!r}")
-        return self.text[name]
-
-    def get(self, name: str, default: Any) -> Any:
-        """The field, or `default` if the file leaves it out or has null."""
-        value = self.text.get(name)
-        return default if value is None else value
-
-    def require(self, name: str, *supported: Any) -> None:
-        """Raises UnsupportedModel if the option is set to a value that is not implemented."""
-        if self.get(name, supported[0]) not in supported:
-            only = " or ".join(map(repr, supported))
-            raise UnsupportedModel(f"{self.architecture} with {name}={self.text[name]!r}: only {only} is supported")
-
-    def layer_mixers(self) -> list[Literal["attention", "state"]] | None:
-        """One mixer for each layer; None if the file has no list. Local and hub files use different words."""
-        words: dict[str, Literal["attention", "state"]] = {
-            "attention": "attention",
-            "full_attention": "attention",
-            "mamba": "state",
-            "linear_attention": "state",
-        }
-        listed = self.get("layer_types", self.get("layers_block_type", None))
-        if listed is None:
-            return None
-        unknown = sorted(set(listed) - set(words))
-        if unknown:
-            raise UnsupportedModel(f"{self.architecture} with layer types {unknown}: only {sorted(words)}")
-        return [words[word] for word in listed]
-
-    def rope_theta(self) -> float:
-        """The rotary base, under either generation of field names; only plain rotary embeddings are supported."""
-        parameters = self._rope_parameters()
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind not in ("default", "mrope"):  # on text alone, mrope is plain
-            raise UnsupportedModel(f"{self.architecture} with rope type {kind!r}: only plain rotary embeddings")
-        return float(parameters.get("rope_theta", self.get("rope_theta", 10000.0)))
-
-    def partial_rotary_factor(self, default: float) -> float:
-        """The share of a head that rotates."""
-        outer = self.get("partial_rotary_factor", default)
-        return float(self._rope_parameters().get("partial_rotary_factor", outer))
-
-    def _rope_parameters(self) -> dict[str, Any]:
-        parameters: dict[str, Any] = self.get("rope_parameters", self.get("rope_scaling", {}))
-        return parameters
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelError(f"cannot read {path}: {error}") from error
-    return content
-
-
-def _as_ids(eos: int | list[int] | None) -> tuple[int, ...]:
-    if eos is None:
-        return ()
-    return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -15,8 +15,9 @@ from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product, add_branch
 from headrace.kernels.dense.rms_norm import rms_norm
-from headrace.models.config import ModelConfig, RawConfig
+from headrace.models.config import ModelConfig
 from headrace.models.layers.attention import Attention
+from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
 
 

@@ -2,18 +2,22 @@
 
 import json
 import struct
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from blake3 import blake3
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from headrace.models.config import ModelError
+from headrace.models.config import ModelError, UnsupportedModel
+from headrace.models.raw_config import read_json_object, shown
 
 SAMPLE_BYTES = 1024  # of each tensor's start, middle and end, for the fingerprint
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of stored tensors. Others come from quantised checkpoints, whose values mean nothing without their scales."""
 
 
 class WeightSource(Protocol):
@@ -29,6 +33,13 @@ class WeightSource(Protocol):
     def assert_all_taken(self) -> None: ...
 
 
+class _Stored(NamedTuple):
+    """A tensor's file, and that file opened."""
+
+    file: Path
+    handle: Any
+
+
 class WeightFiles:
     """The tensors of a model folder: each is taken once, read to the device and cast there.
 
@@ -38,10 +49,11 @@ class WeightFiles:
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device):
         self.path = path
         self._dtype = dtype
-        self._remaining: dict[str, Any] = {}  # name -> the open file that has it
+        self._remaining: dict[str, _Stored] = {}
         for file in safetensors_files(path):
-            handle = safe_open(file, framework="pt", device=str(device))
-            self._remaining.update(dict.fromkeys(handle.keys(), handle))
+            with _reading(file):
+                handle = safe_open(file, framework="pt", device=str(device))
+                self._remaining.update(dict.fromkeys(handle.keys(), _Stored(file, handle)))
 
     @property
     def remaining(self) -> set[str]:
@@ -52,14 +64,22 @@ class WeightFiles:
         """The named tensor in the model's dtype (or `dtype`) on the model's device; its shape is checked."""
         if name not in self._remaining:
             raise ModelError(f"{self.path} has no tensor {name!r} (untaken: {_some(self._remaining)})")
-        tensor = self._remaining.pop(name).get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"{self.path}: {name} is {list(tensor.shape)}, the config says {list(shape)}")
+        file, handle = self._remaining.pop(name)
+        with _reading(file):
+            stored_shape = handle.get_slice(name).get_shape()
+            if tuple(stored_shape) != shape:
+                raise ModelError(f"{file}: {name} is {stored_shape}, the config says {list(shape)}")
+            tensor: Tensor = handle.get_tensor(name)
+        if tensor.dtype not in DTYPES:
+            raise UnsupportedModel(
+                f"{file}: {name} is {_name(tensor.dtype)}: only {', '.join(map(_name, DTYPES))} are supported; give a "
+                "checkpoint that is not quantised"
+            )
         return tensor.to(dtype or self._dtype)
 
     def skip(self, *prefixes: str) -> None:
         """Drops tensors of parts that the engine does not run."""
-        self._remaining = {n: handle for n, handle in self._remaining.items() if not n.startswith(prefixes)}
+        self._remaining = {n: stored for n, stored in self._remaining.items() if not n.startswith(prefixes)}
 
     def assert_all_taken(self) -> None:
         if self._remaining:
@@ -69,15 +89,27 @@ class WeightFiles:
 def safetensors_files(path: Path) -> list[Path]:
     """model.safetensors, or the files that model.safetensors.index.json names."""
     index = path / "model.safetensors.index.json"
+    files = [path / "model.safetensors"]
     if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        files = [path / name for name in names]
-    else:
-        files = [path / "model.safetensors"]
-    missing = [str(file) for file in files if not file.is_file()]
+        weight_map = read_json_object(index).get("weight_map")
+        if not (isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())):
+            raise ModelError(f"{index}: weight_map {shown(weight_map)}: must name the file of each tensor")
+        files = [path / name for name in sorted(set(weight_map.values()))]
+    missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ModelError(f"no weights: {', '.join(missing)} missing")
+        raise ModelError(f"{path}: no weights: {_some(missing)} missing; give a complete checkpoint's folder")
     return files
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Names the file in errors of reading it."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise ModelError(f"{file}: {error}; is it truncated, or a Git LFS pointer? Copy the file again") from error
+    except OSError as error:
+        raise ModelError(f"{file}: {error.strerror or error}; give weights that this user can read") from error
 
 
 def fingerprint(path: Path, config: str) -> str:
@@ -101,7 +133,11 @@ def fingerprint(path: Path, config: str) -> str:
     return digest.hexdigest()
 
 
-def _some(names: dict[str, Any], limit: int = 8) -> str:
+def _some(names: Iterable[str], limit: int = 8) -> str:
     listed = sorted(names)
     rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + rest
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

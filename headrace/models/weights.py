@@ -6,11 +6,12 @@ import torch
 
 from headrace.kernels.attention.rotary import inverse_frequencies
 from headrace.kernels.dense.linear import LinearWeight
-from headrace.models.config import ModelConfig, RawConfig, UnsupportedModel
+from headrace.models.config import ModelConfig, ModelError, UnsupportedModel
 from headrace.models.families.granite import BAMBA, GRANITE
 from headrace.models.families.qwen import QWEN
 from headrace.models.model import Family, HybridModel
 from headrace.models.random_weights import RandomWeights, random_fingerprint
+from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightFiles, WeightSource, fingerprint
 
 FAMILIES: dict[str, Family] = {
@@ -85,7 +86,11 @@ def _rotary_frequencies(config: ModelConfig, device: torch.device) -> torch.Tens
 
 def _read(path: Path) -> tuple[Family, ModelConfig]:
     raw = RawConfig.read(path)
-    if raw.architecture not in FAMILIES:
-        raise UnsupportedModel(f"{raw.architecture} is not supported; supported: {', '.join(FAMILIES)}")
-    family = FAMILIES[raw.architecture]
-    return family, family.read_config(raw)
+    try:
+        if raw.architecture not in FAMILIES:
+            raise UnsupportedModel(f"{raw.architecture} is not supported; supported: {', '.join(FAMILIES)}")
+        raw.require("quantization_config", None)
+        family = FAMILIES[raw.architecture]
+        return family, family.read_config(raw)
+    except ModelError as error:
+        raise type(error)(f"{path / 'config.json'}: {error}") from error

@@ -16,6 +16,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.errors import ModelFolderError, bad_request
+from router.text.model_settings import read_json, read_text
 
 Message = Mapping[str, Any]
 
@@ -61,28 +62,22 @@ class ChatTemplate:
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
     """Reads chat_template.jinja or tokenizer_config.json; None if the model has no chat template."""
-    settings = read_json(folder / "tokenizer_config.json")
+    file = folder / "tokenizer_config.json"
+    settings = read_json(file)
     source = settings.get("chat_template")
-    if (file := folder / "chat_template.jinja").is_file():
-        source = file.read_text(encoding="utf-8")
     if isinstance(source, list):  # several named templates
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        named = [each for each in source if isinstance(each, dict)]
+        source = next((each.get("template") for each in named if each.get("name") == "default"), None)
+    if (separate := folder / "chat_template.jinja").is_file():
+        file, source = separate, read_text(separate)
     if source is None:
         return None
-    return ChatTemplate(source, _special_tokens(settings))
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
-    if not file.is_file():
-        return {}
+    if not isinstance(source, str):
+        raise ModelFolderError(f"{file}: chat_template must be text, or a list of named templates")
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelFolderError(f"{file}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{file}: expected an object")
-    return value
+        return ChatTemplate(source, _special_tokens(settings))
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{file}: {error}") from error
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

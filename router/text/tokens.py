@@ -11,8 +11,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from router.errors import ApiError, ModelFolderError, bad_request
-from router.text.chat_template import Message, load_chat_template, read_json
+from router.text.chat_template import Message, load_chat_template
 from router.text.detokenizer import Detokenizer
+from router.text.model_settings import ModelSettings, read_json
 from router.text.token_bytes import TokenBytes
 
 MAX_ENDS = 32
@@ -39,13 +40,12 @@ class ModelTokens:
     """Tokenizer, chat template and limits of one model; raises ModelFolderError if the folder lacks them."""
 
     def __init__(self, folder: Path) -> None:
-        config = read_json(folder / "config.json")
-        text_config = {**config, **config.get("text_config", {})}
+        settings = ModelSettings.read(folder)
         self._tokenizer, decoders = _load_tokenizer(folder / "tokenizer.json")
         self._chat = load_chat_template(folder)
-        self.vocab_size = int(text_config.get("vocab_size") or self._tokenizer.get_vocab_size())
-        self.max_model_tokens: int | None = text_config.get("max_position_embeddings")
-        self.eos_ids = _eos_ids(read_json(folder / "generation_config.json"), config, text_config)
+        self.vocab_size = settings.vocab_size or self._tokenizer.get_vocab_size()
+        self.max_model_tokens = settings.max_model_tokens
+        self.eos_ids = settings.eos_ids
         self.token_bytes = TokenBytes(self._tokenizer, decoders)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -156,12 +156,3 @@ def _load_tokenizer(file: Path) -> tuple[Tokenizer, frozenset[str]]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer, frozenset(part["type"] for part in decoder.get("decoders", [decoder]) if part)
-
-
-def _eos_ids(*configs: Mapping[str, Any]) -> frozenset[int]:
-    """End-of-sequence ids of the first config that names any."""
-    for config in configs:
-        value = config.get("eos_token_id")
-        if value is not None:
-            return frozenset(value if isinstance(value, list) else [value])
-    return frozenset()

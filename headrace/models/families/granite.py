@@ -6,63 +6,61 @@ Bamba is its ancestor: the same mixers, half-rotary attention, a dense MLP under
 import torch
 
 from headrace.kernels.dense.linear import LinearWeight
-from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, MoeConfig, RawConfig
+from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, ModelError, MoeConfig
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.mamba2 import Mamba2
 from headrace.models.model import DecoderLayer, Family
+from headrace.models.raw_config import RawConfig, shown
 from headrace.models.weight_files import WeightSource
 
 
 def read_granite(raw: RawConfig) -> ModelConfig:
     raw.require("position_embedding_type", "nope", "rope")
     rotates = raw.get("position_embedding_type", "nope") == "rope"
-    head_dim = raw["hidden_size"] // raw["num_attention_heads"]
-    num_experts = raw.get("num_local_experts", 0)
-    mixers = raw.layer_mixers() or ["state"] * raw["num_hidden_layers"]
+    head_dim = _head_dim(raw)
+    num_experts = raw.count("num_local_experts", 0, least=0)
     return ModelConfig(
         **_common_fields(raw),
-        intermediate_size=raw["shared_intermediate_size"],
-        layers=tuple(LayerConfig(mixer, "moe" if num_experts else "dense") for mixer in mixers),
+        intermediate_size=raw.count("shared_intermediate_size"),
+        layers=tuple(LayerConfig(mixer, "moe" if num_experts else "dense") for mixer in raw.mixers(lambda _: "state")),
         attention=AttentionConfig(
-            num_heads=raw["num_attention_heads"],
-            num_kv_heads=raw.get("num_key_value_heads", raw["num_attention_heads"]),
+            num_heads=raw.count("num_attention_heads"),
+            num_kv_heads=raw.count("num_key_value_heads", raw.count("num_attention_heads")),
             head_dim=head_dim,
-            scale=raw.get("attention_multiplier", 1.0),
+            scale=raw.number("attention_multiplier", 1.0),
             rotary_dim=head_dim if rotates else 0,
             rope_theta=raw.rope_theta(),
         ),
         moe=MoeConfig(
             num_experts=num_experts,
-            experts_per_token=raw["num_experts_per_tok"],
-            intermediate_size=raw["intermediate_size"],
-            shared_intermediate_size=raw["shared_intermediate_size"],
+            experts_per_token=raw.count("num_experts_per_tok"),
+            intermediate_size=raw.count("intermediate_size"),
+            shared_intermediate_size=raw.count("shared_intermediate_size"),
             router="top_k_then_softmax",
             renormalize=False,
             has_shared_gate=False,
         )
         if num_experts
         else None,
-        embedding_multiplier=raw.get("embedding_multiplier", 1.0),
-        residual_multiplier=raw.get("residual_multiplier", 1.0),
-        logits_divisor=raw.get("logits_scaling", 1.0),
+        embedding_multiplier=raw.number("embedding_multiplier", 1.0),
+        residual_multiplier=raw.number("residual_multiplier", 1.0),
+        logits_divisor=raw.number("logits_scaling", 1.0),
     )
 
 
 def read_bamba(raw: RawConfig) -> ModelConfig:
     raw.require("mlp_bias", False)
-    attention_layers = set(raw.get("attn_layer_indices", []))
-    head_dim = raw["hidden_size"] // raw["num_attention_heads"]
+    attention_layers = raw.layer_numbers("attn_layer_indices")
+    head_dim = _head_dim(raw)
+    mixers = raw.mixers(lambda layer: "attention" if layer in attention_layers else "state")
     return ModelConfig(
         **_common_fields(raw),
-        intermediate_size=raw["intermediate_size"],
-        layers=tuple(
-            LayerConfig("attention" if i in attention_layers else "state", "dense")
-            for i in range(raw["num_hidden_layers"])
-        ),
+        intermediate_size=raw.count("intermediate_size"),
+        layers=tuple(LayerConfig(mixer, "dense") for mixer in mixers),
         attention=AttentionConfig(
-            num_heads=raw["num_attention_heads"],
-            num_kv_heads=raw.get("num_key_value_heads", raw["num_attention_heads"]),
+            num_heads=raw.count("num_attention_heads"),
+            num_kv_heads=raw.count("num_key_value_heads", raw.count("num_attention_heads")),
             head_dim=head_dim,
             scale=head_dim**-0.5,
             rotary_dim=head_dim // 2,  # fixed by the architecture
@@ -72,37 +70,59 @@ def read_bamba(raw: RawConfig) -> ModelConfig:
     )
 
 
+def _head_dim(raw: RawConfig) -> int:
+    return _share(raw.count("hidden_size"), "hidden_size", raw.count("num_attention_heads"), "num_attention_heads")
+
+
 def _common_fields(raw: RawConfig) -> dict:
     raw.require("hidden_act", "silu")
     raw.require("attention_bias", False)
     raw.require("mamba_proj_bias", False)
-    inner = raw.get("mamba_expand", 2) * raw["hidden_size"]
-    head_dim = raw.get("mamba_d_head", "auto")
-    dt_min, dt_max = (_number(limit) for limit in raw.get("time_step_limit", (0.0, float("inf"))))
+    dt_min, dt_max = _time_step_limit(raw)
     return {
         "architecture": raw.architecture,
-        "vocab_size": raw["vocab_size"],
-        "max_position": raw["max_position_embeddings"],
-        "hidden_size": raw["hidden_size"],
-        "norm_eps": raw["rms_norm_eps"],
-        "tied_embeddings": raw.get("tie_word_embeddings", False),
+        "vocab_size": raw.count("vocab_size"),
+        "max_position": raw.count("max_position_embeddings"),
+        "hidden_size": raw.count("hidden_size"),
+        "norm_eps": raw.number("rms_norm_eps"),
+        "tied_embeddings": raw.flag("tie_word_embeddings", False),
         "eos_token_ids": raw.eos_token_ids,
         "state": Mamba2Config(
-            num_heads=raw["mamba_n_heads"],
-            head_dim=inner // raw["mamba_n_heads"] if head_dim == "auto" else head_dim,
-            state_size=raw["mamba_d_state"],
-            num_groups=raw["mamba_n_groups"],
-            conv_taps=raw["mamba_d_conv"],
-            has_conv_bias=raw.get("mamba_conv_bias", True),
+            num_heads=raw.count("mamba_n_heads"),
+            head_dim=_state_head_dim(raw),
+            state_size=raw.count("mamba_d_state"),
+            num_groups=raw.count("mamba_n_groups"),
+            conv_taps=raw.count("mamba_d_conv", least=2),
+            has_conv_bias=raw.flag("mamba_conv_bias", True),
             dt_min=dt_min,
             dt_max=dt_max,
         ),
     }
 
 
-def _number(value: float | dict) -> float:
+def _state_head_dim(raw: RawConfig) -> int:
+    if raw.get("mamba_d_head", "auto") != "auto":
+        return raw.count("mamba_d_head")
+    inner = raw.count("mamba_expand", 2) * raw.count("hidden_size")
+    return _share(inner, "mamba_expand * hidden_size", raw.count("mamba_n_heads"), "mamba_n_heads")
+
+
+def _share(size: int, size_name: str, heads: int, heads_name: str) -> int:
+    if size % heads:
+        raise ModelError(f"{size_name} {size} over {heads_name} {heads}: must divide evenly")
+    return size // heads
+
+
+def _time_step_limit(raw: RawConfig) -> tuple[float, float]:
     """transformers writes an infinite limit as {"__float__": "Infinity"}."""
-    return float(value["__float__"]) if isinstance(value, dict) else float(value)
+    given = raw.get("time_step_limit", (0.0, float("inf")))
+    try:
+        least, most = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in given)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelError(f"time_step_limit {shown(given)}: must be two numbers") from error
+    if not 0 <= least < most:
+        raise ModelError(f"time_step_limit {shown(given)}: must be two numbers, the smaller one first")
+    return least, most
 
 
 def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:

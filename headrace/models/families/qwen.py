@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig, RawConfig
+from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.gated_delta import GatedDelta
 from headrace.models.model import DecoderLayer, Family
+from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
 
 NORM_OFFSET = 1.0
@@ -21,27 +22,28 @@ NORM_OFFSET = 1.0
 def read_qwen(raw: RawConfig) -> ModelConfig:
     raw.require("hidden_act", "silu")
     raw.require("attention_bias", False)
-    interval = raw.get("full_attention_interval", 4)
-    mixers = raw.layer_mixers() or [
-        "state" if (i + 1) % interval else "attention" for i in range(raw["num_hidden_layers"])
-    ]
-    moe = _read_moe(raw) if raw.get("num_experts", 0) else None
+    interval = raw.count("full_attention_interval", 4)
+    mixers = raw.mixers(lambda layer: "state" if (layer + 1) % interval else "attention")
+    moe = _read_moe(raw) if raw.count("num_experts", 0, least=0) else None
     return ModelConfig(
         architecture=raw.architecture,
-        vocab_size=raw["vocab_size"],
-        max_position=raw["max_position_embeddings"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw.get("intermediate_size", 0),
-        norm_eps=raw["rms_norm_eps"],
-        tied_embeddings=raw.get("tie_word_embeddings", False),
-        layers=tuple(LayerConfig(mixer, _feed_forward(raw, moe, i)) for i, mixer in enumerate(mixers)),
+        vocab_size=raw.count("vocab_size"),
+        max_position=raw.count("max_position_embeddings"),
+        hidden_size=raw.count("hidden_size"),
+        intermediate_size=raw.count("intermediate_size", 0, least=0),
+        norm_eps=raw.number("rms_norm_eps"),
+        tied_embeddings=raw.flag("tie_word_embeddings", False),
+        layers=tuple(
+            LayerConfig(mixer, feed_forward)
+            for mixer, feed_forward in zip(mixers, _feed_forwards(raw, moe, len(mixers)), strict=True)
+        ),
         attention=_read_attention(raw),
         state=GatedDeltaConfig(
-            num_key_heads=raw["linear_num_key_heads"],
-            num_value_heads=raw["linear_num_value_heads"],
-            key_dim=raw["linear_key_head_dim"],
-            value_dim=raw["linear_value_head_dim"],
-            conv_taps=raw["linear_conv_kernel_dim"],
+            num_key_heads=raw.count("linear_num_key_heads"),
+            num_value_heads=raw.count("linear_num_value_heads"),
+            key_dim=raw.count("linear_key_head_dim"),
+            value_dim=raw.count("linear_value_head_dim"),
+            conv_taps=raw.count("linear_conv_kernel_dim", least=2),
         ),
         moe=moe,
         eos_token_ids=raw.eos_token_ids,
@@ -49,10 +51,10 @@ def read_qwen(raw: RawConfig) -> ModelConfig:
 
 
 def _read_attention(raw: RawConfig) -> AttentionConfig:
-    head_dim = raw["head_dim"]
+    head_dim = raw.count("head_dim")
     return AttentionConfig(
-        num_heads=raw["num_attention_heads"],
-        num_kv_heads=raw["num_key_value_heads"],
+        num_heads=raw.count("num_attention_heads"),
+        num_kv_heads=raw.count("num_key_value_heads"),
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rotary_dim=int(head_dim * raw.partial_rotary_factor(default=0.25)),
@@ -64,19 +66,19 @@ def _read_attention(raw: RawConfig) -> AttentionConfig:
 
 def _read_moe(raw: RawConfig) -> MoeConfig:
     return MoeConfig(
-        num_experts=raw["num_experts"],
-        experts_per_token=raw["num_experts_per_tok"],
-        intermediate_size=raw["moe_intermediate_size"],
-        shared_intermediate_size=raw["shared_expert_intermediate_size"],
+        num_experts=raw.count("num_experts"),
+        experts_per_token=raw.count("num_experts_per_tok"),
+        intermediate_size=raw.count("moe_intermediate_size"),
+        shared_intermediate_size=raw.count("shared_expert_intermediate_size"),
         router="softmax_then_top_k",
-        renormalize=raw.get("norm_topk_prob", True),
+        renormalize=raw.flag("norm_topk_prob", True),
         has_shared_gate=True,
     )
 
 
-def _feed_forward(raw: RawConfig, moe: MoeConfig | None, layer: int) -> Literal["dense", "moe"]:
-    dense = layer in raw.get("mlp_only_layers", []) or (layer + 1) % raw.get("decoder_sparse_step", 1)
-    return "dense" if moe is None or dense else "moe"
+def _feed_forwards(raw: RawConfig, moe: MoeConfig | None, num_layers: int) -> list[Literal["dense", "moe"]]:
+    dense, step = raw.layer_numbers("mlp_only_layers"), raw.count("decoder_sparse_step", 1)
+    return ["dense" if moe is None or i in dense or (i + 1) % step else "moe" for i in range(num_layers)]
 
 
 def load_qwen_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:

@@ -1,0 +1,174 @@
+"""A model folder's config.json as the families read it: every field is checked for its type and range when it is read.
+
+Errors name the field, its value and what it must be; `headrace.models.weights` puts the file before them.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from headrace.models.config import ModelError, UnsupportedModel
+
+Mixer: TypeAlias = Literal["attention", "state"]
+
+LARGEST_COUNT = 1 << 24
+"""A larger size is a mistake: today's largest are vocabularies of 2^18 and contexts of 2^20 to 2^23 tokens."""
+MOST_LAYERS = 4096
+MIXERS: dict[str, Mixer] = {  # local and hub files use different words
+    "attention": "attention",
+    "full_attention": "attention",
+    "mamba": "state",
+    "linear_attention": "state",
+}
+
+
+@dataclass(frozen=True)
+class RawConfig:
+    """config.json with the text model's fields in front, and the stop tokens beside them. null is a missing field."""
+
+    architecture: str
+    text: Mapping[str, Any]
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> "RawConfig":
+        """Raises ModelError with the file's path."""
+        file = folder / "config.json"
+        raw = read_json_object(file)
+        architectures = raw.get("architectures")
+        if not (isinstance(architectures, list) and len(architectures) == 1 and isinstance(architectures[0], str)):
+            raise UnsupportedModel(f"{file}: architectures {shown(architectures)}: must be a list of one name")
+        inner = raw.get("text_config") or {}
+        if not isinstance(inner, dict):
+            raise ModelError(f"{file}: text_config {shown(inner)}: must be an object")
+        text = {**raw, **inner}
+        if "tie_word_embeddings" in raw:  # the wrapper decides: it owns the head
+            text["tie_word_embeddings"] = raw["tie_word_embeddings"]
+        generation = folder / "generation_config.json"
+        eos = read_json_object(generation).get("eos_token_id") if generation.exists() else None
+        if eos is not None:
+            return cls(architectures[0], text, _token_ids(eos, generation))
+        return cls(architectures[0], text, _token_ids(text.get("eos_token_id"), file))
+
+    # ------------------------------------------------------------ one field
+
+    def get(self, name: str, default: Any) -> Any:
+        """The field as it is, or `default` if the file leaves it out or has null."""
+        value = self.text.get(name)
+        return default if value is None else value
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+        """A whole number; `default` None: required."""
+        value = self._given(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ModelError(f"{name} {shown(value)}: must be a whole number in {least}..{most}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0; `default` None: required."""
+        return _positive(name, self._given(name, default))
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{name} {shown(value)}: must be true or false")
+        return value
+
+    def layer_numbers(self, name: str) -> frozenset[int]:
+        """Layers by number, from 0; none if the field is missing."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(type(each) is int for each in value):
+            raise ModelError(f"{name} {shown(value)}: must be a list of layer numbers")
+        return frozenset(value)
+
+    def require(self, name: str, *supported: Any) -> None:
+        """Raises UnsupportedModel if the option is set to a value that is not implemented."""
+        value = self.get(name, supported[0])
+        if value not in supported:
+            only = " or ".join(map(repr, supported))
+            raise UnsupportedModel(f"{self.architecture} with {name}={shown(value)}: only {only} is supported")
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self.get(name, default)
+        if value is None:
+            raise ModelError(f"no {name!r}, which {self.architecture} needs: give a complete checkpoint's folder")
+        return value
+
+    # ------------------------------------------------------------ layers
+
+    def mixers(self, of_layer: Callable[[int], Mixer]) -> list[Mixer]:
+        """One mixer for each layer: as listed, or `of_layer` of each number where the file has no list."""
+        num_layers = self.count("num_hidden_layers", most=MOST_LAYERS)
+        name = next((name for name in ("layer_types", "layers_block_type") if self.get(name, None) is not None), None)
+        if name is None:
+            return [of_layer(layer) for layer in range(num_layers)]
+        listed = self.text[name]
+        if not isinstance(listed, list):
+            raise ModelError(f"{name} {shown(listed)}: must be a list of {num_layers} layer types")
+        unknown = [word for word in listed if not isinstance(word, str) or word not in MIXERS]
+        if unknown:
+            raise UnsupportedModel(
+                f"{self.architecture} with {name} {shown(unknown[0])}: only {', '.join(MIXERS)} are supported"
+            )
+        if len(listed) != num_layers:
+            raise ModelError(f"num_hidden_layers {num_layers} beside {len(listed)} {name}: they must agree")
+        return [MIXERS[word] for word in listed]
+
+    # ------------------------------------------------------------ rotary embeddings
+
+    def rope_theta(self) -> float:
+        """The rotary base, under either generation of field names; only plain rotary embeddings are supported."""
+        parameters = self._rope_parameters()
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind not in ("default", "mrope"):  # on text alone, mrope is plain
+            raise UnsupportedModel(f"{self.architecture} with rope type {kind!r}: only plain rotary embeddings")
+        return _positive("rope_theta", parameters.get("rope_theta", self.get("rope_theta", 10000.0)))
+
+    def partial_rotary_factor(self, default: float) -> float:
+        """The share of a head that rotates."""
+        outer = self.get("partial_rotary_factor", default)
+        share = _positive("partial_rotary_factor", self._rope_parameters().get("partial_rotary_factor", outer))
+        if share > 1:
+            raise ModelError(f"partial_rotary_factor {share}: must be at most 1")
+        return share
+
+    def _rope_parameters(self) -> Mapping[str, Any]:
+        parameters = self.get("rope_parameters", self.get("rope_scaling", {}))
+        if not isinstance(parameters, dict):
+            raise ModelError(f"rope_parameters {shown(parameters)}: must be an object")
+        return parameters
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError with the file's path."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{file}: {error.strerror}; give a model folder that this user can read") from error
+    except (ValueError, RecursionError) as error:  # ValueError: also what is not UTF-8
+        raise ModelError(f"{file}: not JSON: {error}; copy the file again") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{file}: {shown(content)}: must be a JSON object")
+    return content
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value in a message of one line."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def _positive(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ModelError(f"{name} {shown(value)}: must be a finite number above 0")
+    return float(value)
+
+
+def _token_ids(eos: object, file: Path) -> tuple[int, ...]:
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise ModelError(f"{file}: eos_token_id {shown(eos)}: must be a token id or a list of them")
+    return tuple(ids)
