@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Event, Finished, Sampled, Scored
-from headrace.request import FinishReason, Token
+from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire.messages import (
     DecodeReport,
     LocalPrefill,
-    PromptLogprobs,
     Renew,
     SessionFailed,
     Stop,
@@ -168,9 +167,9 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Computed():  # the progress of a prefill on this node
                 self._expect(event, Running)
                 return []
-            case Scored(tokens):
+            case Scored(logprobs):
                 self._expect(event, Running)
-                return [Reply(PromptLogprobs(tokens))]
+                return [Reply(logprobs)]
             case Finished(reason):
                 admitted = self._expect(event, Running).admitted
                 self.state = Done()

@@ -79,6 +79,43 @@ class Token:
     logprobs: Logprobs | None = None
 
 
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Logprobs of consecutive tokens of a prompt, in flat arrays. A prompt's first token has none.
+
+    start         position in the prompt of the first of them, at least 1
+    logprobs      one for each token
+    top_ids       alternatives, as many for each token, most likely first: those of the first token, then the next's
+    top_logprobs  one for each of `top_ids`
+    """
+
+    start: int
+    logprobs: tuple[float, ...]
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Position behind its last token: with this part, so many leading tokens of the prompt are known."""
+        return self.start + len(self.logprobs)
+
+    @property
+    def num_top(self) -> int:
+        """Alternatives a token."""
+        return len(self.top_ids) // len(self.logprobs) if self.logprobs else 0
+
+    def of(self, index: int) -> Logprobs:
+        """Logprobs of its token `index`."""
+        top = slice(index * self.num_top, (index + 1) * self.num_top)
+        return Logprobs(self.logprobs[index], tuple(map(Alternative, self.top_ids[top], self.top_logprobs[top])))
+
+    def between(self, start: int, end: int) -> PromptLogprobs:
+        """The part of it for the tokens at `start` to `end` - 1, all of which it has."""
+        tokens = slice(start - self.start, end - self.start)
+        top = slice(tokens.start * self.num_top, tokens.stop * self.num_top)
+        return PromptLogprobs(start, self.logprobs[tokens], self.top_ids[top], self.top_logprobs[top])
+
+
 class FinishReason(Enum):
     """Why generation ended: a stop token or stop string, or the limit on tokens."""
 

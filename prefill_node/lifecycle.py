@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
-from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
+from headrace.request import PromptLogprobs
+from headrace.wire.messages import FirstToken, PrefillReport
 from node_runtime.lifecycle import (
     Admitting,
     CallBroken,
@@ -198,9 +199,9 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
             case Computed():
                 self._expect(event, Computing)
                 return self._send(event)
-            case Scored(tokens):
+            case Scored(logprobs):
                 self._expect(event, Computing)
-                return [Reply(PromptLogprobs(tokens))]
+                return [Reply(logprobs)]
             case Sampled():
                 return self._sampled(event, self._expect(event, Computing), now_s)
             case Finished():

@@ -43,6 +43,21 @@ class Draw:
         return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows of a step that predict a prompt's own tokens: row `first_row` + i predicts targets[i].
+
+    first_row   counted over the logit rows of all the step's inputs
+    start       position in the prompt of targets[0]
+    num_top     alternatives to report for each
+    """
+
+    first_row: int
+    start: int
+    targets: Sequence[int]
+    num_top: int
+
+
 _MASK = (1 << 64) - 1
 
 

@@ -12,20 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.draw import Draw
+from headrace.engine.draw import Draw, PromptRows
+from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
-from headrace.engine.sampler import score
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Computed, Sampled, Scored, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
-from headrace.request import FinishReason, Token
+from headrace.request import FinishReason
 
 FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
 
@@ -35,11 +33,13 @@ class InFlight:
     """A launched step whose tokens the host does not know yet.
 
     draw_index    the sequences that get a token, and its index among the launch's draws
+    scored        the chunks whose rows are scored, in the order of the launch's scores
     may_overlap   the next step may be launched before these tokens are known
     """
 
     chunks: list[ScheduledChunk[Sequence]]
     draw_index: dict[Sequence, int]
+    scored: list[ScheduledChunk[Sequence]]
     launched: Launched
     may_overlap: bool
 
@@ -112,7 +112,7 @@ class Engine(EngineRequests):
         return chunks
 
     def _takes_part(self, sequence: Sequence) -> bool:
-        return not self._num_pending(sequence) or self._rules.wants_more(sequence, 1)
+        return sequence.is_prefilling or self._rules.wants_more(sequence, self._num_pending(sequence))
 
     def _num_pending(self, sequence: Sequence) -> int:
         return int(self._in_flight is not None and sequence in self._in_flight.draw_index)
@@ -122,16 +122,22 @@ class Engine(EngineRequests):
     def _launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight:
         drawing: list[Sequence] = []
         draws: list[tuple[int, Draw]] = []
+        scored: list[ScheduledChunk[Sequence]] = []
+        rows: list[PromptRows] = []
         num_rows = 0
         for chunk in chunks:
             sequence = chunk.sequence
+            if to_score := _to_score(chunk):
+                scored.append(chunk)
+                rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - chunk.span.start))
             num_rows += _num_logits(chunk)
             if _draws_token(chunk):
                 drawing.append(sequence)
                 draws.append((num_rows - 1, self._rules.draw(sequence, self._num_pending(sequence))))
-        launched = self._runner.launch([self._sequence_input(chunk) for chunk in chunks], draws)
+        launched = self._runner.launch([self._sequence_input(chunk) for chunk in chunks], draws, rows)
         draw_index = {sequence: index for index, sequence in enumerate(drawing)}
-        return InFlight(chunks, draw_index, launched, may_overlap=not any(draw.has_penalty for _, draw in draws))
+        may_overlap = not any(draw.has_penalty for _, draw in draws)
+        return InFlight(chunks, draw_index, scored, launched, may_overlap)
 
     def _sequence_input(self, chunk: ScheduledChunk[Sequence]) -> SequenceInput:
         sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
@@ -149,19 +155,15 @@ class Engine(EngineRequests):
 
     def _publish_written(self, step: InFlight) -> None:
         """Counts the launched step's blocks and states as written: later launches run behind it on the device."""
-        running, row = set(self._running), 0
+        running = set(self._running)
         for chunk in step.chunks:
-            sequence, span = chunk.sequence, chunk.span
-            rows = _num_logits(chunk)
-            row += rows
+            sequence = chunk.sequence
             if sequence not in running:
                 continue  # its last token has come in meanwhile: this one was too many
-            sequence.num_computed = span.end
+            sequence.num_computed = chunk.span.end
             self._publisher.written(chunk)
             self._report_progress(chunk)
-            if sequence.scoring is not None:
-                self._score(sequence, step.launched.logits[row - rows : row], span.start)
-            if not sequence.is_prefilling and sequence.job.max_new == 0:
+            if not sequence.is_prefilling and sequence.job.max_new == 0 and not sequence.to_score:
                 self._end(sequence, FinishReason.LENGTH)
 
     def _report_progress(self, chunk: ScheduledChunk[Sequence]) -> None:
@@ -173,18 +175,6 @@ class Engine(EngineRequests):
         if start < end:
             sequence.num_prefilled += end - start
             sequence.job.on_event(Computed(end, self._record_event()))
-
-    def _score(self, sequence: Sequence, logits: Tensor, start: int) -> None:
-        """Row i of logits predicts the prompt's token start + i + 1; nothing predicts its first."""
-        prompt, num_top = sequence.request.tokens, sequence.scoring
-        assert num_top is not None
-        if start == 0:
-            sequence.scored.append(Token(prompt[0]))
-        targets = prompt[start + 1 : start + 1 + logits.shape[0]]
-        sequence.scored.extend(score(logits[: len(targets)], targets, num_top))
-        if not sequence.is_prefilling:
-            sequence.scoring = None
-            sequence.job.on_event(Scored(tuple(sequence.scored)))
 
     # ------------------------------------------------------------ settle
 
@@ -199,6 +189,9 @@ class Engine(EngineRequests):
     def _take_tokens(self, step: InFlight) -> None:
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
         running = set(self._running)
+        for chunk, scores in zip(step.scored, step.launched.scores, strict=True):
+            if chunk.sequence in running:
+                self._take_scores(chunk, scores)
         for sequence, token in zip(step.draw_index, step.launched.drawn.tokens(), strict=True):
             if sequence not in running:
                 continue
@@ -211,13 +204,32 @@ class Engine(EngineRequests):
             elif sequence.num_sampled >= sequence.job.max_new:
                 self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
 
+    def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
+        sequence = chunk.sequence
+        for part in scores.parts():
+            sequence.job.on_event(Scored(part))
+        sequence.num_scored = _to_score(chunk).stop
+        if sequence.job.max_new == 0 and not sequence.to_score:
+            self._end(sequence, FinishReason.LENGTH)
+
 
 def _draws_token(chunk: ScheduledChunk[Sequence]) -> bool:
     return chunk.span.end >= chunk.sequence.prefill_length and chunk.sequence.job.max_new > 0
 
 
 def _num_logits(chunk: ScheduledChunk[Sequence]) -> int:
-    """Rows of logits: one to draw a token from, or all of a prompt that is scored."""
-    if chunk.sequence.scoring is not None:
-        return chunk.span.end - chunk.span.start
-    return int(_draws_token(chunk))
+    """Rows of logits: one to draw a token from, or all of a chunk that is scored."""
+    return chunk.span.end - chunk.span.start if _to_score(chunk) else int(_draws_token(chunk))
+
+
+def _to_score(chunk: ScheduledChunk[Sequence]) -> range:
+    """Positions of the chunk's tokens with which the prompt's next ones are scored."""
+    to_score, span = chunk.sequence.to_score, chunk.span
+    return range(max(to_score.start, span.start), min(to_score.stop, span.end))
+
+
+def _prompt_rows(sequence: Sequence, to_score: range, first_row: int) -> PromptRows:
+    num_top = sequence.job.prompt_logprobs
+    assert num_top is not None, "nothing is to be scored without it"
+    targets = sequence.tokens[to_score.start + 1 : min(to_score.stop + 1, sequence.request.num_prompt_tokens)]
+    return PromptRows(first_row, to_score.start + 1, targets, num_top)

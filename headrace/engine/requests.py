@@ -134,8 +134,9 @@ class EngineRequests:
     def _admit(self, sequence: Sequence) -> bool:
         keys, length = sequence.keys, sequence.prefill_length
         policy = sequence.hit_policy(self.cache.match(keys, max_tokens=length - 1))
-        # A prompt that is to be scored needs the logits of all its tokens: nothing of it is skipped.
-        limit = policy.reuse_limit(length) if sequence.scoring is None else 0
+        limit = policy.reuse_limit(length)
+        if sequence.to_score:  # needs the logits of all these tokens: none of them is skipped
+            limit = min(limit, sequence.num_scored)
         headroom = HEADROOM_BLOCKS * self.cache.block_size
         claim = self.cache.claim(
             keys,

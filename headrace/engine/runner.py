@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.decode_inputs import DecodeInputs
-from headrace.engine.draw import Draw
+from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import (
     BATCH_SIZES,
     PREFILL_ROWS,
@@ -18,6 +18,7 @@ from headrace.engine.graphs import (
     StepGraphs,
     sizes_up_to,
 )
+from headrace.engine.logprobs import PromptScores, rows_at_once
 from headrace.engine.prefill_inputs import PrefillInputs
 from headrace.engine.sampler import Drawn, choose
 from headrace.forward.forward_batch import ForwardBatch
@@ -32,8 +33,10 @@ from headrace.models.model import HybridModel
 class Launched:
     """A launched step: on a GPU it may not have begun."""
 
-    logits: Tensor  # float32 [sum of num_logits, V] in the order of the inputs; the next launch may overwrite them
+    logits: Tensor  # float32 [rows, V] of all inputs' logit rows, or of the drawn ones alone if some are scored; the
+    # next launch may overwrite them
     drawn: Drawn
+    scores: list[PromptScores]  # one for each of the step's PromptRows
 
 
 class ModelRunner:
@@ -88,6 +91,9 @@ class ModelRunner:
         """Float32 logits [sum of num_logits, V], in the order of `inputs`; blocks and slots advance."""
         if not inputs:
             return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
+        return self.model.logits(self._hidden(inputs))
+
+    def _hidden(self, inputs: Sequence[SequenceInput]) -> Tensor:
         batch = ForwardBatch.build(
             inputs,
             self.memory.layout.block_size,
@@ -95,16 +101,28 @@ class ModelRunner:
             self._drawn,
             with_last_token_queries=self.model.uses_last_token_queries,
         )
-        return self.model.forward(batch, self.memory)
+        return self.model.hidden(batch, self.memory)
 
     @torch.inference_mode()
-    def launch(self, inputs: Sequence[SequenceInput], draws: Sequence[tuple[int, Draw]]) -> Launched:
-        """Runs a step and draws a token for each (row of its logits, draw). Waits for nothing on a GPU.
+    def launch(
+        self,
+        inputs: Sequence[SequenceInput],
+        draws: Sequence[tuple[int, Draw]],
+        scored: Sequence[PromptRows] = (),
+    ) -> Launched:
+        """Runs a step, draws a token for each (logit row, draw), and scores rows. Waits for nothing on a GPU.
 
         Steps of the next launch may name these draws' indices as their `future_token`.
         """
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
+        if scored:
+            # Logits of all rows at once could take more memory than there is: a gigabyte for each thousand rows.
+            hidden = self._hidden(inputs)
+            scores = [self._score(hidden, prompt_rows) for prompt_rows in scored]
+            logits = self.model.logits(hidden.index_select(0, upload_values(rows, hidden.device)))
+            ids.copy_(choose(logits, wanted))
+            return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
         logits = self.forward(inputs) if replayed is None else replayed
         drawn_from = logits
@@ -114,4 +132,14 @@ class ModelRunner:
         are_drawn = replayed is not None and drawn_from is logits and all(entry.is_decode for entry in inputs)
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
             ids.copy_(choose(drawn_from, wanted))
-        return Launched(logits, Drawn(drawn_from, ids, wanted))
+        return Launched(logits, Drawn(drawn_from, ids, wanted), [])
+
+    def _score(self, hidden: Tensor, rows: PromptRows) -> PromptScores:
+        scores = PromptScores()
+        step = rows_at_once(self.model.config.vocab_size, rows.num_top)
+        for first in range(0, len(rows.targets) or 1, step):
+            targets = rows.targets[first : first + step]
+            first_row = rows.first_row + first
+            logits = self.model.logits(hidden[first_row : first_row + len(targets)])
+            scores.add(rows.start + first, logits, targets, rows.num_top)
+        return scores

@@ -1,8 +1,7 @@
 """Sampling: from logits to tokens by penalties, temperature, top-k, top-p and min-p, with the requested logprobs.
 
-Logprobs are those of the model itself, before penalties and temperature. A draw is an inverse CDF over
-tokens ordered by probability, at the request's own uniform number: it depends on the logits, the seed and
-the position, and on nothing else in the batch.
+A draw is an inverse CDF over tokens ordered by probability, at the request's own uniform number: it depends on the
+logits, the seed and the position, and on nothing else in the batch.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor
 
 from headrace.engine.draw import COLDEST, Draw, uniform
+from headrace.engine.logprobs import PendingLogprobs, recorded, rows_at_once, to_host
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.draw import draw as draw_tokens
-from headrace.request import Alternative, Logprobs, Token
+from headrace.request import Logprobs, Token
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Token]:
@@ -41,40 +41,27 @@ class Drawn:
 
     def __init__(self, logits: Tensor, ids: Tensor, draws: Sequence[Draw]):
         """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
-        self._draws = draws
-        self._logits: dict[int, Tensor] = {}
-        reported = [row for row, draw in enumerate(draws) if draw.sampling.logprobs is not None]
-        if reported:
-            self._logits = dict(zip(reported, logits[upload_values(reported, logits.device)], strict=True))
-        host_ids = torch.empty(len(ids), dtype=ids.dtype, pin_memory=ids.is_cuda)
-        self._ids = host_ids.copy_(ids, non_blocking=True)
-        self._arrived = torch.cuda.Event() if ids.is_cuda else None
-        if self._arrived is not None:
-            self._arrived.record()
+        wanted = [(row, draw.sampling.logprobs) for row, draw in enumerate(draws)]
+        reported = [(row, num_top) for row, num_top in wanted if num_top is not None]
+        most = max((num_top for _, num_top in reported), default=0)
+        step = rows_at_once(logits.shape[1], most)
+        self._pending: list[tuple[PendingLogprobs, dict[int, int]]] = []
+        for first in range(0, len(reported), step):
+            num_top_of = dict(reported[first : first + step])
+            rows = upload_values(list(num_top_of), logits.device)
+            pending = PendingLogprobs(logits.index_select(0, rows), ids.index_select(0, rows), most)
+            self._pending.append((pending, num_top_of))
+        self._ids = to_host(ids)
+        self._arrived = recorded(ids.device)
 
     def tokens(self) -> list[Token]:
         """The tokens in the order of the draws, with the requested logprobs. Waits for the step."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        drawn = enumerate(zip(self._ids.tolist(), self._draws, strict=True))
-        return [
-            Token(token_id, _logprobs(self._logits.get(row), token_id, draw.sampling.logprobs))
-            for row, (token_id, draw) in drawn
-        ]
-
-
-def score(logits: Tensor, targets: Sequence[int], num_top: int) -> list[Token]:
-    """Logprobs of given tokens: row i of logits [N, V] predicts targets[i]."""
-    return [Token(target, _logprobs(row, target, num_top)) for row, target in zip(logits, targets, strict=True)]
-
-
-def _logprobs(logits: Tensor | None, token_id: int, num_top: int | None) -> Logprobs | None:
-    if logits is None or num_top is None:
-        return None
-    logprobs = torch.log_softmax(logits.double(), dim=-1)
-    top = logprobs.topk(min(num_top, logprobs.numel()))
-    alternatives = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return Logprobs(float(logprobs[token_id]), tuple(Alternative(i, p) for i, p in alternatives))
+        logprobs: dict[int, Logprobs] = {}
+        for pending, num_top_of in self._pending:
+            logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
+        return [Token(token_id, logprobs.get(row)) for row, token_id in enumerate(self._ids.tolist())]
 
 
 def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -12,7 +12,7 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
-from headrace.request import FinishReason, Request, Token
+from headrace.request import FinishReason, PromptLogprobs, Request, Token
 
 
 class DeviceEvent(Protocol):
@@ -65,9 +65,9 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Scored:
-    """The prompt's own tokens with logprobs; reported before the first `Sampled`."""
+    """Logprobs of the next tokens of the prompt, in order; the last of them come before the first `Sampled`."""
 
-    tokens: tuple[Token, ...]
+    logprobs: PromptLogprobs
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Sequence:
     num_preemptions  how often it was preempted
     num_prefilled    tokens of the prompt that were computed here, each counted once
     num_sampled      tokens that followed the prompt here; on a decode node the first was sampled elsewhere
-    scoring          alternatives still to be reported for each token of the prompt; None: none (any more)
+    num_scored       leading tokens of the prompt after which the next one's logprob has been reported
     checkpoints      positions in its prompt of the checkpoints published for it
     decoded          checkpoints in its answer that are still kept
     """
@@ -139,14 +139,12 @@ class Sequence:
     num_preemptions: int = 0
     num_prefilled: int = 0
     num_sampled: int = 0
-    scoring: int | None = field(init=False)
+    num_scored: int = 0
     checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
-    scored: list[Token] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.hit_policy = self.job.hit_policy
-        self.scoring = self.job.prompt_logprobs
         self.prefill_length = len(self.tokens)
 
     def append(self, token_id: int) -> None:
@@ -165,7 +163,6 @@ class Sequence:
         self.num_computed = 0
         self.prefill_length = len(self.tokens)
         self.num_preemptions += 1
-        self.scored.clear()
 
     def prefill_locally(self) -> None:
         """Makes a sequence whose state does not arrive prefill from the blocks cached here."""
@@ -198,6 +195,15 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.num_computed < self.prefill_length
+
+    @property
+    def to_score(self) -> range:
+        """Leading tokens of the prompt whose next tokens' logprobs have yet to be reported.
+
+        The prompt's last token is among them: it predicts no other, but only with it all logprobs are reported.
+        """
+        end = 0 if self.job.prompt_logprobs is None else self.request.num_prompt_tokens
+        return range(self.num_scored, end)
 
     @property
     def held(self) -> Claim:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from headrace.engine.draw import Draw
+from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import Capture, Captured
 from headrace.engine.runner import ModelRunner
 from headrace.forward.sequence_input import SequenceInput
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
 _RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), (), 0)
+_MOST_TOP = 20  # alternatives that the router allows
 
 
 def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_tokens: int, graphs: bool) -> None:
@@ -40,6 +42,7 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
             launched.drawn.tokens()
             if capture is None:
                 log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
+        _score_longest(runner, steps[0][0])
         if graphs:
             runner.capture_decodes(max_running, max_tokens, capture)
             runner.capture_prefills(max_step_tokens, max_tokens, capture)
@@ -53,6 +56,14 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
     if on_gpu:
         torch.cuda.synchronize(runner.memory.device)
     log.info("warm-up took %.1f s", time.monotonic() - started_s)
+
+
+def _score_longest(runner: ModelRunner, prompt: SequenceInput) -> None:
+    """Scores the longest chunk, which takes more memory than any other step: what is missing shows at the start."""
+    num_rows = len(prompt.tokens)
+    rows = PromptRows(0, 1, [1] * (num_rows - 1), _MOST_TOP)
+    launched = runner.launch([replace(prompt, num_logits=num_rows)], [(num_rows - 1, _GREEDY)], [rows])
+    launched.scores[0].parts()
 
 
 def _rehearsed(work: Callable[[], Tensor]) -> Captured:

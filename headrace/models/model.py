@@ -95,6 +95,10 @@ class HybridModel:
 
     def forward(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         """Runs one forward pass: caches in `memory` advance; returns float32 logits of the batch's logit rows."""
+        return self.logits(self.hidden(batch, memory))
+
+    def hidden(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
+        """`forward` up to the head: [logit rows, hidden], for `logits` of a few rows at a time."""
         context = LayerContext(batch, memory, self._rotary(batch.positions_T))
         x = embed(batch.tokens_T, self.embedding, self.config.embedding_multiplier)
         normed = rms_norm(x, self.layers[0].mixer_norm, self.config.norm_eps)
@@ -103,7 +107,11 @@ class HybridModel:
         last, rows = self.layers[-1], batch.logit_rows
         mixed = last.mix(x, normed, context) if rows is None else last.mix_rows(x, normed, context, rows)
         _, normed = last.feed(*mixed, self.norm)
-        return self.head.logits(normed, self.config.logits_divisor)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [N, V] of rows of `hidden`."""
+        return self.head.logits(hidden, self.config.logits_divisor)
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:

@@ -39,7 +39,7 @@ Reply = TypeVar("Reply", bound=Message)
 Event = TypeVar("Event")
 Event_co = TypeVar("Event_co", covariant=True)
 
-MAX_MESSAGE_BYTES = 64 << 20  # a 1 M-token prompt with logprobs fits
+MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens takes 3 MiB, and scores travel in parts
 
 GRPC_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -78,6 +78,8 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
 STATUS_TIMEOUT_S = 1.0
 """How long to wait for the server's status after a write failed."""
 
+_TOO_LARGE = "message larger than max"  # in gRPC's details, whichever side measured it
+
 # gRPC's messages for a connection that was accepted and then closed; they name no cause on the refused side.
 _SIGNS_OF_TLS = ("Socket closed", "handshake failed", "Verification Check failed")
 
@@ -93,6 +95,8 @@ def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
 def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeError:
     """Returns the `NodeError` for a call's status; an unknown code means that the node is lost."""
     details = details or f"the call is over: {code.name}"
+    if _TOO_LARGE in details:  # under the status of a busy node, but every other node would refuse it, too
+        return RequestRefused(node, f"{details}; shorten the prompt")
     if "failed to connect" in details and any(sign in details for sign in _SIGNS_OF_TLS):
         details += "; do both sides have tls, with certificates of one authority that name their hosts?"
     if _is_crash(code, details):

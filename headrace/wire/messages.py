@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from headrace.cache.layout import CacheLayout
-from headrace.request import FinishReason, Request, Token
+from headrace.request import FinishReason, PromptLogprobs, Request, Token
 
 # ---------------------------------------------------------------- transfer
 
@@ -85,13 +85,6 @@ class FirstToken:
 
     token: Token
     finish: FinishReason | None = None
-
-
-@dataclass(frozen=True)
-class PromptLogprobs:
-    """The prompt's tokens with their logprobs; the first has none."""
-
-    tokens: tuple[Token, ...]
 
 
 @dataclass(frozen=True)

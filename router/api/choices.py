@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from headrace.request import FinishReason, Request, Token
-from headrace.wire.messages import PromptLogprobs
+from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from router.api.generation import GenerationRequest
 from router.requests.driver import Ended, Output, RequestDriver
 from router.requests.events import Show, ShowPrompt
@@ -23,17 +22,21 @@ class Choice:
         self.index = index
         self.request: Request = generation.requests[index]
         self._echo = generation.prompt_of(index).text if generation.echo else ""
-        self._tokens = tokens
+        self._prompt_detokenizer = tokens.detokenizer()
+        self._prompt_offset = 0
         detokenizer = tokens.detokenizer(self.request.tokens)
         self.text = TextStream(detokenizer, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo))
 
     def prompt_delta(self, logprobs: PromptLogprobs) -> TextDelta:
-        """The echoed prompt with its log-probabilities."""
-        offsets, length, detokenizer = [], 0, self._tokens.detokenizer()
-        for token in logprobs.tokens:
-            offsets.append(length)
-            length += len(detokenizer.push(token.id))
-        return TextDelta(self._take_echo(), logprobs.tokens, tuple(offsets))
+        """The next tokens of the echoed prompt with their log-probabilities; its whole text comes with the first."""
+        prompt, tokens, offsets = self.request.tokens, [], []
+        if logprobs.start == 1:
+            tokens.append(Token(prompt[0]))
+        tokens += [Token(prompt[logprobs.start + i], logprobs.of(i)) for i in range(len(logprobs.logprobs))]
+        for token in tokens:
+            offsets.append(self._prompt_offset)
+            self._prompt_offset += len(self._prompt_detokenizer.push(token.id))
+        return TextDelta(self._take_echo(), tuple(tokens), tuple(offsets))
 
     def text_delta(self, tokens: list[Token]) -> TextDelta:
         """The text of more tokens, after the echoed prompt if that has not been shown."""

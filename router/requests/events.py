@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.request import FinishReason, Token
+from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeError
 from router.errors import ApiError
@@ -94,9 +94,9 @@ class Show:
 
 @dataclass(frozen=True)
 class ShowPrompt:
-    """Send the prompt's logprobs to the client."""
+    """Send the logprobs of the prompt's next tokens to the client; before those at 1, the first token."""
 
-    logprobs: m.PromptLogprobs
+    logprobs: PromptLogprobs
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
-from headrace.request import FinishReason, Request, Token
+from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeError, RequestRefused
 from router.errors import ApiError, IllegalEvent, from_node
@@ -68,7 +68,7 @@ class RequestLifecycle:
         self.report = RequestReport()
         self.generated: list[int] = []
         self.failures = Failures()
-        self._prompt_shown = False
+        self._num_scored = 0
         self._is_prefilling = False  # the present prefill node computes the prompt
         self._has_decoded = False  # the present decode node has sent a token
         self._max_attempts = max_attempts
@@ -99,7 +99,7 @@ class RequestLifecycle:
     def request_so_far(self) -> Request:
         """The request for the next attempt: the tokens shown so far follow the prompt."""
         sampling = self.request.sampling
-        if self._prompt_shown:
+        if self._num_scored == self.request.num_prompt_tokens:
             sampling = replace(sampling, prompt_logprobs=None)
         return replace(self.request, tokens=(*self.request.tokens, *self.generated), sampling=sampling)
 
@@ -125,9 +125,8 @@ class RequestLifecycle:
                 return self._on_reservation(event)
             case m.LocalPrefill():
                 return self._on_local_prefill(event)
-            case m.PromptLogprobs():
-                shown, self._prompt_shown = self._prompt_shown, True
-                return self.state, [] if shown else [ShowPrompt(event)]
+            case PromptLogprobs():
+                return self._on_prompt_logprobs(event)
             case m.ComputeStarted():
                 self._is_prefilling = True
                 return self.state, []
@@ -205,6 +204,16 @@ class RequestLifecycle:
                 return self.state, []  # not wanted, or shown before: a repeated prefill samples the same token
             case _:
                 raise self._illegal(event)
+
+    def _on_prompt_logprobs(self, event: PromptLogprobs) -> Transition:
+        """Shows what an earlier attempt, which broke off, has not shown. The first part shows the first token, too."""
+        if event.start > max(self._num_scored, 1):
+            raise self._illegal(event)
+        if event.end <= self._num_scored:
+            return self.state, []
+        new = event.between(max(event.start, self._num_scored), event.end)
+        self._num_scored = event.end
+        return self.state, [ShowPrompt(new)]
 
     def _on_prefill_done(self, event: m.PrefillDone) -> Transition:
         if isinstance(self.state, Queued | Migrating | PrefillingLocally):

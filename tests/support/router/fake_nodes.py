@@ -7,12 +7,12 @@ right only if no token was lost or shown twice. Each call takes one fault from i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.cache.layout import CacheLayout
-from headrace.request import Alternative, FinishReason, Logprobs, Request, Token
+from headrace.request import Alternative, FinishReason, Logprobs, PromptLogprobs, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.errors import NodeError, TransferBroken
@@ -122,10 +122,13 @@ class _FakeNode:
             finish = FinishReason.LENGTH
         return Token(token_id, logprobs), finish
 
-    def prompt_logprobs(self, request: Request) -> m.PromptLogprobs:
-        first, *others = request.tokens
-        scored = (Token(token_id, Logprobs(-1.0)) for token_id in others)
-        return m.PromptLogprobs((Token(first), *scored))
+    def prompt_logprobs(self, request: Request) -> Iterator[PromptLogprobs]:
+        """Of three tokens a part."""
+        end, num_top = request.num_prompt_tokens, request.sampling.prompt_logprobs or 0
+        for start in range(1, max(end, 2), 3):
+            count = min(end - start, 3)
+            top_ids = tuple(range(num_top)) * count
+            yield PromptLogprobs(start, (-1.0,) * count, top_ids, (-1.0,) * len(top_ids))
 
     async def close(self) -> None:
         assert self.open_calls == 0, f"{self.name} was closed under {self.open_calls} calls"
@@ -222,7 +225,8 @@ class FakePrefillCall(_Call):
             raise fault.error
         await asyncio.sleep(0)
         if request.sampling.prompt_logprobs is not None:
-            yield node.prompt_logprobs(request)
+            for part in node.prompt_logprobs(request):
+                yield part
         token, finish = node.token(request, len(request.tokens) - request.num_prompt_tokens)
         if self._work.first_token is not None:
             assert token.id == self._work.first_token, "the router must repeat the token that was shown"
@@ -265,7 +269,8 @@ class FakeDecodeCall(_Call):
         if node.wants_local or not self._start.may_prefill_remotely:
             yield m.LocalPrefill(node.resumed_tokens)
             if request.sampling.prompt_logprobs is not None:
-                yield node.prompt_logprobs(request)
+                for part in node.prompt_logprobs(request):
+                    yield part
             state = "resumed" if node.resumed_tokens else "computed"
         else:
             breaks = fault is not None and isinstance(fault.error, TransferBroken)

@@ -24,11 +24,10 @@ from decode_node.lifecycle import (
 )
 from headrace.cache.hits import PrefixHit
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
-from headrace.request import FinishReason, Token
+from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire.messages import (
     DecodeReport,
     LocalPrefill,
-    PromptLogprobs,
     Renew,
     SessionFailed,
     Stop,
@@ -80,7 +79,8 @@ def test_a_prompt_that_is_computed_here_opens_no_session() -> None:
     request = new_lifecycle()
     assert request.on(LOCAL) == [CountAdmission(LOCAL), Reply(LocalPrefill(48))]
     assert request.on(Computed(64)) == []
-    assert request.on(Scored((Token(1), Token(2)))) == [Reply(PromptLogprobs((Token(1), Token(2))))]
+    for part in (PromptLogprobs(1, (-1.0, -2.0)), PromptLogprobs(3, (-3.0,))):
+        assert request.on(Scored(part)) == [Reply(part)]
     assert request.on(SECOND) == [Reply(SECOND)]
     assert request.on(Finished(FinishReason.STOP)) == [ReplyDecoded(FinishReason.STOP, LOCAL)]
     assert request.on(CallEnded()) == [Release()]
@@ -184,7 +184,7 @@ EVENTS: dict[str, DecodeInput] = {
     "admitted to compute": LOCAL,
     "refused": AdmissionTimedOut("late"),
     "computed": Computed(64),
-    "scored": Scored(()),
+    "scored": Scored(PromptLogprobs(1, ())),
     "tokens": SECOND,
     "finished": Finished(FinishReason.STOP),
     "landed": SessionLanded(1, 5, MOVED),

@@ -182,12 +182,13 @@ def test_prompt_logprobs_equal_transformers_and_ignore_the_cache(tiny_checkpoint
     generate(built, request(prompt))
     sampling = replace(GREEDY, max_tokens=0, prompt_logprobs=2)
     run = generate(built, request(prompt, sampling), prompt_logprobs=2)
-    (scored,) = [event for event in run.events if isinstance(event, Scored)]
+    scored = [event.logprobs for event in run.events if isinstance(event, Scored)]
     with torch.inference_mode():
         expected = torch.log_softmax(oracle(path)(torch.tensor([prompt])).logits[0].double(), -1)
-    assert [token.id for token in scored.tokens] == prompt
-    assert scored.tokens[0].logprobs is None
-    ours = [token.logprobs.logprob for token in scored.tokens[1:]]
+    assert [part.start for part in scored] == [1, *(part.end for part in scored[:-1])]
+    ours = [logprob for part in scored for logprob in part.logprobs]
+    best = [top for part in scored for top in part.top_ids]
+    assert best == expected[:-1].topk(2).indices.flatten().tolist()
     assert ours == pytest.approx([float(expected[i, t]) for i, t in enumerate(prompt[1:])], abs=1e-3)
     assert run.tokens == [] and isinstance(run.events[-1], Finished)
 

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from headrace.engine.draw import Draw
-from headrace.engine.sampler import sample, score
+from headrace.engine.sampler import sample
 from headrace.request import Sampling
 
 RANDOM = Sampling(max_tokens=1, seed=0)
@@ -128,13 +128,6 @@ def test_logprobs_are_the_models_own_before_temperature_and_penalties() -> None:
     assert [a.id for a in token.logprobs.top] == expected.topk(3).indices.tolist()
     assert sample(line, [Draw(replace(RANDOM, logprobs=0), [1], 1)])[0].logprobs.top == ()
     assert sample(line, [Draw(RANDOM, [1], 1)])[0].logprobs is None
-
-
-def test_scoring_gives_each_given_token_its_logprob() -> None:
-    lines = logits(3)
-    scored = score(lines, [4, 5, 6], 1)
-    expected = torch.log_softmax(lines.double(), -1)
-    assert [t.logprobs.logprob for t in scored] == pytest.approx([float(expected[i, 4 + i]) for i in range(3)])
 
 
 def test_sampling_leaves_the_logits_as_they_were() -> None:

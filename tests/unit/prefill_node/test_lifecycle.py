@@ -5,8 +5,8 @@ import pytest
 from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
-from headrace.request import FinishReason, Token
-from headrace.wire.messages import FirstToken, PrefillReport, PromptLogprobs
+from headrace.request import FinishReason, PromptLogprobs, Token
+from headrace.wire.messages import FirstToken, PrefillReport
 from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
@@ -87,7 +87,8 @@ def test_without_a_reservation_nothing_is_sent() -> None:
 
 def test_a_prompt_is_scored_before_its_first_token() -> None:
     request = new_lifecycle(Computing(FROM_NOTHING, 0, 1.0))
-    assert request.on(Scored((Token(1), Token(2))), 2.0) == [Reply(PromptLogprobs((Token(1), Token(2))))]
+    for part in (PromptLogprobs(1, (-1.0, -2.0)), PromptLogprobs(3, (-3.0,))):
+        assert request.on(Scored(part), 2.0) == [Reply(part)]
     assert request.on(TOKEN, 2.0) == [RecordComputeTime(1.0), SendState(5), Reply(FirstToken(Token(5)))]
 
 
@@ -197,7 +198,7 @@ EVENTS: dict[str, PrefillInput] = {
     "admitted to fetch": TO_FETCH,
     "refused": AdmissionTimedOut("late"),
     "computed": Computed(256),
-    "scored": Scored(()),
+    "scored": Scored(PromptLogprobs(1, ())),
     "sampled": TOKEN,
     "finished": Finished(FinishReason.STOP),
     "fetch landed": FetchLanded(320),

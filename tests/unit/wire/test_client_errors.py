@@ -5,7 +5,7 @@ import grpc.aio
 import pytest
 
 from headrace.request import Request, Sampling
-from headrace.wire.client import GrpcNodeClient
+from headrace.wire.client import MAX_MESSAGE_BYTES, GrpcNodeClient
 from headrace.wire.errors import (
     CRASH_DETAILS,
     DeadlineExceeded,
@@ -16,6 +16,7 @@ from headrace.wire.errors import (
     RequestRefused,
     TransferBroken,
 )
+from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import PrefillRequest, Start, Stop
 from headrace.wire.server import ControlServer
@@ -32,6 +33,14 @@ class FailingNode(rpc.PrefillServicer, rpc.DecodeServicer):
     async def Run(self, request, context):  # type: ignore[no-untyped-def]
         await context.abort(self._code, self._details)
         yield
+
+
+class VerboseNode(rpc.PrefillServicer):
+    """Answers a prefill with a message that is larger than both sides accept."""
+
+    async def Run(self, request, context):  # type: ignore[no-untyped-def]
+        report = pb.PrefillReport(node="x" * (MAX_MESSAGE_BYTES + 1))
+        yield pb.PrefillEvent(done=pb.PrefillDone(report=report))
 
 
 @pytest.mark.parametrize(
@@ -91,3 +100,19 @@ async def test_an_unreachable_node_is_lost():
             async for _ in call:
                 pass
     await client.close()
+
+
+async def test_a_message_that_is_too_large_is_refused_and_not_tried_elsewhere():
+    server = ControlServer(["Prefill"], lambda server: rpc.add_PrefillServicer_to_server(VerboseNode(), server))
+    port = await server.start("127.0.0.1", 0)
+    client = GrpcNodeClient("p0", f"127.0.0.1:{port}")
+    try:
+        with pytest.raises(RequestRefused, match=r"p0: .*larger than max"):
+            async with client.prefill(
+                PrefillRequest(Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))), timeout_s=PATIENCE_S
+            ) as prefill:
+                async for _ in prefill:
+                    pass
+    finally:
+        await client.close()
+        await server.stop(0)

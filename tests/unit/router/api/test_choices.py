@@ -2,8 +2,7 @@
 
 import json
 
-from headrace.request import Token
-from headrace.wire.messages import PromptLogprobs
+from headrace.request import PromptLogprobs, Token
 from router.api.choices import Choice
 from router.api.generation import RequestBuilder
 from router.api.request_schemas import CompletionBody, parse_body
@@ -20,8 +19,10 @@ def test_offsets_count_a_character_that_is_split_over_tokens_once(tokens: ModelT
     written = [tokens.token_bytes.of(token_id) or b"" for token_id in ids]
     assert any(data and not data.decode(errors="ignore") for data in written), "a token that is no whole character"
 
-    echoed = choice.prompt_delta(PromptLogprobs(tuple(map(Token, ids))))
+    parts = [PromptLogprobs(1, (-1.0,) * 2), PromptLogprobs(3, (-1.0,) * (len(ids) - 3))]
+    first, second = map(choice.prompt_delta, parts)
     whole_before = [b"".join(written[:count]).decode(errors="ignore") for count in range(len(ids))]
-    assert echoed.text == PROMPT
-    assert echoed.offsets == tuple(map(len, whole_before))
+    assert (first.text, second.text) == (PROMPT, "")
+    assert [token.id for token in (*first.tokens, *second.tokens)] == ids
+    assert (*first.offsets, *second.offsets) == tuple(map(len, whole_before))
     assert choice.text_delta([Token(tokens.encode("c")[0])]).offsets == (len(PROMPT),)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.request import FinishReason, PromptLogprobs, Request, Sampling, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, RequestRefused, TransferBroken
 from router.errors import ApiError, IllegalEvent, deadline_passed
@@ -129,18 +129,33 @@ def test_one_token_needs_a_prefill_node_only():
 
 def test_prompt_logprobs_alone():
     request = after(life(max_tokens=0), PrefillStarted("p0", None))
-    logprobs = m.PromptLogprobs((A, B))
-    assert request.on(logprobs, 1.0) == [ShowPrompt(logprobs)]
+    for part in (PromptLogprobs(1, (-1.0,) * 20), PromptLogprobs(21, (-2.0,) * 19)):
+        assert request.on(part, 1.0) == [ShowPrompt(part)]
     assert request.on(PREFILLED, 2.0) == [FinishRequest(FinishReason.LENGTH)]
     assert request.generated == []
 
 
 def test_prompt_logprobs_are_shown_once_and_not_asked_for_again():
-    request = prefilling(prompt_logprobs=0)
-    assert len(request.on(m.PromptLogprobs((A,)), 1.0)) == 1
+    request = prefilling(prompt_logprobs=1)
+    assert len(request.on(scores(1, 16), 1.0)) == 1
     after(request, DecodeLost(NodeLost("d0", "gone")), DecodeStarted("d1"), reservation(2), PrefillStarted("p0", 2))
-    assert request.on(m.PromptLogprobs((A,)), 2.0) == []
+    assert request.request_so_far.sampling.prompt_logprobs == 1
+    assert request.on(scores(1, 10), 2.0) == []
+    assert request.on(scores(10, 30), 2.0) == [ShowPrompt(scores(16, 30))]
+    assert request.on(scores(30, 40), 2.0) == [ShowPrompt(scores(30, 40))]
     assert request.request_so_far.sampling.prompt_logprobs is None
+
+
+def test_prompt_logprobs_with_a_gap_are_no_event_of_the_protocol():
+    request = prefilling(prompt_logprobs=1)
+    with pytest.raises(IllegalEvent, match="PromptLogprobs"):
+        request.on(scores(2, 40), 1.0)
+
+
+def scores(start: int, end: int) -> PromptLogprobs:
+    positions = tuple(range(start, end))
+    logprobs = tuple(-float(position) for position in positions)
+    return PromptLogprobs(start, logprobs, positions, logprobs)
 
 
 @pytest.mark.parametrize("cause", [NodeLost("p0", "gone"), TransferBroken("p0", "digest"), NodeBusy("p0", "full")])
