@@ -37,7 +37,8 @@ class RouterConfig:
                         migrate as often as nodes are lost under it. Whatever is set here, a request that may be what
                         ends nodes is given to one more of them, and to no third (500, `node_crashed`)
     max_body_bytes      largest body of an HTTP request
-    heartbeat_s         interval of the nodes' heartbeats; a node counts as dead after three missed ones
+    heartbeat_s         interval of the nodes' heartbeats; a node counts as dead after three missed ones, if it does not
+                        answer either
     shutdown_grace_s    how long requests in flight may continue after a stop
     tls                 this router's certificate on the control plane; if left out, plain text, open to all
     """

@@ -20,6 +20,7 @@ from router.api.app import build_app
 from router.api.completions import CompletionService
 from router.api.generation import RequestBuilder
 from router.cluster.cluster_index import ClusterIndex
+from router.cluster.liveness import Liveness
 from router.cluster.nodes import NodeTable
 from router.cluster.policy import Policy, RoundRobin
 from router.cluster.registry import registry_server
@@ -102,7 +103,7 @@ class RouterServer:
         )
         self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
         self._subscriptions.start()
-        self._tidying = asyncio.create_task(self._forget_dead_nodes())
+        self._watching = asyncio.create_task(Liveness(self.nodes, config.heartbeat_s).run())
         log.info("router at %s, nodes register at %s", self.url, self.control_address)
 
     async def stop(self) -> None:
@@ -111,9 +112,9 @@ class RouterServer:
             return
         self._http.should_exit = True
         await asyncio.wait({self._serving}, timeout=self._config.shutdown_grace_s + 5)
-        for task in (self._serving, self._tidying):
+        for task in (self._serving, self._watching):
             task.cancel()
-        await asyncio.gather(self._serving, self._tidying, return_exceptions=True)
+        await asyncio.gather(self._serving, self._watching, return_exceptions=True)
         await self._registry.stop(0)
         await self._subscriptions.close()
         await self.nodes.close()
@@ -122,12 +123,6 @@ class RouterServer:
     async def wait_closed(self) -> None:
         """Waits until `stop` has finished."""
         await self._closed.wait()
-
-    async def _forget_dead_nodes(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.heartbeat_s / 2)
-            self.nodes.expire()
-            await self.nodes.close_retired()
 
 
 class _HttpServer(uvicorn.Server):

@@ -72,7 +72,7 @@ class ClusterStatus:
             "router": self._router,
             "model": self._model,
             "ready": bool(self._nodes.live(Role.DECODE)),
-            "nodes": [_node(node, now_s) | {"index": _index(node, self._index)} for node in self._nodes.all()],
+            "nodes": [_node(node) | {"index": _index(node, self._index)} for node in self._nodes.all()],
             "links": [_link(node, link) for node in self._nodes.all() for link in node.status.links],
             "phases": {phase.value: count for phase, count in self._table.counts().items()},
             "waiting": self._admission.waiting,
@@ -81,9 +81,8 @@ class ClusterStatus:
         }
 
 
-def _node(node: NodeEntry, now_s: float) -> dict[str, Any]:
+def _node(node: NodeEntry) -> dict[str, Any]:
     info, status = node.info, node.status
-    is_dead = node.expires_at_s <= now_s
     return {
         "name": info.name,
         "role": info.role.value,
@@ -92,7 +91,7 @@ def _node(node: NodeEntry, now_s: float) -> dict[str, Any]:
         "transfer_address": info.transfer_address,
         "pid": info.pid,
         "max_model_tokens": info.max_model_tokens,
-        "state": "dead" if is_dead else "suspect" if node.suspect else "live",
+        "state": "suspect" if node.suspect else "live",
         "running": status.running,
         "waiting": status.waiting,
         "calls": dict(status.calls),

@@ -60,6 +60,9 @@ CHANNEL_OPTIONS = (
     # Reconnect to a restarted node soon: the default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # How long connecting may take, 20 s by default. A stopped process's kernel accepts the connection, and calls would
+    # wait for it as long.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
 )
 
 ROUTER_METADATA = "headrace-router"
@@ -130,6 +133,7 @@ class NodeClient(Protocol):
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]: ...
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
     def cache_updates(self) -> StreamCall[CacheUpdate]: ...
+    async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]: ...
     async def close(self) -> None: ...
 
 
@@ -172,6 +176,14 @@ class GrpcNodeClient:
     def cache_updates(self) -> StreamCall[CacheUpdate]:
         """Subscribes to the node's cache: a snapshot, then its changes, without end."""
         return _GrpcStream(self._name, self._node.CacheUpdates(pb.CacheUpdatesRequest()), decode_cache_update)
+
+    async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]:
+        """Asks the node for its registration and status. Raises NodeError."""
+        try:
+            reply = await self._node.Describe(pb.DescribeRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._name, error.code(), error.details()) from error
+        return codecs.decode(reply.info, m.NodeInfo), codecs.decode(reply.status, m.NodeStatus)
 
     async def close(self) -> None:
         await self._channel.close(None)

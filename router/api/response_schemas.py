@@ -306,8 +306,8 @@ class NodeRow(_Response):
     transfer_address: str
     pid: int
     max_model_tokens: int
-    state: Literal["live", "suspect", "dead"]
-    """`suspect`: a call to the node was lost since its last heartbeat."""
+    state: Literal["live", "suspect"]
+    """`suspect`: a call to the node was lost since its last heartbeat; it gets no work until the next one."""
     running: int
     waiting: int
     calls: dict[str, int]

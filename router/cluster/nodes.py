@@ -15,6 +15,8 @@ from router.errors import LayoutRefused, NameTaken
 log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
+"""After so many a node that does not answer either is dead; it is asked after one less."""
+
 NodeId = tuple[str, int]
 """Name and incarnation: a restarted node has another id."""
 
@@ -24,7 +26,7 @@ class NodeEntry:
     """A registered node.
 
     replaced   earlier incarnations that lost the name to this one, or to one that it replaced
-    suspect    a call to it was lost, and no heartbeat has come since
+    suspect    a call to it was lost, and neither heartbeat nor answer has come since
     calls      calls in progress: its client stays open for them
     """
 
@@ -57,7 +59,7 @@ class NodeTable:
         fetch_from_decode: bool = True,
     ) -> None:
         self._fetch_from_decode = fetch_from_decode
-        self._lifetime_s = heartbeat_s * MISSED_HEARTBEATS
+        self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._connect = connect
         self._nodes: dict[str, NodeEntry] = {}
@@ -75,7 +77,6 @@ class NodeTable:
         Raises LayoutRefused when its layout or transfer version cannot serve with the other nodes'; NameTaken when a
         later incarnation holds its name.
         """
-        self.expire()
         known = self._nodes.get(info.name)
         if known is not None and info.incarnation in known.replaced:
             # Two processes with one name: each heartbeat of one would cost the other its client and cache index.
@@ -87,7 +88,7 @@ class NodeTable:
             refusal = None if other is known else _refusal(info, other.info)
             if refusal is not None:
                 raise LayoutRefused(f"node {info.name}: {refusal}")
-        expires_at_s = self._clock() + self._lifetime_s
+        expires_at_s = self._new_expiry_s()
         if known is not None and known.info == info:
             known.status, known.expires_at_s, known.suspect = status, expires_at_s, False
             return False
@@ -118,20 +119,35 @@ class NodeTable:
         if node is not None and node.info.incarnation == incarnation:
             self._retire(node)
 
-    def expire(self) -> None:
-        """Removes the nodes that missed their heartbeats, and logs their names."""
-        for node in [node for node in self._nodes.values() if node.expires_at_s <= self._clock()]:
-            log.warning("node %s missed its heartbeats: taken for dead", node.info.name)
+    def late(self) -> list[NodeEntry]:
+        """Nodes that have missed all but one of the heartbeats that a dead one misses: ask them."""
+        asked_from_s = self._clock() + self._heartbeat_s
+        return [node for node in self._nodes.values() if node.expires_at_s <= asked_from_s]
+
+    def answered(self, node: NodeEntry, info: NodeInfo, status: NodeStatus) -> None:
+        """Renews the registration of a node that answered a question; another process in its place is its death."""
+        if self._nodes.get(node.info.name) is not node:
+            return
+        if info.incarnation != node.info.incarnation:
+            log.warning("node %s has ended: another process answers at %s", node.info.name, node.info.address)
+            self._retire(node)
+            return
+        if node.expires_at_s <= self._clock():
+            log.info("node %s missed its heartbeats, but answers", node.info.name)
+        node.status, node.expires_at_s, node.suspect = status, self._new_expiry_s(), False
+
+    def unanswered(self, node: NodeEntry, cause: Exception) -> None:
+        """Gives no more work to a node that did not answer; removes it once it has missed its heartbeats, too."""
+        if self._nodes.get(node.info.name) is not node:
+            return
+        node.suspect = True
+        if node.expires_at_s <= self._clock():
+            log.warning("node %s missed its heartbeats and does not answer: taken for dead: %s", node.info.name, cause)
             self._retire(node)
 
     def live(self, role: Role) -> list[NodeEntry]:
-        """Nodes of a role that may be given work, by name: alive and not suspect."""
-        now_s = self._clock()
-        found = [
-            node
-            for node in self._nodes.values()
-            if node.info.role is role and node.expires_at_s > now_s and not node.suspect
-        ]
+        """Nodes of a role that may be given work, by name: those that are not suspect."""
+        found = [node for node in self._nodes.values() if node.info.role is role and not node.suspect]
         return sorted(found, key=lambda node: node.info.name)
 
     def all(self) -> list[NodeEntry]:
@@ -164,6 +180,9 @@ class NodeTable:
         for node in self.all():
             self._retire(node)
         await self.close_retired()
+
+    def _new_expiry_s(self) -> float:
+        return self._clock() + self._heartbeat_s * MISSED_HEARTBEATS
 
     def _retire(self, node: NodeEntry) -> None:
         del self._nodes[node.info.name]

@@ -1422,7 +1422,7 @@ class RegisterReply(_message.Message):
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
-    """call again within this time; after three missed ones the node counts as dead"""
+    """call again within this time; a node that misses three and does not answer Describe counts as dead"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """nodes to which this one may now have to send"""

@@ -15,7 +15,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.request import Alternative, FinishReason, Logprobs, PromptLogprobs, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate
-from headrace.wire.errors import NodeError, TransferBroken
+from headrace.wire.errors import NodeError, NodeLost, TransferBroken
 
 LAYOUT = CacheLayout("fake", "float32", "float32", 16, 2, 2, 8, (2, 8, 3), (2, 2, 8, 8))
 
@@ -100,6 +100,10 @@ class _FakeNode:
         self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # of its cache
         self.num_subscriptions = 0
         self.is_followed = False
+        self.answers: asyncio.Event | None = asyncio.Event()  # to questions, once it is set; None: they fail
+        self.answers.set()
+        self.incarnation = 1  # in its answers
+        self.num_questions = 0
         self.open_calls = 0
         self.closed = False
 
@@ -140,6 +144,13 @@ class _FakeNode:
 
     def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
         raise AssertionError(f"{self.name} is no decode node")
+
+    async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]:
+        self.num_questions += 1
+        if self.answers is None:
+            raise NodeLost(self.name, "nobody is there")
+        await self.answers.wait()
+        return node_info(self.name, self.role, incarnation=self.incarnation), node_status()
 
     def cache_updates(self) -> FakeCacheUpdatesCall:
         return FakeCacheUpdatesCall(self)

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from headrace.wire.errors import NodeLost
 from headrace.wire.messages import LinkStatus, Peer, Role
 from router.cluster.nodes import NodeTable
 from router.errors import LayoutRefused, NameTaken
@@ -60,29 +61,65 @@ class Untouchable(dict[str, Any]):
         raise RuntimeError("dictionary changed size during iteration")
 
 
-def test_three_missed_heartbeats_are_a_death(nodes: NodeTable, clock: Clock):
+LOST = NodeLost("p0", "nobody is there")
+
+
+def test_a_node_is_asked_from_its_second_missed_heartbeat_on(nodes: NodeTable, clock: Clock):
     info = node_info("p0", Role.PREFILL)
     nodes.register(info, node_status())
-    clock.now_s += 5.9
-    assert names(nodes, Role.PREFILL) == ["p0"]
-    nodes.expire()
-    assert len(nodes.all()) == 1
+    clock.now_s += 3.9
+    assert nodes.late() == []
+    clock.now_s += 0.1
+    assert nodes.late() == nodes.all()
     nodes.register(info, node_status())
-    clock.now_s += 6.0
+    assert nodes.late() == []
+
+
+def test_three_missed_heartbeats_and_no_answer_are_a_death(
+    nodes: NodeTable, clock: Clock, caplog: pytest.LogCaptureFixture
+):
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    (node,) = nodes.all()
+    clock.now_s += 5.9
+    assert names(nodes, Role.PREFILL) == ["p0"], "nobody has asked it yet"
+    nodes.unanswered(node, LOST)
     assert names(nodes, Role.PREFILL) == []
-    nodes.expire()
+    assert nodes.all() == [node], "its third heartbeat may still come"
+    clock.now_s += 0.1
+    for _ in range(2):
+        nodes.unanswered(node, LOST)
+        assert nodes.all() == []
+    (message,) = caplog.messages
+    assert message == "node p0 missed its heartbeats and does not answer: taken for dead: p0: nobody is there"
+
+
+def test_a_node_that_answers_stays_however_late_its_heartbeats_are(nodes: NodeTable, clock: Clock):
+    info, status = node_info("p0", Role.PREFILL), replace(node_status(), running=3)
+    nodes.register(info, node_status())
+    (node,) = nodes.all()
+    clock.now_s += 60.0  # nobody asked meanwhile: the router itself stood still
+    assert names(nodes, Role.PREFILL) == ["p0"]
+    node.suspect = True
+    nodes.answered(node, info, status)
+    assert (nodes.live(Role.PREFILL), node.status, nodes.late()) == ([node], status, [])
+
+
+def test_an_answer_of_another_process_is_a_death(nodes: NodeTable, clock: Clock):
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    nodes.answered(nodes.all()[0], node_info("p0", Role.PREFILL, incarnation=2), node_status())
     assert nodes.all() == []
 
 
-@pytest.mark.parametrize("find", ["expire", "register"])
-def test_a_death_is_logged_once_whoever_finds_it(
-    nodes: NodeTable, clock: Clock, find: str, caplog: pytest.LogCaptureFixture
-):
-    nodes.register(node_info("p0", Role.PREFILL), node_status())
+def test_what_became_of_a_question_to_an_earlier_incarnation_does_not_matter(nodes: NodeTable, clock: Clock):
+    first, second = (node_info("p0", Role.PREFILL, incarnation=i) for i in (1, 2))
+    nodes.register(first, node_status())
+    (earlier,) = nodes.all()
+    nodes.register(second, node_status())
     clock.now_s += 6.0
-    for _ in range(2):
-        nodes.expire() if find == "expire" else nodes.register(node_info("d0", Role.DECODE), node_status())
-    assert caplog.messages == ["node p0 missed its heartbeats: taken for dead"]
+    nodes.answered(earlier, second, replace(node_status(), running=3))
+    nodes.unanswered(earlier, LOST)
+    (node,) = nodes.live(Role.PREFILL)
+    assert (node.info, node.status) == (second, node_status())
 
 
 def test_a_suspect_gets_no_work_until_its_next_heartbeat(nodes: NodeTable):
@@ -127,6 +164,7 @@ def test_a_name_is_free_again_once_its_holder_is_gone(nodes: NodeTable, clock: C
         nodes.leave("p0", 2)
     else:
         clock.now_s += 6.0
+        nodes.unanswered(nodes.all()[0], LOST)
     assert nodes.register(first, node_status())
     assert nodes.live(Role.PREFILL)[0].info == first
 
@@ -188,6 +226,7 @@ def test_a_restarted_node_may_bring_another_max_message_bytes_to_a_cluster_of_it
 def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, clock: Clock):
     nodes.register(node_info("p0", Role.PREFILL), node_status())
     clock.now_s += 7
+    nodes.unanswered(nodes.all()[0], LOST)
     nodes.register(node_info("d0", Role.DECODE, layout=replace(LAYOUT, dtype="bfloat16")), node_status())
     assert names(nodes, Role.DECODE) == ["d0"]
 

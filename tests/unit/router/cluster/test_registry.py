@@ -63,6 +63,7 @@ async def test_a_silent_node_disappears(start_router: StartRouter):
     running = await start_router(fake_cluster([1], prefill=0), heartbeat_s=0.1, register=False)
     running.register()
     assert [node.info.name for node in running.server.nodes.live(Role.DECODE)] == ["d0"]
+    running.cluster.nodes["d0"].answers = None
     async with asyncio.timeout(PATIENCE_S):
         while (await running.http.get("/cluster")).json()["nodes"]:
             await asyncio.sleep(0.02)
