@@ -9,6 +9,7 @@ import pytest
 
 from deploy.demo import MODEL
 from headrace.host_process import own_niceness
+from tests.support.cluster.recall_clients import Habits
 from tests.support.cluster.recall_load import RecallLoad
 from tests.support.cluster.shell import END_S, START_S, incarnation, nodes_of, until
 
@@ -20,7 +21,7 @@ async def test_every_node_restarts_in_turn_and_no_request_is_lost(shell):
     before = nodes_of(url)
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in shell.actors()} == {own_niceness()}
     load = await RecallLoad.against(url, MODEL)
-    async with load.running(num_clients=2):
+    async with load.running(Habits(num_clients=2)):
         for name, node in before.items():
             await load.answered(2)
             os.kill(node["pid"], signal.SIGTERM)

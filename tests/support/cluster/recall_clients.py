@@ -36,12 +36,14 @@ class Habits:
     think_s        between an answer and the next question: drawn from half of it to one and a half
     patience_s     how long a client that met an error asks again; 0: not at all
     salted_share   of the questions, those that share no cache with anybody: their whole prompt is computed
+    from_own_addresses   each client has a loopback address of its own, as if it were a host
     """
 
     num_clients: int = 4
     think_s: float = 0.0
     patience_s: float = 0.0
     salted_share: float = 0.5
+    from_own_addresses: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,14 @@ async def recall_clients(
     url: str, questions: Sequence[Question], habits: Habits, seed: int, say: Say, stopped: asyncio.Event
 ) -> None:
     """Until `stopped`; then each still gets the answer that it waits for."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S, limits=limits) as http:
-        dice = random.Random(seed)
-        clients = (_keep_asking(http, questions, habits, dice, say, stopped) for _ in range(habits.num_clients))
-        await asyncio.gather(*clients)
+    dice = random.Random(seed)
+    addresses = [f"127.0.1.{number + 1}" if habits.from_own_addresses else None for number in range(habits.num_clients)]
+    await asyncio.gather(*(_client(url, address, questions, habits, dice, say, stopped) for address in addresses))
 
 
-async def _keep_asking(
-    http: httpx.AsyncClient,
+async def _client(
+    url: str,
+    address: str | None,
     questions: Sequence[Question],
     habits: Habits,
     dice: random.Random,
@@ -115,12 +116,14 @@ async def _keep_asking(
 ) -> None:
     if habits.think_s:
         await _until(stopped, dice.uniform(0, habits.think_s))  # they do not begin all at once
-    while not stopped.is_set():
-        question = dice.choice(questions)
-        salt = str(dice.random()) if dice.random() < habits.salted_share else ""
-        say(await _ask_until_answered(http, question, salt, f"recall-{dice.getrandbits(64):x}", habits.patience_s))
-        if habits.think_s:
-            await _until(stopped, habits.think_s * dice.uniform(0.5, 1.5))
+    transport = httpx.AsyncHTTPTransport(verify=False, local_address=address)
+    async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S, transport=transport) as http:
+        while not stopped.is_set():
+            question = dice.choice(questions)
+            salt = str(dice.random()) if dice.random() < habits.salted_share else ""
+            say(await _ask_until_answered(http, question, salt, f"recall-{dice.getrandbits(64):x}", habits.patience_s))
+            if habits.think_s:
+                await _until(stopped, habits.think_s * dice.uniform(0.5, 1.5))
 
 
 async def _until(stopped: asyncio.Event, timeout_s: float) -> None:

@@ -1,0 +1,200 @@
+"""Ordinary chats, first among themselves, then beside a crowd of hostile clients: what becomes of them, and what stays.
+
+report = await run(model, folder, HostileLoad(seconds=600))
+print(report.table())
+"""
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.support.cluster.client_process import client_process
+from tests.support.cluster.cluster import Cluster, with_engine
+from tests.support.cluster.hostile_clients import KINDS, Target, hostile_clients
+from tests.support.cluster.recall_clients import ASK_TIMEOUT_S, Answer, Habits
+from tests.support.cluster.recall_load import RecallLoad, percentile
+from tests.support.cluster.usage import Usage, settled, usages
+
+MODEL_TOKENS = 40_960
+"""The shipped models know 8,192; beyond, their answers make no sense, but cost what they cost."""
+ENGINE = with_engine(max_step_tokens=256, max_running=64, cache_bytes=128 << 20, max_model_tokens=MODEL_TOKENS)
+
+CROWD = {
+    **dict.fromkeys(KINDS, 2),
+    "reads nothing": 8,
+    "reads a byte a second": 8,
+    "never sends its body": 8,
+    "aborts": 4,
+    "wants penalties": 1,
+    "wants prompt logprobs": 1,
+    "sends a giant text": 1,
+}
+"""Hostile clients of each kind; the overload comes on top."""
+
+
+@dataclass(frozen=True)
+class HostileLoad:
+    """seconds         beside the hostile clients; half as long before without them
+    num_chats       ordinary ones, at a time
+    think_s         of each between two questions
+    max_concurrent  the router's; three times as many clients overload it
+    long_prompt     tokens
+    """
+
+    seconds: float = 600.0
+    num_chats: int = 50
+    think_s: float = 10.0
+    max_concurrent: int = 64
+    long_prompt: int = 32_000
+    crowd: Mapping[str, int] = field(default_factory=lambda: CROWD)
+
+    @property
+    def full_crowd(self) -> dict[str, int]:
+        return {**self.crowd, "overloads": 3 * self.max_concurrent}
+
+
+@dataclass
+class Phase:
+    """The ordinary chats of one part of a run, and what the processes use at its end, when everything has ended."""
+
+    name: str
+    seconds: float
+    answers: list[Answer]
+    usages: dict[str, Usage] = field(default_factory=dict)
+    held: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_right(self) -> int:
+        return sum(answer.is_right for answer in self.answers)
+
+    @property
+    def wrong(self) -> list[str]:
+        return [answer.wrong for answer in self.answers if answer.wrong]
+
+    @property
+    def errors(self) -> Counter[str]:
+        return Counter(error for answer in self.answers for error in answer.errors)
+
+    @property
+    def num_given_up(self) -> int:
+        return sum(not answer.is_right and not answer.wrong for answer in self.answers)
+
+    def first_token_s(self, share: float) -> float:
+        times = [it.first_token_s - it.asked_s for it in self.answers if it.first_token_s is not None]
+        return percentile(times, share) or 0.0
+
+    def gap_s(self, share: float) -> float:
+        return percentile((gap for answer in self.answers for gap in answer.gaps_s), share) or 0.0
+
+
+@dataclass
+class Report:
+    """phases     without the hostile clients, with them, and without them again
+    outcomes   of the hostile clients' attempts, by kind
+    """
+
+    load: HostileLoad
+    phases: list[Phase] = field(default_factory=list)
+    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def ratio(self, figure: str, share: float = 0.95) -> float:
+        """Of the hostile phase to the quiet one: `first_token_s` or `gap_s`."""
+        quiet, hostile = (getattr(phase, figure)(share) for phase in self.phases[:2])
+        return float(hostile / quiet)
+
+    def table(self) -> str:
+        return "\n".join([*self._chats(), "", *self._processes(), "", *self._hostiles()])
+
+    def _chats(self) -> Iterator[str]:
+        yield f"{self.load.num_chats} chats, {self.load.think_s} s between two questions; times in ms"
+        yield (
+            f"{'phase':<10}{'s':>5}{'right':>7}{'wrong':>7}{'given up':>9}{'errors':>7}"
+            f"{'first token p50':>17}{'p95':>7}{'gap p50':>9}{'p95':>7}  still held"
+        )
+        for phase in self.phases:
+            times = [phase.first_token_s(0.5), phase.first_token_s(0.95), phase.gap_s(0.5), phase.gap_s(0.95)]
+            shown = "".join(f"{time_s * 1e3:>{width}.0f}" for time_s, width in zip(times, (17, 7, 9, 7), strict=True))
+            counts = f"{phase.num_right:>7}{len(phase.wrong):>7}{phase.num_given_up:>9}{phase.errors.total():>7}"
+            yield f"{phase.name:<10}{phase.seconds:>5.0f}{counts}{shown}  {phase.held or 'nothing'}"
+            for error, count in phase.errors.most_common():
+                yield f"    {count} errors: {error}"
+        ratios = self.ratio("first_token_s"), self.ratio("gap_s")
+        yield "p95 with hostiles to without: first token {:.2f}, gap {:.2f}".format(*ratios)
+
+    def _processes(self) -> Iterator[str]:
+        yield f"{'process':<10}" + "".join(
+            f"{phase.name + ': MiB':>16}{'files':>7}{'threads':>9}" for phase in self.phases
+        )
+        for name in self.phases[0].usages:
+            used = [phase.usages[name] for phase in self.phases]
+            yield f"{name:<10}" + "".join(f"{u.rss_kib / 1024:>16.1f}{u.open_files:>7}{u.threads:>9}" for u in used)
+
+    def _hostiles(self) -> Iterator[str]:
+        for kind, outcomes in self.outcomes.items():
+            yield f"{kind:<26}" + ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common(6))
+
+
+async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Report:
+    """Judges nothing: that is the caller's."""
+    report = Report(load)
+    long_model = _with_length(model, folder / model.name)
+    async with _cluster(long_model, folder, load) as cluster:
+        recall = await RecallLoad.against(cluster.url, model, seed, as_chats=True)
+        habits = Habits(load.num_chats, load.think_s, patience_s=ASK_TIMEOUT_S, from_own_addresses=True)
+
+        async def phase(name: str, seconds: float) -> None:
+            before = len(recall.answers)
+            async with recall.running(habits):
+                await asyncio.sleep(seconds)
+            report.phases.append(Phase(name, seconds, recall.answers[before:]))
+
+        async def look() -> None:
+            held = await asyncio.to_thread(settled, cluster.url)
+            pids = {name: process.pid for name, process in cluster.processes.items()}
+            report.phases[-1].usages, report.phases[-1].held = usages(pids), held
+
+        await phase("warm-up", load.seconds / 4)
+        report.phases.clear()
+        await phase("quiet", load.seconds / 2)
+        await look()
+        where = urlsplit(cluster.url)
+        assert where.hostname is not None and where.port is not None
+        target = Target(where.hostname, where.port, load.long_prompt)
+
+        def hear(said: tuple[str, str]) -> None:
+            kind, outcome = said
+            report.outcomes.setdefault(kind, Counter())[outcome] += 1
+
+        async with client_process(partial(hostile_clients, target, load.full_crowd, seed), hear):
+            await phase("hostile", load.seconds)
+        await look()
+        await phase("after", load.seconds / 4)
+        await look()
+    return report
+
+
+@asynccontextmanager
+async def _cluster(model: Path, folder: Path, load: HostileLoad) -> AsyncIterator[Cluster]:
+    router = {"max_concurrent": load.max_concurrent, "max_queue": 4 * load.max_concurrent}
+    cluster = Cluster(model, folder, engine=ENGINE, router=router)
+    await asyncio.to_thread(cluster.__enter__)
+    try:
+        yield cluster
+    finally:
+        await asyncio.to_thread(cluster.__exit__)
+
+
+def _with_length(model: Path, folder: Path) -> Path:
+    """A copy of the model that accepts prompts of MODEL_TOKENS."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": MODEL_TOKENS}))
+    return folder
