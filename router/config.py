@@ -8,13 +8,14 @@ from pathlib import Path
 
 from headrace.config import at_least, checkpoint_folders, ports, positive, refuse
 from headrace.wire.tls_config import TlsConfig
+from router.http.limits import HttpLimits
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
 
 @dataclass(frozen=True)
-class RouterConfig:
-    """Settings of one router. Durations are in seconds, sizes in bytes; port 0 takes a free one.
+class RouterConfig(HttpLimits):
+    """Settings of one router, beside its limits for HTTP clients. Durations are in seconds; port 0 takes a free one.
 
     model_path          folder with config.json and tokenizer.json; the weights are not read
     host                address for HTTP clients
@@ -36,7 +37,6 @@ class RouterConfig:
                         token from a decode node begins the count anew, and a busy node is no failure: a request may
                         migrate as often as nodes are lost under it. Whatever is set here, a request that may be what
                         ends nodes is given to one more of them, and to no third (500, `node_crashed`)
-    max_body_bytes      largest body of an HTTP request
     heartbeat_s         interval of the nodes' heartbeats; a node counts as dead after three missed ones, if it does not
                         answer either
     shutdown_grace_s    how long requests in flight may continue after a stop
@@ -57,7 +57,6 @@ class RouterConfig:
     busy_timeout_s: float = 30.0
     landing_timeout_s: float = 5.0
     max_attempts: int = 3
-    max_body_bytes: int = 32 << 20
     heartbeat_s: float = 2.0
     shutdown_grace_s: float = 10.0
     tls: TlsConfig | None = None
@@ -67,9 +66,10 @@ class RouterConfig:
         if not self.served_model_name:
             object.__setattr__(self, "served_model_name", self.model_path.resolve().name)
         refuse(
+            self._http_faults(),
             checkpoint_folders(self, "model_path"),
             ports(self, "port", "control_port"),
-            at_least(self, 1, "max_concurrent", "max_attempts", "max_body_bytes"),
+            at_least(self, 1, "max_concurrent", "max_attempts"),
             at_least(self, 0, "max_queue"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
             positive(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-
-import uvicorn
+from collections.abc import Callable
 
 from headrace.wire.client import GrpcNodeClient, NodeClient
 from headrace.wire.messages import NodeInfo, Role
@@ -26,6 +23,7 @@ from router.cluster.policy import Policy, RoundRobin
 from router.cluster.registry import registry_server
 from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
+from router.http.server import HttpServer
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
@@ -75,7 +73,8 @@ class RouterServer:
         builder = RequestBuilder(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
         service = CompletionService(config.served_model_name, tokens, builder, context, admission)
         status = ClusterStatus(self.name, config.served_model_name, self.nodes, table, admission, metrics, index, clock)
-        self.app = build_app(service, status, config.max_body_bytes, metrics.http_response)
+        app = build_app(service, status, config, metrics.http_response)
+        self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity)
         self._closed = asyncio.Event()
         self.url = ""
@@ -87,21 +86,11 @@ class RouterServer:
         control_port = await self._registry.start(config.control_host, config.control_port)
         self.control_address = f"{config.control_host}:{control_port}"
         try:
-            listener = _listen(config.host, config.port)
+            port = self._http.start(config.host, config.port)
         except ListenError:
             await self._registry.stop(0)
             raise
-        self.url = f"http://{config.host}:{listener.getsockname()[1]}"
-        self._http = _HttpServer(
-            uvicorn.Config(
-                self.app,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=int(config.shutdown_grace_s) or 1,
-            )
-        )
-        self._serving = asyncio.create_task(self._http.serve(sockets=[listener]))
+        self.url = f"http://{config.host}:{port}"
         self._subscriptions.start()
         self._watching = asyncio.create_task(Liveness(self.nodes, config.heartbeat_s).run())
         log.info("router at %s, nodes register at %s", self.url, self.control_address)
@@ -111,10 +100,10 @@ class RouterServer:
         if self._closed.is_set():
             return
         self._http.should_exit = True
-        await asyncio.wait({self._serving}, timeout=self._config.shutdown_grace_s + 5)
-        for task in (self._serving, self._watching):
+        await asyncio.wait({self._http.serving}, timeout=self._config.shutdown_grace_s + 5)
+        for task in (self._http.serving, self._watching):
             task.cancel()
-        await asyncio.gather(self._serving, self._watching, return_exceptions=True)
+        await asyncio.gather(self._http.serving, self._watching, return_exceptions=True)
         await self._registry.stop(0)
         await self._subscriptions.close()
         await self.nodes.close()
@@ -123,24 +112,3 @@ class RouterServer:
     async def wait_closed(self) -> None:
         """Waits until `stop` has finished."""
         await self._closed.wait()
-
-
-class _HttpServer(uvicorn.Server):
-    """A uvicorn server that installs no signal handlers: the hosting process has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # now, not when uvicorn starts: clients may connect as soon as the address is known
-    except OSError as error:
-        listener.close()
-        raise ListenError(f"cannot listen on {host}:{port}: {error.strerror}; is the port taken?") from error
-    return listener

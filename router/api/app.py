@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.bodies import Bodies
 from router.api.completions import CompletionService
 from router.api.generation import GenerationRequest
 from router.api.openapi import errors, generation_route, openapi_document
@@ -33,6 +34,7 @@ from router.api.response_schemas import (
     Readiness,
 )
 from router.errors import ApiError
+from router.http.limits import HttpLimits
 from router.status import ClusterStatus
 
 STATIC = Path(__file__).parent / "static"
@@ -44,9 +46,10 @@ T = TypeVar("T")
 
 
 def build_app(
-    service: CompletionService, status: ClusterStatus, max_body_bytes: int, count_response: CountResponse
+    service: CompletionService, status: ClusterStatus, limits: HttpLimits, count_response: CountResponse
 ) -> ASGIApp:
     """The ASGI application. Answers go out as they were written: `response_model`s are documentation."""
+    bodies = Bodies(limits)
     app = FastAPI(title="Headrace", version="1", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -57,12 +60,12 @@ def build_app(
     @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, ChatCompletionChunk))
     async def chat(request: Request) -> Response:
         """Answers a chat, whole or as a stream."""
-        return await _respond(request, service, service.chat, max_body_bytes)
+        return await _respond(request, service, service.chat, bodies)
 
     @app.post("/v1/completions", **generation_route(CompletionBody, Completion, CompletionChunk))
     async def completions(request: Request) -> Response:
         """Continues prompts, whole or as a stream."""
-        return await _respond(request, service, service.completion, max_body_bytes)
+        return await _respond(request, service, service.completion, bodies)
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
@@ -115,12 +118,12 @@ def build_app(
 
 
 async def _respond(
-    request: Request, service: CompletionService, parse: Callable[[bytes], GenerationRequest], max_body_bytes: int
+    request: Request, service: CompletionService, parse: Callable[[bytes], GenerationRequest], bodies: Bodies
 ) -> Response:
     # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
     # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
-    data = await _read_body(request, max_body_bytes)
-    generation = parse(data) if len(data) < LARGE_BODY_BYTES else await asyncio.to_thread(parse, data)
+    async with bodies.read(request) as data:
+        generation = parse(data) if len(data) < LARGE_BODY_BYTES else await asyncio.to_thread(parse, data)
     if not generation.stream:
         answer = await _unless_gone(request.receive, service.answer(generation))
         return Response(answer, media_type="application/json")
@@ -128,20 +131,6 @@ async def _respond(
     # Nothing is sent before the first event, so that its errors still have a status code.
     first = await _unless_gone(request.receive, events.__anext__())
     return _EventStream(first, events)
-
-
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; raises ApiError (413) as soon as it is too long, whatever its Content-Length."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > max_bytes:
-            raise ApiError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"the body has more than {max_bytes} bytes (max_body_bytes)",
-                code="body_too_large",
-            )
-    return bytes(data)
 
 
 class _ClientLeft(Exception):

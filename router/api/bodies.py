@@ -1,0 +1,57 @@
+"""Request bodies: read within limits of size, time, and the bytes that all and each of the clients hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+from fastapi import Request
+
+from router.errors import ApiError
+from router.http.limits import HttpLimits
+from router.http.shares import Share, Shares
+
+
+class Bodies:
+    """The bodies that are being received or parsed."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._bytes = Shares(
+            "body bytes", limits.max_bodies_bytes, "max_bodies_bytes", limits.max_bodies_bytes_per_client
+        )
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body, which counts until it is left.
+
+        Raises ApiError: 413 as soon as the body is too long, or says so; 408 if it comes too slowly; 429 or 503 where
+        too many bytes are held. Raises starlette's ClientDisconnect.
+        """
+        with self._bytes.of(request.client.host if request.client else "") as share:
+            try:
+                async with asyncio.timeout(self._limits.body_timeout_s):
+                    data = await self._receive(request, share)
+            except TimeoutError:
+                message = f"the body did not arrive within {self._limits.body_timeout_s:g} s (body_timeout_s)"
+                raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, code="body_timeout") from None
+            yield data
+
+    async def _receive(self, request: Request, share: Share) -> bytes:
+        data = bytearray()
+        self._check(int(request.headers.get("content-length", 0)))
+        async for chunk in request.stream():
+            share.add(len(chunk))
+            data += chunk
+            self._check(len(data))
+        return bytes(data)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._limits.max_body_bytes:
+            raise ApiError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"the body has more than {self._limits.max_body_bytes} bytes (max_body_bytes)",
+                code="body_too_large",
+            )

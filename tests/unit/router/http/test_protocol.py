@@ -1,0 +1,266 @@
+"""Connections over loopback that pass a limit: how they end, and that others are served meanwhile."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from unittest import mock
+
+import httpx
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from router.http.limits import HttpLimits
+from router.http.protocol import BoundedHttpProtocol
+from router.http.shares import Shares
+from router.text.tokens import ModelTokens
+from tests.support.patience import PATIENCE_S
+from tests.support.router.fake_nodes import fake_cluster
+from tests.unit.router.conftest import Running, StartRouter
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+ANSWERED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+async def start(start_router: StartRouter, tokens: ModelTokens) -> Any:
+    async def started(**settings: object) -> Running:
+        return await start_router(fake_cluster(tokens.encode("a")), **settings)
+
+    return started
+
+
+@asynccontextmanager
+async def connection(running: Running) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    url = httpx.URL(running.server.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def reply_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:
+    """Status and error of the one answer on a connection; (0, {}) if it was closed without one."""
+    async with asyncio.timeout(PATIENCE_S):
+        data = await reader.read()
+    if not data:
+        return 0, {}
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+async def counted(running: Running, status: int, code: str) -> None:
+    """Waits until the metric has a refusal that reached no route."""
+    line = f'headrace_http_responses_total{{code="{code}",route="",status="{status}"}} 1.0'
+    async with asyncio.timeout(PATIENCE_S):
+        while line not in (await running.http.get("/metrics")).text.splitlines():
+            await asyncio.sleep(0.01)
+
+
+async def test_headers_without_end_are_refused_before_they_are_kept(start: Any):
+    running = await start()
+    async with connection(running) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        line = b"x-%04d: " + b"a" * 8000 + b"\r\n"
+        for number in range(9):
+            writer.write(line % number)
+        status, error = await reply_of(reader)
+    assert (status, error["code"]) == (431, "headers_too_large")
+    assert "(max_header_bytes)" in error["message"]
+    await counted(running, 431, "headers_too_large")
+    assert (await running.http.get("/health")).status_code == 200
+
+
+async def test_one_header_in_pieces_is_refused_as_well(start: Any):
+    running = await start()
+    async with connection(running) as (reader, writer):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nx: ")
+        writer.write(b"a" * (70 << 10))
+        assert (await reply_of(reader))[0] == 431
+
+
+async def test_headers_up_to_the_limit_are_served(start: Any):
+    running = await start(max_header_bytes=20_000)
+    assert (await running.http.get("/health", headers={"x": "a" * 19_000})).status_code == 200
+    assert (await running.http.get("/health", headers={"x": "a" * 20_000})).status_code == 431
+
+
+async def test_trailers_count_as_headers(start: Any):
+    running = await start()
+    async with connection(running) as (reader, writer):
+        writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+        writer.write(b"".join(b"x-%04d: " % number + b"a" * 8000 + b"\r\n" for number in range(12)))
+        assert await reply_of(reader) == (0, {})  # cut off: the application waits for the end of the body
+    assert (await running.http.get("/health")).status_code == 200
+
+
+async def test_headers_that_come_too_slowly_are_refused(start: Any):
+    running = await start(header_timeout_s=0.2)
+    async with connection(running) as (reader, writer), connection(running) as (silent, _):
+        writer.write(b"GET /health HTTP/1.1\r\n")
+        assert (await reply_of(reader))[1]["code"] == "header_timeout"
+        assert await reply_of(silent) == (0, {})
+    await counted(running, 408, "header_timeout")
+
+
+async def test_the_next_requests_headers_have_the_same_limits(start: Any):
+    running = await start(header_timeout_s=0.2)
+    async with connection(running) as (reader, writer):
+        writer.write(ANSWERED)
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b'{"status":"ok"}')
+        writer.write(b"GET /he")
+        assert (await reply_of(reader))[0] == 408
+
+
+async def test_a_body_that_comes_too_slowly_is_refused(start: Any):
+    running = await start(body_timeout_s=0.2)
+    async with connection(running) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        assert (await reply_of(reader))[1]["code"] == "body_timeout"  # and the connection ends, too
+
+
+async def test_the_rest_of_a_refused_body_is_not_awaited_for_ever(start: Any):
+    running = await start(max_body_bytes=100, body_timeout_s=0.2)
+    async with connection(running) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 1000\r\n\r\n{")
+        assert (await reply_of(reader))[0] == 413
+
+
+async def test_unfinished_bodies_share_a_budget(start: Any):
+    running = await start(max_body_bytes=50_000, max_bodies_bytes=100_000, max_bodies_bytes_per_client=None)
+    body = b"Content-Length: 50000\r\n\r\n" + b" " * 49_000
+    async with connection(running) as (first, one), connection(running) as (second, two):
+        for writer in (one, two):
+            writer.write(HEAD + body)
+        refused = await running.http.post("/v1/completions", content=b" " * 40_000)
+        while refused.status_code == 400:  # the unfinished ones have not arrived yet
+            refused = await running.http.post("/v1/completions", content=b" " * 40_000)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "max_bodies_bytes is 100000" in refused.json()["error"]["message"]
+        for reader, writer in ((first, one), (second, two)):
+            writer.write(b" " * 1000)
+            assert b" 400 " in await reader.readline()
+    assert (await running.http.post("/v1/completions", content=b" " * 40_000)).status_code == 400
+
+
+async def test_one_client_has_a_smaller_budget_for_bodies(start: Any):
+    running = await start(max_body_bytes=50_000, max_bodies_bytes=200_000, max_bodies_bytes_per_client=50_000)
+    async with connection(running) as (_, writer):
+        writer.write(HEAD + b"Content-Length: 50000\r\n\r\n" + b" " * 40_000)
+        async with asyncio.timeout(PATIENCE_S):
+            while (refused := await running.http.post("/v1/completions", content=b" " * 20_000)).status_code == 400:
+                pass
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_body_bytes")
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "setting"),
+    [
+        ({"max_connections": 3, "max_connections_per_client": None}, 503, "max_connections is 3"),
+        ({"max_connections": 9, "max_connections_per_client": 3}, 429, "max_connections_per_client is 3"),
+    ],
+)
+async def test_connections_beyond_the_limit_are_refused_until_others_close(
+    start: Any, settings: dict[str, Any], status: int, setting: str
+):
+    running = await start(**settings)
+    assert (await running.http.get("/health")).status_code == 200  # one stays open
+    async with connection(running), connection(running):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with connection(running) as (reader, _):
+                    answer, error = await reply_of(reader)
+                    if answer == status:
+                        break
+        assert setting in error["message"]
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            async with connection(running) as (reader, writer):
+                writer.write(ANSWERED)
+                if b" 200 " in await reader.readline():
+                    break
+
+
+async def test_input_that_is_no_http_is_400_in_openais_shape(start: Any, caplog: pytest.LogCaptureFixture):
+    running = await start()
+    async with connection(running) as (reader, writer):
+        writer.write(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
+        assert (await reply_of(reader))[1]["code"] == "invalid_http"
+    await counted(running, 400, "invalid_http")
+    assert not caplog.records
+
+
+async def test_a_client_that_reads_no_answer_is_cut_off(start: Any):
+    running = await start(unread_timeout_s=0.3)
+    async with connection(running) as (_, writer):
+        writer.transport.pause_reading()
+        writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 400)  # more than the kernel's buffers hold
+        await counted(running, 499, "answer_not_read")
+
+
+class FakeTransport(asyncio.Transport):
+    """A transport whose client takes what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread = 0
+        self.is_aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def close(self) -> None:
+        pass
+
+
+class FakeLoop:
+    """Keeps the timers that are set."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, Any]] = []
+
+    def call_later(self, delay_s: float, then: Any) -> Any:
+        self.timers.append((delay_s, then))
+        return mock.Mock()
+
+    def fire(self) -> float:
+        delay_s, then = self.timers.pop()
+        then()
+        return delay_s
+
+
+async def no_app(scope: Any, receive: Any, send: Any) -> None:
+    """Never called."""
+
+
+def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
+    loop, transport, counts = FakeLoop(), FakeTransport(), Counter[str]()
+    connections = Shares("connections", 1, "max_connections", None)
+    protocol = BoundedHttpProtocol(
+        uvicorn.Config(no_app, ws="none"), ServerState(), {}, loop,  # type: ignore[arg-type]
+        limits=HttpLimits(unread_timeout_s=7.0), connections=connections,
+        count=lambda route, status, code: counts.update([code]),
+    )  # fmt: skip
+    protocol.connection_made(transport)
+    transport.unread = 100
+    protocol.pause_writing()
+    for unread in (99, 50, 10):
+        transport.unread = unread
+        assert loop.fire() == 7.0
+    assert not transport.is_aborted
+    loop.fire()
+    assert transport.is_aborted
+    assert counts == {"answer_not_read": 1}
+    protocol.connection_lost(None)
+    assert connections.total == 0
