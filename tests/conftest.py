@@ -37,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     campaigns = parser.getgroup("campaigns", "how long the long ones are")
     campaigns.addoption("--fault-rounds", type=int, default=3, help="faults of each kind, with each model")
     campaigns.addoption("--hostile-seconds", type=float, default=15, help="of hostile clients beside ordinary chats")
+    campaigns.addoption("--soak-requests", type=int, default=500, help="requests in a row")
+    campaigns.addoption("--abort-storms", type=int, default=1, help="of 300 aborted requests")
     campaigns.addoption("--soak-sessions", type=int, default=1000, help="sessions in a row")
     campaigns.addoption("--soak-devices", nargs=2, default=("cpu", "cpu"), help="of the sender and of the receiver")
 
