@@ -3,14 +3,18 @@
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.config import at_least, not_empty, ports, refuse
 from transfer.protocol.errors import TransportUnavailable
+from transfer.ucx.devices import devices_for, interfaces, rdma_devices
 
 if TYPE_CHECKING:
     from transfer.ucx.transport import UcxTransport
+
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,8 @@ class UcxConfig:
                           (UCX_POSIX_ERROR_HANDLING=y UCX_CMA_ERROR_HANDLING=y) and are twice as fast, but then a
                           receive from a killed or stopped peer never completes, not even when its connection is
                           force-closed, and its staging buffer is lost
-    net_devices           UCX_NET_DEVICES, such as `eth0`; `all` lets UCX choose
+    net_devices           UCX_NET_DEVICES, such as `eth0` or `eth0,eth1`; `auto`: the interface that owns `host`, and
+                          all RDMA devices if RDMA is among the transports; `all` lets UCX take any interface
     tcp_segment           UCX_TCP_{TX,RX}_SEG_SIZE: 256K doubled the speed of TCP against the default
     silence_s             a peer whose host acknowledges nothing for this long, counted from the kernel's second try, is
                           lost; detected half a second later. See `transfer.ucx.keepalive`
@@ -39,7 +44,7 @@ class UcxConfig:
     host: str = "127.0.0.1"
     port: int = 0
     transports: str = "tcp"
-    net_devices: str = "all"
+    net_devices: str = AUTO
     tcp_segment: str = "256K"
     silence_s: float = 1.0
     cuda: bool = False
@@ -49,6 +54,7 @@ class UcxConfig:
     def __post_init__(self) -> None:
         refuse(
             not_empty(self, "transports", remedy="name some, such as `tcp`"),
+            not_empty(self, "net_devices", remedy="name some, such as `eth0`, or leave it out"),
             ports(self, "port"),
             at_least(self, 0.5, "silence_s", remedy=", two lost packets would end a connection"),
             at_least(self, 0, "cuda_poll_s", remedy=", 0 waits for each operation"),
@@ -60,7 +66,7 @@ class UcxConfig:
         return tuple(self.cuda_transports.split(",")) if self.cuda else ()
 
     def environment(self) -> dict[str, str]:
-        """UCX's environment variables for these settings."""
+        """UCX's environment variables for these settings, once `open_transport` has settled `net_devices`."""
         return {
             "UCX_TLS": ",".join((self.transports, *self.required_transports)),
             "UCX_NET_DEVICES": self.net_devices,
@@ -91,6 +97,8 @@ def open_transport(config: UcxConfig) -> "UcxTransport":
 
     Raises `TransportUnavailable` when UCX cannot start, or was started with other settings.
     """
+    if config.net_devices == AUTO:
+        config = replace(config, net_devices=devices_for(config.host, config.transports, interfaces(), rdma_devices()))
     config.apply(os.environ, sys.modules)
     try:
         from transfer.ucx.transport import UcxTransport

@@ -116,6 +116,38 @@ def routed_namespaces() -> Iterator[tuple[Namespace, Namespace, Cut]]:
                 _ip("netns", "delete", name)
 
 
+@dataclass(frozen=True, slots=True)
+class StrayLink:
+    """A link of somebody else's on a host whose processes talk over its loopback interface."""
+
+    host: str
+    device: str
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", self.host)
+
+    def vanish(self) -> None:
+        _ip("-n", self.host, "link", "delete", self.device)
+
+
+@contextmanager
+def host_with_a_stray_link() -> Iterator[StrayLink]:
+    """Raises `NamespacesUnavailable`, as `two_namespaces` does."""
+    if shutil.which("ip") is None:
+        raise NamespacesUnavailable("no `ip` command: install iproute2")
+    pid = os.getpid()
+    name, device = f"hr{pid}s", f"hr{pid}s0"
+    try:
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+        _link(name, device, "10.213.77.1/30", name, f"{device}p", "10.213.77.2/30")
+        yield StrayLink(name, device)
+    finally:
+        with suppress(NamespacesUnavailable):
+            _ip("netns", "delete", name)
+
+
 def _link(name: str, device: str, address: str, other_name: str, other_device: str, other_address: str) -> None:
     _ip(
         "link", "add", device, "netns", name, "type", "veth", "peer", "name", other_device, "netns", other_name,

@@ -9,11 +9,11 @@ from transfer.ucx import UcxConfig
 
 def test_the_measured_settings_are_the_defaults():
     environ = {"UCX_TLS": "all", "HOME": "/root"}
-    UcxConfig().apply(environ, loaded_modules={})
+    UcxConfig(net_devices="eth0").apply(environ, loaded_modules={})
     assert environ == {
         "HOME": "/root",
         "UCX_TLS": "tcp",
-        "UCX_NET_DEVICES": "all",
+        "UCX_NET_DEVICES": "eth0",
         "UCX_TCP_TX_SEG_SIZE": "256K",
         "UCX_TCP_RX_SEG_SIZE": "256K",
         "UCX_KEEPALIVE_INTERVAL": "1s",
@@ -40,6 +40,7 @@ def test_settings_that_come_after_the_import_are_refused():
     ("changes", "said"),
     [
         ({"transports": ""}, "transports '': must not be empty"),
+        ({"net_devices": ""}, "net_devices '': must not be empty"),
         ({"port": 65536}, "port 65536"),
         ({"silence_s": 0.2}, "silence_s 0.2"),
     ],
