@@ -28,7 +28,8 @@ class LocalPrefillConfig:
 class DecodeNodeConfig(NodeConfig):
     """Settings of a decode node: those of `NodeConfig`, and its own.
 
-    reservation_timeout_s  how long a transfer may take, from its reservation to its landing
+    reservation_timeout_s  how long a transfer may make no progress; it begins with the prompt's first chunk, because a
+                           prompt may wait for others, and ends with the request's own deadline at the latest
     local_prefill          when it computes the rest of a prompt itself
     """
 

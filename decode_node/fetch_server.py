@@ -62,7 +62,7 @@ class FetchServer:
         reservation = request.reservation
         self._runtime.require_layout(reservation.layout)
         plan = plan_of(reservation, self._runtime.config.message_bytes)
-        deadline_s = asyncio.get_running_loop().time() + min(timeout_s, reservation.deadline_s)
+        deadline_s = asyncio.get_running_loop().time() + min(timeout_s, reservation.timeout_s)
         # A little longer than the session: should the clean-up below never run, nothing is held for ever.
         lease_ends_s = deadline_s + LEASE_MARGIN_S
         leasing = asyncio.ensure_future(self._loop.call(lambda: self._lease(request, lease_ends_s)))

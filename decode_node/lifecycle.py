@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Event, Finished, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Event, Finished, Sampled, Scored, Started
 from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire.messages import (
     DecodeReport,
@@ -87,7 +87,7 @@ class SessionLanded:
 
 
 DecodeInput: TypeAlias = (
-    Admitted | AdmissionTimedOut | Computed | Scored | Tokens | Finished  # from the engine
+    Admitted | AdmissionTimedOut | Started | Computed | Scored | Tokens | Finished  # from the engine
     | SessionLanded | SessionFailed  # from the session; each session ends in one of them
     | Renew | Stop | CallEnded  # from the router
     | CallBroken  # by a command that cannot be read, or a session of another version
@@ -164,7 +164,7 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case AdmissionTimedOut(message):
                 self._expect(event, Admitting)
                 return [Refuse(message)]
-            case Computed():  # the progress of a prefill on this node
+            case Started() | Computed():  # the progress of a prefill on this node
                 self._expect(event, Running)
                 return []
             case Scored(logprobs):

@@ -131,6 +131,7 @@ class DecodeDriver:
             max_new=sampling.max_tokens - (len(request.tokens) - request.num_prompt_tokens),
             admit_by_s=min(self._deadline_s, self._clock() + self._config.admission_timeout_s),
             on_event=partial(self._loop.deliver, self._inbox.put_nowait),
+            compute_by_s=None if start.may_prefill_remotely else self._deadline_s,
             prompt_logprobs=None if start.may_prefill_remotely else sampling.prompt_logprobs,
         )
 
@@ -205,7 +206,8 @@ class DecodeDriver:
             admitted,
             nonce=nonce,
             num_tokens=self._sequence.prompt_length,
-            deadline_s=min(self._deadline_s, self._clock() + self._config.reservation_timeout_s),
+            deadline_s=self._deadline_s,
+            timeout_s=self._config.reservation_timeout_s,
         )
         self._runtime.spawn(self._watch(self._session))
         return reservation

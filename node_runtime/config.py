@@ -46,7 +46,9 @@ class NodeConfig:
                          on a GPU, where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
     state_wire_dtype     dtype in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
                          bytes; the rounding stays); if left out, this node's own, which rounds nothing
-    admission_timeout_s  how long a request may wait for blocks and a slot before the router asks another node
+    admission_timeout_s  how long a request may wait on a decode node for blocks and a slot before the router asks
+                         another one; on a prefill node it waits as long as it has time, because every prompt before it
+                         ends, and is refused at once when the measured speed says that it would wait for too long
     shutdown_grace_s     how long requests in flight may continue after a stop
     engine               the engine's own settings
     ucx                  the transport's own settings

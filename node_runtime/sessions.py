@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 from headrace.engine.sequence import Admitted, Sequence
@@ -55,6 +54,7 @@ def reserve(
     nonce: int,
     num_tokens: int,
     deadline_s: float,
+    timeout_s: float,
 ) -> tuple[Reservation, IncomingTransfer]:
     """Opens a session for the blocks beyond the attention hit and for the state; returns it with the sender's terms.
 
@@ -62,6 +62,7 @@ def reserve(
     nonce       a fresh one, which names the session
     num_tokens  how many tokens of the prompt the sender has
     deadline_s  when the session fails, on the event loop's clock
+    timeout_s   the longest time without progress, once the sender has begun
     Raises LayoutMismatch when there is no such plan, or a message of it fits no staging buffer.
     """
     reservation = Reservation(
@@ -70,12 +71,12 @@ def reserve(
         num_tokens=num_tokens,
         transfer_address=runtime.transport.address,
         layout=runtime.wire_layout,
-        deadline_s=deadline_s - asyncio.get_running_loop().time(),
+        timeout_s=timeout_s,
         secret=new_secret(),
     )
     land = partial(_land, runtime, sequence, admitted)
     plan = plan_of(reservation, runtime.config.message_bytes)
-    incoming = receiver.expect(plan, secret=reservation.secret, land=land, deadline_s=deadline_s)
+    incoming = receiver.expect(plan, secret=reservation.secret, land=land, deadline_s=deadline_s, timeout_s=timeout_s)
     return reservation, incoming
 
 

@@ -34,6 +34,8 @@ def node_status(built: BuiltEngine) -> NodeStatus:
         waiting=engine.num_waiting,
         blocks=_pool(stats.blocks, stats.num_indexed_blocks),
         slots=_pool(stats.slots, stats.num_checkpoints),
+        waiting_tokens=engine.waiting_tokens,
+        prefill_tokens_per_s=engine.prefill_rate.tokens_per_s,
         counters={
             **cache_counters(stats.totals),
             "computed_tokens": engine.computed_tokens,

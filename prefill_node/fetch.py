@@ -119,6 +119,7 @@ class Fetches:
                 nonce=new_nonce(),
                 num_tokens=fetch_source.num_tokens,
                 deadline_s=deadline_s,
+                timeout_s=deadline_s - self._clock(),
             )
         except LayoutMismatch as error:
             failure = FetchFailed("refused", str(error))

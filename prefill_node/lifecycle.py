@@ -1,9 +1,11 @@
 """One request on a prefill node: events in, instructions out. `prefill_node/role.py` obeys.
 
-    Admitting -> Computing -> Sending -> Done            the decode node receives blocks and state
-    Admitting -> Computing -> Done                       nothing to send: no reservation, or the answer has ended
-    Admitting -> Fetching -> Computing                   a decode node holds more of the prompt than this node
-    Admitting -> Fetching -> Readmitting -> Computing    the fetch failed: the prompt is computed instead
+    Admitting -> Ready -> Computing -> Sending -> Done   the decode node receives blocks and state
+    Admitting -> Ready -> Computing -> Done              nothing to send: no reservation, or the answer has ended
+    Admitting -> Fetching -> Ready                       a decode node holds more of the prompt than this node
+    Admitting -> Fetching -> Readmitting -> Ready        the fetch failed: the prompt is computed instead
+
+A transfer opens with the first chunk: its clock must not run while the prompt waits for others.
 
 From any of them to Released when the router's call ends, with or without an error.
 """
@@ -13,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
 from headrace.request import PromptLogprobs
-from headrace.wire.messages import FirstToken, PrefillReport
+from headrace.wire.messages import ComputeStarted, FirstToken, PrefillReport
 from node_runtime.lifecycle import (
     Admitting,
     CallBroken,
@@ -46,6 +48,14 @@ class Readmitting:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """The request has blocks and a slot, `present` of them filled; its first chunk waits for other prompts' chunks."""
+
+    admitted: Admitted
+    present: Computed
+
+
+@dataclass(frozen=True)
 class Computing:
     """The engine computes the prompt from `resumed_tokens` on, and samples the first token."""
 
@@ -62,7 +72,7 @@ class Sending:
     resumed_tokens: int
 
 
-PrefillState: TypeAlias = Admitting | Fetching | Readmitting | Computing | Sending | Done | Released
+PrefillState: TypeAlias = Admitting | Fetching | Readmitting | Ready | Computing | Sending | Done | Released
 
 # ---------------------------------------------------------------- events
 
@@ -85,7 +95,7 @@ class TransferSent:
 
 
 PrefillInput: TypeAlias = (
-    Admitted | AdmissionTimedOut | Computed | Scored | Sampled | Finished  # from the engine
+    Admitted | AdmissionTimedOut | Started | Computed | Scored | Sampled | Finished  # from the engine
     | FetchLanded | FetchGivenUp  # from the fetch
     | TransferSent | CallBroken  # from the transfer to the decode node
     | CallEnded  # from the router
@@ -124,6 +134,11 @@ class PrefillLocally:
 
 
 @dataclass(frozen=True)
+class OpenTransfer:
+    """Open the session in which blocks and state go to the decode node."""
+
+
+@dataclass(frozen=True)
 class SendComputed:
     """Let the transfer send these tokens' blocks once the device has computed them."""
 
@@ -157,10 +172,10 @@ class ReplyPrefilled:
     resumed_tokens: int
 
 
-PrefillReply: TypeAlias = FirstToken | PromptLogprobs
+PrefillReply: TypeAlias = ComputeStarted | FirstToken | PromptLogprobs
 PrefillInstruction: TypeAlias = (
     StartFetch | CancelFetch | CountDeclinedFetch | ResumePrefill | PrefillLocally
-    | SendComputed | SendState | CancelTransfer | RecordComputeTime
+    | OpenTransfer | SendComputed | SendState | CancelTransfer | RecordComputeTime
     | Reply[PrefillReply] | ReplyPrefilled | Refuse | Fail | Release
 )  # fmt: skip
 
@@ -185,17 +200,20 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
             raise self._illegal(event)
         match event:
             case Admitted():
-                return self._admitted(event, now_s)
+                return self._admitted(event)
             case AdmissionTimedOut(message):
                 self._expect(event, Admitting, Readmitting)
                 return [Refuse(message)]
             case FetchLanded(num_tokens):
                 admitted = self._expect(event, Fetching).admitted
-                return [ResumePrefill(num_tokens), *self._compute_from(num_tokens, admitted, now_s)]
+                self.state = Ready(admitted, Computed(num_tokens, admitted.device_event))
+                return [ResumePrefill(num_tokens)]
             case FetchGivenUp():
                 self._expect(event, Fetching)
                 self.state = Readmitting()
                 return [PrefillLocally()]
+            case Started():
+                return self._started(self._expect(event, Ready), now_s)
             case Computed():
                 self._expect(event, Computing)
                 return self._send(event)
@@ -216,20 +234,22 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
             case _:
                 assert_never(event)
 
-    def _admitted(self, admitted: Admitted, now_s: float) -> list[PrefillInstruction]:
+    def _admitted(self, admitted: Admitted) -> list[PrefillInstruction]:
         if admitted.state_arrives:
             self._expect(admitted, Admitting)
             self.state = Fetching(admitted)
             return [StartFetch(admitted)]
         before = self._expect(admitted, Admitting, Readmitting)
         is_declined = isinstance(before, Admitting) and self._policy.candidate(admitted.hit) is not None
-        declined: list[PrefillInstruction] = [CountDeclinedFetch()] if is_declined else []
-        return declined + self._compute_from(admitted.reused_tokens, admitted, now_s)
+        self.state = Ready(admitted, Computed(admitted.reused_tokens, admitted.device_event))
+        return [CountDeclinedFetch()] if is_declined else []
 
-    def _compute_from(self, num_tokens: int, admitted: Admitted, now_s: float) -> list[PrefillInstruction]:
+    def _started(self, before: Ready, now_s: float) -> list[PrefillInstruction]:
         """The engine computes from here on; what precedes is in the blocks and can be sent."""
-        self.state = Computing(admitted, num_tokens, now_s)
-        return self._send(Computed(num_tokens, admitted.device_event)) if num_tokens else []
+        present = before.present
+        self.state = Computing(before.admitted, present.num_tokens, now_s)
+        opened: list[PrefillInstruction] = [OpenTransfer()] if self._is_sent else []
+        return [*opened, Reply(ComputeStarted()), *(self._send(present) if present.num_tokens else [])]
 
     def _send(self, computed: Computed) -> list[PrefillInstruction]:
         return [SendComputed(computed)] if self._is_sent else []

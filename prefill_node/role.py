@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import assert_never
 
-from headrace.engine.sequence import Admitted, Computed, Job
+from headrace.engine.sequence import Admitted, Computed, Event, Job, Started
 from headrace.wire.client import FetchClient
 from headrace.wire.messages import (
     FetchSource,
@@ -34,6 +34,7 @@ from prefill_node.lifecycle import (
     CountDeclinedFetch,
     FetchGivenUp,
     FetchLanded,
+    OpenTransfer,
     PrefillInput,
     PrefillInstruction,
     PrefillLifecycle,
@@ -111,8 +112,6 @@ class PrefillDriver:
     async def run(self) -> AsyncGenerator[PrefillEvent, None]:
         self._loop.post(lambda: self._engine.submit(self._sequence))
         try:
-            if self._request.reservation is not None:
-                self._open_transfer(self._request.reservation)
             while not self._lifecycle.is_over:
                 event = await self._inbox.get()
                 for instruction in self._lifecycle.on(event, self._clock()):
@@ -122,16 +121,24 @@ class PrefillDriver:
             self._runtime.spawn(self._give_back())
 
     def _job(self, policy: FetchPolicy) -> Job:
-        request, config = self._request.request, self._runtime.config
+        """Every prompt before it ends, so that its turn comes: it waits as long as its caller does."""
+        request = self._request.request
         num_output = len(request.tokens) - request.num_prompt_tokens
         return Job(
             request=request,
             hit_policy=policy.hit_policy,
             max_new=min(1, request.sampling.max_tokens - num_output),
-            admit_by_s=min(self._deadline_s, self._clock() + config.admission_timeout_s),
-            on_event=partial(self._loop.deliver, self._inbox.put_nowait),
+            admit_by_s=self._deadline_s,
+            on_event=self._on_event,
+            compute_by_s=self._deadline_s,
             prompt_logprobs=request.sampling.prompt_logprobs,
         )
+
+    def _on_event(self, event: Event) -> None:
+        """Called in the engine's thread."""
+        self._loop.deliver(self._inbox.put_nowait, event)
+        if isinstance(event, Started):  # the router must know before the step, which may take long or end the node
+            self._loop.flush()
 
     async def _obey(self, instruction: PrefillInstruction) -> PrefillEvent | None:
         """Returns the message that the router gets, if any."""
@@ -140,6 +147,8 @@ class PrefillDriver:
                 return message
             case ReplyPrefilled(admitted, resumed_tokens):
                 return PrefillDone(self._report(admitted, resumed_tokens))
+            case OpenTransfer():
+                self._open_transfer()
             case SendComputed(computed):
                 await self._send_computed(computed)
             case SendState(first_token):
@@ -172,17 +181,19 @@ class PrefillDriver:
 
     # ------------------------------------------------------------ transfer and fetch
 
-    def _open_transfer(self, reservation: Reservation) -> None:
-        deadline_s = min(self._deadline_s, self._clock() + reservation.deadline_s)
+    def _open_transfer(self) -> None:
+        reservation = self._request.reservation
+        assert reservation is not None, "the lifecycle sends only what a reservation came for"
         # Should this call's clean-up never run, the blocks come back a little after the deadline.
-        lease_ends_s = deadline_s + LEASE_MARGIN_S
+        lease_ends_s = self._deadline_s + LEASE_MARGIN_S
         self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
         self._transfer = self._sender.open(
             plan_of(reservation, self._runtime.config.message_bytes),
             reservation.transfer_address,
             secret=reservation.secret,
             pack=partial(self._runtime.packing.gather, locate=partial(self._location, reservation)),
-            deadline_s=deadline_s,
+            deadline_s=self._deadline_s,
+            timeout_s=reservation.timeout_s,
         )
         self._runtime.spawn(self._watch(self._transfer))
 

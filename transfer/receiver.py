@@ -6,6 +6,7 @@ landed = await incoming.landed()
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -37,7 +38,7 @@ from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.protocol.session import ReceiverSession
 from transfer.protocol.stats import TransferStats
 from transfer.staging import Staging
-from transfer.transfer import Transfer
+from transfer.transfer import Transfer, TransferLimits
 
 log = logging.getLogger(__name__)
 
@@ -62,15 +63,20 @@ class TransferReceiver:
         self._staging = staging
         self._clock = clock
 
-    def expect(self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float) -> "IncomingTransfer":
+    def expect(
+        self, plan: TransferPlan, *, secret: bytes, land: LandMessage, deadline_s: float, timeout_s: float = math.inf
+    ) -> "IncomingTransfer":
         """Takes the messages of this plan's nonce from now on; call it before the sender gets the reservation.
 
         secret       with which the sender must sign: a `new_secret()` for each session
         deadline_s   of the whole session, prefill included; absolute, on the event loop's clock
+        timeout_s    the longest time between two messages: it begins with the first envelope that was proven the
+                     sender's, because until then the prompt may stand in the sender's line
         Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
-        return IncomingTransfer(plan, Verifier(secret), self._transport, self._staging, land, deadline_s, self._clock)
+        limits = TransferLimits(deadline_s, timeout_s)
+        return IncomingTransfer(plan, Verifier(secret), self._transport, self._staging, land, limits, self._clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +99,11 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
         transport: Transport,
         staging: Staging,
         land: LandMessage,
-        deadline_s: float,
+        limits: TransferLimits,
         clock: Callable[[], float],
     ) -> None:
         totals = transport.stats.received
-        super().__init__(plan, ReceiverSession(plan).on, transport, totals, staging, deadline_s, clock)
+        super().__init__(plan, ReceiverSession(plan).on, transport, totals, staging, limits, clock)
         self._verifier = verifier
         self._refused_parts = 0
         self._land = land
@@ -173,6 +179,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
         except MalformedEnvelope as error:
             self._on(Broken(Cause.MALFORMED, str(error)))
             return
+        self._progressed()
         first = self._envelope is None
         self._envelope = envelope
         self._on(EnvelopeArrived(arrival.tag.index, envelope))

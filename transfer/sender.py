@@ -7,6 +7,7 @@ stats = await outgoing.done()
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias, cast
@@ -30,7 +31,7 @@ from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.protocol.session import SenderSession
 from transfer.protocol.stats import TransferStats
 from transfer.staging import Staging
-from transfer.transfer import Transfer
+from transfer.transfer import Transfer, TransferLimits
 
 Pack: TypeAlias = Callable[[PlannedMessage, StagingBuffer], Awaitable[None]]
 """Fills the buffer's payload, of exactly `message.num_bytes`, with the message's blocks and state. By its return the
@@ -46,17 +47,26 @@ class TransferSender:
         self._clock = clock
 
     def open(
-        self, plan: TransferPlan, peer: str, *, secret: bytes, pack: Pack, deadline_s: float
+        self,
+        plan: TransferPlan,
+        peer: str,
+        *,
+        secret: bytes,
+        pack: Pack,
+        deadline_s: float,
+        timeout_s: float = math.inf,
     ) -> "OutgoingTransfer":
         """Starts a session with the receiver at `peer`; connects at once.
 
         secret       issued by the receiver for this session, see `transfer.protocol.authentication`
         deadline_s   of the whole session, prefill included; absolute, on the event loop's clock
+        timeout_s    the longest time in which no tokens were computed and no message was taken over
         Raises `LayoutMismatch` when a message cannot fit the staging buffers, `NoSecret`.
         """
         self._staging.require(plan.largest_message_bytes)
         require_secret(secret)
-        return OutgoingTransfer(plan, peer, secret, self._transport, self._staging, pack, deadline_s, self._clock)
+        limits = TransferLimits(deadline_s, timeout_s)
+        return OutgoingTransfer(plan, peer, secret, self._transport, self._staging, pack, limits, self._clock)
 
 
 class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
@@ -70,20 +80,22 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         transport: Transport,
         staging: Staging,
         pack: Pack,
-        deadline_s: float,
+        limits: TransferLimits,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(plan, SenderSession(plan).on, transport, transport.stats.sent, staging, deadline_s, clock)
+        super().__init__(plan, SenderSession(plan).on, transport, transport.stats.sent, staging, limits, clock)
         self._secret = secret
         self._pack = pack
         self._moving.computing(True)
         self._first_token: int | None = None
         self._digest = plan_digest(plan)
         self._queue: asyncio.Queue[PlannedMessage | None] = asyncio.Queue()
+        self._progressed()
         self._spawn(self._run(peer))
 
     def tokens_computed(self, num_tokens: int) -> None:
         """Reports that the prompt's first `num_tokens` are in their blocks; never fewer than before."""
+        self._progressed()
         self._on(TokensComputed(num_tokens))
 
     def finish(self, first_token: int | None = None) -> None:
@@ -95,6 +107,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
             require_token(first_token)
         self._first_token = first_token
         self._moving.computing(False)
+        self._progressed()
         self._on(StateFinal())
 
     async def done(self) -> TransferStats:
@@ -150,6 +163,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
             if errors:
                 self._broken_by(cast(Exception, errors[0]))
             elif parts:
+                self._progressed()
                 self._on(MessageSent(message.index))
 
         for part in tuple(under_way):

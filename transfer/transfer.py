@@ -5,7 +5,9 @@ session has ended and return by themselves; operations in flight of a failed ses
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from transfer.backend import Transport
@@ -29,6 +31,19 @@ them in milliseconds. A stopped one would keep its sessions' staging buffers unt
 other peers would wait for them."""
 
 
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    """How long a session may take.
+
+    deadline_s   of the whole session, absolute, on the event loop's clock
+    timeout_s    the longest time without progress: at the sender from its opening on, at the receiver from the first
+                 proven envelope on, because until then the prompt may stand in the sender's line
+    """
+
+    deadline_s: float
+    timeout_s: float = math.inf
+
+
 class Transfer(Generic[Event, Move]):
     """One session under way: feeds it events and obeys its instructions. `cancel` may be called at any time.
 
@@ -44,14 +59,15 @@ class Transfer(Generic[Event, Move]):
         transport: Transport,
         totals: TransferTotals,
         staging: Staging,
-        deadline_s: float,
+        limits: TransferLimits,
         clock: Callable[[], float],
     ) -> None:
         self.plan = plan
         self._transition = transition
         self._transport = transport
         self._totals = totals
-        self._deadline_s = deadline_s
+        self._limits = limits
+        self._deadline_s = limits.deadline_s
         self._clock = clock
         self._began_s = self._ended_s = clock()
         self._moving = MovingTime(clock)
@@ -62,12 +78,22 @@ class Transfer(Generic[Event, Move]):
         self._staging = staging
         self._pipeline = asyncio.Semaphore(PIPELINE_DEPTH)
         self._tasks: set[asyncio.Task[None]] = set()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(deadline_s, lambda: self._on(events.DeadlinePassed()))
+        self._timer = self._timer_at(self._deadline_s)
 
     def cancel(self) -> None:
         """Fails the session, unless it has ended. Await its end to know that nothing touches your blocks."""
         self._on(events.Cancelled())
+
+    def _progressed(self) -> None:
+        """Something has moved, or is about to for the first time: it has `timeout_s` from now."""
+        deadline_s = min(self._limits.deadline_s, asyncio.get_running_loop().time() + self._limits.timeout_s)
+        if not self._ended and deadline_s != self._deadline_s:
+            self._timer.cancel()
+            self._deadline_s = deadline_s
+            self._timer = self._timer_at(deadline_s)
+
+    def _timer_at(self, deadline_s: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_at(deadline_s, lambda: self._on(events.DeadlinePassed()))
 
     def _on(self, event: Event | events.Interruption) -> None:
         for instruction in self._transition(event):

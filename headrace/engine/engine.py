@@ -20,7 +20,7 @@ from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
-from headrace.engine.sequence import Computed, Sampled, Scored, Sequence
+from headrace.engine.sequence import Computed, Sampled, Scored, Sequence, Started
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.request import FinishReason
@@ -35,6 +35,7 @@ class InFlight:
     draw_index    the sequences that get a token, and its index among the launch's draws
     scored        the chunks whose rows are scored, in the order of the launch's scores
     may_overlap   the next step may be launched before these tokens are known
+    rate_mark     of the step in `Engine.prefill_rate`
     """
 
     chunks: list[ScheduledChunk[Sequence]]
@@ -42,6 +43,7 @@ class InFlight:
     scored: list[ScheduledChunk[Sequence]]
     launched: Launched
     may_overlap: bool
+    rate_mark: int
 
 
 class Engine(EngineRequests):
@@ -88,6 +90,7 @@ class Engine(EngineRequests):
         if self._in_flight is not None and not self._in_flight.may_overlap:
             self._settle()
         chunks = self._schedule()
+        self._report_started(chunks)
         previous, self._in_flight = self._in_flight, self._launch(chunks) if chunks else None
         if previous is not None:
             self._take_tokens(previous)  # while the new step runs
@@ -117,6 +120,12 @@ class Engine(EngineRequests):
     def _num_pending(self, sequence: Sequence) -> int:
         return int(self._in_flight is not None and sequence in self._in_flight.draw_index)
 
+    def _report_started(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
+        for sequence in (chunk.sequence for chunk in chunks):
+            if not sequence.is_started and sequence.is_prefilling:
+                sequence.is_started = True
+                sequence.job.on_event(Started())
+
     # ------------------------------------------------------------ launch
 
     def _launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight:
@@ -134,10 +143,16 @@ class Engine(EngineRequests):
             if _draws_token(chunk):
                 drawing.append(sequence)
                 draws.append((num_rows - 1, self._rules.draw(sequence, self._num_pending(sequence))))
+        began_s = self._clock()
         launched = self._runner.launch([self._sequence_input(chunk) for chunk in chunks], draws, rows)
         draw_index = {sequence: index for index, sequence in enumerate(drawing)}
         may_overlap = not any(draw.has_penalty for _, draw in draws)
-        return InFlight(chunks, draw_index, scored, launched, may_overlap)
+        return InFlight(chunks, draw_index, scored, launched, may_overlap, self._rate_mark(chunks, began_s))
+
+    def _rate_mark(self, chunks: list[ScheduledChunk[Sequence]], began_s: float) -> int:
+        num_tokens = sum(c.span.end - c.span.start for c in chunks if c.sequence.is_prefilling)
+        leaves_some = bool(num_tokens) and self.waiting_tokens > num_tokens
+        return self.prefill_rate.launched(num_tokens, leaves_some=leaves_some, began_s=began_s)
 
     def _sequence_input(self, chunk: ScheduledChunk[Sequence]) -> SequenceInput:
         sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
@@ -189,10 +204,12 @@ class Engine(EngineRequests):
     def _take_tokens(self, step: InFlight) -> None:
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
         running = set(self._running)
+        tokens = step.launched.drawn.tokens()
+        self.prefill_rate.done(step.rate_mark, self._clock())
         for chunk, scores in zip(step.scored, step.launched.scores, strict=True):
             if chunk.sequence in running:
                 self._take_scores(chunk, scores)
-        for sequence, token in zip(step.draw_index, step.launched.drawn.tokens(), strict=True):
+        for sequence, token in zip(step.draw_index, tokens, strict=True):
             if sequence not in running:
                 continue
             self.sampled_tokens += 1

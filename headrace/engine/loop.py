@@ -93,9 +93,9 @@ class EngineLoop:
             while not self._stopping:
                 self._drain(wait=self.engine.num_running == 0)
                 self.engine.admit()
-                self._flush()  # admissions and packed messages need not wait until the step is over
+                self.flush()  # admissions and packed messages need not wait until the step is over
                 self.engine.step()
-                self._flush()
+                self.flush()
         except BaseException as error:
             log.exception("the engine's step failed; the node ends")
             self._loop.call_soon_threadsafe(self._crashed, error)
@@ -112,7 +112,7 @@ class EngineLoop:
     def _drain(self, *, wait: bool) -> None:
         """Runs the queued commands; with `wait`, first sleeps until there is one or a deadline passes."""
         if wait:
-            self._flush()
+            self.flush()
             deadline_s = self.engine.next_deadline_s()
             timeout_s = IDLE_CHECK_S if deadline_s is None else max(0.0, deadline_s - self._clock())
             try:
@@ -133,7 +133,8 @@ class EngineLoop:
             self.engine.cache.check_pools()
             self._is_checked = True
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """From the engine's thread: hands what was delivered so far to the event loop now, in the midst of a step."""
         if self._events:
             events, self._events = self._events, []
             try:

@@ -20,6 +20,7 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
+from headrace.engine.prefill_rate import PrefillRate
 from headrace.engine.scheduler import VictimPolicy
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Job, Sequence
 from headrace.engine.stopping import StopRules
@@ -59,6 +60,7 @@ class EngineRequests:
         self.cache = cache
         self.leases = Leases(clock)
         self.preemptions = 0
+        self.prefill_rate = PrefillRate()
         self._publisher = Publisher(cache, policy)
         self._victims = victims
         self._rules = rules
@@ -113,9 +115,36 @@ class EngineRequests:
             raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
 
     def submit(self, sequence: Sequence) -> None:
-        """Queues a job for admission; from here on `release` gives back what it holds."""
-        sequence.arrival = next(self._arrivals)
+        """Queues a job for admission, or refuses it; from here on `release` gives back what it holds."""
+        request = sequence.request
+        sequence.arrival = (self._clock() - request.age_s, next(self._arrivals))
+        hit = self.cache.match(sequence.keys, max_tokens=sequence.prompt_length - 1)
+        sequence.num_expected = sequence.prompt_length - (0 if sequence.to_score else hit.resumable_tokens)
+        refusal = self._line_refusal(sequence)
+        if refusal is not None:
+            sequence.job.on_event(AdmissionTimedOut(refusal))
+            return
         self._waiting.join(sequence)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of prompts that are to be computed here: of those that wait, and the rest of the running ones."""
+        return sum(map(_left, self._running)) + sum(s.num_expected for s in self._waiting)
+
+    def _line_refusal(self, sequence: Sequence) -> str | None:
+        """Why the sequence had better not wait here: the prompts before it take longer than it has."""
+        rate, deadline_s = self.prefill_rate.tokens_per_s, sequence.job.compute_by_s
+        if not rate or deadline_s is None:
+            return None
+        ahead = sum(map(_left, self._running))
+        ahead += sum(s.num_expected for s in self._waiting if s.num_preemptions or s.arrival < sequence.arrival)
+        left_s = deadline_s - self._clock()
+        if ahead <= rate * left_s:
+            return None
+        return (
+            f"{ahead} tokens of other prompts come first, {ahead / rate:.1f} s at the measured {rate:.0f} tokens/s, "
+            f"and the request has {left_s:.1f} s left: raise request_timeout_s, or add prefill nodes"
+        )
 
     def admit(self) -> None:
         """Admits waiting jobs in order while the cache has capacity; fails those whose deadline has passed."""
@@ -247,3 +276,8 @@ class EngineRequests:
         sequence.start_over()
         self._waiting.put_back(sequence)
         self.preemptions += 1
+
+
+def _left(sequence: Sequence) -> int:
+    """Leading tokens that it has yet to compute before it decodes."""
+    return max(0, sequence.prefill_length - sequence.num_computed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from headrace.cache.claims import Claim
 from headrace.cache.hashing import PrefixHasher
@@ -13,6 +13,9 @@ from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
+
+Arrival: TypeAlias = tuple[float, int]
+"""Seconds, then a number that tells sequences of the same moment apart: lines and preemptions go by it."""
 
 
 class DeviceEvent(Protocol):
@@ -42,6 +45,11 @@ class Admitted:
     reused_tokens: int
     state_arrives: bool
     device_event: DeviceEvent | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first chunk of the prompt is in the step that is being launched: until now it waited for other prompts."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +87,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class AdmissionTimedOut:
-    """The cache had no capacity for the request before its deadline; the request holds nothing."""
+    """The cache had no capacity for the request before its deadline, or the line before it would last longer than that.
+
+    The request holds nothing.
+    """
 
     message: str
 
 
-Event = Admitted | Computed | Sampled | Scored | Finished | AdmissionTimedOut
+Event = Admitted | Started | Computed | Sampled | Scored | Finished | AdmissionTimedOut
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,8 @@ class Job:
     max_new      how many tokens may follow the prompt in this engine: at most 1 on a prefill node
     admit_by_s   deadline for admission, on the engine's clock
     on_event     called in the engine's thread
+    compute_by_s   deadline for computing the prompt: refused at once when the line before it would last longer, by the
+                   measured speed; None: it waits however long the line is
     prompt_logprobs   alternatives to report for each token of the prompt, None: the prompt is not scored
     """
 
@@ -104,6 +117,7 @@ class Job:
     max_new: int
     admit_by_s: float
     on_event: Callable[[Event], None]
+    compute_by_s: float | None = None
     prompt_logprobs: int | None = None
 
 
@@ -112,7 +126,9 @@ class Sequence:
     """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read its `claim`.
 
     tokens           prompt and answer so far
-    arrival          its number among all sequences ever submitted
+    arrival          when the router took it in, on the engine's clock; its place in every order
+    num_expected     tokens of the prompt that are to be computed here, by the hit at its submission
+    is_started       its first chunk has been launched
     hit_policy       how much it reuses when it is admitted next
     num_computed     leading tokens whose blocks and state are written
     prefill_length   leading tokens to compute in chunks before it decodes token by token: those it is submitted
@@ -129,7 +145,9 @@ class Sequence:
     job: Job
     hasher: PrefixHasher
     tokens: list[int]
-    arrival: int = 0
+    arrival: Arrival = (0.0, 0)
+    num_expected: int = 0
+    is_started: bool = False
     claim: Claim | None = None
     lease: LeaseId | None = None
     hit_policy: Callable[[PrefixHit], HitPolicy] = field(init=False)

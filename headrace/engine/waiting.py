@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections.abc import Iterator
 
 from headrace.engine.sequence import Sequence
 
 
 class WaitingLine:
-    """Preempted sequences first, in order of arrival; then the new ones, which leave at their deadline."""
+    """Preempted sequences first, then the new ones, which leave at their deadline; both in order of arrival."""
 
     def __init__(self) -> None:
         self._preempted: list[Sequence] = []
-        self._new: deque[Sequence] = deque()
+        self._new: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._preempted) + len(self._new)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._preempted
+        yield from self._new
 
     @property
     def preempted(self) -> tuple[Sequence, ...]:
         return tuple(self._preempted)
 
     def join(self, sequence: Sequence) -> None:
-        """Adds a new one at the end of the line."""
-        self._new.append(sequence)
+        """Adds a new one behind those that came to the router before it: one that was sent on keeps its place."""
+        insort(self._new, sequence, key=lambda s: s.arrival)
 
     def put_back(self, sequence: Sequence) -> None:
         """Adds a preempted one before every new one. It was admitted once, so its deadline no longer counts."""

@@ -24,7 +24,8 @@ class Reservation:
     attention_hit_tokens  the receiver has the blocks of these tokens
     num_tokens            length of the prompt that is sent
     layout                of the bytes on the wire
-    deadline_s            seconds from now until the session fails, whatever clock is used
+    timeout_s             the longest time without progress, in seconds: at the sender from its first chunk on, at the
+                          receiver from the first proven envelope on; both also end with their own calls
     secret                key of the messages' MACs; appears in no log, repr or report
     """
 
@@ -33,7 +34,7 @@ class Reservation:
     num_tokens: int
     transfer_address: str
     layout: CacheLayout
-    deadline_s: float
+    timeout_s: float
     secret: bytes = field(repr=False)
 
 

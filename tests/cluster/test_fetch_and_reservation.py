@@ -159,7 +159,7 @@ async def test_a_client_leaves_and_every_node_gives_back(fetch_source, tiny_chec
                 await asyncio.sleep(0.02)
         await nodes.calm()
         await nodes.given_back("p0", "d0", "d1")
-        assert await nodes.counter("p0", "transfer_failures") == 2, "neither fetch nor transfer went to its end"
+        assert await nodes.counter("p0", "transfer_failures") == 1, "the fetch; the hand-over had not begun"
 
 
 async def test_a_prefill_node_dies_and_another_fetches_for_the_renewed_reservation(model, tmp_path) -> None:
@@ -176,17 +176,16 @@ async def test_a_prefill_node_dies_and_another_fetches_for_the_renewed_reservati
         await nodes.given_back("p1", "d0")
 
 
-async def test_a_reservation_runs_out_while_the_source_stalls_and_the_renewed_one_is_used(model, tmp_path) -> None:
+async def test_a_reservation_does_not_run_out_while_the_source_stalls(model, tmp_path) -> None:
     timeout_s = 0.8  # less than keepalive and heartbeats give a silent node: the fetch source is not taken for dead
     changes: dict[str, Any] = {"decode": {"reservation_timeout_s": timeout_s}, "router": {"heartbeat_s": 5.0}}
     async with moving(model, tmp_path, "d1", num_decode=2, **changes) as nodes:
-        async with asyncio.timeout(2 * timeout_s):
-            while await nodes.counter("d0", "transfer_failures") == 0:
-                await asyncio.sleep(0.02)
+        await asyncio.sleep(2 * timeout_s)
         await nodes.calm()
-        nodes.thaw()  # what the fetch source has still to send for the first fetch comes too late
+        nodes.thaw()
         answer = await nodes.answer()
         assert answer.tokens == greedy(model, PROMPT, ANSWER_TOKENS)
         assert (answer.report["decode"]["node"], answer.report["migrations"]) == ("d0", 0)
         assert answer.report["prefill"]["fetched_tokens"] == KNOWN
+        assert await nodes.counter("d0", "transfer_failures") == 0
         await nodes.given_back("p0", "d0", "d1")

@@ -47,7 +47,7 @@ async def receive(
             num_tokens=len(prompt),
             transfer_address=transport.address,
             layout=layout,
-            deadline_s=60.0,
+            timeout_s=60.0,
             secret=new_secret(),
         )
         receiver = TransferReceiver(transport, Staging(StagingConfig(2, 1 << 20)))

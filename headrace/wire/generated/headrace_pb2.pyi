@@ -336,15 +336,15 @@ class Reservation(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
-    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     nonce: _builtins.int
     """names the session; parts with another nonce are dropped"""
     attention_hit_tokens: _builtins.int
     num_tokens: _builtins.int
     transfer_address: _builtins.str
-    deadline_s: _builtins.float
-    """from now: when the session fails if it has not landed"""
+    timeout_s: _builtins.float
+    """without progress: from the sender's first chunk, or the first proven envelope, on"""
     secret: _builtins.bytes
     """32 random bytes, the key of each message's MAC; the sender neither sends nor logs them"""
     @_builtins.property
@@ -357,12 +357,12 @@ class Reservation(_message.Message):
         num_tokens: _builtins.int = ...,
         transfer_address: _builtins.str = ...,
         layout: Global___Layout | None = ...,
-        deadline_s: _builtins.float = ...,
+        timeout_s: _builtins.float = ...,
         secret: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "deadline_s", b"deadline_s", "layout", b"layout", "nonce", b"nonce", "num_tokens", b"num_tokens", "secret", b"secret", "transfer_address", b"transfer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "layout", b"layout", "nonce", b"nonce", "num_tokens", b"num_tokens", "secret", b"secret", "timeout_s", b"timeout_s", "transfer_address", b"transfer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,7 +62,7 @@ async def first_token(
     """The prefill node's; it hands over to nobody."""
     work = PrefillRequest(request, fetch_source=fetch_source)
     async with client.prefill(work, timeout_s=CALL_TIMEOUT_S) as call:
-        first, done = [event async for event in call]
+        _, first, done = [event async for event in call]
     assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
     return first.token.id, done.report
 

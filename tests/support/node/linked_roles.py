@@ -135,7 +135,7 @@ class Linked:
         """Has the prefill node answer alone; `fetch_source_tokens` None: it knows of no fetch source."""
         fetch_source = None if fetch_source_tokens is None else self.known(fetch_source_tokens)
         events = [e async for e in self.prefill.run(PrefillRequest(request, fetch_source=fetch_source), TIMEOUT_S)]
-        first, done = events
+        _, first, done = events
         assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
         return first.token.id, done.report
 

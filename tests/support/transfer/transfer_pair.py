@@ -1,6 +1,7 @@
 """Both ends of a transfer over the in-process transport, in one process."""
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,11 +53,24 @@ class Pair:
         self.receiver = TransferReceiver(FaultyTransport(self.decode, self.fault), self.receiver_staging)
         self.landed: list[tuple[PlannedMessage, Buffer]] = []
 
-    def expect(self, plan: TransferPlan, deadline_s: float | None = None) -> IncomingTransfer:
-        return self.receiver.expect(plan, secret=secret_of(plan.nonce), land=self.land, deadline_s=deadline_s or soon())
+    def expect(
+        self, plan: TransferPlan, deadline_s: float | None = None, timeout_s: float = math.inf
+    ) -> IncomingTransfer:
+        return self.receiver.expect(
+            plan,
+            secret=secret_of(plan.nonce),
+            land=self.land,
+            deadline_s=deadline_s or soon(),
+            timeout_s=timeout_s,
+        )
 
     def open(
-        self, plan: TransferPlan, deadline_s: float | None = None, *, secret: bytes | None = None
+        self,
+        plan: TransferPlan,
+        deadline_s: float | None = None,
+        timeout_s: float = math.inf,
+        *,
+        secret: bytes | None = None,
     ) -> OutgoingTransfer:
         """`secret` is the session's, if not said otherwise."""
 
@@ -64,16 +78,26 @@ class Pair:
             buffer.payload[:] = contents(message, plan.nonce)
 
         return self.sender.open(
-            plan, "d0", secret=secret or secret_of(plan.nonce), pack=pack, deadline_s=deadline_s or soon()
+            plan,
+            "d0",
+            secret=secret or secret_of(plan.nonce),
+            pack=pack,
+            deadline_s=deadline_s or soon(),
+            timeout_s=timeout_s,
         )
 
     async def land(self, message: PlannedMessage, buffer: StagingBuffer) -> None:
         self.landed.append((message, buffer.payload.copy()))
 
     def send_all(
-        self, plan: TransferPlan, first_token: int | None = None, *, secret: bytes | None = None
+        self,
+        plan: TransferPlan,
+        first_token: int | None = None,
+        deadline_s: float | None = None,
+        *,
+        secret: bytes | None = None,
     ) -> OutgoingTransfer:
-        outgoing = self.open(plan, secret=secret)
+        outgoing = self.open(plan, deadline_s, secret=secret)
         outgoing.tokens_computed(plan.num_tokens)
         outgoing.finish(first_token)
         return outgoing

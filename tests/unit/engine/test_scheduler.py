@@ -9,7 +9,7 @@ SCHEDULER = Scheduler(max_step_tokens=64, max_running=4, block_size=16)
 
 def sequence(prompt_length: int, num_computed: int = 0, arrival: int = 0) -> Sequence:
     asked = request([7] * prompt_length)
-    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), list(asked.tokens), arrival)
+    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), list(asked.tokens), (arrival, 0))
     made.num_computed = num_computed
     return made
 

@@ -4,15 +4,15 @@ from headrace.engine.waiting import WaitingLine
 from tests.support.engine.driving import request, resume_locally
 
 
-def sequence(arrival: int, admit_by_s: float = 100.0) -> Sequence:
+def sequence(arrival: float, admit_by_s: float = 100.0) -> Sequence:
     job = Job(request([7]), resume_locally, 16, admit_by_s, print)
-    return Sequence(job, PrefixHasher(16), [7], arrival=arrival)
+    return Sequence(job, PrefixHasher(16), [7], arrival=(arrival, 0))
 
 
-def drained(line: WaitingLine) -> list[int]:
+def drained(line: WaitingLine) -> list[float]:
     order = []
     while (first := line.first()) is not None:
-        order.append(first.arrival)
+        order.append(first.arrival[0])
         line.leave(first)
     return order
 
@@ -26,6 +26,13 @@ def test_new_ones_come_in_order_and_preempted_ones_before_them_by_arrival() -> N
     assert len(line) == 6
     assert drained(line) == [1, 2, 3, 5, 6, 7]
     assert len(line) == 0
+
+
+def test_a_new_one_that_came_to_the_router_earlier_goes_first() -> None:
+    line = WaitingLine()
+    for arrival in (5, 6, 1, 7):  # the third was sent on by a node that failed
+        line.join(sequence(arrival))
+    assert drained(line) == [1, 5, 6, 7]
 
 
 def test_only_new_ones_have_deadlines() -> None:

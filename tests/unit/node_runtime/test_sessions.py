@@ -80,7 +80,7 @@ async def prefilled(nodes: Linked) -> None:
 
 async def exported(nodes: Linked) -> None:
     fetch = nodes.fetch_source.requests[0]
-    again = replace(fetch.reservation, nonce=new_nonce(), deadline_s=SESSION_S)
+    again = replace(fetch.reservation, nonce=new_nonce(), timeout_s=SESSION_S)
     await nodes.fetch_source.fetch_server.run(replace(fetch, reservation=again), TIMEOUT_S)
 
 

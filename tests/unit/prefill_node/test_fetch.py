@@ -18,7 +18,7 @@ from tests.support.node.linked_roles import ALWAYS, TIMEOUT_S, linked
 from tests.support.transfer.faulty import FaultyTransport, duplicate, flip_bit, truncate
 from transfer.backend import Arrival
 from transfer.protocol.authentication import new_secret
-from transfer.protocol.errors import LayoutMismatch, TransferFailed
+from transfer.protocol.errors import LayoutMismatch
 from transfer.protocol.events import Cause
 
 TURN = random_prompt(40, seed=7)
@@ -230,32 +230,27 @@ async def test_an_abort_while_it_fetches_gives_everything_back(model, asked, exp
         await nodes.settled()
 
 
-async def test_a_hand_over_that_fails_ends_the_fetch_at_once(model, asked) -> None:
-    called, left = asyncio.Event(), asyncio.Event()
+async def test_a_hand_over_does_not_begin_before_the_fetch_is_over(model, asked) -> None:
+    """Its clock would run meanwhile, and hold the decode node's connection."""
+    called = asyncio.Event()
 
     async def never_answer(fetch: FetchRequest, *, timeout_s: float) -> FetchReply:
         called.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            left.set()
+        await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
     async with linked(model, fetch=replace(ALWAYS, timeout_s=TIMEOUT_S)) as nodes:
         nodes.fetch_source.fetch = never_answer
         layout = nodes.decode_runtime.layout
-        target = nodes.decode_runtime.transport
-        reservation = Reservation(1, 0, len(asked.tokens), target.address, layout, TIMEOUT_S, new_secret())
+        reservation = Reservation(1, 0, len(asked.tokens), "nowhere", layout, TIMEOUT_S, new_secret())
         work = PrefillRequest(asked, reservation, fetch_source=nodes.known(KNOWN))
         asking = asyncio.ensure_future(anext(nodes.prefill.run(work, TIMEOUT_S)))
         async with asyncio.timeout(TIMEOUT_S / 4):
             await called.wait()
-            await target.close()
-            with pytest.raises(TransferFailed, match="peer_lost"):
-                await asking
-            await left.wait()
+            assert not asking.done(), "it would have failed to connect"
+            asking.cancel()
+            await asyncio.wait([asking])
             await nodes.settled()
-        assert total(nodes.prefill.counters(), "fetch_failures") == 0, "nobody knows how that fetch would have ended"
 
 
 async def test_every_cause_of_a_failed_fetch_is_counted_from_the_start(model) -> None:

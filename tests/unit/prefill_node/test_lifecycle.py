@@ -4,9 +4,9 @@ import pytest
 
 from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
 from headrace.request import FinishReason, PromptLogprobs, Token
-from headrace.wire.messages import FirstToken, PrefillReport
+from headrace.wire.messages import ComputeStarted, FirstToken, PrefillReport
 from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
@@ -18,11 +18,13 @@ from prefill_node.lifecycle import (
     FetchGivenUp,
     Fetching,
     FetchLanded,
+    OpenTransfer,
     PrefillInput,
     PrefillLifecycle,
     PrefillLocally,
     PrefillState,
     Readmitting,
+    Ready,
     RecordComputeTime,
     ReplyPrefilled,
     ResumePrefill,
@@ -43,6 +45,7 @@ FROM_NOTHING = Admitted(PrefixHit(0, 0, 0), reused_tokens=0, state_arrives=False
 TO_FETCH = Admitted(PrefixHit(64, 48, 48), reused_tokens=64, state_arrives=True)
 TOKEN, LAST = Sampled(Token(5), None), Sampled(Token(5), FinishReason.STOP)
 FAILURE = TransferFailed("peer_lost", "eof")
+OPENED = [OpenTransfer(), Reply(ComputeStarted())]
 
 
 def new_lifecycle(
@@ -61,7 +64,8 @@ def new_lifecycle(
 
 def test_a_prompt_is_sent_as_it_is_computed_and_the_first_token_does_not_wait() -> None:
     request = new_lifecycle()
-    assert request.on(ADMITTED, 1.0) == [SendComputed(Computed(48))], "what the cache held can go at once"
+    assert request.on(ADMITTED, 0.5) == [], "its first chunk waits for other prompts"
+    assert request.on(Started(), 1.0) == [*OPENED, SendComputed(Computed(48))], "what the cache held can go at once"
     assert request.on(Computed(256), 1.5) == [SendComputed(Computed(256))]
     assert request.on(Computed(400), 2.0) == [SendComputed(Computed(400))]
     assert request.on(TOKEN, 2.5) == [RecordComputeTime(1.5), SendState(5), Reply(FirstToken(Token(5)))]
@@ -73,12 +77,15 @@ def test_a_prompt_is_sent_as_it_is_computed_and_the_first_token_does_not_wait() 
 
 
 def test_without_a_hit_there_is_nothing_to_send_at_first() -> None:
-    assert new_lifecycle().on(FROM_NOTHING, 1.0) == []
+    request = new_lifecycle()
+    assert request.on(FROM_NOTHING, 1.0) == []
+    assert request.on(Started(), 1.0) == OPENED
 
 
 def test_without_a_reservation_nothing_is_sent() -> None:
     request = new_lifecycle(is_sent=False)
-    assert request.on(ADMITTED, 1.0) == []
+    assert request.on(ADMITTED, 0.5) == []
+    assert request.on(Started(), 1.0) == [Reply(ComputeStarted())]
     assert request.on(Computed(400), 2.0) == []
     assert request.on(TOKEN, 2.5) == [RecordComputeTime(1.5), Reply(FirstToken(Token(5))), ReplyPrefilled(ADMITTED, 48)]
     assert request.is_over
@@ -133,10 +140,11 @@ def test_a_request_that_finds_no_blocks_is_refused() -> None:
 def test_a_prompt_is_computed_from_where_a_fetch_landed() -> None:
     request = new_lifecycle(fetch_source_tokens=SOURCE_TOKENS)
     assert request.on(TO_FETCH, 1.0) == [StartFetch(TO_FETCH)]
-    assert request.on(FetchLanded(320), 2.0) == [ResumePrefill(320), SendComputed(Computed(320))]
+    assert request.on(FetchLanded(320), 1.5) == [ResumePrefill(320)]
+    assert request.on(Started(), 2.0) == [*OPENED, SendComputed(Computed(320))]
     assert request.on(Computed(400), 2.5) == [SendComputed(Computed(400))]
     assert request.on(TOKEN, 3.0) == [RecordComputeTime(1.0), SendState(5), Reply(FirstToken(Token(5)))], (
-        "the time of the fetch is no time of computing"
+        "the times of the fetch and of waiting are no time of computing"
     )
     assert request.on(TransferSent(), 3.0) == [ReplyPrefilled(TO_FETCH, 320)]
 
@@ -146,25 +154,27 @@ def test_what_cannot_be_fetched_is_computed_instead() -> None:
     assert request.on(TO_FETCH, 1.0) == [StartFetch(TO_FETCH)]
     assert request.on(FetchGivenUp(), 2.0) == [PrefillLocally()]
     assert request.state == Readmitting()
-    assert request.on(ADMITTED, 3.0) == [SendComputed(Computed(48))], "it was not declined: it failed"
+    assert request.on(ADMITTED, 2.5) == [], "it was not declined: it failed"
+    assert request.on(Started(), 3.0) == [*OPENED, SendComputed(Computed(48))]
     assert request.on(TOKEN, 3.5) == [RecordComputeTime(0.5), SendState(5), Reply(FirstToken(Token(5)))]
     assert request.on(TransferSent(), 4.0) == [ReplyPrefilled(ADMITTED, 48)]
 
 
 def test_a_fetch_that_would_not_pay_is_counted_as_declined() -> None:
     request = new_lifecycle(fetch_source_tokens=SOURCE_TOKENS)
-    assert request.on(ADMITTED, 1.0) == [CountDeclinedFetch(), SendComputed(Computed(48))]
+    assert request.on(ADMITTED, 1.0) == [CountDeclinedFetch()]
 
 
 def test_a_fetch_that_would_save_too_little_is_not_counted() -> None:
     request = new_lifecycle(fetch_source_tokens=96)  # 48 tokens more than are here, fewer than min_tokens
-    assert request.on(ADMITTED, 1.0) == [SendComputed(Computed(48))]
+    assert request.on(ADMITTED, 1.0) == []
 
 
 STATES: dict[str, PrefillState] = {
     "admitting": Admitting(),
     "readmitting": Readmitting(),
     "fetching": Fetching(TO_FETCH),
+    "ready": Ready(ADMITTED, Computed(48)),
     "computing": Computing(ADMITTED, 48, 1.0),
     "sending": Sending(ADMITTED, 48),
     "done": Done(),
@@ -172,7 +182,7 @@ STATES: dict[str, PrefillState] = {
 }
 
 
-@pytest.mark.parametrize("name", ["admitting", "readmitting", "fetching", "computing", "sending"])
+@pytest.mark.parametrize("name", ["admitting", "readmitting", "fetching", "ready", "computing", "sending"])
 def test_a_transfer_that_fails_ends_the_prefill_in_every_state(name: str) -> None:
     request = new_lifecycle(STATES[name])
     assert request.on(CallBroken(FAILURE), 2.0) == [Fail(FAILURE)]
@@ -197,6 +207,7 @@ EVENTS: dict[str, PrefillInput] = {
     "admitted": ADMITTED,
     "admitted to fetch": TO_FETCH,
     "refused": AdmissionTimedOut("late"),
+    "started": Started(),
     "computed": Computed(256),
     "scored": Scored(PromptLogprobs(1, ())),
     "sampled": TOKEN,
@@ -212,6 +223,7 @@ LEGAL = {
     "admitting": {"admitted", "admitted to fetch", "refused"} | AT_ANY_TIME,
     "readmitting": {"admitted", "refused"} | AT_ANY_TIME,
     "fetching": {"fetch landed", "fetch given up"} | AT_ANY_TIME,
+    "ready": {"started"} | AT_ANY_TIME,
     "computing": {"computed", "scored", "sampled", "finished"} | AT_ANY_TIME,
     "sending": {"finished", "sent"} | AT_ANY_TIME,
     "done": AT_ANY_TIME,

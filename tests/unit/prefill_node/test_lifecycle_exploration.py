@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Started
 from headrace.request import FinishReason, Token
 from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Fail, Refuse, Release, Reply
 from prefill_node.config import FetchConfig
@@ -18,6 +18,7 @@ from prefill_node.lifecycle import (
     CancelTransfer,
     FetchGivenUp,
     FetchLanded,
+    OpenTransfer,
     PrefillInput,
     PrefillInstruction,
     PrefillLifecycle,
@@ -44,9 +45,9 @@ BROKEN = CallBroken(TransferFailed("peer_lost", "eof"))
 class World:
     """One request, and what surrounds it. Events wait in `inbox` while other things happen.
 
-    engine    waiting, expecting a state, waiting again, running, sampled, finished or released
+    engine    waiting, expecting a state, waiting again, ready, running, sampled, finished or released
     fetch     none, open, cancelled or over
-    transfer  none, open (with as many tokens as were sent), sending the state, or over
+    transfer  none, open since the first chunk (with as many tokens as were sent), sending the state, or over
     call      open, answered, failed or ended
     """
 
@@ -59,7 +60,7 @@ class World:
     num_computed: int = 48
     num_sent: int = 0
     fetch: str = "none"
-    transfer: str = "open"
+    transfer: str = "none"
     call: str = "open"
 
     def key(self) -> World:
@@ -68,9 +69,11 @@ class World:
     def enabled(self) -> list[tuple]:
         actions: list[tuple] = []
         if self.engine == "waiting":
-            actions += [("admits", TO_FETCH, "expecting"), ("admits", TO_COMPUTE, "running"), ("refuses",)]
+            actions += [("admits", TO_FETCH, "expecting"), ("admits", TO_COMPUTE, "ready"), ("refuses",)]
         if self.engine == "waiting again":
-            actions.append(("admits", TO_COMPUTE, "running"))
+            actions.append(("admits", TO_COMPUTE, "ready"))
+        if self.engine == "ready":
+            actions.append(("starts",))
         if self.engine == "running":
             actions += [("computes",)] if self.num_computed < 400 else [("samples", None), ("samples", "stop")]
         if self.fetch in ("open", "cancelled"):
@@ -94,6 +97,8 @@ class World:
                 return replace(self, engine=engine)._arrived(admitted)
             case ("refuses",):
                 return replace(self, engine="finished")._arrived(AdmissionTimedOut("late"))
+            case ("starts",):
+                return replace(self, engine="running")._arrived(Started())
             case ("computes",):
                 num_computed = 320 if self.num_computed < 320 else 400
                 return replace(self, num_computed=num_computed)._arrived(Computed(num_computed))
@@ -121,7 +126,7 @@ class World:
 
     def _released(self) -> World:
         """A release waits for fetch and transfer."""
-        is_used = self.fetch in ("open", "cancelled") or (self.is_sent and self.transfer != "over")
+        is_used = self.fetch in ("open", "cancelled") or self.transfer in ("open", "sending")
         return self if self.call != "ended" or is_used else replace(self, engine="released")
 
     def _fed(self, event: PrefillInput) -> World:
@@ -140,12 +145,15 @@ class World:
                 return replace(self, fetch="open")
             case ResumePrefill(num_tokens):
                 assert (self.engine, self.fetch) == ("expecting", "over")
-                return replace(self, engine="running", num_computed=num_tokens)
+                return replace(self, engine="ready", num_computed=num_tokens)
             case PrefillLocally():
                 assert (self.engine, self.fetch) == ("expecting", "over")
                 return replace(self, engine="waiting again")
+            case OpenTransfer():
+                assert self.is_sent and self.transfer == "none" and self.engine not in ("waiting", "ready")
+                return replace(self, transfer="open")
             case SendComputed(computed):
-                assert self.is_sent and self.num_sent <= computed.num_tokens <= self.num_computed
+                assert self.transfer != "none" and self.num_sent <= computed.num_tokens <= self.num_computed
                 return replace(self, num_sent=computed.num_tokens)
             case SendState():
                 assert self.is_sent and self.num_sent == 400, "the state goes last"
@@ -158,9 +166,9 @@ class World:
             case CancelFetch():
                 return replace(self, fetch="cancelled" if self.fetch == "open" else self.fetch)
             case CancelTransfer():
-                return replace(self, transfer="over")
+                return replace(self, transfer="none" if self.transfer == "none" else "over")
             case Release():
-                assert self.fetch != "open" and (not self.is_sent or self.transfer == "over"), "it would wait for long"
+                assert self.fetch != "open" and (self.transfer in ("none", "over")), "it would wait for long"
                 return self._released()
         return self
 

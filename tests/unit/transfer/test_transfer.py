@@ -206,6 +206,39 @@ async def test_a_cancelled_sender_packs_nothing_more():
     await pair.assert_staging_returns()
 
 
+async def test_the_receivers_clock_does_not_run_while_its_prompt_stands_in_the_senders_line():
+    pair, plan = Pair(), small_plan(NONCE)
+    incoming = pair.expect(plan, deadline_s=soon(60), timeout_s=5)
+    leap(30)
+    await turns()
+    pair.send_all(plan, deadline_s=soon(20))
+    await asyncio.wait_for(incoming.landed(), 1)
+    pair.assert_landed_whole(plan)
+
+
+async def test_a_transfer_that_moves_may_take_longer_than_the_time_without_progress():
+    pair, plan = Pair(), small_plan(NONCE)
+    incoming, outgoing = pair.expect(plan, soon(60), timeout_s=5), pair.open(plan, soon(60), timeout_s=5)
+    for num_tokens in (4, 8, 12, 16, 18):
+        outgoing.tokens_computed(num_tokens)
+        await turns()
+        leap(3)
+        await turns()
+    outgoing.finish()
+    await asyncio.wait_for(incoming.landed(), 1)
+
+
+async def test_a_sender_that_stops_in_the_middle_fails_both_ends_after_the_time_without_progress():
+    pair, plan = Pair(), small_plan(NONCE)
+    incoming, outgoing = pair.expect(plan, soon(60), timeout_s=5), pair.open(plan, soon(60), timeout_s=5)
+    outgoing.tokens_computed(16)
+    await turns()
+    leap(5)
+    assert (await failure(incoming)).cause == "deadline"
+    assert (await failure(outgoing)).cause == "deadline"
+    await pair.assert_staging_returns()
+
+
 async def test_losing_the_sender_fails_the_receiver_at_once():
     pair, plan = Pair(), small_plan(NONCE)
     incoming, outgoing = pair.expect(plan, deadline_s=soon(60)), pair.open(plan)

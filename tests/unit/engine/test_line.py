@@ -1,0 +1,77 @@
+"""The line before an engine: in order of arrival at the router, and no longer than a request has time."""
+
+import time
+from dataclasses import replace
+
+from headrace.engine.build import BuiltEngine
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Event, Started
+from tests.support.engine.driving import GREEDY, Run, engine_of, request, run_all, serve, submit
+
+ONE = replace(GREEDY, max_tokens=1)
+LONG = [5 + i % 100 for i in range(1000)]
+
+
+def engine(tiny_checkpoint) -> BuiltEngine:
+    return engine_of(tiny_checkpoint("granite"), 70, 6, max_step_tokens=64)
+
+
+def test_a_request_that_was_sent_on_keeps_its_place(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    order: list[str] = []
+
+    def submitted(name: str, age_s: float) -> Run:
+        def note(event: Event) -> None:
+            run.events.append(event)
+            if isinstance(event, Admitted):
+                order.append(name)
+
+        run = Run(None, [])
+        prompt = [5 + len(name)] * 600  # two do not fit
+        run.sequence = submit(built, request(prompt, ONE, age_s=age_s), on_event=note).sequence
+        return run
+
+    runs = [submitted("running", 0.0)]
+    built.engine.admit()
+    runs += [submitted("new", 0.0), submitted("renewed", 30.0)]
+    serve(built, *runs)
+    assert order == ["running", "renewed", "new"]
+
+
+def test_a_prompt_starts_once_with_its_first_chunk(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    run = submit(built, request(LONG[:200], ONE))
+    run_all(built)
+    kinds = [type(event).__name__ for event in run.events]
+    assert kinds[:3] == ["Admitted", "Started", "Computed"]
+    assert sum(isinstance(event, Started) for event in run.events) == 1
+
+
+def test_waiting_tokens_are_those_still_to_be_computed(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    submit(built, request(LONG[:300], ONE))
+    submit(built, request([9] * 100, ONE))
+    assert built.engine.waiting_tokens == 400
+    built.engine.admit()
+    built.engine.step()
+    assert built.engine.waiting_tokens == 400 - 64
+    run_all(built)
+    assert built.engine.waiting_tokens == 0
+
+
+def test_a_request_is_refused_at_once_when_the_line_lasts_longer_than_it_has(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    first = submit(built, request(LONG, ONE))
+    built.engine.admit()
+    for _ in range(4):
+        built.engine.step()
+    rate = built.engine.prefill_rate.tokens_per_s
+    assert rate > 0
+    now_s, line_s = time.monotonic(), built.engine.waiting_tokens / rate
+    hasty = submit(built, request([9] * 10, ONE), compute_by_s=now_s + line_s / 10)
+    patient = submit(built, request([8] * 10, ONE), compute_by_s=now_s + line_s * 10 + 60)
+    old = submit(built, request([7] * 10, ONE), compute_by_s=now_s + line_s / 10)
+    (refused,) = hasty.events
+    assert isinstance(refused, AdmissionTimedOut) and "tokens of other prompts come first" in refused.message
+    assert len(old.events) == 1, "what runs comes first, however old a newcomer is"
+    run_all(built)
+    assert len(first.tokens) == len(patient.tokens) == 1
