@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from headrace.cache.layout import DTYPE_BYTES
 from headrace.config import addresses, at_least, not_empty, one_of, ports, positive, refuse
 from headrace.engine.config import EngineConfig
+from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from transfer.ucx import UcxConfig
 
@@ -49,6 +50,7 @@ class NodeConfig:
     admission_timeout_s  how long a request may wait on a decode node for blocks and a slot before the router asks
                          another one; on a prefill node it waits as long as it has time, because every prompt before it
                          ends, and is refused at once when the measured speed says that it would wait for too long
+    control_silence_s    the router's setting of that name, for the connections to routers and other nodes
     shutdown_grace_s     how long requests in flight may continue after a stop
     engine               the engine's own settings
     ucx                  the transport's own settings
@@ -64,6 +66,7 @@ class NodeConfig:
     max_message_bytes: int | None = None
     state_wire_dtype: str | None = None
     admission_timeout_s: float = 5.0
+    control_silence_s: float = CONTROL_SILENCE_S
     shutdown_grace_s: float = 2.0
     engine: EngineConfig = field(default_factory=EngineConfig)
     ucx: UcxConfig = field(default_factory=UcxConfig)
@@ -82,6 +85,7 @@ class NodeConfig:
             *one_of(self, DTYPE_BYTES, "state_wire_dtype"),
             *positive(self, "admission_timeout_s"),
             *at_least(self, 0, "shutdown_grace_s"),
+            *at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
         ]
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from headrace.wire.client import RegistryClient
+from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.errors import NodeError, RequestRefused
 from headrace.wire.messages import NodeInfo, NodeStatus, Peer
 from headrace.wire.tls import Identity
@@ -58,10 +59,16 @@ class Registrations:
         status: Callable[[], Awaitable[NodeStatus]],
         meet: Callable[[Sequence[Peer]], None],
         identity: Identity | None,
+        *,
+        silence_s: float = CONTROL_SILENCE_S,
     ) -> None:
         self._peers = KnownPeers()
         self._meet = meet
-        self._each = [_Registration(router, info, status, self._answered, self._lost, identity) for router in routers]
+        clients = {router: RegistryClient(router, identity, silence_s=silence_s) for router in routers}
+        self._each = [
+            _Registration(router, client, info, status, self._answered, self._lost)
+            for router, client in clients.items()
+        ]
 
     def start(self) -> None:
         for each in self._each:
@@ -85,14 +92,14 @@ class _Registration:
     def __init__(
         self,
         router: str,
+        client: RegistryClient,
         info: NodeInfo,
         status: Callable[[], Awaitable[NodeStatus]],
         answered: Callable[[str, Sequence[Peer]], None],
         lost: Callable[[str], None],
-        identity: Identity | None,
     ) -> None:
-        self._client = RegistryClient(router, identity)
         self._router = router
+        self._client = client
         self._info = info
         self._status = status
         self._answered = answered

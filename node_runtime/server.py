@@ -98,13 +98,23 @@ class NodeServer:
             self._engine.post(lambda: use_device(self.config.engine.device))
             self._engine.start()
             undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
-            self._server = ControlServer([self._service, "Node"], self._add_services, identity)
+            self._server = ControlServer(
+                [self._service, "Node"],
+                self._add_services,
+                identity,
+                silence_s=self.config.control_silence_s,
+            )
             undo.push_async_callback(self._server.stop, 0.0)
             port = await self._server.start(self.config.host, self.config.port)
             undo.pop_all()
         self.info = self._describe(f"{self.config.host}:{port}")
         self._registrations = Registrations(
-            self.config.router_addresses, self.info, self.status, self._link_monitor.meet, identity
+            self.config.router_addresses,
+            self.info,
+            self.status,
+            self._link_monitor.meet,
+            identity,
+            silence_s=self.config.control_silence_s,
         )
         self._registrations.start()
         log.info("%s node %s serves at %s", self._role.value, self.config.name, self.info.address)

@@ -12,7 +12,7 @@ from headrace.wire import codecs
 from headrace.wire.client import GrpcFetchClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import PrefillRequest, Role
+from headrace.wire.messages import FetchSource, PrefillRequest, Role
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
 from node_runtime.server import NodeServer
@@ -40,7 +40,10 @@ def prefill_node(config: PrefillNodeConfig) -> NodeServer:
     """Returns a prefill node that has not been started."""
 
     def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> PrefillRole:
-        role = PrefillRole(runtime, config, lambda fetch_source: GrpcFetchClient(fetch_source, runtime.identity))
+        def connect(fetch_source: FetchSource) -> GrpcFetchClient:
+            return GrpcFetchClient(fetch_source, runtime.identity, silence_s=config.control_silence_s)
+
+        role = PrefillRole(runtime, config, connect)
         rpc.add_PrefillServicer_to_server(PrefillService(role, runtime.calls), server)
         return role
 

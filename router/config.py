@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.config import at_least, checkpoint_folders, ports, positive, refuse
+from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from router.http.limits import HttpLimits
 
@@ -39,6 +40,9 @@ class RouterConfig(HttpLimits):
                         ends nodes is given to one more of them, and to no third (500, `node_crashed`)
     heartbeat_s         interval of the nodes' heartbeats; a node counts as dead after three missed ones, if it does not
                         answer either
+    control_silence_s   how long a node may leave a ping unanswered (there is one after a second without data); then its
+                        connection counts as lost, with all calls on it. Raise it here and on the nodes where hosts or
+                        the network pause for longer
     shutdown_grace_s    how long requests in flight may continue after a stop
     tls                 this router's certificate on the control plane; if left out, plain text, open to all
     """
@@ -58,6 +62,7 @@ class RouterConfig(HttpLimits):
     landing_timeout_s: float = 5.0
     max_attempts: int = 3
     heartbeat_s: float = 2.0
+    control_silence_s: float = CONTROL_SILENCE_S
     shutdown_grace_s: float = 10.0
     tls: TlsConfig | None = None
 
@@ -71,6 +76,7 @@ class RouterConfig(HttpLimits):
             ports(self, "port", "control_port"),
             at_least(self, 1, "max_concurrent", "max_attempts"),
             at_least(self, 0, "max_queue"),
+            at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
             positive(
                 self, "request_timeout_s", "busy_timeout_s", "landing_timeout_s", "heartbeat_s", "shutdown_grace_s"

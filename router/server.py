@@ -56,7 +56,9 @@ class RouterServer:
         identity = load_identity(config.tls, config.control_host)
 
         def connect(info: NodeInfo) -> NodeClient:
-            return GrpcNodeClient(info.name, info.address, identity, router=self.name)
+            return GrpcNodeClient(
+                info.name, info.address, identity, router=self.name, silence_s=config.control_silence_s
+            )
 
         self.nodes = NodeTable(
             config.heartbeat_s, clock, connect_to or connect, fetch_from_decode=config.fetch_from_decode
@@ -75,7 +77,7 @@ class RouterServer:
         status = ClusterStatus(self.name, config.served_model_name, self.nodes, table, admission, metrics, index, clock)
         app = build_app(service, status, config, metrics.http_response)
         self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
-        self._registry = registry_server(self.nodes, config.heartbeat_s, identity)
+        self._registry = registry_server(self.nodes, config.heartbeat_s, identity, config.control_silence_s)
         self._closed = asyncio.Event()
         self.url = ""
         self.control_address = ""

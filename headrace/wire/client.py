@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate, decode_cache_update
+from headrace.wire.connection_options import CONTROL_SILENCE_S, channel_options
 from headrace.wire.errors import (
     CRASH_DETAILS,
     CheckpointGone,
@@ -38,32 +39,6 @@ from headrace.wire.tls import Identity
 Reply = TypeVar("Reply", bound=Message)
 Event = TypeVar("Event")
 Event_co = TypeVar("Event_co", covariant=True)
-
-MAX_MESSAGE_BYTES = 64 << 20  # a prompt of a million tokens takes 3 MiB, and scores travel in parts
-
-GRPC_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A peer that stops without closing its connection (a pulled cable, SIGSTOP) is detected within two seconds: one
-    # until the ping, which gRPC sends no sooner, and one for its answer. ping_timeout_ms is the wait for that answer,
-    # a minute by default (gRPC 1.85); keepalive_timeout_ms is the kernel's TCP_USER_TIMEOUT, which for a new call runs
-    # at once. gRPC's own threads answer pings, whatever the node computes.
-    ("grpc.keepalive_time_ms", 1_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-"""Options for both ends of a connection, so that nodes and callers detect each other's end equally fast."""
-
-CHANNEL_OPTIONS = (
-    *GRPC_OPTIONS,
-    # Reconnect to a restarted node soon: the default backoff grows to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # How long connecting may take, 20 s by default. A stopped process's kernel accepts the connection, and calls would
-    # wait for it as long.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-)
 
 ROUTER_METADATA = "headrace-router"
 """Key of the metadata with which a router's calls name it."""
@@ -87,12 +62,14 @@ _TOO_LARGE = "message larger than max"  # in gRPC's details, whichever side meas
 _SIGNS_OF_TLS = ("Socket closed", "handshake failed", "Verification Check failed")
 
 
-def open_channel(address: str, identity: Identity | None) -> grpc.aio.Channel:
+def open_channel(address: str, identity: Identity | None, silence_s: float) -> grpc.aio.Channel:
     """Returns a channel to `address` (host:port), with TLS if this process has an identity. Connects on first use."""
+    options = channel_options(silence_s)
     if identity is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    options = (*CHANNEL_OPTIONS, *identity.channel_options())
-    return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(
+        address, identity.channel_credentials(), options=(*options, *identity.channel_options())
+    )
 
 
 def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeError:
@@ -152,13 +129,22 @@ class FetchClient(Protocol):
 class GrpcNodeClient:
     """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors.
 
-    router  the name under which the node counts the calls; empty: it counts them nowhere
+    router     the name under which the node counts the calls; empty: it counts them nowhere
+    silence_s  how long the node may leave a ping unanswered
     """
 
-    def __init__(self, name: str, address: str, identity: Identity | None = None, *, router: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        identity: Identity | None = None,
+        *,
+        router: str = "",
+        silence_s: float = CONTROL_SILENCE_S,
+    ) -> None:
         self._name = name
         self._metadata = ((ROUTER_METADATA, router),) if router else ()
-        self._channel = open_channel(address, identity)
+        self._channel = open_channel(address, identity, silence_s)
         self._prefill = rpc.PrefillStub(self._channel)
         self._decode = rpc.DecodeStub(self._channel)
         self._node = rpc.NodeStub(self._channel)
@@ -270,9 +256,11 @@ class _GrpcDecodeCall:
 class GrpcFetchClient:
     """A `FetchClient` over one gRPC channel."""
 
-    def __init__(self, fetch_source: m.FetchSource, identity: Identity | None = None) -> None:
+    def __init__(
+        self, fetch_source: m.FetchSource, identity: Identity | None = None, *, silence_s: float = CONTROL_SILENCE_S
+    ) -> None:
         self._name = fetch_source.node
-        self._channel = open_channel(fetch_source.address, identity)
+        self._channel = open_channel(fetch_source.address, identity, silence_s)
         self._decode = rpc.DecodeStub(self._channel)
 
     async def fetch(self, request: m.FetchRequest, *, timeout_s: float) -> m.FetchReply:
@@ -294,9 +282,9 @@ class GrpcFetchClient:
 class RegistryClient:
     """A node's client for the router's registry."""
 
-    def __init__(self, address: str, identity: Identity | None = None) -> None:
+    def __init__(self, address: str, identity: Identity | None = None, *, silence_s: float = CONTROL_SILENCE_S) -> None:
         self._address = address
-        self._channel = open_channel(address, identity)
+        self._channel = open_channel(address, identity, silence_s)
         self._registry = rpc.RegistryStub(self._channel)
 
     async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> m.RegisterReply:

@@ -8,12 +8,11 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace.wire.client import GRPC_OPTIONS
+from headrace.wire.connection_options import CONTROL_SILENCE_S, connection_options
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.tls import Identity
 
 SERVER_OPTIONS = (
-    *GRPC_OPTIONS,
     # Clients ping even idle connections every second; by default a server closes such connections as abusive.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -33,8 +32,15 @@ class ControlServer:
     """
 
     def __init__(
-        self, services: Sequence[str], add: Callable[[grpc.aio.Server], None], identity: Identity | None = None
+        self,
+        services: Sequence[str],
+        add: Callable[[grpc.aio.Server], None],
+        identity: Identity | None = None,
+        *,
+        silence_s: float = CONTROL_SILENCE_S,
     ) -> None:
+        """`silence_s`: how long a caller may leave a ping unanswered."""
+        self._silence_s = silence_s
         self._identity = identity
         self._add = add
         self._server: grpc.aio.Server | None = None
@@ -58,7 +64,7 @@ class ControlServer:
         return bound
 
     def _made(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=(*connection_options(self._silence_s), *SERVER_OPTIONS))
         self._add(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -50,7 +50,12 @@ class RegistryService(rpc.RegistryServicer):
         return pb.LeaveReply()
 
 
-def registry_server(nodes: NodeTable, heartbeat_s: float, identity: Identity | None) -> ControlServer:
+def registry_server(nodes: NodeTable, heartbeat_s: float, identity: Identity | None, silence_s: float) -> ControlServer:
     """Returns a server for the registry, not yet started."""
     service = RegistryService(nodes, heartbeat_s)
-    return ControlServer(["Registry"], lambda server: rpc.add_RegistryServicer_to_server(service, server), identity)
+    return ControlServer(
+        ["Registry"],
+        lambda server: rpc.add_RegistryServicer_to_server(service, server),
+        identity,
+        silence_s=silence_s,
+    )

@@ -11,6 +11,7 @@ import pytest
 from tests.support.cluster.asking import ASK_TIMEOUT_S, ask, ask_all
 from tests.support.cluster.cluster import Cluster, wait_until, with_engine
 from tests.support.engine.oracle import clear_prompt, greedy, random_prompt
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +53,23 @@ async def test_a_decode_node_that_dies_or_stops_while_decoding_costs_no_token(ho
         assert answer.report["migrations"] == 1
         cluster.processes["d0"].kill()
         cluster.processes.pop("d0").wait()
+
+
+async def test_a_node_that_pauses_for_less_than_control_silence_s_keeps_its_requests(tiny_checkpoint, tmp_path) -> None:
+    model = tiny_checkpoint("qwen35")
+    prompt = random_prompt(100, seed=5)
+    patient = {"control_silence_s": PATIENCE_S}
+    with Cluster(model, tmp_path, num_decode=2, router=patient, prefill=patient, decode=patient) as cluster:
+        asking = asyncio.create_task(ask_all(cluster.url, [prompt], at_once=1, num_tokens=1500))
+        await asyncio.to_thread(wait_until, lambda: cluster.nodes()["d0"]["running"] == 1, "d0 decodes")
+        cluster.processes["d0"].kill(signal.SIGSTOP)
+        await asyncio.sleep(4.0)  # twice as long as a node with the default setting may pause
+        assert not asking.done()
+        cluster.processes["d0"].kill(signal.SIGCONT)
+        (answer,) = await asking
+        assert answer.tokens == greedy(model, prompt, 1500)
+        assert answer.report["migrations"] == 0
+        wait_until(lambda: cluster.nodes()["d0"]["state"] == "live", "it gets work again")
 
 
 async def test_a_killed_node_that_is_started_again_serves_again(tiny_checkpoint, tmp_path) -> None:

@@ -67,6 +67,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "landing_timeout_s": SECONDS,
         "max_attempts": COUNT,
         "heartbeat_s": SECONDS,
+        "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "shutdown_grace_s": SECONDS,
     },
     "HttpLimits": {
@@ -94,6 +95,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_message_bytes": COUNT,
         "state_wire_dtype": (["float32", "bfloat16", "float16"], ["int8"]),
         "admission_timeout_s": SECONDS,
+        "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "shutdown_grace_s": ([0, 2.0], [-1.0]),
     },
     "DecodeNodeConfig": {"reservation_timeout_s": SECONDS},

@@ -5,7 +5,8 @@ import grpc.aio
 import pytest
 
 from headrace.request import Request, Sampling
-from headrace.wire.client import MAX_MESSAGE_BYTES, GrpcNodeClient
+from headrace.wire.client import GrpcNodeClient
+from headrace.wire.connection_options import MAX_MESSAGE_BYTES
 from headrace.wire.errors import (
     CRASH_DETAILS,
     DeadlineExceeded,
