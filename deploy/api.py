@@ -35,7 +35,7 @@ class RouterApi:
     """Requests to the router at `url`. Every failure is a RequestFailed."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._client = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False)
 
     def cluster(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class RouterApi:
         try:
             response = self._client.get("/cluster")
         except httpx.HTTPError as error:
-            raise RequestFailed(f"{self._url} does not answer: {error}") from error
+            raise RequestFailed(f"{self.url} does not answer: {error}") from error
         if response.is_error:
             raise RequestFailed(_error_message(response))
         return response.json()
@@ -98,9 +98,21 @@ class RouterApi:
                             raise RequestFailed(event["error"]["message"])
                         yield event
         except httpx.HTTPError as error:
-            raise RequestFailed(f"{self._url} broke off: {error}") from error
+            raise RequestFailed(f"{self.url} broke off: {error}") from error
         if not finished:
-            raise RequestFailed(f"{self._url} broke off before the answer's end")
+            raise RequestFailed(f"{self.url} broke off before the answer's end")
+
+
+def first_to_answer(urls: Sequence[str]) -> tuple[RouterApi, dict[str, Any]]:
+    """The first of several routers that answers, and its /cluster. Raises RequestFailed when none does."""
+    failures = []
+    for url in urls:
+        api = RouterApi(url)
+        try:
+            return api, api.cluster()
+        except RequestFailed as failure:
+            failures.append(str(failure))
+    raise RequestFailed("; ".join(failures))
 
 
 def _error_message(response: httpx.Response) -> str:

@@ -71,7 +71,7 @@ def up(
             start_timeout_s=cluster.ray.start_timeout_s + 10.0,
             stop_timeout_s=cluster.ray.stop_timeout_s,
         )
-        console.print(f"{cluster.name} is ready at {record.url}; `headrace down {cluster.name}` stops it")
+        console.print(f"{cluster.name} is ready at {', '.join(record.urls)}; `headrace down {cluster.name}` stops it")
         return
     os.environ["RAY_DEDUP_LOGS"] = "0"  # read when Ray is imported: two nodes may log the same, at different times
     from deploy.stop_request import StopRequest
@@ -81,7 +81,7 @@ def up(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or it logs a line for each poll of the router
     stop = StopRequest()
     with running_cluster(cluster, _runs(), stop, show_node_logs=True) as running:
-        console.print(f"{cluster.name} is ready at {running.url}; Ctrl-C stops it")
+        console.print(f"{cluster.name} is ready at {', '.join(running.urls)}; Ctrl-C stops it")
         serve(running, stop)
         console.print(f"{cluster.name} is stopping")
 
@@ -89,12 +89,12 @@ def up(
 @app.command()
 def status(name: Name = "default") -> None:
     """Show the nodes of a running cluster, and the links between them."""
-    from deploy.api import RouterApi
+    from deploy.api import first_to_answer
     from deploy.show import link_table, node_table
 
-    url = _runs().ready_url(name)
-    cluster = RouterApi(url).cluster()
-    console.print(f"{name} at {url}")
+    urls = _runs().ready_urls(name)
+    api, cluster = first_to_answer(urls)
+    console.print(f"{name} at {', '.join(urls)}" + (f"; below, what {api.url} knows" if len(urls) > 1 else ""))
     console.print(node_table(cluster["nodes"]))
     console.print(link_table(cluster["links"]))
 
@@ -108,10 +108,10 @@ def chat(
     url: Annotated[str | None, typer.Option(help="a router elsewhere, instead of a cluster here")] = None,
 ) -> None:
     """Talk to a running cluster."""
-    from deploy.api import RouterApi
+    from deploy.api import RouterApi, first_to_answer
     from deploy.chat import converse
 
-    api = RouterApi(url or _runs().ready_url(name))
+    api = RouterApi(url) if url else first_to_answer(_runs().ready_urls(name))[0]
     converse(api, console, max_tokens=max_tokens, temperature=temperature, report=report)
 
 

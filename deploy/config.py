@@ -15,6 +15,7 @@ from prefill_node.config import PrefillNodeConfig
 from router.config import RouterConfig
 
 DAY_S = 86400
+LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,26 @@ class Placement:
         for name, amount in self.resources.items():
             if not 0 <= amount < math.inf:
                 yield f"resources {name}: {amount}: must be at least 0"
+
+
+@dataclass(frozen=True)
+class Routers(RouterConfig):
+    """The routers of a cluster, all on the host of `headrace up`: the settings of `RouterConfig`, and their number.
+
+    count  number of routers; the second has port + 1 and control_port + 1, and so on
+    """
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse(at_least(self, 1, "count"), self._faults())
+
+    def _faults(self) -> Iterator[str]:
+        for name in ("port", "control_port"):
+            last = getattr(self, name) + self.count - 1
+            if getattr(self, name) and last > LAST_PORT:
+                yield f"count {self.count}: the last router would have {name} {last}; choose a lower {name}"
 
 
 @dataclass(frozen=True)
@@ -83,20 +104,23 @@ class RayConfig:
 
     address          address of a running Ray cluster, or `auto` on one of its hosts; if left out, a new Ray here
     start_timeout_s  the whole cluster must be ready by then
+    join_timeout_s   hosts may still join the Ray cluster until then, as where it scales by itself; after that a cluster
+                     that its hosts could not even hold with nothing else on them fails, without start_timeout_s
     stop_timeout_s   nodes get this long to end their requests; after that their processes are killed
     """
 
     address: str | None = None
     start_timeout_s: float = 180.0
+    join_timeout_s: float = 0.0
     stop_timeout_s: float = 15.0
 
     def __post_init__(self) -> None:
         names = ("start_timeout_s", "stop_timeout_s")
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in (*names, "join_timeout_s")}
         too_long = [
             f"{name} {value}: must be below a day" for name, value in values.items() if DAY_S <= value < math.inf
         ]
-        refuse(positive(self, *names), too_long)
+        refuse(positive(self, *names), at_least(self, 0, "join_timeout_s"), too_long)
 
 
 @dataclass(frozen=True)
@@ -104,7 +128,7 @@ class ClusterConfig:
     """A whole cluster.
 
     model    the checkpoint's folder; it must be at the same path on every host
-    router   the router's settings
+    router   the routers' settings, and their number
     prefill  the prefill nodes
     decode   the decode nodes
     ray      the Ray cluster in which they run
@@ -113,7 +137,7 @@ class ClusterConfig:
     """
 
     model: Path
-    router: RouterConfig
+    router: Routers
     prefill: PrefillNodes
     decode: DecodeNodes
     ray: RayConfig = field(default_factory=RayConfig)

@@ -26,8 +26,7 @@ def start_detached(
     Raises AlreadyRunning, and StartFailed with the end of the log. The supervisor is stopped on failure and on Ctrl-C.
     """
     runs.require_free(name)  # before the log is emptied
-    log = runs.log_path(name)
-    with log.open("wb") as output:
+    with runs.open_log(name) as output:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "deploy", *arguments],
             stdin=subprocess.DEVNULL,
@@ -35,6 +34,7 @@ def start_detached(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    log = runs.log_path(name)
     try:
         return _await_ready(supervisor, name, runs, time.monotonic() + start_timeout_s)
     except BaseException as error:
@@ -51,7 +51,7 @@ def start_detached(
 def _await_ready(supervisor: subprocess.Popen[bytes], name: str, runs: RunDirectory, deadline_s: float) -> RunRecord:
     while supervisor.poll() is None:
         record = runs.find(name)
-        if record is not None and record.pid == supervisor.pid and record.url is not None:
+        if record is not None and record.pid == supervisor.pid and record.urls:
             return record
         if time.monotonic() >= deadline_s:
             raise StartFailed("the supervisor was not ready in time")

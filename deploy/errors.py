@@ -15,8 +15,16 @@ class NotRunning(DeployError):
     """No cluster of this name runs on this machine."""
 
 
+class FolderUnusable(DeployError):
+    """A folder for records, logs or sockets cannot be read or written."""
+
+
 class StartFailed(DeployError):
     """The cluster did not come up; everything that had started was stopped."""
+
+
+class RayFailed(DeployError):
+    """Ray itself failed under a cluster: its processes, or the connection to them."""
 
 
 class StopRequested(DeployError):
@@ -28,3 +36,8 @@ class StopRequested(DeployError):
 
 class RequestFailed(DeployError):
     """The router answered with an error, or not at all."""
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text, which is many lines where it comes from Ray."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -7,15 +7,20 @@ import logging
 import math
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import ray
+from ray._private import state  # its public twin, ray.util.state, needs Ray's dashboard
+from ray.exceptions import RayError
 
 from deploy.config import ClusterConfig, DecodeNodes, PrefillNodes
-from deploy.errors import StartFailed, StopRequested
+from deploy.errors import RayFailed, StartFailed, StopRequested, first_line
+from deploy.plan import ROUTER_CPUS
+from deploy.resources import Host
 
-ROUTER_CPUS = 0.25
+CONNECT_TIMEOUT_S = 5.0
 OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum: blocks and states do not pass through its object store
 RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 RAY_SYSTEM_CONFIG = {
@@ -28,7 +33,8 @@ RAY_SYSTEM_CONFIG = {
 def ray_session(config: ClusterConfig, folder: Path, *, show_node_logs: bool) -> Iterator[None]:
     """Connects to Ray inside the block; actors made there end with it. Once a process: Ray reads its settings once.
 
-    A new Ray keeps all its files in `folder`. Raises StartFailed, StopRequested.
+    A new Ray keeps all its files in `folder`. Raises StartFailed, StopRequested; a RayError inside the block leaves it
+    as a RayFailed.
     """
     os.environ.update(RAY_ENVIRONMENT)  # Ray reads these when it starts
     if config.ray.address is None:
@@ -36,6 +42,8 @@ def ray_session(config: ClusterConfig, folder: Path, *, show_node_logs: bool) ->
     try:
         _connect(config, folder, show_node_logs)
         yield
+    except RayError as error:
+        raise RayFailed(f"Ray at {_where(config)}: {first_line(error)}") from error
     finally:
         ray.shutdown()
 
@@ -48,6 +56,7 @@ def _connect(config: ClusterConfig, folder: Path, show_node_logs: bool) -> None:
     }
     try:
         if config.ray.address is not None:
+            _require_listener(config.ray.address)
             ray.init(address=config.ray.address, **common)
         else:
             ray.init(
@@ -61,8 +70,42 @@ def _connect(config: ClusterConfig, folder: Path, show_node_logs: bool) -> None:
             )
     except SystemExit:  # from Ray's own SIGTERM handler, which ray.init installs before it is done
         raise StopRequested from None
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise StartFailed(f"Ray at {config.ray.address or 'this host'}: {error}") from error
+    except (ConnectionError, RuntimeError, ValueError, OSError, RayError) as error:
+        raise StartFailed(f"Ray at {_where(config)}: {first_line(error)}") from error
+
+
+def _require_listener(address: str) -> None:
+    """Raises OSError at once where nothing listens: Ray itself would try for three minutes."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # auto, or something for Ray to refuse
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(
+            f"nothing listens there ({getattr(error, 'strerror', None) or error}); give the address of "
+            "`ray start --head --port`"
+        ) from None
+
+
+def _where(config: ClusterConfig) -> str:
+    return config.ray.address or "this host"
+
+
+def ray_hosts() -> list[Host]:
+    """The live hosts of the Ray cluster."""
+    free = state.available_resources_per_node()
+    return [
+        Host(host["NodeID"], host["NodeManagerAddress"], host["Resources"], free.get(host["NodeID"], {}))
+        for host in ray.nodes()
+        if host["Alive"]
+    ]
+
+
+def unplaced_actors() -> set[str]:
+    """Names of this process's actors for which Ray has found no host yet."""
+    actors = state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
+    return {actor["Name"] for actor in actors.values() if actor["State"] == "PENDING_CREATION" and not actor["Pid"]}
 
 
 def _write_token(path: Path) -> Path:
@@ -75,4 +118,4 @@ def _write_token(path: Path) -> Path:
 def _cpus_wanted(config: ClusterConfig) -> float:
     """Logical CPUs of the router and all nodes: in a new Ray they share the host's cores rather than wait for more."""
     roles: tuple[PrefillNodes | DecodeNodes, ...] = (config.prefill, config.decode)
-    return ROUTER_CPUS + sum(role.count * role.placement.num_cpus for role in roles)
+    return config.router.count * ROUTER_CPUS + sum(role.count * role.placement.num_cpus for role in roles)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
-from deploy.errors import AlreadyRunning, NotRunning
+from deploy.errors import AlreadyRunning, FolderUnusable, NotRunning
 from deploy.processes import is_alive, started_at_s
 
 
@@ -17,7 +18,7 @@ from deploy.processes import is_alive, started_at_s
 class RunRecord:
     """A cluster and the supervisor process that owns it.
 
-    url             None until the cluster is ready
+    urls            the routers' HTTP addresses; none until the cluster is ready
     started_s       start of the supervisor: a later process may have the same pid
     stop_timeout_s  time that its nodes get to end their requests: `headrace down` waits longer
     """
@@ -27,7 +28,7 @@ class RunRecord:
     pid: int
     started_s: float
     stop_timeout_s: float
-    url: str | None = None
+    urls: tuple[str, ...] = ()
     ray_address: str | None = None
 
     def is_alive(self) -> bool:
@@ -35,7 +36,7 @@ class RunRecord:
 
 
 class RunDirectory:
-    """The folder of run records and logs. Raises NotRunning and AlreadyRunning with the remedy."""
+    """The folder of run records and logs. Raises NotRunning, AlreadyRunning and FolderUnusable, with the remedy."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,19 +44,34 @@ class RunDirectory:
     @classmethod
     def of_user(cls, environ: Mapping[str, str]) -> RunDirectory:
         """$XDG_STATE_HOME/headrace, by default ~/.local/state/headrace."""
-        state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".local/state"
+        try:
+            state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".local/state"
+        except RuntimeError as error:  # a user without a home, in a container
+            raise FolderUnusable(f"no folder for run records: {error} Set XDG_STATE_HOME") from None
         return cls(Path(state) / "headrace")
 
     def log_path(self, name: str) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """The log of a supervisor in the background, in a folder that is there by now."""
+        with self._usable():
+            self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder / f"{name}.log"
+
+    def open_log(self, name: str) -> BinaryIO:
+        """Opens that log, and empties it."""
+        with self._usable():
+            return self.log_path(name).open("wb")
 
     def find(self, name: str) -> RunRecord | None:
         """The record of this name, whether its supervisor still runs or was killed."""
-        try:
-            return RunRecord(**json.loads(self._path(name).read_text()))
-        except FileNotFoundError:
-            return None
+        path = self._path(name)
+        with self._usable():
+            try:
+                fields = json.loads(path.read_text())
+                return RunRecord(**{**fields, "urls": tuple(fields["urls"])})
+            except FileNotFoundError:
+                return None
+            except (ValueError, TypeError, KeyError):
+                raise FolderUnusable(f"{path}: not a run record of this release; remove it") from None
 
     def running(self, name: str) -> RunRecord:
         record = self.find(name)
@@ -63,12 +79,12 @@ class RunDirectory:
             raise NotRunning(f"no cluster {name!r} runs here: start one with `headrace up`")
         return record
 
-    def ready_url(self, name: str) -> str:
-        """The HTTP address of the running cluster."""
+    def ready_urls(self, name: str) -> tuple[str, ...]:
+        """The HTTP addresses of the running cluster's routers."""
         record = self.running(name)
-        if record.url is None:
+        if not record.urls:
             raise NotRunning(f"cluster {name!r} is still starting: try again in a moment")
-        return record.url
+        return record.urls
 
     def require_free(self, name: str) -> None:
         """Raises AlreadyRunning if a cluster of this name runs here."""
@@ -90,21 +106,33 @@ class RunDirectory:
         finally:
             self.remove(record)
 
-    def publish(self, record: RunRecord, url: str, ray_address: str) -> None:
-        """Marks the cluster as ready at `url`."""
-        self._write(replace(record, url=url, ray_address=ray_address))
+    def publish(self, record: RunRecord, urls: Sequence[str], ray_address: str) -> None:
+        """Marks the cluster as ready at `urls`."""
+        self._write(replace(record, urls=tuple(urls), ray_address=ray_address))
 
     def remove(self, record: RunRecord) -> None:
         """Removes a run's record, unless another run has its name by now."""
         current = self.find(record.name)
         if current is not None and current.run_id == record.run_id:
-            self._path(record.name).unlink(missing_ok=True)
+            with self._usable():
+                self._path(record.name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
 
     def _write(self, record: RunRecord) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        whole = self._folder / f".{record.name}.{record.pid}"
-        whole.write_text(json.dumps(asdict(record), indent=2))
-        whole.replace(self._path(record.name))
+        with self._usable():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            whole = self._folder / f".{record.name}.{record.pid}"
+            whole.write_text(json.dumps(asdict(record), indent=2))
+            whole.replace(self._path(record.name))
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FolderUnusable(
+                f"{error.filename or self._folder}: {error.strerror}; `headrace` keeps its run records there: make the "
+                "folder writable, or set XDG_STATE_HOME to another one"
+            ) from None

@@ -15,7 +15,7 @@ import ray
 from deploy.api import RouterApi
 from deploy.cluster import RunningCluster, start_cluster
 from deploy.config import ClusterConfig
-from deploy.errors import StartFailed
+from deploy.errors import FolderUnusable, StartFailed
 from deploy.processes import make_folders, run_folder
 from deploy.ray_session import ray_session
 from deploy.reaper import start_reaper
@@ -46,7 +46,7 @@ def running_cluster(
         cluster = start_cluster(config, stop, deadline_s)
         try:
             _await_ready(cluster, stop, deadline_s)
-            runs.publish(record, cluster.url, ray.get_runtime_context().gcs_address)
+            runs.publish(record, cluster.urls, ray.get_runtime_context().gcs_address)
             yield cluster
         finally:
             cluster.stop(config.ray.stop_timeout_s)
@@ -64,7 +64,13 @@ def _working_in(run_id: str) -> Iterator[None]:
     before = Path.cwd()
     reaper = start_reaper(run_id)
     try:
-        os.chdir(make_folders(run_id))
+        try:
+            os.chdir(make_folders(run_id))
+        except OSError as error:
+            raise FolderUnusable(
+                f"{run_folder(run_id)}: {error.strerror}; Ray's sockets and logs of a run lie there: make room in "
+                f"{run_folder(run_id).parent}, and make it writable"
+            ) from None
         yield
     finally:
         os.chdir(before)
@@ -72,11 +78,13 @@ def _working_in(run_id: str) -> Iterator[None]:
 
 
 def _await_ready(cluster: RunningCluster, stop: StopRequest, deadline_s: float) -> None:
-    """Waits until every node is registered. Raises StartFailed, StopRequested."""
+    """Waits until every node is registered with every router. Raises StartFailed, StopRequested."""
     wanted = {member.name for member in cluster.nodes}
-    api = RouterApi(cluster.url)
-    while missing := wanted - api.registered_nodes():
-        stop.check()
-        if time.monotonic() >= deadline_s:
-            raise StartFailed(f"nodes did not register with the router in time: {', '.join(sorted(missing))}")
-        stop.wait(0.1)
+    for url in cluster.urls:
+        api = RouterApi(url)
+        while missing := wanted - api.registered_nodes():
+            stop.check()
+            if time.monotonic() >= deadline_s:
+                late = ", ".join(sorted(missing))
+                raise StartFailed(f"nodes did not register with the router at {url} in time: {late}")
+            stop.wait(0.1)

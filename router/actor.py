@@ -22,8 +22,8 @@ class RouterInfo:
 class RouterActor(ServerActor):
     """Runs a router; see `ServerActor`."""
 
-    async def __init__(self, config: RouterConfig, niceness: int) -> None:  # type: ignore[misc]  # Ray awaits it
-        await super().__init__("router", niceness, lambda: RouterServer(config))
+    async def __init__(self, name: str, config: RouterConfig, niceness: int) -> None:  # type: ignore[misc]
+        await super().__init__(name, niceness, lambda: RouterServer(config))
 
     async def info(self) -> RouterInfo:
         """Returns the addresses; Ray delivers the call once the router listens."""

@@ -21,7 +21,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
         "prefill": {"node": NODE},
         "decode": {"node": NODE},
     },
-    "RouterConfig": {"model_path": MODEL},
+    "Routers": {"model_path": MODEL},
     "PrefillNodes": {"node": NODE},
     "DecodeNodes": {"node": NODE},
     "PrefillNodeConfig": NODE,
@@ -42,6 +42,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "RayConfig": {
         "address": TEXT,
         "start_timeout_s": ([0.5, 86399], [0, -1.0, 86400]),
+        "join_timeout_s": ([0, 86399], [-1.0, 86400]),
         "stop_timeout_s": ([0.5, 86399], [0, -1.0, 86400]),
     },
     "Placement": {
@@ -52,6 +53,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     },
     "PrefillNodes": {"count": COUNT},
     "DecodeNodes": {"count": COUNT},
+    "Routers": {"count": COUNT},
     "RouterConfig": {
         "model_path": ([MODEL], ["/none"]),
         "host": TEXT,

@@ -63,13 +63,14 @@ class Shell:
         """A cluster in the background; its HTTP address."""
         status, output = self.run("up", "--model", MODEL, "--port", 0, "--detach", *arguments)
         assert status == 0, output
-        return self.record()["url"]
+        return self.record()["urls"][0]
 
-    def never_ready(self, start_timeout_s=START_S):
-        """A cluster file whose decode node no host can hold, so that the start goes on until its deadline."""
+    def never_ready(self, start_timeout_s=START_S, join_timeout_s=START_S):
+        """A cluster file whose decode node no host can hold; the start goes on while hosts may join."""
         file = self.folder / "cluster.yaml"
+        ray = f"{{start_timeout_s: {start_timeout_s}, join_timeout_s: {join_timeout_s}}}"
         file.write_text(
-            f"model: {MODEL}\nrouter: {{port: 0}}\nray: {{start_timeout_s: {start_timeout_s}}}\n"
+            f"model: {MODEL}\nrouter: {{port: 0}}\nray: {ray}\n"
             "decode: {placement: {resources: {no_such_host: 1}}}\n"
         )
         return file

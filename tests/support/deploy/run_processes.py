@@ -24,5 +24,5 @@ def claim_by(
     with runs.claim(name, run_id, stop_timeout_s) as record:
         pass
     record = replace(record, pid=pid, started_s=started_at_s(pid))
-    runs.publish(record, "http://127.0.0.1:1", "ray")
+    runs.publish(record, ["http://127.0.0.1:1"], "ray")
     return record

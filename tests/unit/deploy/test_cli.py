@@ -1,5 +1,6 @@
 """The `headrace` command: what it imports, and how it ends."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+MODEL = str(ROOT / "tiny_models" / "headrace-tiny-qwen3.5")
 HEAVY = ("torch", "ray", "pydantic", "grpc", "transformers", "tokenizers", "httpx", "yaml")
 
 
@@ -59,3 +61,25 @@ def test_a_cluster_that_does_not_run_is_one_message_and_status_1(tmp_path: Path,
         1,
         "headrace: no cluster 'nobody' runs here: start one with `headrace up`",
     )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["down"], ["chat"], ["up", "--model", MODEL, "-d"], ["up", "--model", MODEL], ["demo"]]
+)
+def test_a_state_folder_that_cannot_be_made_is_one_message_and_status_1(arguments, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    done = headrace(*arguments)
+    assert done.returncode == 1
+    assert "Not a directory" in done.stderr and "XDG_STATE_HOME" in done.stderr
+    assert len(done.stderr.splitlines()) <= 4, done.stderr  # one message, wrapped
+    assert "Traceback" not in done.stderr
+
+
+def test_a_ray_address_where_nothing_listens_is_one_message_at_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        done = headrace("up", "--model", MODEL, "--address", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert done.returncode == 1
+    assert "nothing listens there" in done.stderr and "Traceback" not in done.stderr

@@ -34,7 +34,7 @@ def member(name, error):
 
 @pytest.mark.parametrize("error", UNFORESEEN, ids=lambda error: type(error).__name__)
 def test_an_actor_lost_in_any_way_is_logged_and_the_others_are_looked_at(error, caplog):
-    cluster = RunningCluster(member("router", error), [member("p0", error), member("d0", error)], "http://here")
+    cluster = RunningCluster([member("router", error)], [member("p0", error), member("d0", error)], ["http://here"])
     with caplog.at_level(logging.WARNING):
         cluster.look()
         cluster.look()

@@ -36,6 +36,12 @@ def test_sections_reach_the_nodes_own_configs():
     assert config.router.port == 0
 
 
+def test_the_last_of_several_routers_needs_a_port():
+    assert load(router={"port": 65534, "count": 2}).router.count == 2
+    with pytest.raises(ConfigError, match=r"count 3: the last router would have port 65536"):
+        load(router={"port": 65534, "count": 3})
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import AlreadyRunning, NotRunning
+from deploy.errors import AlreadyRunning, FolderUnusable, NotRunning
 from deploy.runs import RunDirectory
 from tests.support.deploy.run_processes import OBEYS, RUN, claim_by
 
@@ -13,9 +13,9 @@ def test_a_claimed_name_is_found_until_it_is_given_back(runs):
     with runs.claim("x", "abc", 15.0) as record:
         assert runs.running("x") == record
         with pytest.raises(NotRunning, match="still starting"):
-            runs.ready_url("x")
-        runs.publish(record, "http://127.0.0.1:9", "ray")
-        assert runs.ready_url("x") == "http://127.0.0.1:9"
+            runs.ready_urls("x")
+        runs.publish(record, ["http://127.0.0.1:9"], "ray")
+        assert runs.ready_urls("x") == ("http://127.0.0.1:9",)
     assert runs.find("x") is None
 
 
@@ -43,3 +43,28 @@ def test_the_name_of_a_killed_supervisor_is_free_again(runs, spawn):
 def test_records_live_in_the_users_state_folder(environ, folder, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
     assert RunDirectory.of_user(environ).log_path("x") == Path(folder) / "x.log"
+
+
+def test_a_state_folder_that_cannot_be_used_is_one_line_with_the_remedy(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    runs = RunDirectory(tmp_path / "file" / "headrace")
+    for use in (lambda: runs.find("x"), lambda: runs.open_log("x"), lambda: runs.claim("x", "abc", 15.0).__enter__()):
+        with pytest.raises(FolderUnusable, match=r"file/headrace.*: Not a directory; .*set XDG_STATE_HOME") as failure:
+            use()
+        assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"name": "x"}', '{"name": "x", "urls": [], "of": "another release"}'])
+def test_a_damaged_run_record_is_named(runs, content):
+    runs.log_path("x").with_suffix(".json").write_text(content)
+    with pytest.raises(FolderUnusable, match=r"x\.json: not a run record of this release; remove it"):
+        runs.find("x")
+
+
+def test_a_user_without_a_home_needs_a_state_folder(monkeypatch):
+    def homeless(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    with pytest.raises(FolderUnusable, match="Set XDG_STATE_HOME"):
+        RunDirectory.of_user({})

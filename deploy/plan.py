@@ -1,0 +1,114 @@
+"""The actors of a cluster as its config describes them: names, settings, resources, hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from decode_node.actor import DecodeActor
+from deploy.config import ClusterConfig, DecodeNodes, Placement, PrefillNodes
+from deploy.ports import free_ports
+from deploy.resources import Demand
+from headrace.host_process import own_niceness
+from prefill_node.actor import PrefillActor
+from router.actor import RouterActor
+
+ROUTER_CPUS = 0.25
+LOCALHOST = "127.0.0.1"
+ALL_GPUS_VISIBLE = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+STRATEGIES = {"pack": "DEFAULT", "spread": "SPREAD"}
+
+
+@dataclass(frozen=True)
+class PlannedActor:
+    """An actor before its start.
+
+    arguments  of the class's constructor
+    options    for Ray, beside name, restarts and resources
+    """
+
+    actor_class: type
+    arguments: Sequence[Any]
+    demand: Demand
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.demand.name
+
+    def ray_options(self) -> dict[str, Any]:
+        """All options for Ray: restarted for ever, under its name."""
+        custom = dict(self.demand.resources)
+        cpus, gpus = custom.pop("CPU", 0), custom.pop("GPU", 0)
+        return {
+            "name": self.name,
+            "max_restarts": -1,
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "resources": custom,
+            **self.options,
+        }
+
+
+def planned_routers(config: ClusterConfig, host_id: str, host: str) -> list[PlannedActor]:
+    """The routers, all on the host with Ray's id `host_id`: clients and nodes look for a restarted one there.
+
+    For the same reason a router's ports are chosen here, once. `host`: the address at which nodes reach that host.
+    """
+    router = config.router if config.ray.address is None else replace(config.router, control_host=host)
+    count = config.router.count
+    names = ["router"] if count == 1 else [f"router{index}" for index in range(count)]
+    ports = _ports(router.host, router.port, count)
+    control_ports = _ports(router.control_host, router.control_port, count)
+    return [
+        PlannedActor(
+            RouterActor,
+            (name, replace(router, port=port, control_port=control_port), own_niceness()),
+            Demand(name, {"CPU": ROUTER_CPUS}, host_id),
+            {"scheduling_strategy": NodeAffinitySchedulingStrategy(host_id, soft=False)},
+        )
+        for name, port, control_port in zip(names, ports, control_ports, strict=True)
+    ]
+
+
+def planned_nodes(config: ClusterConfig, router_addresses: Sequence[str]) -> list[PlannedActor]:
+    """The prefill nodes p0, p1, ... and the decode nodes d0, d1, ..., which register at `router_addresses`."""
+    host = LOCALHOST if config.ray.address is None else None
+    roles: tuple[tuple[type, PrefillNodes | DecodeNodes], ...] = (
+        (PrefillActor, config.prefill),
+        (DecodeActor, config.decode),
+    )
+    return [
+        PlannedActor(
+            actor_class,
+            (_named(role, index, router_addresses), host, own_niceness()),
+            Demand(f"{role.node.name}{index}", _resources(role.placement)),
+            _node_options(role.placement),
+        )
+        for actor_class, role in roles
+        for index in range(role.count)
+    ]
+
+
+def _ports(host: str, first: int, count: int) -> list[int]:
+    """`first` and those behind it; free ones for 0."""
+    return list(range(first, first + count)) if first else free_ports(*[host] * count)
+
+
+def _named(role: PrefillNodes | DecodeNodes, index: int, router_addresses: Sequence[str]) -> Any:
+    return replace(role.node, name=f"{role.node.name}{index}", router_addresses=tuple(router_addresses))
+
+
+def _resources(placement: Placement) -> dict[str, float]:
+    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def _node_options(placement: Placement) -> dict[str, Any]:
+    options: dict[str, Any] = {"scheduling_strategy": STRATEGIES[placement.strategy]}
+    if placement.num_gpus:
+        options["runtime_env"] = ALL_GPUS_VISIBLE
+    return options
