@@ -15,7 +15,7 @@ def config(**data):
 
 
 def test_each_router_has_its_own_name_and_ports_and_nodes_get_all_addresses():
-    routers = planned_routers(config(router={"count": 2, "port": 8000}), HERE, "10.0.0.1")
+    routers = planned_routers(config(router={"count": 2, "port": 8000}), HERE, "127.0.0.2")
     assert [planned.name for planned in routers] == ["router0", "router1"]
     configs = [planned.arguments[1] for planned in routers]
     assert [each.port for each in configs] == [8000, 8001]
@@ -26,8 +26,8 @@ def test_each_router_has_its_own_name_and_ports_and_nodes_get_all_addresses():
 
 
 def test_one_router_is_called_router_and_nodes_of_other_hosts_reach_it():
-    (router,) = planned_routers(config(ray={"address": "auto"}), HERE, "10.0.0.1")
-    assert (router.name, router.arguments[1].control_host) == ("router", "10.0.0.1")
+    (router,) = planned_routers(config(ray={"address": "auto"}), HERE, "127.0.0.2")
+    assert (router.name, router.arguments[1].control_host) == ("router", "127.0.0.2")
 
 
 def test_a_placement_becomes_a_demand_and_options_of_ray():
