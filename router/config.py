@@ -31,7 +31,10 @@ class RouterConfig(HttpLimits):
                         tokens
     max_concurrent      requests in flight at the nodes (each prompt of a list, and each of `n`, is one)
     max_queue           requests that may wait for their turn; beyond that clients get 429
-    request_timeout_s   a request's whole life, its wait included; beyond that clients get 504
+    request_timeout_s   a request's whole life, its wait and the writing of its answer included; beyond that clients get
+                        504, or the connection is closed
+    max_unread_bytes    memory of one client's unread answer, all its choices together, beyond which the router reads no
+                        more from their nodes, and these pause; what was on its way comes on top
     busy_timeout_s      how long a request looks for a node with free capacity; beyond that clients get 503
     landing_timeout_s   how long a transfer may take to land after its prefill; then the prompt is prefilled once more
     max_attempts        failures in a row of one request's prefills, or of its decode calls, before it fails with 503. A
@@ -58,6 +61,7 @@ class RouterConfig(HttpLimits):
     max_concurrent: int = 64
     max_queue: int = 256
     request_timeout_s: float = 600.0
+    max_unread_bytes: int = 1 << 20
     busy_timeout_s: float = 30.0
     landing_timeout_s: float = 5.0
     max_attempts: int = 3
@@ -74,7 +78,7 @@ class RouterConfig(HttpLimits):
             self._http_faults(),
             checkpoint_folders(self, "model_path"),
             ports(self, "port", "control_port"),
-            at_least(self, 1, "max_concurrent", "max_attempts"),
+            at_least(self, 1, "max_concurrent", "max_attempts", "max_unread_bytes"),
             at_least(self, 0, "max_queue"),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],

@@ -45,6 +45,9 @@ class RouterMetrics:
         self._seconds = self._counter("transfer_seconds", "Seconds that transfers took", [])
         self._migrations = self._counter("migrations", "Requests that went on on another decode node", [])
         self._quarantined = self._counter("quarantined_requests", "Requests that ended as node_crashed", [])
+        self._fell_behind = self._counter(
+            "unread_answers", "Times that a node's stream was not read on because its client read too slowly", []
+        )
         self._ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token")
         self._itl = self._histogram("inter_token_seconds", "Between two tokens of a request")
 
@@ -75,6 +78,10 @@ class RouterMetrics:
         """Records `count` tokens that came together, `seconds` after the last."""
         for _ in range(count):
             self._itl.observe(seconds / count)
+
+    def reader_fell_behind(self) -> None:
+        """Counts a pause in reading a node's stream, because of a client that reads too slowly."""
+        self._fell_behind.inc()
 
     def request_ended(self, life: RequestLifecycle) -> None:
         """Counts a request that is done, failed or was abandoned by its client."""

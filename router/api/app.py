@@ -33,6 +33,7 @@ from router.api.response_schemas import (
     ModelList,
     Readiness,
 )
+from router.api.responses import ANSWER_END
 from router.errors import ApiError
 from router.http.limits import HttpLimits
 from router.status import ClusterStatus
@@ -40,6 +41,7 @@ from router.status import ClusterStatus
 STATIC = Path(__file__).parent / "static"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LARGE_BODY_BYTES = 64 << 10  # beyond this, parsing and tokenizing leave the event loop
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's number
 CLIENT_LEFT = ApiError(HTTPStatus.BAD_REQUEST, "the client left", code="client_left")
 T = TypeVar("T")
@@ -124,13 +126,13 @@ async def _respond(
     # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
     async with bodies.read(request) as data:
         generation = parse(data) if len(data) < LARGE_BODY_BYTES else await asyncio.to_thread(parse, data)
-    if not generation.stream:
-        answer = await _unless_gone(request.receive, service.answer(generation))
-        return Response(answer, media_type="application/json")
-    events = service.stream(generation)
-    # Nothing is sent before the first event, so that its errors still have a status code.
-    first = await _unless_gone(request.receive, events.__anext__())
-    return _EventStream(first, events)
+    deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
+    answer = service.stream(generation) if generation.stream else service.answer(generation)
+    # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
+    first = await _unless_gone(request.receive, answer.__anext__())
+    if generation.stream:
+        return _Answer(first, answer, deadline_s, media_type="text/event-stream", headers=STREAM_HEADERS)
+    return _Answer(first, answer, deadline_s, headers={"content-length": str(len(first) + len(ANSWER_END))})
 
 
 class _ClientLeft(Exception):
@@ -157,19 +159,22 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class _EventStream(StreamingResponse):
-    """Server-sent events. Closes their source as soon as the client disconnects, also between two events."""
+class _Answer(StreamingResponse):
+    """An answer that is written at its client's pace. Closes its source, which then gives back what it holds, as soon
+    as the client has everything, disconnects (also between two events) or has not taken it all until `deadline_s`."""
 
-    media_type = "text/event-stream"
+    media_type = "application/json"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes]) -> None:
-        super().__init__(_chain(first, rest), headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes], deadline_s: float, **kwargs: Any) -> None:
+        super().__init__(_chain(first, rest), **kwargs)
         self._rest = rest
+        self._deadline_s = deadline_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._rest):
-            with suppress(_ClientLeft):
-                await _unless_gone(receive, self.stream_response(send))
+            with suppress(_ClientLeft, TimeoutError):
+                async with asyncio.timeout_at(self._deadline_s):
+                    await _unless_gone(receive, self.stream_response(send))
 
 
 async def _chain(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

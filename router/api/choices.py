@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from router.api.generation import GenerationRequest
+from router.api.output_queue import OutputQueue
 from router.requests.driver import Ended, Output, RequestDriver
 from router.requests.events import Show, ShowPrompt
-from router.text.text_stream import TextDelta, TextStream
+from router.text.text_stream import TextDelta, TextStream, joined
 from router.text.tokens import ModelTokens
+
+TOKEN_BYTES = 128
+ALTERNATIVE_BYTES = 192
+NUMBER_BYTES = 32
+"""Memory of a token, of each of its log-probabilities, and of each number of a packed part."""
 
 
 class Choice:
@@ -27,21 +32,25 @@ class Choice:
         detokenizer = tokens.detokenizer(self.request.tokens)
         self.text = TextStream(detokenizer, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo))
 
-    def prompt_delta(self, logprobs: PromptLogprobs) -> TextDelta:
+    def prompt_delta(self, shown: ShownPrompt) -> TextDelta:
         """The next tokens of the echoed prompt with their log-probabilities; its whole text comes with the first."""
-        prompt, tokens, offsets = self.request.tokens, [], []
+        prompt, logprobs, tokens, offsets = self.request.tokens, shown.logprobs, [], []
         if logprobs.start == 1:
             tokens.append(Token(prompt[0]))
         tokens += [Token(prompt[logprobs.start + i], logprobs.of(i)) for i in range(len(logprobs.logprobs))]
         for token in tokens:
             offsets.append(self._prompt_offset)
             self._prompt_offset += len(self._prompt_detokenizer.push(token.id))
-        return TextDelta(self._take_echo(), tuple(tokens), tuple(offsets))
+        return TextDelta(shown.echo, tuple(tokens), tuple(offsets))
 
-    def text_delta(self, tokens: list[Token]) -> TextDelta:
+    def shown_prompt(self, logprobs: PromptLogprobs) -> ShownPrompt:
+        """The prompt's log-probabilities with the text that they are shown with."""
+        return ShownPrompt(self._take_echo(), logprobs)
+
+    def text_delta(self, tokens: Sequence[Token]) -> TextDelta:
         """The text of more tokens, after the echoed prompt if that has not been shown."""
         delta = self.text.push(tokens)
-        return TextDelta(self._take_echo() + delta.text, delta.tokens, delta.offsets)
+        return replace(delta, text=self._take_echo() + delta.text) if self._echo else delta
 
     def last_delta(self) -> TextDelta:
         """The text still held back at the end."""
@@ -52,68 +61,100 @@ class Choice:
         return echo
 
 
-class OutputQueue:
-    """Outputs of several requests for one reader, each with its choice's index.
+@dataclass(frozen=True)
+class ShownPrompt:
+    """A part of the scored prompt, still packed, and the text to echo with it."""
 
-    The reader takes all that have gathered at once: a slow client gets longer deltas, not more of them.
-    """
+    echo: str
+    logprobs: PromptLogprobs
 
-    def __init__(self) -> None:
-        self._items: list[tuple[int, Output]] = []
-        self._filled = asyncio.Event()
 
-    def put(self, index: int, output: Output) -> None:
-        self._items.append((index, output))
-        self._filled.set()
+Shown = TextDelta | ShownPrompt | Ended
 
-    async def batches(self) -> AsyncIterator[list[tuple[int, Output]]]:
-        """Non-empty lists of outputs, in order, without end."""
-        while True:
-            await self._filled.wait()
-            self._filled.clear()
-            items, self._items = self._items, []
-            yield items
+
+class ChoiceSink:
+    """Takes the outputs of one choice's request as they come: text is made and stop strings are found here, whether or
+    not the client reads."""
+
+    def __init__(self, choice: Choice, queue: OutputQueue[Shown]) -> None:
+        self._choice = choice
+        self._queue = queue
+
+    @property
+    def is_complete(self) -> bool:
+        return self._choice.text.stop_found
+
+    @property
+    def has_room(self) -> bool:
+        return self._queue.has_room
+
+    def put(self, output: Output) -> None:
+        match output:
+            case Show(tokens):
+                delta = self._choice.text_delta(tokens)
+                self._queue.put(self._choice.index, delta, unread_bytes(delta.text, delta.tokens))
+            case ShowPrompt(logprobs):
+                shown = self._choice.shown_prompt(logprobs)
+                num_numbers = len(logprobs.logprobs) + 2 * len(logprobs.top_ids)
+                self._queue.put(self._choice.index, shown, len(shown.echo) + NUMBER_BYTES * num_numbers)
+            case Ended():
+                self._queue.put(self._choice.index, output, 0)
+
+    async def room(self) -> None:
+        await self._queue.room()
+
+
+def unread_bytes(text: str, tokens: Sequence[Token]) -> int:
+    """About the memory of text and tokens until they are sent: their objects are larger than their JSON."""
+    logprobs = [token.logprobs for token in tokens if token.logprobs is not None]
+    num_alternatives = sum(1 + len(each.top) for each in logprobs)
+    return len(text) + TOKEN_BYTES * len(tokens) + ALTERNATIVE_BYTES * num_alternatives
 
 
 class Choices:
-    """All choices of one generation request. The caller appends each one's driver to `drivers`, in order."""
+    """All choices of one generation request. The caller appends each one's driver to `drivers`, in order.
 
-    def __init__(self, generation: GenerationRequest, tokens: ModelTokens) -> None:
+    max_unread_bytes   of all choices together, as `OutputQueue` bounds them
+    """
+
+    def __init__(self, generation: GenerationRequest, tokens: ModelTokens, max_unread_bytes: int) -> None:
         self._generation = generation
-        self._queue = OutputQueue()
+        self._queue: OutputQueue[Shown] = OutputQueue(max_unread_bytes)
         self.all = [Choice(index, generation, tokens) for index in range(len(generation.requests))]
         self.drivers: list[RequestDriver] = []
 
-    def output_to(self, index: int) -> Callable[[Output], None]:
-        """The function that takes the outputs of one choice's request."""
-        return partial(self._queue.put, index)
+    def sink_of(self, index: int) -> ChoiceSink:
+        """The sink for the outputs of one choice's request."""
+        return ChoiceSink(self.all[index], self._queue)
 
     async def deltas(self) -> AsyncIterator[tuple[Choice, TextDelta, FinishReason | None]]:
-        """Deltas as they come, each choice's last with its finish reason; raises the ApiError of a failed request."""
+        """Deltas as they come, each choice's last with its finish reason; raises the ApiError of a failed request.
+
+        A choice gives its place in the router back when its last delta was taken; the last choice's place is the
+        caller's to give back, once the answer is delivered.
+        """
         left = len(self.all)
         async for batch in self._queue.batches():
-            tokens: dict[int, list[Token]] = {}
-            for index, output in batch:
+            gathered: dict[int, list[TextDelta]] = {}
+            for index, shown in batch:
                 choice = self.all[index]
-                match output:
-                    case Show(shown):
-                        tokens.setdefault(index, []).extend(shown)
-                    case ShowPrompt(logprobs):
-                        yield choice, choice.prompt_delta(logprobs), None
+                match shown:
+                    case TextDelta():
+                        gathered.setdefault(index, []).append(shown)
+                    case ShownPrompt():
+                        yield choice, choice.prompt_delta(shown), None
                     case Ended(failure):
-                        if index in tokens:
-                            yield choice, choice.text_delta(tokens.pop(index)), None
+                        if index in gathered:
+                            yield choice, joined(gathered.pop(index)), None
                         if failure is not None:
                             raise failure
                         left -= 1
                         yield choice, choice.last_delta(), self._finish_reason(choice)
-            for index, gathered in tokens.items():
-                choice = self.all[index]
-                yield choice, choice.text_delta(gathered), None
-                if choice.text.stop_found:
-                    await self.drivers[index].stop()
-            if left == 0:
-                return
+                        if left == 0:
+                            return
+                        self.drivers[index].give_place_back()
+            for index, deltas in gathered.items():
+                yield self.all[index], joined(deltas), None
 
     def _finish_reason(self, choice: Choice) -> FinishReason:
         finish = self.drivers[choice.index].life.finish

@@ -10,13 +10,15 @@ from headrace.wire.messages import Role
 from router.api.choices import Choices
 from router.api.generation import GenerationRequest, RequestBuilder
 from router.api.request_schemas import ChatBody, CompletionBody, GenerationBody, parse_body
-from router.api.responses import DONE, ResponseWriter, event
+from router.api.responses import ANSWER_END, DONE, ResponseWriter, event
 from router.errors import ApiError, overloaded
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
 from router.requests.driver import RequestDriver
 from router.text.text_stream import TextDelta
 from router.text.tokens import ModelTokens
+
+WRITE_GRACE_S = 1.0  # for the event that says that the request's own time is over
 
 
 class CompletionService:
@@ -43,6 +45,11 @@ class CompletionService:
         self._check_model(body)
         return self._builder.completion(body)
 
+    @property
+    def answer_timeout_s(self) -> float:
+        """Seconds from the end of a request's body until its answer must be written."""
+        return self._context.config.request_timeout_s + WRITE_GRACE_S
+
     def _check_model(self, body: GenerationBody) -> None:
         if body.model is not None and body.model != self._model:
             raise ApiError(
@@ -52,8 +59,12 @@ class CompletionService:
                 code="model_not_found",
             )
 
-    async def answer(self, generation: GenerationRequest) -> bytes:
-        """Runs a generation request and returns the whole answer; raises the first ApiError of any choice."""
+    async def answer(self, generation: GenerationRequest) -> AsyncGenerator[bytes]:
+        """Runs a generation request and yields its whole answer, then nothing, then ANSWER_END; raises ApiError.
+
+        The reader asks for the end once the client has taken what comes before: an answer that is not read keeps its
+        place in the router, and a client that has all of it finds everything given back.
+        """
         deltas: list[list[TextDelta]] = [[] for _ in generation.requests]
         reasons = [""] * len(generation.requests)
         async with self._running(generation) as choices:
@@ -61,10 +72,10 @@ class CompletionService:
                 deltas[choice.index].append(delta)
                 if reason is not None:
                     reasons[choice.index] = reason.value
-            usage = choices.usage()
-        return ResponseWriter(generation, self._tokens.token_bytes).whole(
-            list(zip(deltas, reasons, strict=True)), usage
-        )
+            writer = ResponseWriter(generation, self._tokens.token_bytes)
+            yield writer.whole(list(zip(deltas, reasons, strict=True)), choices.usage())
+            yield b""
+        yield ANSWER_END
 
     async def stream(self, generation: GenerationRequest) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields server-sent events. An ApiError is raised before the first event; after
@@ -95,12 +106,12 @@ class CompletionService:
         # A registered node that was just lost is worth waiting for: it may be back within a heartbeat.
         if not any(node.info.role is Role.DECODE for node in self._context.nodes.all()):
             raise overloaded("no decode node is registered; see /cluster", retry_after_s=2)
-        choices = Choices(generation, self._tokens)
+        choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes)
         async with AsyncExitStack() as stack:
             permits = self._admission.acquire(len(generation.requests))
             for permit in permits:
                 stack.callback(permit.release)
             for choice, permit in zip(choices.all, permits, strict=True):
-                driver = RequestDriver(self._context, choice.request, permit, choices.output_to(choice.index))
+                driver = RequestDriver(self._context, choice.request, permit, choices.sink_of(choice.index))
                 choices.drivers.append(await stack.enter_async_context(driver))
             yield choices

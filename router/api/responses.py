@@ -8,10 +8,11 @@ from typing import Any
 
 from router.api.generation import GenerationRequest
 from router.api.logprobs import chat_logprobs, completion_logprobs
-from router.text.text_stream import TextDelta
+from router.text.text_stream import TextDelta, joined
 from router.text.token_bytes import TokenBytes
 
 DONE = b"data: [DONE]\n\n"
+ANSWER_END = b"\n"  # after the JSON of a whole answer
 
 
 def event(data: str) -> bytes:
@@ -74,18 +75,14 @@ class ResponseWriter:
         return json.dumps({**head, "choices": rendered, "usage": usage}).encode()
 
     def _choice(self, index: int, deltas: Sequence[TextDelta], finish_reason: str) -> dict[str, Any]:
-        joined = TextDelta(
-            "".join(delta.text for delta in deltas),
-            tuple(token for delta in deltas for token in delta.tokens),
-            tuple(offset for delta in deltas for offset in delta.offsets),
-        )
-        logprobs = self._logprobs(index, joined)
+        answer = joined(deltas)
+        logprobs = self._logprobs(index, answer)
         end: dict[str, Any] = {"logprobs": logprobs, "finish_reason": finish_reason}
         if self._generation.return_token_ids:
-            end["token_ids"] = [token.id for token in joined.tokens]
+            end["token_ids"] = [token.id for token in answer.tokens]
         if self._generation.is_chat:
-            return {"index": index, "message": {"role": "assistant", "content": joined.text}, **end}
-        return {"index": index, "text": joined.text, **end}
+            return {"index": index, "message": {"role": "assistant", "content": answer.text}, **end}
+        return {"index": index, "text": answer.text, **end}
 
     def _logprobs(self, index: int, delta: TextDelta) -> dict[str, Any] | None:
         if self._generation.requests[index].sampling.logprobs is None or not delta.tokens:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from http import HTTPStatus
-from types import TracebackType
 
 from router.errors import ApiError
 
@@ -25,7 +24,7 @@ class Admission:
     def acquire(self, count: int) -> list[AdmissionPermit]:
         """Permits for `count` requests of one client, all or none; raises ApiError (429) when the queue is full.
 
-        Every permit must be entered or released: only that frees its place.
+        Every permit must be released: only that frees its place.
         """
         waiting_after = self.waiting + count - self._free
         if waiting_after > self._max_queue:
@@ -55,7 +54,7 @@ class Admission:
 
 
 class AdmissionPermit:
-    """The right of one request to run, once granted. `async with permit:` waits for the grant and holds it."""
+    """The right of one request to run, once `granted` is set."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -63,19 +62,7 @@ class AdmissionPermit:
         self.granted = asyncio.Event()
 
     def release(self) -> None:
-        """Frees the place; more than once does no harm."""
+        """Frees the place, or leaves the queue; more than once does no harm."""
         if not self._released:
             self._released = True
             self._admission._leave(self)
-
-    async def __aenter__(self) -> None:
-        try:
-            await self.granted.wait()
-        except BaseException:
-            self.release()
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from http import HTTPStatus
-from typing import assert_never
+from typing import Protocol, assert_never
 
-from headrace.request import Request
+from headrace.request import PromptLogprobs, Request
 from headrace.wire import messages as m
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeError, NodeLost
@@ -38,20 +37,40 @@ class Ended:
 Output = ev.Show | ev.ShowPrompt | Ended
 
 
-class RequestDriver:
-    """One request from the queue to its end. `show` gets its outputs.
+class OutputSink(Protocol):
+    """Takes the outputs of one request for its client."""
 
-    Entering the `async with` block starts it as soon as the permit is granted; leaving cancels what still runs.
+    @property
+    def is_complete(self) -> bool:
+        """True once the text contains a stop string: no later token is wanted."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """False while the client has left too much unread."""
+        ...
+
+    def put(self, output: Output) -> None: ...
+
+    async def room(self) -> None:
+        """Waits while there is no room."""
+        ...
+
+
+class RequestDriver:
+    """One request from the queue to its end. `sink` gets its outputs.
+
+    Entering the `async with` block starts it as soon as the permit is granted; leaving cancels what still runs. The
+    permit is held until then, or until `give_place_back`.
     """
 
-    def __init__(
-        self, context: RouterContext, request: Request, permit: AdmissionPermit, show: Callable[[Output], None]
-    ) -> None:
+    def __init__(self, context: RouterContext, request: Request, permit: AdmissionPermit, sink: OutputSink) -> None:
         self._context = context
         self._permit = permit
         self._now_s = context.clock
         self._deadline_s = context.clock() + context.config.request_timeout_s
-        self._show = show
+        self._sink = sink
+        self._stop_is_handled = False
         self._search = NodeSearch(context, request)
         self._attempt: Attempt | None = None
         self._last_shown_s: float | None = None
@@ -78,16 +97,15 @@ class RequestDriver:
         self._context.table.close(self.life)
         self._context.metrics.request_ended(self.life)
 
-    async def stop(self) -> None:
-        """Ends the answer, whose text is complete. The request is over when the decode node has reported."""
-        attempt = self._attempt
-        if attempt is not None and not self.life.is_over:
-            await self._handle(attempt, ev.StopFound())
+    def give_place_back(self) -> None:
+        """Lets the next request run: the client has taken the whole answer. More than once does no harm."""
+        self._permit.release()
 
     async def _drive(self) -> None:
         timeout_s = self._context.config.request_timeout_s
         try:
-            async with asyncio.timeout(timeout_s), self._permit:
+            async with asyncio.timeout(timeout_s):
+                await self._permit.granted.wait()
                 while not self.life.is_over:
                     await self._try_once()
         except TimeoutError:
@@ -97,7 +115,7 @@ class RequestDriver:
         except Exception:
             log.exception("request %s broke", self.life.request.request_id)
             self._give_up(ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of the router"))
-        self._show(Ended(self.life.failure))
+        self._sink.put(Ended(self.life.failure))
 
     def _give_up(self, cause: ApiError) -> None:
         if not self.life.is_over:
@@ -143,6 +161,7 @@ class RequestDriver:
         try:
             async for event in call:
                 await self._handle(attempt, event)
+                await self._wait_for_reader(event)
                 if isinstance(event, m.DecodeDone) or attempt.over.done():
                     return
             raise NodeLost(node.info.name, "ended the call before the request was done")
@@ -167,6 +186,7 @@ class RequestDriver:
                 await self._handle(attempt, ev.PrefillStarted(node.info.name, nonce))
                 async for event in call:
                     await self._handle(attempt, event)
+                    await self._wait_for_reader(event)
                     if isinstance(event, m.PrefillDone):
                         if nonce is not None:
                             attempt.spawn(self._fail_unless_landed(attempt, node, nonce))
@@ -184,6 +204,13 @@ class RequestDriver:
         lost = NodeError(node.info.name, f"its transfer did not land within {timeout_s:g} s (landing_timeout_s)")
         await self._handle(attempt, ev.PrefillFailed(nonce, lost))
 
+    async def _wait_for_reader(self, event: m.DecodeEvent | m.PrefillEvent) -> None:
+        """Reads no more of a node's stream while the client has too much to read: gRPC's flow control then reaches the
+        node. Only after an event with output, for the others are steps of a transfer, whose clock runs."""
+        if isinstance(event, m.Tokens | PromptLogprobs) and not self._sink.has_room:
+            self._context.metrics.reader_fell_behind()
+            await self._sink.room()
+
     def _remaining_s(self) -> float:
         return max(self._deadline_s - self._now_s(), 0.001)
 
@@ -196,14 +223,17 @@ class RequestDriver:
             return
         for instruction in self.life.on(event, self._now_s()):
             await self._obey(attempt, instruction)
+        if self._sink.is_complete and not self._stop_is_handled and not self.life.is_over:
+            self._stop_is_handled = True
+            await self._handle(attempt, ev.StopFound())
 
     async def _obey(self, attempt: Attempt, instruction: ev.Instruction) -> None:
         match instruction:
             case ev.Show(tokens):
                 self._observe_tokens(len(tokens))
-                self._show(instruction)
+                self._sink.put(instruction)
             case ev.ShowPrompt():
-                self._show(instruction)
+                self._sink.put(instruction)
             case ev.StartPrefill(reservation, first_token):
                 attempt.prefill = attempt.spawn(self._prefill(attempt, reservation, first_token))
             case ev.SendRenew(failed_nonce):

@@ -19,6 +19,15 @@ class TextDelta:
     offsets: tuple[int, ...] = ()
 
 
+def joined(deltas: Sequence[TextDelta]) -> TextDelta:
+    """One delta of several that follow each other."""
+    return TextDelta(
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.tokens),
+        tuple(offset for delta in deltas for offset in delta.offsets),
+    )
+
+
 class TextStream:
     """The text of one choice and its number of tokens. The text begins at `offset`, the length of an echoed prompt.
 

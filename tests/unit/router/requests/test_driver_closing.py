@@ -17,7 +17,7 @@ from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
-from router.requests.driver import RequestDriver
+from router.requests.driver import Output, RequestDriver
 from router.requests.states import RequestPhase
 from router.requests.table import RequestTable
 from tests.support.patience import PATIENCE_S
@@ -27,6 +27,16 @@ from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import decode_node
 
 REQUESTS_ENDED = "headrace_requests_total"
+
+
+class Unread:
+    """A client that takes everything and looks at nothing."""
+
+    is_complete, has_room = False, True
+
+    def put(self, output: Output) -> None: ...
+
+    async def room(self) -> None: ...
 
 
 def context_of(cluster: FakeCluster, model_folder: Path) -> RouterContext:
@@ -49,7 +59,7 @@ async def test_a_cancellation_at_any_moment_of_leaving_closes_the_request(model_
         may_leave = asyncio.Event()
         (permit,) = admission.acquire(1)
         request = Request(f"r{num_turns}", (1, 2), 2, Sampling(max_tokens=4, seed=0))
-        driver = RequestDriver(context, request, permit, lambda output: None)
+        driver = RequestDriver(context, request, permit, Unread())
 
         async def use(driver: RequestDriver = driver, may_leave: asyncio.Event = may_leave) -> None:
             async with driver:
