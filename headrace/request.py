@@ -34,6 +34,11 @@ class Sampling:
     min_tokens: int = 0
     ignore_eos: bool = False
 
+    @property
+    def has_penalty(self) -> bool:
+        """True if a token's chance depends on the tokens before it."""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+
 
 @dataclass(frozen=True)
 class Request:

@@ -33,7 +33,7 @@ from headrace.request import Sampling
 BLOCK_SIZE = 16
 DECODE_STEPS = 32  # timed together
 WARM_UPS = 2
-GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One token to sample, as a value: its settings, the tokens before it and its random number. No tensors."""
+"""One token to sample, as a value: its settings, its position and its random number. No tensors."""
 
 from __future__ import annotations
 
@@ -14,33 +14,20 @@ COLDEST = 1e-5  # at and below this temperature the best token is taken: dividin
 class Draw:
     """One token to sample.
 
-    tokens              known tokens before it, the prompt's among them
-    num_prompt_tokens   how many of these are the prompt
-    banned              ids that may not be drawn: the stop tokens while `min_tokens` is not reached
-    num_pending         tokens drawn after `tokens` that the host does not know yet
+    position     of the token to be drawn, counted from the prompt's first
+    banned       ids that may not be drawn: the stop tokens while `min_tokens` is not reached
+    counts_row   its sequence's row in the device's `TokenCounts`; None: no penalties
     """
 
     sampling: Sampling
-    tokens: Sequence[int]
-    num_prompt_tokens: int
+    position: int
     banned: Sequence[int] = ()
-    num_pending: int = 0
-
-    @property
-    def position(self) -> int:
-        """Position of the token to be drawn, counted from the prompt's first."""
-        return len(self.tokens) + self.num_pending
+    counts_row: int | None = None
 
     @property
     def is_greedy(self) -> bool:
         """True if the token is the best one of the unchanged logits."""
-        return not self.banned and not self.has_penalty and self.sampling.temperature <= COLDEST
-
-    @property
-    def has_penalty(self) -> bool:
-        """True if the draw depends on the tokens before it."""
-        sampling = self.sampling
-        return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
+        return not self.banned and self.counts_row is None and self.sampling.temperature <= COLDEST
 
 
 @dataclass(frozen=True)

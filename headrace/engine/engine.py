@@ -1,8 +1,9 @@
 """One node's engine: its step schedules chunks, launches them, and settles the tokens they draw. One thread.
 
 With `overlap`, a step is launched before the tokens of the one before are known: scheduling needs only lengths, and the
-runner fills in the drawn tokens on the device. A sequence that turns out to have ended has then computed one token too
-many, which is dropped. Everything else that needs a token's value (hashes, penalties, a preemption) waits for it.
+runner fills in the drawn tokens on the device, and counts them there for penalties. A sequence that turns out to have
+ended has then computed one token too many, which is dropped. What else needs a token's value, hashes and a preemption,
+waits for it.
 
 `EngineLoop` (headrace/engine/loop.py) drives it; prefill and decode nodes differ only in the jobs they submit.
 """
@@ -34,7 +35,6 @@ class InFlight:
 
     draw_index    the sequences that get a token, and its index among the launch's draws
     scored        the chunks whose rows are scored, in the order of the launch's scores
-    may_overlap   the next step may be launched before these tokens are known
     rate_mark     of the step in `Engine.prefill_rate`
     """
 
@@ -42,7 +42,6 @@ class InFlight:
     draw_index: dict[Sequence, int]
     scored: list[ScheduledChunk[Sequence]]
     launched: Launched
-    may_overlap: bool
     rate_mark: int
 
 
@@ -87,8 +86,6 @@ class Engine(EngineRequests):
 
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
-        if self._in_flight is not None and not self._in_flight.may_overlap:
-            self._settle()
         chunks = self._schedule()
         self._report_started(chunks)
         previous, self._in_flight = self._in_flight, self._launch(chunks) if chunks else None
@@ -134,6 +131,7 @@ class Engine(EngineRequests):
         scored: list[ScheduledChunk[Sequence]] = []
         rows: list[PromptRows] = []
         num_rows = 0
+        self._runner.token_counts.keep_only(self._running)
         for chunk in chunks:
             sequence = chunk.sequence
             if to_score := _to_score(chunk):
@@ -142,12 +140,18 @@ class Engine(EngineRequests):
             num_rows += _num_logits(chunk)
             if _draws_token(chunk):
                 drawing.append(sequence)
-                draws.append((num_rows - 1, self._rules.draw(sequence, self._num_pending(sequence))))
+                draws.append((num_rows - 1, self._draw(sequence)))
         began_s = self._clock()
         launched = self._runner.launch([self._sequence_input(chunk) for chunk in chunks], draws, rows)
         draw_index = {sequence: index for index, sequence in enumerate(drawing)}
-        may_overlap = not any(draw.has_penalty for _, draw in draws)
-        return InFlight(chunks, draw_index, scored, launched, may_overlap, self._rate_mark(chunks, began_s))
+        return InFlight(chunks, draw_index, scored, launched, self._rate_mark(chunks, began_s))
+
+    def _draw(self, sequence: Sequence) -> Draw:
+        request, counts_row = sequence.request, None
+        if request.sampling.has_penalty:
+            # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
+            counts_row = self._runner.token_counts.row(sequence, sequence.tokens, request.num_prompt_tokens)
+        return self._rules.draw(sequence, self._num_pending(sequence), counts_row)
 
     def _rate_mark(self, chunks: list[ScheduledChunk[Sequence]], began_s: float) -> int:
         num_tokens = sum(c.span.end - c.span.start for c in chunks if c.sequence.is_prefilling)

@@ -21,6 +21,7 @@ from headrace.engine.graphs import (
 from headrace.engine.logprobs import PromptScores, rows_at_once
 from headrace.engine.prefill_inputs import PrefillInputs
 from headrace.engine.sampler import Drawn, choose
+from headrace.engine.token_counts import TokenCounts
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
@@ -52,6 +53,7 @@ class ModelRunner:
         # The last launch's tokens, in the order of its draws. Each sequence of a step has a slot of its own.
         most_draws = max(memory.num_slots, BATCH_SIZES[-1])
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
+        self.token_counts = TokenCounts(model.config.vocab_size, memory.device)
         self._graphs = StepGraphs(layout.block_size)
 
     @torch.inference_mode()
@@ -121,7 +123,7 @@ class ModelRunner:
             hidden = self._hidden(inputs)
             scores = [self._score(hidden, prompt_rows) for prompt_rows in scored]
             logits = self.model.logits(hidden.index_select(0, upload_values(rows, hidden.device)))
-            ids.copy_(choose(logits, wanted))
+            ids.copy_(choose(logits, wanted, self.token_counts))
             return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
         logits = self.forward(inputs) if replayed is None else replayed
@@ -131,7 +133,7 @@ class ModelRunner:
         # Replayed decodes have drawn each row's best token themselves.
         are_drawn = replayed is not None and drawn_from is logits and all(entry.is_decode for entry in inputs)
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
-            ids.copy_(choose(drawn_from, wanted))
+            ids.copy_(choose(drawn_from, wanted, self.token_counts))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
 
     def _score(self, hidden: Tensor, rows: PromptRows) -> PromptScores:

@@ -6,7 +6,6 @@ logits, the seed and the position, and on nothing else in the batch.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -14,25 +13,37 @@ from torch import Tensor
 
 from headrace.engine.draw import COLDEST, Draw, uniform
 from headrace.engine.logprobs import PendingLogprobs, recorded, rows_at_once, to_host
-from headrace.kernels.lib.upload import upload_values
+from headrace.engine.token_counts import TokenCounts
+from headrace.kernels.lib.upload import upload_lists, upload_values
 from headrace.kernels.sampling.draw import draw as draw_tokens
+from headrace.kernels.sampling.penalties import penalise
 from headrace.request import Logprobs, Token
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Token]:
-    """One token for each row. logits [N, V] float32, N = len(draws); not changed."""
-    return Drawn(logits, choose(logits, draws), draws).tokens()
+def choose(logits: Tensor, draws: Sequence[Draw], token_counts: TokenCounts) -> Tensor:
+    """The drawn ids, int64 [N], on the logits' device; `token_counts` advance by them. Waits for nothing on a GPU.
 
-
-def choose(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """The drawn ids, int64 [N], on the logits' device. Waits for nothing on a GPU."""
-    adjusted = _penalised(logits, draws)
+    logits float32 [N, V], N = len(draws); not changed.
+    """
+    penalised = [(row, draw.counts_row) for row, draw in enumerate(draws) if draw.counts_row is not None]
+    banned = [row * logits.shape[1] + token_id for row, draw in enumerate(draws) for token_id in draw.banned]
+    adjusted = logits.clone(memory_format=torch.contiguous_format) if penalised or banned else logits
+    if penalised:
+        rows, count_rows = upload_lists(list(zip(*penalised, strict=True)), logits.device)
+        samplings = [draws[row].sampling for row, _ in penalised]
+        settings = [(each.repetition_penalty, each.presence_penalty, each.frequency_penalty) for each in samplings]
+        settings_K3 = upload_values(settings, logits.device, torch.float64)
+        penalise(adjusted, token_counts.counts, rows, count_rows, settings_K3)
+    if banned:
+        adjusted.view(-1).index_fill_(0, upload_values(banned, logits.device), -torch.inf)
     chosen = adjusted.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:
         index = upload_values(random_rows, logits.device)
-        settings, numbers = _settings([draws[row] for row in random_rows], logits.device)
-        chosen[index] = draw_tokens(adjusted[index], settings, numbers)
+        settings_N4, numbers = _settings([draws[row] for row in random_rows], logits.device)
+        chosen[index] = draw_tokens(adjusted[index], settings_N4, numbers)
+    if penalised:
+        token_counts.advance(count_rows, chosen.index_select(0, rows))
     return chosen
 
 
@@ -62,30 +73,6 @@ class Drawn:
         for pending, num_top_of in self._pending:
             logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
         return [Token(token_id, logprobs.get(row)) for row, token_id in enumerate(self._ids.tolist())]
-
-
-def _penalised(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Repetition over prompt and answer (Keskar et al. 2019), presence and frequency over the answer (OpenAI)."""
-    rows = [row for row, draw in enumerate(draws) if draw.banned or draw.has_penalty]
-    if not rows:
-        return logits
-    logits = logits.clone()
-    for row in rows:
-        draw, sampling, line = draws[row], draws[row].sampling, logits[row]
-        if sampling.repetition_penalty != 1.0:
-            seen = upload_values(list(set(draw.tokens)), logits.device)
-            values = line[seen]
-            line[seen] = torch.where(
-                values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
-            )
-        answer = draw.tokens[draw.num_prompt_tokens :]
-        if answer and (sampling.presence_penalty or sampling.frequency_penalty):
-            counts = Counter(answer)
-            penalties = [sampling.presence_penalty + sampling.frequency_penalty * count for count in counts.values()]
-            line[upload_values(list(counts), logits.device)] -= upload_values(penalties, logits.device, line.dtype)
-        if draw.banned:
-            line[upload_values(draw.banned, logits.device)] = -torch.inf
-    return logits
 
 
 def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:

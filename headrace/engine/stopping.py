@@ -16,12 +16,12 @@ class StopRules:
     eos_token_ids: tuple[int, ...]
     max_model_tokens: int
 
-    def draw(self, sequence: Sequence, num_pending: int) -> Draw:
+    def draw(self, sequence: Sequence, num_pending: int, counts_row: int | None = None) -> Draw:
         """The draw of the next token, after `num_pending` tokens that are drawn but not yet among its tokens."""
         sampling = sequence.request.sampling
         too_early = sequence.num_output + num_pending < sampling.min_tokens
         banned = self._stop_ids(sequence) if too_early else ()
-        return Draw(sampling, sequence.tokens, sequence.request.num_prompt_tokens, banned, num_pending)
+        return Draw(sampling, len(sequence.tokens) + num_pending, banned, counts_row)
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
         """True if it takes another token after its pending ones, unless one of these is a stop token."""

@@ -21,8 +21,9 @@ from headrace.request import Sampling
 
 log = logging.getLogger(__name__)
 
-_GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
-_RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), (), 0)
+_GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
+_RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), 0)
+_PENALISED = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0, repetition_penalty=1.1), 0, banned=(0,))
 _MOST_TOP = 20  # alternatives that the router allows
 
 
@@ -37,12 +38,14 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
 
     def run(runner: ModelRunner, capture: Capture | None) -> None:
         steps = _steps(runner, max_step_tokens)
+        draws = (_GREEDY, _RANDOM, replace(_PENALISED, counts_row=runner.token_counts.row("warm-up", [1], 1)))
         for i, step in enumerate(steps):
-            launched = runner.launch(step, [(row, (_GREEDY, _RANDOM)[row % 2]) for row in range(len(step))])
+            launched = runner.launch(step, [(row, draws[(i + row) % 3]) for row in range(len(step))])
             launched.drawn.tokens()
             if capture is None:
                 log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
         _score_longest(runner, steps[0][0])
+        runner.token_counts.keep_only(())
         if graphs:
             runner.capture_decodes(max_running, max_tokens, capture)
             runner.capture_prefills(max_step_tokens, max_tokens, capture)

@@ -28,7 +28,7 @@ from headrace.request import Sampling
 from tests.support.kernels.compiling_child import Driver
 
 LIMITS = {"max_step_tokens": 4096, "max_running": 32, "max_tokens": 4096}
-GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.engine.draw import Draw
+from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sequence import Scored
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_config, random_model
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 LENGTHS = (1, 16, 17, 64, 65, 300)
-GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -44,6 +45,29 @@ def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(family: str, tiny_checkpoi
     expected = answers(device="cpu")
     assert answers(device="cuda") == expected
     assert answers(device="cuda", cuda_graphs=False, overlap=False) == expected
+
+
+@pytest.mark.parametrize("family", ["granite", "qwen35"])
+def test_penalised_and_scored_requests_on_cuda_answer_as_on_the_cpu(family: str, tiny_checkpoint) -> None:
+    """With overlap the device counts each token before the host knows it; beside them requests without penalties."""
+    path, samplings = tiny_checkpoint(family), []
+    for repetition, presence, frequency in ((1.3, 0.0, 0.0), (1.0, 0.6, 0.2), (1.2, -0.1, 0.3), (1.0, 0.0, 0.0)):
+        penalties = {"repetition_penalty": repetition, "presence_penalty": presence, "frequency_penalty": frequency}
+        samplings.append(replace(GREEDY, max_tokens=40, ignore_eos=False, min_tokens=40, **penalties))
+
+    def answers(**device: object) -> tuple[list[list[int]], list[float]]:
+        built = small_engine(path, dtype="float32", **device)
+        runs = [submit(built, request(random_prompt(20 + i), each)) for i, each in enumerate(samplings)]
+        scored = submit(built, request(random_prompt(300), GREEDY), prompt_logprobs=3)
+        run_all(built)
+        parts = [event.logprobs for event in scored.events if isinstance(event, Scored)]
+        return [run.tokens for run in (*runs, scored)], [logprob for part in parts for logprob in part.logprobs]
+
+    expected, logprobs = answers(device="cpu")
+    for settings in ({}, {"cuda_graphs": False}, {"overlap": False}):
+        tokens, ours = answers(device="cuda", **settings)
+        assert tokens == expected
+        assert ours == pytest.approx(logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("family", ["granite", "qwen35"])
@@ -114,22 +138,36 @@ def test_replays_in_bfloat16_differ_by_rounding_only(family: str, tiny_checkpoin
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("replays", [False, True], ids=["plain", "replayed"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "drawn"])
-def test_no_launch_waits_for_the_device(family: str, replays: bool, temperature: float, tiny_checkpoint) -> None:
-    """Decodes, and decodes beside a chunk of a prompt that leaves a state on its way."""
+@pytest.mark.parametrize("is_penalised", [False, True], ids=["free", "penalised"])
+def test_no_launch_waits_for_the_device(
+    family: str, replays: bool, temperature: float, is_penalised: bool, tiny_checkpoint
+) -> None:
+    """Decodes, and decodes beside a chunk of a prompt that leaves a state on its way; then the same chunk, scored."""
     lengths = (3, 64, 100)
     runner = prefilled(tiny_checkpoint(family), lengths, "bfloat16")
     if replays:
         runner.capture_decodes(8, 256)
     draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
+    if is_penalised:
+        sampling = replace(draw.sampling, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=2)
+        draw = replace(draw, sampling=sampling, banned=(1, 2), counts_row=runner.token_counts.row("r", [5, 6], 1))
     draws = [(row, draw) for row in range(len(lengths))]
+    if is_penalised:
+        draws = draws[:1] + [(row, replace(draw, counts_row=None)) for row, draw in draws[1:]]
     chunk = SequenceInput(random_prompt(40), lengths[0] + 2, blocks_of(0), 0, 0, emit=((20, 9),))
     steps = [decode_steps(lengths, 0), decode_steps(lengths, 1), [chunk, *decode_steps(lengths, 2)[1:]]]
+    scored = [replace(chunk, num_logits=40), *decode_steps(lengths, 2)[1:]]
+    scored_draws = [(row + 39, draw) for row, draw in draws]
+    rows = [PromptRows(0, lengths[0] + 3, [1] * 39, 3)]
     for step in steps:  # compiles what is new
         runner.launch(step, draws)
+    runner.launch(scored, scored_draws, rows)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         launched = [runner.launch(step, draws) for step in steps]
+        launched.append(runner.launch(scored, scored_draws, rows))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(len(each.drawn.tokens()) == 3 for each in launched)
+    assert sum(len(part.logprobs) for part in launched[-1].scores[0].parts()) == 39

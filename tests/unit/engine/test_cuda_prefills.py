@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 BLOCK_SIZE, BLOCKS_EACH, NUM_SEQUENCES, NUM_SLOTS = 16, 64, MOST_SEQUENCES + 1, 48
 MAX_TOKENS = BLOCK_SIZE * BLOCKS_EACH
-GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 
 
 class Counted:

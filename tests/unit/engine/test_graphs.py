@@ -25,8 +25,8 @@ from tests.support.engine.oracle import random_prompt
 
 BLOCK_SIZE, VOCAB = 4, 50
 LAYOUT = CacheLayout("f", "float32", "float32", BLOCK_SIZE, 1, 1, 8, (1, 5, 3), (1, 2, 4, 4))
-GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
-HOT = Draw(Sampling(max_tokens=1, seed=3, temperature=2.0), (), 0)
+GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
+HOT = Draw(Sampling(max_tokens=1, seed=3, temperature=2.0), 0)
 
 
 def rerun(work: Callable[[], Tensor]) -> Captured:
@@ -236,9 +236,9 @@ def test_warm_up_meets_every_size_of_small_products(load_family, monkeypatch) ->
     runner, widths = load_family("granite").runner(), set()
     launch = runner.launch
 
-    def recorded(steps, draws):
+    def recorded(steps, *draws_and_scores):
         widths.add(dot_block(sum(len(step.tokens) for step in steps)))
-        return launch(steps, draws)
+        return launch(steps, *draws_and_scores)
 
     monkeypatch.setattr(runner, "launch", recorded)
     warm_up(runner, max_step_tokens=4096, max_running=2, max_tokens=64, graphs=False)

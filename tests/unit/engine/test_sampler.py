@@ -1,5 +1,6 @@
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from headrace.engine import sampler
 from headrace.engine.draw import Draw
-from headrace.engine.sampler import sample
-from headrace.request import Sampling
+from headrace.engine.sampler import Drawn, choose
+from headrace.engine.token_counts import TokenCounts
+from headrace.request import Sampling, Token
 
 RANDOM = Sampling(max_tokens=1, seed=0)
 VOCAB = 50
@@ -23,9 +26,25 @@ def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
+def sample(lines: torch.Tensor, draws: list[Draw], counts: TokenCounts | None = None) -> list[Token]:
+    """One token for each row."""
+    return Drawn(lines, choose(lines, draws, counts or no_counts()), draws).tokens()
+
+
+def no_counts() -> TokenCounts:
+    return TokenCounts(VOCAB, torch.device("cpu"))
+
+
+def sample_after(line: torch.Tensor, sampling: Sampling, prompt: list[int], answer: Sequence[int] = ()) -> int:
+    """The token after these."""
+    counts = no_counts()
+    row = counts.row("the sequence", [*prompt, *answer], len(prompt))
+    return sample(line, [Draw(sampling, len(prompt) + len(answer), counts_row=row)], counts)[0].id
+
+
 def draws(sampling: Sampling, count: int) -> list[Draw]:
     """The same request at `count` seeds."""
-    return [Draw(replace(sampling, seed=seed), [1, 2, 3], 3) for seed in range(count)]
+    return [Draw(replace(sampling, seed=seed), 3) for seed in range(count)]
 
 
 def frequencies(line: torch.Tensor, sampling: Sampling, count: int = 4000) -> torch.Tensor:
@@ -75,7 +94,7 @@ def test_a_draw_does_not_depend_on_its_neighbours_in_the_batch() -> None:
     lines, mixed = logits(6), []
     for row in range(6):
         sampling = replace(RANDOM, seed=row, temperature=0.5 + row / 5, top_k=row * 7, top_p=1 - row / 20)
-        mixed.append(Draw(sampling, [4] * (row + 1), row + 1))
+        mixed.append(Draw(sampling, row + 1))
     together = [token.id for token in sample(lines, mixed)]
     alone = [sample(lines[row : row + 1], [draw])[0].id for row, draw in enumerate(mixed)]
     assert together == alone
@@ -83,35 +102,80 @@ def test_a_draw_does_not_depend_on_its_neighbours_in_the_batch() -> None:
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
     line, seen = logits(), [3, 3, 9, 20]
+    greedy = replace(RANDOM, temperature=0.0, repetition_penalty=1.7)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([seen]), line.clone()).argmax()
     best = int(line.argmax())
-    draw = Draw(replace(RANDOM, temperature=0.0, repetition_penalty=1.7), seen, 2)
-    assert sample(line, [draw])[0].id == int(expected)
-    assert (
-        sample(line, [replace(draw, tokens=[*seen, best], sampling=replace(draw.sampling, repetition_penalty=9.0))])[
-            0
-        ].id
-        != best
-    )
+    assert sample_after(line, greedy, seen[:2], seen[2:]) == int(expected)
+    assert sample_after(line, replace(greedy, repetition_penalty=9.0), seen, [best]) != best
+
+
+@pytest.mark.parametrize("split", [0, 2, 5])
+def test_penalised_logits_are_those_of_the_definitions_bit_for_bit(split: int) -> None:
+    """The definitions read all tokens for each draw; here they are counted once and then advanced by each draw."""
+    line, tokens = logits(), [3, 3, 9, 20, 9]
+    settings = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.2, "temperature": 0.0}
+    counts = no_counts()
+    row = counts.row("the sequence", tokens[:split], split)
+    for length in range(split, 25):
+        if length < len(tokens):  # the next token is given: as if it had been drawn
+            counts.advance(torch.tensor([row]), torch.tensor([tokens[length]]))
+            continue
+        expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([tokens[:length]]), line.clone())
+        for token, count in Counter(tokens[split:length]).items():
+            expected[0, token] -= 0.7 + 0.2 * count
+        (token,) = sample(line, [Draw(replace(RANDOM, **settings), length, counts_row=row)], counts)
+        assert token.id == int(expected.argmax())
+        tokens.append(token.id)
+    assert len(set(tokens)) > 6
+
+
+def test_each_penalised_row_has_its_own_counts_and_others_are_left_alone() -> None:
+    line, counts = logits(), no_counts()
+    best = int(line.argmax())
+    greedy = replace(RANDOM, temperature=0.0)
+    harsh = replace(greedy, presence_penalty=2.0, repetition_penalty=9.0)
+    rows = {name: counts.row(name, [best if name == "saw it" else (best + 1) % VOCAB], 0) for name in ("saw it", "not")}
+    drawn = [Draw(greedy, 1), Draw(harsh, 1, counts_row=rows["saw it"]), Draw(harsh, 1, counts_row=rows["not"])]
+    ids = [token.id for token in sample(line.expand(3, -1), drawn, counts)]
+    assert ids[0] == ids[2] == best != ids[1]
+
+
+def test_a_draw_uploads_no_more_after_many_tokens_than_after_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    for name in ("upload_values", "upload_lists"):
+        upload = getattr(sampler, name)
+
+        def counted(values, *args, upload=upload):
+            sizes.append(int(torch.tensor(values).numel()))
+            return upload(values, *args)
+
+        monkeypatch.setattr(sampler, name, counted)
+    uploaded = []
+    for length in (10, 100_000):
+        counts = no_counts()
+        row = counts.row("the sequence", [7] * length, 5)
+        sizes.clear()
+        sampling = replace(RANDOM, repetition_penalty=1.1, presence_penalty=1.0)
+        choose(logits(), [Draw(sampling, length, banned=(4,), counts_row=row)], counts)
+        uploaded.append(sum(sizes))
+    assert uploaded[0] == uploaded[1] > 0
+    assert all(field.type in ("Sampling", "int", "int | None", "Sequence[int]") for field in fields(Draw))
 
 
 def test_presence_and_frequency_penalties_count_the_answer_only() -> None:
     line = torch.zeros(1, VOCAB)
     line[0, 5], line[0, 6] = 2.0, 1.0
     greedy = replace(RANDOM, temperature=0.0)
-    in_prompt = Draw(replace(greedy, presence_penalty=1.5), [5, 5], 2)
-    assert sample(line, [in_prompt])[0].id == 5
-    once = Draw(replace(greedy, presence_penalty=1.5), [1, 5], 1)
-    assert sample(line, [once])[0].id == 6
-    assert sample(line, [replace(once, sampling=replace(greedy, frequency_penalty=0.6))])[0].id == 5
-    twice = Draw(replace(greedy, frequency_penalty=0.6), [1, 5, 5], 1)
-    assert sample(line, [twice])[0].id == 6
+    assert sample_after(line, replace(greedy, presence_penalty=1.5), [5, 5]) == 5
+    assert sample_after(line, replace(greedy, presence_penalty=1.5), [1], [5]) == 6
+    assert sample_after(line, replace(greedy, frequency_penalty=0.6), [1], [5]) == 5
+    assert sample_after(line, replace(greedy, frequency_penalty=0.6), [1], [5, 5]) == 6
 
 
 def test_banned_tokens_never_come() -> None:
     line = logits()
     best = int(line.argmax())
-    draw = Draw(replace(RANDOM, temperature=0.0), [1], 1, banned=(best,))
+    draw = Draw(replace(RANDOM, temperature=0.0), 1, banned=(best,))
     assert sample(line, [draw])[0].id == int(line[0].topk(2).indices[1])
     assert frequencies(line, RANDOM)[best] > 0
     drawn = sample(line.expand(200, -1), [replace(d, banned=(best,)) for d in draws(RANDOM, 200)])
@@ -122,16 +186,18 @@ def test_logprobs_are_the_models_own_before_temperature_and_penalties() -> None:
     line = logits()
     expected = torch.log_softmax(line[0].double(), -1)
     sampling = replace(RANDOM, temperature=0.0, logprobs=3, repetition_penalty=2.0)
-    (token,) = sample(line, [Draw(sampling, [1, 2], 2)])
+    counts = no_counts()
+    (token,) = sample(line, [Draw(sampling, 2, counts_row=counts.row("r", [1, 2], 2))], counts)
     assert token.logprobs is not None
     assert token.logprobs.logprob == pytest.approx(float(expected[token.id]))
     assert [a.id for a in token.logprobs.top] == expected.topk(3).indices.tolist()
-    assert sample(line, [Draw(replace(RANDOM, logprobs=0), [1], 1)])[0].logprobs.top == ()
-    assert sample(line, [Draw(RANDOM, [1], 1)])[0].logprobs is None
+    assert sample(line, [Draw(replace(RANDOM, logprobs=0), 1)])[0].logprobs.top == ()
+    assert sample(line, [Draw(RANDOM, 1)])[0].logprobs is None
 
 
 def test_sampling_leaves_the_logits_as_they_were() -> None:
     line = logits()
     before = line.clone()
-    sample(line, [Draw(replace(RANDOM, repetition_penalty=2.0, presence_penalty=1.0), [1, 2, 3], 1, (4,))])
+    sample_after(line, replace(RANDOM, repetition_penalty=2.0, presence_penalty=1.0), [1], [2, 3])
+    sample(line, [Draw(RANDOM, 1, banned=(4,))])
     assert torch.equal(line, before)

@@ -28,7 +28,7 @@ BLOCKS = 64  # a sequence
 ANSWER_TOKENS = 24
 LEAST_AGREEMENT = 0.99
 MOST_TIPPED = 0.01
-GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), (), 0)
+GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 
 CUDA = pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device here")
 PLACES = [
