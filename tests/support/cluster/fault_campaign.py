@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.cluster.fault_cluster import FaultCluster
+from tests.support.cluster.fault_restarts import (
+    killed_again_and_again,
+    router_killed,
+    stopped_in_turn,
+    with_settings,
+)
 from tests.support.cluster.fault_rounds import (
     LATE_S,
     Round,
@@ -27,15 +33,19 @@ from tests.support.cluster.fault_rounds import (
     with_faults,
 )
 from tests.support.cluster.fault_row import Row
-from tests.support.cluster.recall_clients import Habits
-from tests.support.cluster.recall_load import RecallLoad
+from tests.support.cluster.recall_clients import ASK_TIMEOUT_S, Habits
+from tests.support.cluster.recall_load import ANSWER_TOKENS, RecallLoad
 
 
 @dataclass(frozen=True)
 class Scenario:
+    """is_patient   one fault after the other: no request need meet several"""
+
     cluster: Callable[[Path, Path], AbstractAsyncContextManager[FaultCluster]]
     round: Round
     habits: Habits = field(default_factory=Habits)
+    answer_tokens: int = ANSWER_TOKENS
+    is_patient: bool = True
 
 
 async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 0) -> Row:
@@ -44,7 +54,7 @@ async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 
     row, dice = Row(name), random.Random(f"{name} {seed}")
     scenario = SCENARIOS[name]
     async with scenario.cluster(model, folder) as cluster:
-        load = await RecallLoad.against(cluster.url, model, seed)
+        load = await RecallLoad.against(cluster.url, model, seed, answer_tokens=scenario.answer_tokens)
         faults_began_s = time.monotonic()
         cluster.arm()
         async with load.running(scenario.habits):
@@ -52,8 +62,8 @@ async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 
                 assert row.missed < 3 * rounds + 10, f"{row.missed} faults met no session: {cluster.logs()}"
                 await asyncio.sleep(dice.uniform(0.0, 0.3))
                 await scenario.round(cluster, dice, row)
-                # One fault after the other: no request need meet several.
-                await load.answered(2 * scenario.habits.num_clients)
+                if scenario.is_patient:
+                    await load.answered(2 * scenario.habits.num_clients)
         row.judge(load)
         for entry in cluster.journal("failed", faults_began_s):
             row.sessions_failed[entry["cause"]] = row.sessions_failed.get(entry["cause"], 0) + 1
@@ -63,7 +73,7 @@ async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 
     return row
 
 
-SCENARIOS = {
+SESSION_FAULTS = {
     "prefill node killed": Scenario(with_faults(), killed("p")),
     "decode node killed": Scenario(with_faults(), killed("d")),
     "prefill node stopped": Scenario(with_faults(), stopped("p")),
@@ -72,3 +82,14 @@ SCENARIOS = {
     "link cut and restored": Scenario(on_two_hosts, severed),
     "message late": Scenario(with_faults(late_share=0.03, late_s=LATE_S), late),
 }
+"""They aim at sessions: a round met one."""
+
+RESTARTS = {
+    "router killed": Scenario(with_settings(), router_killed, Habits(patience_s=ASK_TIMEOUT_S)),
+    "nodes stopped in turn (SIGTERM)": Scenario(with_settings(), stopped_in_turn),
+    "decode nodes killed all the time": Scenario(
+        with_settings(), killed_again_and_again, Habits(num_clients=6), answer_tokens=400, is_patient=False
+    ),
+}
+
+SCENARIOS = SESSION_FAULTS | RESTARTS

@@ -47,7 +47,7 @@ class FaultCluster(Cluster):
 
     @property
     def node_names(self) -> list[str]:
-        return [name for name in self.processes if name != "router"]
+        return [name for name in self.processes if name not in self.router_names]
 
     def arm(self) -> None:
         """From now on the network damages or delays what `faults` say."""

@@ -1,7 +1,8 @@
 """A node that misbehaves on purpose, in a process of its own, and that keeps a journal with times.
 
 `Process.start(name, FaultyNode(config, ...), folder)`, as with any other config. What is added is added here, from
-outside: no product code knows of it. The network's faults begin with SIGUSR2. The journal holds a JSON line for each
+outside: no product code knows of it. The network's faults begin with SIGUSR2, and with STALL its engine stands still
+for good. The journal holds a JSON line for each
 session that is expected here (its receiver's end) or failed here (either end), for each fault that was committed here,
 and for each SIGUSR1 (what the node holds at that moment). `at` is the clock that all processes share, monotonic.
 """
@@ -29,6 +30,8 @@ from transfer.protocol.stats import TransportStats
 from transfer.ucx import UcxConfig, open_transport
 
 LATE_DEADLINE_S = 5.0
+STALL = signal.SIGRTMIN
+STALLED_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -153,6 +156,11 @@ class FaultyServer:
         await self._node.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._note_held)
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, self._journal.arm)
+        asyncio.get_running_loop().add_signal_handler(STALL, self._stall)
+
+    def _stall(self) -> None:
+        """As on a GPU whose kernel never ends: the engine's thread stands still, and all others go on."""
+        self._node._engine.post(lambda: time.sleep(STALLED_S))
 
     def _note_held(self) -> None:
         staging = self._node.runtime.staging

@@ -66,6 +66,11 @@ class Process(ABC):
     @abstractmethod
     def is_alive(self) -> bool: ...
 
+    @property
+    @abstractmethod
+    def exit_status(self) -> int | None:
+        """None while it runs; of one that a signal ended, its number below zero."""
+
     @abstractmethod
     def first_line(self, deadline_s: float) -> str:
         """Empty when the process ended, or said nothing in time."""
@@ -111,6 +116,10 @@ class _Forked(Process):
     def is_alive(self) -> bool:
         return self.child.is_alive()
 
+    @property
+    def exit_status(self) -> int | None:
+        return self.child.exitcode
+
     def first_line(self, deadline_s: float) -> str:
         with self.said:
             try:
@@ -149,6 +158,10 @@ class _Command(Process):
     @property
     def is_alive(self) -> bool:
         return self.child.poll() is None
+
+    @property
+    def exit_status(self) -> int | None:
+        return self.child.poll()
 
     def first_line(self, deadline_s: float) -> str:
         assert self.child.stdout is not None
