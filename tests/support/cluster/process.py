@@ -10,6 +10,7 @@ say, is a command and imports for itself.
 
 import asyncio
 import base64
+import gc
 import json
 import multiprocessing
 import os
@@ -133,6 +134,7 @@ class _Forked(Process):
 
 def _serve(config: object, log: Path, say: Connection) -> None:
     """In the new process."""
+    gc.freeze()  # what the fork server imported would delay full collections, and garbage would look like a leak
     errors = log.open("ab", buffering=0)
     os.dup2(errors.fileno(), 2)
     log_to_stderr()
