@@ -35,6 +35,8 @@ class RouterConfig(HttpLimits):
                         504, or the connection is closed
     max_unread_bytes    memory of one client's unread answer, all its choices together, beyond which the router reads no
                         more from their nodes, and these pause; what was on its way comes on top
+    max_prompt_logprobs   prompt tokens with `echo` and `logprobs`, times alternatives + 1, of one HTTP request: each
+                        takes about 30 bytes of its answer; beyond that clients get 400
     busy_timeout_s      how long a request looks for a node with free capacity; beyond that clients get 503
     landing_timeout_s   how long a transfer may take to land after its prefill; then the prompt is prefilled once more
     max_attempts        failures in a row of one request's prefills, or of its decode calls, before it fails with 503. A
@@ -62,6 +64,7 @@ class RouterConfig(HttpLimits):
     max_queue: int = 256
     request_timeout_s: float = 600.0
     max_unread_bytes: int = 1 << 20
+    max_prompt_logprobs: int = 1 << 20
     busy_timeout_s: float = 30.0
     landing_timeout_s: float = 5.0
     max_attempts: int = 3
@@ -78,7 +81,7 @@ class RouterConfig(HttpLimits):
             self._http_faults(),
             checkpoint_folders(self, "model_path"),
             ports(self, "port", "control_port"),
-            at_least(self, 1, "max_concurrent", "max_attempts", "max_unread_bytes"),
+            at_least(self, 1, "max_concurrent", "max_attempts", "max_unread_bytes", "max_prompt_logprobs"),
             at_least(self, 0, "max_queue"),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],

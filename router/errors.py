@@ -77,7 +77,7 @@ class ApiError(RouterError):
     def json(self) -> str:
         """The response's body, and the last event of a stream that breaks."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": error})
+        return json.dumps({"error": error}, allow_nan=False)
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from router.api.generation import GenerationRequest
+from router.api.logprobs import SLICE_NUMBERS
 from router.api.output_queue import OutputQueue
 from router.requests.driver import Ended, Output, RequestDriver
 from router.requests.events import Show, ShowPrompt
@@ -32,16 +33,25 @@ class Choice:
         detokenizer = tokens.detokenizer(self.request.tokens)
         self.text = TextStream(detokenizer, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo))
 
-    def prompt_delta(self, shown: ShownPrompt) -> TextDelta:
-        """The next tokens of the echoed prompt with their log-probabilities; its whole text comes with the first."""
-        prompt, logprobs, tokens, offsets = self.request.tokens, shown.logprobs, [], []
-        if logprobs.start == 1:
-            tokens.append(Token(prompt[0]))
-        tokens += [Token(prompt[logprobs.start + i], logprobs.of(i)) for i in range(len(logprobs.logprobs))]
+    def prompt_deltas(self, shown: ShownPrompt) -> Iterator[TextDelta]:
+        """The next tokens of the echoed prompt with their log-probabilities; its whole text comes with the first.
+
+        A delta has at most SLICE_NUMBERS of them, so that making it takes the event loop little time.
+        """
+        logprobs, echo = shown.logprobs, shown.echo
+        first_token = [Token(self.request.tokens[0])] if logprobs.start == 1 else []
+        step = max(1, SLICE_NUMBERS // (1 + logprobs.num_top))
+        for start in range(logprobs.start, max(logprobs.end, logprobs.start + 1), step):
+            part = logprobs.between(start, min(start + step, logprobs.end))
+            ids = self.request.tokens[part.start : part.end]
+            tokens = [*first_token, *(Token(token_id, part.of(i)) for i, token_id in enumerate(ids))]
+            yield TextDelta(echo, tuple(tokens), tuple(self._prompt_offsets(tokens)))
+            first_token, echo = [], ""
+
+    def _prompt_offsets(self, tokens: Sequence[Token]) -> Iterator[int]:
         for token in tokens:
-            offsets.append(self._prompt_offset)
+            yield self._prompt_offset
             self._prompt_offset += len(self._prompt_detokenizer.push(token.id))
-        return TextDelta(shown.echo, tuple(tokens), tuple(offsets))
 
     def shown_prompt(self, logprobs: PromptLogprobs) -> ShownPrompt:
         """The prompt's log-probabilities with the text that they are shown with."""
@@ -142,7 +152,8 @@ class Choices:
                     case TextDelta():
                         gathered.setdefault(index, []).append(shown)
                     case ShownPrompt():
-                        yield choice, choice.prompt_delta(shown), None
+                        for delta in choice.prompt_deltas(shown):
+                            yield choice, delta, None
                     case Ended(failure):
                         if index in gathered:
                             yield choice, joined(gathered.pop(index)), None

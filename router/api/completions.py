@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
@@ -9,15 +10,19 @@ from http import HTTPStatus
 from headrace.wire.messages import Role
 from router.api.choices import Choices
 from router.api.generation import GenerationRequest, RequestBuilder
+from router.api.logprobs import num_logprobs, slices
 from router.api.request_schemas import ChatBody, CompletionBody, GenerationBody, parse_body
-from router.api.responses import ANSWER_END, DONE, ResponseWriter, event
-from router.errors import ApiError, overloaded
+from router.api.responses import ANSWER_END, DONE, RenderedDelta, ResponseWriter, event
+from router.errors import ApiError, bad_request, overloaded
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
 from router.requests.driver import RequestDriver
 from router.text.text_stream import TextDelta
 from router.text.tokens import ModelTokens
 
+FEW_NUMBERS = 64  # log-probabilities that are rendered sooner than a thread has taken them over
+MANY_PARTS = 32  # of answers that are joined in a thread
+EVENT_BYTES = 16 << 10  # sent before the rest of a long delta is rendered
 WRITE_GRACE_S = 1.0  # for the event that says that the request's own time is over
 
 
@@ -32,6 +37,7 @@ class CompletionService:
         self._builder = builder
         self._context = context
         self._admission = admission
+        self._rendering = asyncio.Lock()
 
     def chat(self, data: bytes) -> GenerationRequest:
         """Builds the generation request of a chat body; raises ApiError."""
@@ -65,15 +71,20 @@ class CompletionService:
         The reader asks for the end once the client has taken what comes before: an answer that is not read keeps its
         place in the router, and a client that has all of it finds everything given back.
         """
-        deltas: list[list[TextDelta]] = [[] for _ in generation.requests]
+        writer = ResponseWriter(generation, self._tokens.token_bytes)
+        deltas: list[list[RenderedDelta]] = [[] for _ in generation.requests]
         reasons = [""] * len(generation.requests)
         async with self._running(generation) as choices:
             async for choice, delta, reason in choices.deltas():
-                deltas[choice.index].append(delta)
+                async for rendered in self._rendered(writer, choice.index, delta):
+                    deltas[choice.index].append(rendered)
                 if reason is not None:
                     reasons[choice.index] = reason.value
-            writer = ResponseWriter(generation, self._tokens.token_bytes)
-            yield writer.whole(list(zip(deltas, reasons, strict=True)), choices.usage())
+            parts, usage = list(zip(deltas, reasons, strict=True)), choices.usage()
+            if sum(map(len, deltas)) < MANY_PARTS:
+                yield writer.whole(parts, usage)
+            else:
+                yield await asyncio.to_thread(writer.whole, parts, usage)
             yield b""
         yield ANSWER_END
 
@@ -86,7 +97,12 @@ class CompletionService:
             async with self._running(generation) as choices:
                 async for choice, delta, reason in choices.deltas():
                     data = b"" if choice.index in begun else writer.role(choice.index)
-                    data += writer.delta(choice.index, delta)
+                    async for rendered in self._rendered(writer, choice.index, delta):
+                        data += writer.delta(choice.index, rendered)
+                        if len(data) > EVENT_BYTES:
+                            begun.add(choice.index)
+                            yield data
+                            data = b""
                     if reason is not None:
                         data += writer.finish(choice.index, reason.value)
                     if data:
@@ -100,9 +116,32 @@ class CompletionService:
                 raise
             yield event(error.json())
 
+    def _check_scores(self, generation: GenerationRequest) -> None:
+        limit, wanted = self._context.config.max_prompt_logprobs, 0
+        for request in generation.requests:
+            if request.sampling.prompt_logprobs is not None:
+                wanted += request.num_prompt_tokens * (request.sampling.prompt_logprobs + 1)
+        if wanted > limit:
+            raise bad_request(
+                f"echo with logprobs: the prompts have {wanted} log-probabilities, alternatives included; at most "
+                f"{limit} in one request (max_prompt_logprobs): shorten the prompts, or ask for fewer alternatives",
+                "logprobs",
+            )
+
+    async def _rendered(self, writer: ResponseWriter, index: int, delta: TextDelta) -> AsyncGenerator[RenderedDelta]:
+        """The delta in slices, each rendered in a thread if that takes long, and one of all answers' at a time."""
+        for part in slices(delta):
+            if num_logprobs(part.tokens) <= FEW_NUMBERS:
+                yield writer.render(index, part)
+            else:
+                async with self._rendering:
+                    rendered = await asyncio.to_thread(writer.render, index, part)
+                yield rendered
+
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[Choices]:
         """Admits and runs the requests; leaving cancels those still running."""
+        self._check_scores(generation)
         # A registered node that was just lost is worth waiting for: it may be back within a heartbeat.
         if not any(node.info.role is Role.DECODE for node in self._context.nodes.all()):
             raise overloaded("no decode node is registered; see /cluster", retry_after_s=2)

@@ -2,13 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from headrace.request import Token
+from router.errors import ApiError
+from router.text.text_stream import TextDelta
 from router.text.token_bytes import TokenBytes
 
 LEAST_LOGPROB = -9999.0  # JSON has no -Infinity; OpenAI's stand-in
+SLICE_NUMBERS = 512
+"""Log-probabilities rendered at a time: a millisecond's work, during which the interpreter runs nothing else."""
+
+Columns = dict[str, str]
+"""Rendered log-probabilities: for each list of OpenAI's object its items as JSON, without the brackets."""
+
+
+def slices(delta: TextDelta) -> Iterator[TextDelta]:
+    """Parts of the delta with at most SLICE_NUMBERS log-probabilities, or one token; its text goes with the first."""
+    a_token = num_logprobs(delta.tokens[-1:])
+    if not a_token:
+        yield delta
+        return
+    step = max(1, SLICE_NUMBERS // a_token)
+    for first in range(0, len(delta.tokens), step):
+        part = slice(first, first + step)
+        yield TextDelta("" if first else delta.text, delta.tokens[part], delta.offsets[part])
+
+
+def num_logprobs(tokens: Sequence[Token]) -> int:
+    """Log-probabilities of the tokens, those of their alternatives among them."""
+    return sum(1 + len(token.logprobs.top) for token in tokens if token.logprobs is not None)
+
+
+def columns_of(logprobs: Mapping[str, Any]) -> Columns:
+    """The lists of `chat_logprobs` or `completion_logprobs`, rendered."""
+    return {name: dumps(items)[1:-1] for name, items in logprobs.items() if isinstance(items, list)}
+
+
+def logprobs_json(parts: Sequence[Columns], *, is_chat: bool) -> str:
+    """OpenAI's object of parts that follow each other; null if there are none."""
+    if not parts:
+        return "null"
+    lists = [f'"{name}": [{", ".join(part[name] for part in parts if part[name])}]' for name in parts[0]]
+    return "{" + ", ".join([*lists, '"refusal": null'] if is_chat else lists) + "}"
+
+
+def dumps(value: Any) -> str:
+    """Strict JSON: raises ValueError for NaN and infinities, which clients cannot parse."""
+    return json.dumps(value, allow_nan=False)
 
 
 def chat_logprobs(tokens: Sequence[Token], names: TokenBytes) -> dict[str, Any]:
@@ -26,7 +71,7 @@ def _chat_entry(token_id: int, logprob: float, names: TokenBytes) -> dict[str, A
     data = names.of(token_id)
     return {
         "token": names.entry(token_id) if data is None else data.decode(errors="replace"),
-        "logprob": max(logprob, LEAST_LOGPROB),
+        "logprob": _number(logprob),
         "bytes": None if data is None else list(data),
     }
 
@@ -40,14 +85,22 @@ def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], names: 
             tops.append(None)
             chosen.append(None)
         else:
-            chosen.append(max(token.logprobs.logprob, LEAST_LOGPROB))
-            tops.append({_name(other.id, names): max(other.logprob, LEAST_LOGPROB) for other in token.logprobs.top})
+            chosen.append(_number(token.logprobs.logprob))
+            tops.append({_name(other.id, names): _number(other.logprob) for other in token.logprobs.top})
     return {
         "tokens": [_name(token.id, names) for token in tokens],
         "token_logprobs": chosen,
         "top_logprobs": tops,
         "text_offset": list(offsets),
     }
+
+
+def _number(logprob: float) -> float:
+    """At least LEAST_LOGPROB. Raises ApiError (500) for a NaN, which stands for logits that are no distribution."""
+    if not logprob < math.inf:
+        message = "the model computed logits that are not numbers for this request: an overflow, or broken weights"
+        raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="invalid_logits")
+    return max(logprob, LEAST_LOGPROB)
 
 
 def _name(token_id: int, names: TokenBytes) -> str:

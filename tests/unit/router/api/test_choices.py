@@ -20,7 +20,7 @@ def test_offsets_count_a_character_that_is_split_over_tokens_once(tokens: ModelT
     assert any(data and not data.decode(errors="ignore") for data in written), "a token that is no whole character"
 
     parts = [PromptLogprobs(1, (-1.0,) * 2), PromptLogprobs(3, (-1.0,) * (len(ids) - 3))]
-    first, second = (choice.prompt_delta(choice.shown_prompt(part)) for part in parts)
+    first, second = (delta for part in parts for delta in choice.prompt_deltas(choice.shown_prompt(part)))
     whole_before = [b"".join(written[:count]).decode(errors="ignore") for count in range(len(ids))]
     assert (first.text, second.text) == (PROMPT, "")
     assert [token.id for token in (*first.tokens, *second.tokens)] == ids
