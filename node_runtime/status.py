@@ -17,10 +17,12 @@ _GROUPED = {
     "lookups": "attention/lookups",
     "looked_up_tokens": "attention/looked_up_tokens",
     "attention_hit_tokens": "attention/hit_tokens",
+    "attention_fetched_tokens": "attention/fetched_tokens",
     "block_evictions": "attention/evictions",
     "state_lookups": "state/lookups",
     "state_looked_up_tokens": "state/looked_up_tokens",
     "state_hit_tokens": "state/hit_tokens",
+    "state_fetched_tokens": "state/fetched_tokens",
     "checkpoints_evicted": "state/evictions",
 }
 

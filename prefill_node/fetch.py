@@ -72,7 +72,6 @@ class Fetches:
         self._channels = FetchChannels(connect, self._clock, runtime.spawn, config.timeout_s)
         self._num_declined = 0
         self._num_landed = 0
-        self._num_tokens = 0
         self._num_bytes = 0
         self._failures = dict.fromkeys((*_CAUSES.values(), *map(str, Cause)), 0)
 
@@ -80,7 +79,6 @@ class Fetches:
         return {
             "fetches": float(self._num_landed),
             "fetches_declined": float(self._num_declined),
-            "fetched_tokens": float(self._num_tokens),
             "fetched_bytes": float(self._num_bytes),
             **{f"cause={cause}/fetch_failures": float(count) for cause, count in self._failures.items()},
         }
@@ -138,7 +136,6 @@ class Fetches:
         num_bytes = stats.attention_bytes + stats.state_bytes
         self.costs.fetched(num_bytes, stats.seconds, self._clock() - began_s)
         self._num_landed += 1
-        self._num_tokens += fetch_source.num_tokens - admitted.hit.resumable_tokens
         self._num_bytes += num_bytes
 
     async def _landed(

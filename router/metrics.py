@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,11 +20,7 @@ LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,
 
 
 class RouterMetrics:
-    """Counters of ended requests and their tokens, with prefix-cache hits by node, role and cache group.
-
-    A decode node whose state arrives by transfer never looks up its state group: those requests count in
-    `headrace_skipped_state_groups_total`, not as misses.
-    """
+    """Counters of what clients asked and got. What nodes did, they count themselves: `ClusterCollector` shows it."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -34,15 +29,6 @@ class RouterMetrics:
             "http_responses", "HTTP answers, refusals included", ["route", "status", "code"]
         )
         self._tokens = self._counter("tokens", "Tokens of requests that ended", ["kind"])
-        group = [*NODE_LABELS, "group"]
-        self._lookups = self._counter("lookups", "Prompts looked up in a cache group of a node", group)
-        self._looked_up = self._counter("looked_up_tokens", "Prompt tokens of these lookups", group)
-        self._hits = self._counter("hit_tokens", "Prompt tokens found in a cache group of a node", group)
-        self._skipped = self._counter(
-            "skipped_state_groups", "Prompts looked up among attention blocks only", NODE_LABELS
-        )
-        self._bytes = self._counter("transfer_bytes", "Bytes moved from prefill to decode nodes", ["kind"])
-        self._seconds = self._counter("transfer_seconds", "Seconds that transfers took", [])
         self._migrations = self._counter("migrations", "Requests that went on on another decode node", [])
         self._quarantined = self._counter("quarantined_requests", "Requests that ended as node_crashed", [])
         self._fell_behind = self._counter(
@@ -96,49 +82,10 @@ class RouterMetrics:
         self._tokens.labels("cached").inc(life.report.cached_tokens(num_prompt))
         self._tokens.labels("generated").inc(len(life.generated))
         self._migrations.inc(life.report.migrations)
-        if (prefill := life.report.prefill) is not None:
-            place = (prefill.node, "prefill")
-            self._lookup(place, "attention", num_prompt, prefill.attention_hit_tokens)
-            self._lookup(place, "state", num_prompt, prefill.state_hit_tokens)
-        if (decode := life.report.decode) is not None:
-            place = (decode.node, "decode")
-            self._lookup(place, "attention", num_prompt, decode.attention_hit_tokens)
-            if decode.state == "received":
-                self._skipped.labels(*place).inc()
-            else:
-                self._lookup(place, "state", num_prompt, decode.state_hit_tokens)
-        if (transfer := life.report.transfer) is not None:
-            self._bytes.labels("attention").inc(transfer.attention_bytes)
-            self._bytes.labels("state").inc(transfer.state_bytes)
-            self._seconds.inc(transfer.seconds)
-
-    def _lookup(self, place: tuple[str, str], group: str, num_prompt: int, hit_tokens: int) -> None:
-        self._lookups.labels(*place, group).inc()
-        self._looked_up.labels(*place, group).inc(num_prompt)
-        self._hits.labels(*place, group).inc(hit_tokens)
-
-    def hits(self) -> list[dict[str, Any]]:
-        """Hit tokens and looked-up tokens by node and cache group, for /cluster."""
-        looked_up = {tuple(sample.labels.values()): sample.value for sample in _totals(self._looked_up)}
-        return [
-            {
-                **sample.labels,
-                "hit_tokens": int(sample.value),
-                "looked_up_tokens": int(looked_up[tuple(sample.labels.values())]),
-            }
-            for sample in _totals(self._hits)
-        ]
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-def _totals(counter: Counter) -> Iterator[Any]:
-    for family in counter.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_total"):
-                yield sample
 
 
 class ClusterCollector(Collector):

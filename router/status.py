@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
@@ -77,7 +77,7 @@ class ClusterStatus:
             "phases": {phase.value: count for phase, count in self._table.counts().items()},
             "waiting": self._admission.waiting,
             "requests": list(self._table.rows(now_s)),
-            "hits": self._metrics.hits(),
+            "hits": [hit for node in self._nodes.all() for hit in _hits(node)],
         }
 
 
@@ -99,6 +99,20 @@ def _node(node: NodeEntry) -> dict[str, Any]:
         "slots": asdict(status.slots),
         "counters": dict(status.counters),
     }
+
+
+def _hits(node: NodeEntry) -> Iterator[dict[str, Any]]:
+    """Hits of each cache group as the node has counted them; a decode node need not look its state group up."""
+    counters = node.status.counters
+    for group in ("attention", "state"):
+        if counters.get(f"{group}/lookups"):
+            yield {
+                "node": node.info.name,
+                "role": node.info.role.value,
+                "group": group,
+                "hit_tokens": int(counters[f"{group}/hit_tokens"]),
+                "looked_up_tokens": int(counters[f"{group}/looked_up_tokens"]),
+            }
 
 
 def _link(node: NodeEntry, link: LinkStatus) -> dict[str, Any]:

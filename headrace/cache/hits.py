@@ -28,7 +28,7 @@ class HitPolicy(Protocol):
 
     @property
     def is_lookup(self) -> bool:
-        """True if the hit counts in the statistics: each prompt counts once, however often it is admitted."""
+        """True if the claim counts in the statistics: each prompt counts once, however often it is admitted."""
         ...
 
     def reuse_limit(self, num_tokens: int) -> int:
@@ -72,10 +72,7 @@ class ResumeLocally:
 
 
 class ResumeAgain(ResumeLocally):
-    """Local prefill of a request that was admitted before: preempted, or waiting for a state that did not arrive.
-
-    Most of its hit is its own earlier work, so it does not count as one.
-    """
+    """Local prefill of a request that was preempted: most of its hit is its own earlier work, and does not count."""
 
     is_lookup = False
 
@@ -103,14 +100,15 @@ class ReceiveState:
 class FetchState:
     """Local prefill from a state that arrives: another node sends its cache of the first `num_tokens` tokens.
 
-    Local blocks are reused up to that position; the rest of the prompt is computed from the received state.
+    Local blocks are reused up to that position; the rest of the prompt is computed from the received state. The prompt
+    counts as looked up when that state has come: if it does not, the request is admitted again, by `ResumeLocally`.
 
     num_tokens   a multiple of the block size, and less than the prompt: at least one token is always computed
     """
 
     num_tokens: int
     state_arrives = True
-    is_lookup = True
+    is_lookup = False
 
     def reuse_limit(self, num_tokens: int) -> int:
         return max(num_tokens - 1, 0)

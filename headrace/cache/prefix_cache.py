@@ -100,7 +100,11 @@ class PrefixCache:
         storage.acquire_blocks(shared)
         if source is not None:
             self._resume_from(source)
-        self._count_lookup(hit, hit_policy, max_reuse_tokens)
+        branch_point = hit_policy.branch_point(hit)
+        if hit_policy.is_lookup:
+            self._count_lookup(hit, reused_tokens, max_reuse_tokens)
+            if not hit_policy.state_arrives:
+                self._count_state_lookup(hit, branch_point, max_reuse_tokens)
         slot = storage.reserve_slot()
         if slot is None:
             raise CorruptCache("a slot was promised but is not there")
@@ -110,11 +114,24 @@ class PrefixCache:
             source=source,
             hit=hit,
             reused_tokens=reused_tokens,
-            branch_point=hit_policy.branch_point(hit),
+            branch_point=branch_point,
             tail=tail,
             primary_tokens=hit.state_tokens,
             checkpoints=_checkpoints_through(tail),
         )
+
+    def count_fetched(self, claim: Claim, num_tokens: int, *, max_reuse_tokens: int) -> None:
+        """Counts the lookup of a prompt whose first `num_tokens` tokens another node has sent: they are hits, too."""
+        own, totals = claim.hit, self._storage.totals
+        found = PrefixHit(
+            attention_tokens=max(own.attention_tokens, num_tokens),
+            state_tokens=max(own.state_tokens, num_tokens),
+            resumable_tokens=max(own.resumable_tokens, num_tokens),
+        )
+        self._count_lookup(found, claim.reused_tokens, max_reuse_tokens)
+        self._count_state_lookup(found, claim.branch_point, max_reuse_tokens)
+        totals.attention_fetched_tokens += found.attention_tokens - own.attention_tokens
+        totals.state_fetched_tokens += found.state_tokens - own.state_tokens
 
     def extend(self, claim: Claim, num_tokens: int) -> bool:
         """Appends blocks until `claim` covers `num_tokens`. False, and no change, if there are too few."""
@@ -330,22 +347,21 @@ class PrefixCache:
         self._storage.totals.checkpoints_used += source.num_resumes == 0
         source.num_resumes += 1
 
-    def _count_lookup(self, hit: PrefixHit, hit_policy: HitPolicy, max_reuse_tokens: int) -> None:
-        if not hit_policy.is_lookup:
-            return
+    def _count_lookup(self, hit: PrefixHit, reused_tokens: int, max_reuse_tokens: int) -> None:
         totals = self._storage.totals
         totals.lookups += 1
         totals.looked_up_tokens += max_reuse_tokens
         totals.attention_hit_tokens += hit.attention_tokens
-        totals.reused_tokens += hit_policy.reusable_tokens(hit)
-        if hit_policy.state_arrives:
-            return
+        totals.reused_tokens += reused_tokens
+
+    def _count_state_lookup(self, hit: PrefixHit, branch_point: int | None, max_reuse_tokens: int) -> None:
+        totals = self._storage.totals
         totals.state_lookups += 1
         totals.state_looked_up_tokens += max_reuse_tokens
         totals.state_hit_tokens += hit.state_tokens
         totals.resumable_tokens += hit.resumable_tokens
         totals.tombstone_tokens += hit.attention_tokens - hit.state_tokens
-        totals.branch_points += hit_policy.branch_point(hit) is not None
+        totals.branch_points += branch_point is not None
 
 
 def _checkpoints_through(tail: Entry | None) -> list[Checkpoint]:

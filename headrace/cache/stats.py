@@ -9,19 +9,22 @@ from headrace.cache.pools import PoolCounts
 class CacheCounters:
     """Totals since the start. Lookups are granted claims: a claim that the cache could not grant counts nothing.
 
-    The state group is looked up only by claims that compute their prompt here: a state that arrives by transfer is
-    neither a hit nor a miss.
+    The state group is looked up only by claims that compute their prompt here, from a checkpoint of this node or from
+    one that was fetched. A state that a prefill node sends is neither a hit nor a miss. A prompt with a fetch counts
+    when that has landed; what it brought is a hit, too.
 
     lookups                      claims granted; each looks the attention group up
     looked_up_tokens             tokens that those claims might have reused
-    attention_hit_tokens         of these, matched by attention blocks
+    attention_hit_tokens         of these, matched by attention blocks, of this node or fetched
+    attention_fetched_tokens     of these, beyond this node's own match
     state_lookups                claims that looked the state group up, too
     state_looked_up_tokens       tokens that those claims might have reused
-    state_hit_tokens             of these, up to the deepest checkpoint
+    state_hit_tokens             of these, up to the deepest checkpoint, of this node or fetched
+    state_fetched_tokens         of these, beyond this node's own checkpoint
     resumable_tokens             of these, where both groups match
     tombstone_tokens             of these, matched by attention blocks beyond the deepest checkpoint: not cached
     branch_points                of those claims, the ones that left a known prefix where it has no checkpoint
-    reused_tokens                of all claims, tokens really reused
+    reused_tokens                of all claims, tokens whose blocks were here and not written again
     block_evictions              blocks that the index had to forget
     checkpoints_published        emitted or donated states that became findable
     checkpoints_used             of these, those resumed from at least once, here or on a node they were sent to
@@ -32,9 +35,11 @@ class CacheCounters:
     lookups: int = 0
     looked_up_tokens: int = 0
     attention_hit_tokens: int = 0
+    attention_fetched_tokens: int = 0
     state_lookups: int = 0
     state_looked_up_tokens: int = 0
     state_hit_tokens: int = 0
+    state_fetched_tokens: int = 0
     resumable_tokens: int = 0
     tombstone_tokens: int = 0
     branch_points: int = 0

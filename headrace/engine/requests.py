@@ -215,6 +215,7 @@ class EngineRequests:
             return
         self._receiving.discard(sequence)
         sequence.num_computed = num_tokens
+        self.cache.count_fetched(sequence.claim, num_tokens, max_reuse_tokens=sequence.prefill_length - 1)
         self._publisher.publish_blocks(sequence)
         self._publisher.keep_received(sequence)
         self._running.append(sequence)

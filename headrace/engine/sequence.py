@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from headrace.cache.claims import Claim
 from headrace.cache.hashing import PrefixHasher
-from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain
+from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain, ResumeLocally
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
@@ -184,7 +184,7 @@ class Sequence:
 
     def prefill_locally(self) -> None:
         """Makes a sequence whose state does not arrive prefill from the blocks cached here."""
-        self.hit_policy = _resume_again
+        self.hit_policy = _resume_locally
 
     @property
     def request(self) -> Request:
@@ -239,6 +239,10 @@ class Sequence:
     def all_checkpoints(self) -> tuple[int, ...]:
         """Positions of all its checkpoints, each once: one that was evicted may be published again."""
         return tuple(dict.fromkeys((*self.checkpoints, *(c.num_tokens for c in self.decoded))))
+
+
+def _resume_locally(hit: PrefixHit) -> HitPolicy:
+    return ResumeLocally()
 
 
 def _resume_again(hit: PrefixHit) -> HitPolicy:

@@ -149,6 +149,3 @@ async def test_metrics_per_node_and_group(tiny_checkpoint, tmp_path: Path) -> No
     # The prefill node looks both groups up.
     assert of("node_looked_up_tokens_total", "p0", "state") == 99 + 149
     assert of("node_hit_tokens_total", "p0", "state") == report["prefill"]["state_hit_tokens"]
-    # What the router counts from reports agrees.
-    assert of("lookups_total", "d0", "attention") == of("skipped_state_groups_total", "d0") == 2
-    assert of("hit_tokens_total", "p0", "state") == report["prefill"]["state_hit_tokens"]

@@ -49,6 +49,12 @@ def test_the_next_turn_goes_on_from_the_other_engines_answer(family, tiny_checkp
     assert run.sequence.num_prefilled == len(prompt) - 96
     assert [e.num_tokens for e in run.events if isinstance(e, Computed)] == [len(prompt)]
     assert run.sequence.all_checkpoints[0] == 96
+    totals = prefill.engine.cache.stats().totals
+    assert (totals.lookups, totals.looked_up_tokens) == (2, 39 + len(prompt) - 1)
+    assert (totals.state_lookups, totals.state_looked_up_tokens) == (2, 39 + len(prompt) - 1)
+    assert (totals.attention_hit_tokens, totals.attention_fetched_tokens, totals.reused_tokens) == (96, 64, 32)
+    assert (totals.state_hit_tokens, totals.state_fetched_tokens, totals.resumable_tokens) == (96, 64, 96)
+    assert totals.tombstone_tokens == 0
     prefill.engine.release(run.sequence)
 
     again = generate(prefill, request(prompt[:110]))
@@ -94,6 +100,9 @@ def test_a_state_that_does_not_come_is_computed_before_new_requests_are_admitted
     built.engine.prefill_locally(run.sequence)
     built.engine.admit()
     assert [(e.reused_tokens, e.state_arrives) for e in run.events] == [(32, True), (32, False)]
+    totals = built.engine.cache.stats().totals
+    assert (totals.lookups, totals.state_lookups, totals.looked_up_tokens) == (3, 3, 39 + 99 + 29), "each prompt once"
+    assert (totals.attention_hit_tokens, totals.state_hit_tokens, totals.attention_fetched_tokens) == (32, 32, 0)
     run_all(built)
     assert run.tokens == greedy(path, prompt, 16)
     assert later.tokens == greedy(path, random_prompt(30), 16)

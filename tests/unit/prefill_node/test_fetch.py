@@ -65,7 +65,7 @@ async def test_what_the_decode_node_generated_is_fetched_and_found_again(family:
         layout = nodes.prefill_runtime.layout
         moved = (KNOWN - 32) // 16 * layout.block_bytes + layout.state_bytes
         counters = nodes.prefill.counters()
-        assert (counters["fetches"], counters["fetched_tokens"], counters["fetched_bytes"]) == (1, KNOWN - 32, moved)
+        assert (counters["fetches"], counters["fetched_bytes"]) == (1, moved)
         exported = nodes.fetch_source.fetch_server.counters()
         assert (exported["fetches_served"], exported["fetch_served_bytes"]) == (1, moved)
 

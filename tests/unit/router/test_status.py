@@ -50,6 +50,23 @@ async def test_metrics_show_links_and_counters_with_labels(running: Running) -> 
     assert not [line for line in lines if "link_bytes_per_second" in line and 'peer="d2"' in line]
 
 
+async def test_hits_are_those_that_the_nodes_count(start_router: StartRouter) -> None:
+    running = await start_router(fake_cluster([1]), register=False)
+    attention = {"attention/lookups": 2.0, "attention/hit_tokens": 64.0, "attention/looked_up_tokens": 100.0}
+    state = {"state/lookups": 1.0, "state/hit_tokens": 48.0, "state/looked_up_tokens": 50.0}
+    for name, role, counters in (
+        ("d0", Role.DECODE, attention | dict.fromkeys(state, 0.0)),
+        ("p0", Role.PREFILL, attention | state),
+    ):
+        running.server.nodes.register(node_info(name, role), replace(node_status(), counters=counters))
+    hits = (await running.http.get("/cluster")).json()["hits"]
+    assert [tuple(row.values()) for row in hits] == [
+        ("d0", "decode", "attention", 64, 100),  # its states arrive: no lookup of the state group
+        ("p0", "prefill", "attention", 64, 100),
+        ("p0", "prefill", "state", 48, 50),
+    ]
+
+
 async def test_the_calls_of_each_router_are_shown(start_router: StartRouter) -> None:
     running = await start_router(fake_cluster([1]), register=False, name="here")
     status = replace(node_status(), calls={"here": 3, "there": 4})
