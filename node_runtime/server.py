@@ -75,6 +75,7 @@ class NodeServer:
         if self._device == "cpu":
             keep_freed_memory()
         clock = asyncio.get_running_loop().time
+        began_s = clock()
         identity = load_identity(self.config.tls, self.config.host)
         built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)
         if self.config.message_bytes < built.layout.block_bytes:
@@ -107,7 +108,7 @@ class NodeServer:
             undo.push_async_callback(self._server.stop, 0.0)
             port = await self._server.start(self.config.host, self.config.port)
             undo.pop_all()
-        self.info = self._describe(f"{self.config.host}:{port}")
+        self.info = self._describe(f"{self.config.host}:{port}", start_s=clock() - began_s)
         self._registrations = Registrations(
             self.config.router_addresses,
             self.info,
@@ -171,7 +172,7 @@ class NodeServer:
         self._role_service = self._serve(self.runtime, server)
         add_node_service(server, lambda: self.info, self.status, self._cache_feed.updates)
 
-    def _describe(self, address: str) -> NodeInfo:
+    def _describe(self, address: str, *, start_s: float) -> NodeInfo:
         built = self.runtime.built
         return NodeInfo(
             name=self.config.name,
@@ -187,6 +188,7 @@ class NodeServer:
             device=self._device,
             max_message_bytes=self.config.message_bytes,
             transfer_version=VERSION,
+            start_s=start_s,
         )
 
     @property

@@ -37,7 +37,12 @@ class RouterConfig(HttpLimits):
                         more from their nodes, and these pause; what was on its way comes on top
     max_prompt_logprobs   prompt tokens with `echo` and `logprobs`, times alternatives + 1, of one HTTP request: each
                         takes about 30 bytes of its answer; beyond that clients get 400
-    busy_timeout_s      how long a request looks for a node with free capacity; beyond that clients get 503
+    node_return_timeout_s  how long requests wait for a node that was lost without leaving, when no other can do its
+                        work; beyond that clients get 503. Longer than a supervisor takes to notice the loss and to
+                        start it again. A node that is merely busy is waited for as long as `request_timeout_s` allows
+    stalled_after_s     a node whose engine, by its own report, has made no turn for so long gets no work, and its
+                        requests are moved. Longer than the longest step
+    first_event_timeout_s  how long a decode node may take to answer a call; longer than its `admission_timeout_s`
     landing_timeout_s   how long a transfer may take to land after its prefill; then the prompt is prefilled once more
     max_attempts        failures in a row of one request's prefills, or of its decode calls, before it fails with 503. A
                         token from a decode node begins the count anew, and a busy node is no failure: a request may
@@ -65,7 +70,9 @@ class RouterConfig(HttpLimits):
     request_timeout_s: float = 600.0
     max_unread_bytes: int = 1 << 20
     max_prompt_logprobs: int = 1 << 20
-    busy_timeout_s: float = 30.0
+    node_return_timeout_s: float = 120.0
+    stalled_after_s: float = 15.0
+    first_event_timeout_s: float = 30.0
     landing_timeout_s: float = 5.0
     max_attempts: int = 3
     heartbeat_s: float = 2.0
@@ -86,6 +93,13 @@ class RouterConfig(HttpLimits):
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
             positive(
-                self, "request_timeout_s", "busy_timeout_s", "landing_timeout_s", "heartbeat_s", "shutdown_grace_s"
+                self,
+                "request_timeout_s",
+                "node_return_timeout_s",
+                "stalled_after_s",
+                "first_event_timeout_s",
+                "landing_timeout_s",
+                "heartbeat_s",
+                "shutdown_grace_s",
             ),
         )

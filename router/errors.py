@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, RequestRefused
+from headrace.wire.messages import Role
+
+if TYPE_CHECKING:
+    from router.cluster.lost_nodes import LostNode
 
 
 class RouterError(Exception):
@@ -88,6 +95,21 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def overloaded(message: str, *, retry_after_s: int = 1) -> ApiError:
     """503: the same request may succeed later."""
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="no_node_available", retry_after_s=retry_after_s)
+
+
+def no_node(role: Role, awaited: Sequence[LostNode], now_s: float) -> ApiError:
+    """503: no node of this role can do the work. `awaited`: those that may come back, the next one first."""
+    if not awaited:
+        return overloaded(
+            f"no {role.value} node is registered, and none is known to come back; see /cluster", retry_after_s=2
+        )
+    node = awaited[0]
+    wait_s = max(1, math.ceil(node.expected_at_s - now_s))
+    message = (
+        f"no {role.value} node is there: {node.info.name} was lost {now_s - node.at_s:.0f} s ago, its last start took "
+        f"{node.info.start_s:.0f} s; it is expected in {wait_s} s"
+    )
+    return overloaded(message, retry_after_s=wait_s)
 
 
 def deadline_passed(timeout_s: float) -> ApiError:

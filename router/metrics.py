@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from headrace.wire.messages import PoolStatus
+from headrace.wire.messages import PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry
 from router.errors import NODE_CRASHED
@@ -31,6 +32,12 @@ class RouterMetrics:
         self._tokens = self._counter("tokens", "Tokens of requests that ended", ["kind"])
         self._migrations = self._counter("migrations", "Requests that went on on another decode node", [])
         self._quarantined = self._counter("quarantined_requests", "Requests that ended as node_crashed", [])
+        self._waiting = Gauge(
+            "headrace_requests_waiting_for_node",
+            "Requests that have a place, and wait for a node that is busy or was lost",
+            ["role"],
+            registry=self.registry,
+        )
         self._fell_behind = self._counter(
             "unread_answers", "Times that a node's stream was not read on because its client read too slowly", []
         )
@@ -64,6 +71,10 @@ class RouterMetrics:
         """Records `count` tokens that came together, `seconds` after the last."""
         for _ in range(count):
             self._itl.observe(seconds / count)
+
+    def waiting_for_node(self, role: Role) -> AbstractContextManager[None]:
+        """Counts a request as waiting for a node of this role."""
+        return self._waiting.labels(role.value).track_inprogress()
 
     def reader_fell_behind(self) -> None:
         """Counts a pause in reading a node's stream, because of a client that reads too slowly."""
@@ -132,6 +143,7 @@ class ClusterCollector(Collector):
 
 def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
     up = _gauge("node_up", "1 unless a call was lost")
+    stalled = _gauge("node_stalled_seconds", "Seconds since the node's engine last made a turn while it has work")
     requests = _gauge("node_requests", "Requests on a node", "phase")
     calls = _gauge("node_calls", "Open calls on a node, by the router that made them", "router")
     pools = _gauge("pool_units", "Blocks and slots of a node", "pool", "use")
@@ -140,6 +152,7 @@ def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
     for node in nodes:
         labels, status = _labels_of(node), node.status
         up.add_metric(labels, 0 if node.suspect else 1)
+        stalled.add_metric(labels, status.stalled_s)
         requests.add_metric([*labels, "running"], status.running)
         requests.add_metric([*labels, "waiting"], status.waiting)
         for router, count in status.calls.items():
@@ -149,7 +162,7 @@ def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
         indexed.add_metric([*labels, "attention"], status.blocks.indexed)
         indexed.add_metric([*labels, "state"], status.slots.indexed)
         tombstones.add_metric(labels, status.blocks.indexed - status.slots.indexed)
-    yield from (up, requests, calls, pools, indexed, tombstones)
+    yield from (up, stalled, requests, calls, pools, indexed, tombstones)
 
 
 def _link_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:

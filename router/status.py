@@ -12,7 +12,7 @@ from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.messages import LinkStatus, Role
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry, NodeTable
-from router.errors import ApiError, overloaded
+from router.errors import ApiError, no_node
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
 from router.requests.table import RequestTable
@@ -59,7 +59,7 @@ class ClusterStatus:
     def check_ready(self) -> None:
         """Raises ApiError (503) until a decode node is registered."""
         if not self._nodes.live(Role.DECODE):
-            raise overloaded("not ready: no decode node is registered")
+            raise no_node(Role.DECODE, self._nodes.awaited(Role.DECODE), self._clock())
 
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -91,7 +91,7 @@ def _node(node: NodeEntry) -> dict[str, Any]:
         "transfer_address": info.transfer_address,
         "pid": info.pid,
         "max_model_tokens": info.max_model_tokens,
-        "state": "suspect" if node.suspect else "live",
+        "state": "stalled" if node.stalled else "suspect" if node.suspect else "live",
         "running": status.running,
         "waiting": status.waiting,
         "calls": dict(status.calls),

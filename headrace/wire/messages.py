@@ -231,6 +231,7 @@ class NodeInfo:
     device             "cpu" or "cuda": where its cache is
     max_message_bytes  equal on nodes that can transfer to each other: a message holds as many blocks as fit
     transfer_version   version of the protocol between nodes: the router refuses a mix
+    start_s            how long its start took, mostly to load the model
     """
 
     name: str
@@ -246,6 +247,7 @@ class NodeInfo:
     device: str
     max_message_bytes: int
     transfer_version: int
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from router.api.generation import GenerationRequest, RequestBuilder
 from router.api.logprobs import num_logprobs, slices
 from router.api.request_schemas import ChatBody, CompletionBody, GenerationBody, parse_body
 from router.api.responses import ANSWER_END, DONE, RenderedDelta, ResponseWriter, event
-from router.errors import ApiError, bad_request, overloaded
+from router.errors import ApiError, bad_request, no_node
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
 from router.requests.driver import RequestDriver
@@ -142,9 +142,7 @@ class CompletionService:
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[Choices]:
         """Admits and runs the requests; leaving cancels those still running."""
         self._check_scores(generation)
-        # A registered node that was just lost is worth waiting for: it may be back within a heartbeat.
-        if not any(node.info.role is Role.DECODE for node in self._context.nodes.all()):
-            raise overloaded("no decode node is registered; see /cluster", retry_after_s=2)
+        self._check_nodes()
         choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes)
         async with AsyncExitStack() as stack:
             permits = self._admission.acquire(len(generation.requests))
@@ -154,3 +152,12 @@ class CompletionService:
                 driver = RequestDriver(self._context, choice.request, permit, choices.sink_of(choice.index))
                 choices.drivers.append(await stack.enter_async_context(driver))
             yield choices
+
+    def _check_nodes(self) -> None:
+        """Raises ApiError (503) unless a decode node is there, or one that was lost is expected in time."""
+        nodes, now_s = self._context.nodes, self._context.clock()
+        if nodes.live(Role.DECODE):
+            return
+        awaited = nodes.awaited(Role.DECODE)
+        if not awaited or awaited[0].expected_at_s > now_s + self._context.config.request_timeout_s:
+            raise no_node(Role.DECODE, awaited, now_s)

@@ -306,8 +306,9 @@ class NodeRow(_Response):
     transfer_address: str
     pid: int
     max_model_tokens: int
-    state: Literal["live", "suspect"]
-    """`suspect`: a call to the node was lost since its last heartbeat; it gets no work until the next one."""
+    state: Literal["live", "suspect", "stalled"]
+    """`suspect`: a call to the node was lost since its last heartbeat; it gets no work until the next one.
+    `stalled`: its engine stands still; it gets no work until it moves again."""
     running: int
     waiting: int
     calls: dict[str, int]

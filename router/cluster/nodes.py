@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 from headrace.cache.conversion import conversion_refusal
 from headrace.wire.client import NodeClient
 from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
+from router.cluster.lost_nodes import LostNode, LostNodes
 from router.errors import LayoutRefused, NameTaken
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ class NodeEntry:
 
     replaced   earlier incarnations that lost the name to this one, or to one that it replaced
     suspect    a call to it was lost, and neither heartbeat nor answer has come since
+    stalled    its engine stands still, by its own report: its calls were ended, and it gets no work
     calls      calls in progress: its client stays open for them
     """
 
@@ -36,7 +39,9 @@ class NodeEntry:
     expires_at_s: float
     replaced: frozenset[int] = frozenset()
     suspect: bool = False
+    stalled: bool = False
     calls: int = 0
+    limits: set[asyncio.Timeout] = field(default_factory=set)
 
     @property
     def id(self) -> NodeId:
@@ -45,6 +50,30 @@ class NodeEntry:
     def reaches(self, receiver: NodeInfo) -> bool:
         """True unless its last heartbeat reported a failed link check to the receiver, which may be out of date."""
         return all(link.error is None for link in self.status.links if link.peer == receiver.name)
+
+    @contextmanager
+    def ends_when_stalled(self, limit: asyncio.Timeout) -> Iterator[None]:
+        """Lets `limit` expire at once when the node's engine is reported to stand still."""
+        self.limits.add(limit)
+        try:
+            if self.stalled:
+                self._expire(limit)
+            yield
+        finally:
+            self.limits.discard(limit)
+
+    def report(self, status: NodeStatus, *, stalled_after_s: float) -> None:
+        """Takes over a status that has just arrived: the node is there."""
+        self.status, self.suspect = status, False
+        was_stalled, self.stalled = self.stalled, status.stalled_s >= stalled_after_s
+        if self.stalled and not was_stalled:
+            log.error("node %s stands still for %.1f s: its requests are moved", self.info.name, status.stalled_s)
+            for limit in self.limits:
+                self._expire(limit)
+
+    def _expire(self, limit: asyncio.Timeout) -> None:
+        if not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time())
 
 
 class NodeTable:
@@ -57,7 +86,11 @@ class NodeTable:
         connect: Callable[[NodeInfo], NodeClient],
         *,
         fetch_from_decode: bool = True,
+        stalled_after_s: float = 15.0,
+        node_return_timeout_s: float = 120.0,
     ) -> None:
+        self._stalled_after_s = stalled_after_s
+        self._lost = LostNodes(node_return_timeout_s)
         self._fetch_from_decode = fetch_from_decode
         self._heartbeat_s = heartbeat_s
         self._clock = clock
@@ -90,12 +123,14 @@ class NodeTable:
                 raise LayoutRefused(f"node {info.name}: {refusal}")
         expires_at_s = self._new_expiry_s()
         if known is not None and known.info == info:
-            known.status, known.expires_at_s, known.suspect = status, expires_at_s, False
+            known.expires_at_s = expires_at_s
+            known.report(status, stalled_after_s=self._stalled_after_s)
             return False
         replaced: frozenset[int] = frozenset()
         if known is not None:
             replaced = (known.replaced | {known.info.incarnation}) - {info.incarnation}
             self._retire(known)
+        self._lost.remove(info.name)
         self._nodes[info.name] = NodeEntry(info, status, self._connect(info), expires_at_s, replaced)
         self._notify()
         return True
@@ -114,7 +149,8 @@ class NodeTable:
         return [node for node in self.live(role) if transfer_refusal(node.info.device, receiver.device) is None]
 
     def leave(self, name: str, incarnation: int) -> None:
-        """Removes a node; calls in progress on it may finish."""
+        """Removes a node, which nobody waits for; calls in progress on it may finish."""
+        self._lost.remove(name)
         node = self._nodes.get(name)
         if node is not None and node.info.incarnation == incarnation:
             self._retire(node)
@@ -130,11 +166,12 @@ class NodeTable:
             return
         if info.incarnation != node.info.incarnation:
             log.warning("node %s has ended: another process answers at %s", node.info.name, node.info.address)
-            self._retire(node)
+            self._lose(node)
             return
         if node.expires_at_s <= self._clock():
             log.info("node %s missed its heartbeats, but answers", node.info.name)
-        node.status, node.expires_at_s, node.suspect = status, self._new_expiry_s(), False
+        node.expires_at_s = self._new_expiry_s()
+        node.report(status, stalled_after_s=self._stalled_after_s)
 
     def unanswered(self, node: NodeEntry, cause: Exception) -> None:
         """Gives no more work to a node that did not answer; removes it once it has missed its heartbeats, too."""
@@ -143,12 +180,19 @@ class NodeTable:
         node.suspect = True
         if node.expires_at_s <= self._clock():
             log.warning("node %s missed its heartbeats and does not answer: taken for dead: %s", node.info.name, cause)
-            self._retire(node)
+            self._lose(node)
 
     def live(self, role: Role) -> list[NodeEntry]:
-        """Nodes of a role that may be given work, by name: those that are not suspect."""
-        found = [node for node in self._nodes.values() if node.info.role is role and not node.suspect]
+        """Nodes of a role that may be given work, by name: those that are neither suspect nor stalled."""
+        nodes = self._nodes.values()
+        found = [node for node in nodes if node.info.role is role and not node.suspect and not node.stalled]
         return sorted(found, key=lambda node: node.info.name)
+
+    def awaited(self, role: Role) -> list[LostNode]:
+        """Nodes of a role that may come back, the next one first: lost ones, and those present that get no work."""
+        now_s = self._clock()
+        nodes = (node for node in self.all() if node.info.role is role and (node.suspect or node.stalled))
+        return [LostNode(node.info, now_s) for node in nodes] + self._lost.awaited(role, now_s)
 
     def all(self) -> list[NodeEntry]:
         """Every registered node, suspects included, by name."""
@@ -183,6 +227,10 @@ class NodeTable:
 
     def _new_expiry_s(self) -> float:
         return self._clock() + self._heartbeat_s * MISSED_HEARTBEATS
+
+    def _lose(self, node: NodeEntry) -> None:
+        self._lost.add(node.info, self._clock())
+        self._retire(node)
 
     def _retire(self, node: NodeEntry) -> None:
         del self._nodes[node.info.name]

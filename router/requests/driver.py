@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict, dataclass, fields
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from http import HTTPStatus
 from typing import Protocol, assert_never
 
@@ -124,7 +126,8 @@ class RequestDriver:
     # ------------------------------------------------------------ calls
 
     async def _try_once(self) -> None:
-        attempt = self._attempt = Attempt(self.life.request_so_far)
+        age_s = self._now_s() - self.life.entered_s[RequestPhase.QUEUED]
+        attempt = self._attempt = Attempt(replace(self.life.request_so_far, age_s=age_s))
         try:
             if self.life.needs_decode or not self._search.candidates(m.Role.PREFILL):
                 await self._decode(attempt)
@@ -135,7 +138,7 @@ class RequestDriver:
             await attempt.cancel()
 
     async def _decode(self, attempt: Attempt) -> None:
-        node = attempt.decode_node = await self._search.pick(m.Role.DECODE)
+        node = attempt.decode_node = await self._search.pick_decode_node()
         may_prefill_remotely = self.life.needs_decode and bool(self._search.candidates(m.Role.PREFILL, node))
         start = m.Start(attempt.request, may_prefill_remotely)
         try:
@@ -159,11 +162,13 @@ class RequestDriver:
 
     async def _read(self, attempt: Attempt, node: NodeEntry, call: DecodeCall) -> None:
         try:
-            async for event in call:
-                await self._handle(attempt, event)
-                await self._wait_for_reader(event)
-                if isinstance(event, m.DecodeDone) or attempt.over.done():
-                    return
+            async with self._responsive(node, self._context.config.first_event_timeout_s) as limit:
+                async for event in call:
+                    limit.reschedule(None)
+                    await self._handle(attempt, event)
+                    await self._wait_for_reader(event)
+                    if isinstance(event, m.DecodeDone) or attempt.over.done():
+                        return
             raise NodeLost(node.info.name, "ended the call before the request was done")
         except NodeError as error:
             self._search.call_failed(node, error)
@@ -172,16 +177,17 @@ class RequestDriver:
     async def _prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         nonce = None if reservation is None else reservation.nonce
         receiver = None if reservation is None else attempt.decode_node
-        if not self._search.candidates(m.Role.PREFILL, receiver):
+        node = attempt.prefill_node = await self._search.pick_prefill_node(receiver)
+        if node is None:
             await self._handle(attempt, ev.PrefillFailed(nonce, None))
             return
-        node = attempt.prefill_node = await self._search.pick(m.Role.PREFILL, receiver)
         fetch_source = await self._search.fetch_source(attempt.request, node)
         work = m.PrefillRequest(attempt.request, reservation, first_token, fetch_source)
         try:
             async with (
                 self._context.nodes.in_use(node) as client,
                 client.prefill(work, timeout_s=self._remaining_s()) as call,
+                self._responsive(node, None),
             ):
                 await self._handle(attempt, ev.PrefillStarted(node.info.name, nonce))
                 async for event in call:
@@ -203,6 +209,23 @@ class RequestDriver:
         await asyncio.sleep(timeout_s)
         lost = NodeError(node.info.name, f"its transfer did not land within {timeout_s:g} s (landing_timeout_s)")
         await self._handle(attempt, ev.PrefillFailed(nonce, lost))
+
+    @asynccontextmanager
+    async def _responsive(self, node: NodeEntry, timeout_s: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Raises NodeLost in its block at the limit that it yields, and when the node's engine stands still.
+
+        timeout_s   until the limit; None: none, for a prompt may wait long for its turn
+        """
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                with node.ends_when_stalled(limit):
+                    yield limit
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            silence = f"it has not answered the call within {timeout_s} s (first_event_timeout_s)"
+            why = f"its engine stands still, {node.status.stalled_s:.1f} s now" if node.stalled else silence
+            raise NodeLost(node.info.name, why) from None
 
     async def _wait_for_reader(self, event: m.DecodeEvent | m.PrefillEvent) -> None:
         """Reads no more of a node's stream while the client has too much to read: gRPC's flow control then reaches the
@@ -259,7 +282,6 @@ class RequestDriver:
         else:
             self._context.metrics.next_tokens(count, now_s - self._last_shown_s)
         self._last_shown_s = now_s
-        self._search.made_progress()
 
 
 def _shape_of(request: Request) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
-from headrace.wire.errors import NodeBusy, NodeError, NodeLost
+from headrace.wire.errors import NodeError, NodeLost
 from headrace.wire.messages import FetchSource, Role
 from router.cluster.fetch_sources import PromptKeys, choose_fetch_source
 from router.cluster.nodes import NodeEntry, NodeId
-from router.errors import overloaded
+from router.errors import no_node
 from router.requests.context import RouterContext
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,6 @@ class NodeSearch:
         self._context = context
         self._request = request
         self._avoided: set[NodeId] = set()
-        self._patience_ends_s: float | None = None
         self._prompt_keys = PromptKeys()
 
     def candidates(self, role: Role, receiver: NodeEntry | None = None) -> list[NodeEntry]:
@@ -35,28 +34,36 @@ class NodeSearch:
         nodes = self._context.nodes
         return nodes.live(role) if receiver is None else nodes.senders_to(receiver.info)
 
-    async def pick(self, role: Role, receiver: NodeEntry | None = None) -> NodeEntry:
-        """The policy's choice among the candidates that have not failed this request, if possible those that reach the
-        receiver. When all have failed it: any of them, after a pause.
+    async def pick_decode_node(self) -> NodeEntry:
+        """The policy's choice. Waits for busy nodes as long as the request's own time allows, and for lost ones as long
+        as they may come back; raises ApiError (503) when there is nobody to wait for."""
+        nodes = self._context.nodes
+        while (node := await self._pick(Role.DECODE, None)) is None:
+            if not nodes.awaited(Role.DECODE):
+                raise no_node(Role.DECODE, [], self._context.clock())
+            await self._pause(Role.DECODE)
+        return node
 
-        Raises ApiError (503) when nodes were busy or missing for `busy_timeout_s`.
-        """
-        while True:
-            live = {node.info.name: node for node in self.candidates(role, receiver)}
+    async def pick_prefill_node(self, receiver: NodeEntry | None) -> NodeEntry | None:
+        """The policy's choice, if possible among those that reach the receiver. Waits for busy nodes; None when no
+        prefill node is there: the decode nodes can compute prompts."""
+        return await self._pick(Role.PREFILL, receiver)
+
+    async def _pick(self, role: Role, receiver: NodeEntry | None) -> NodeEntry | None:
+        """One of the candidates that have not failed this request; when all have, any of them, after a pause. None when
+        there are no candidates."""
+        while live := {node.info.name: node for node in self.candidates(role, receiver)}:
             fresh = [node.info for node in live.values() if node.id not in self._avoided]
             if fresh:
                 reaching = [info for info in fresh if receiver is None or live[info.name].reaches(receiver.info)]
                 return live[self._context.policies[role].pick(reaching or fresh, self._request).name]
-            self._start_patience()
-            if self._patience_ends_s is not None and self._context.clock() >= self._patience_ends_s:
-                state = "stayed busy" if live else "was there"
-                subject = "every" if live else "no"
-                raise overloaded(
-                    f"{subject} {role.value} node {state} for {self._context.config.busy_timeout_s:g} s "
-                    "(busy_timeout_s); try again later"
-                )
-            await asyncio.sleep(RETRY_PAUSE_S)
+            await self._pause(role)
             self._avoided -= {node.id for node in live.values()}
+        return None
+
+    async def _pause(self, role: Role) -> None:
+        with self._context.metrics.waiting_for_node(role):
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     def call_failed(self, node: NodeEntry, error: NodeError) -> None:
         """Avoids the node from now on; marks it as suspect if it was lost."""
@@ -64,24 +71,10 @@ class NodeSearch:
         self._avoided.add(node.id)
         if isinstance(error, NodeLost):
             node.suspect = True
-        if isinstance(error, NodeBusy):
-            self._start_patience()
-        else:  # the node had capacity: the time that it worked is no time spent waiting for capacity
-            self.made_progress()
 
     def transfer_failed(self, sender: NodeEntry) -> None:
         """Avoids a sender whose failure the receiver may have reported: a stopped process reports nothing itself."""
-        if sender.id not in self._avoided:
-            self._avoided.add(sender.id)
-            self.made_progress()
-
-    def made_progress(self) -> None:
-        """Restarts the patience with busy or missing nodes."""
-        self._patience_ends_s = None
-
-    def _start_patience(self) -> None:
-        if self._patience_ends_s is None:
-            self._patience_ends_s = self._context.clock() + self._context.config.busy_timeout_s
+        self._avoided.add(sender.id)
 
     # ------------------------------------------------------------ the prompt in the cluster's caches
 

@@ -984,6 +984,7 @@ class NodeInfo(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     TRANSFER_VERSION_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     incarnation: _builtins.int
@@ -1001,6 +1002,8 @@ class NodeInfo(_message.Message):
     """equal on nodes that can transfer to each other: a message has as many blocks as fit"""
     transfer_version: _builtins.int
     """version of the protocol between nodes; 0: a release before sessions had secrets"""
+    start_s: _builtins.float
+    """how long its start took, mostly to load the model"""
     @_builtins.property
     def layout(self) -> Global___Layout: ...
     def __init__(
@@ -1019,10 +1022,11 @@ class NodeInfo(_message.Message):
         device: _builtins.str = ...,
         max_message_bytes: _builtins.int = ...,
         transfer_version: _builtins.int = ...,
+        start_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "transfer_address", b"transfer_address", "transfer_version", b"transfer_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "start_s", b"start_s", "transfer_address", b"transfer_address", "transfer_version", b"transfer_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

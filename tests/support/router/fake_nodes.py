@@ -95,6 +95,7 @@ class _FakeNode:
         self.eos_id = eos_id
         self.resumed_tokens = resumed_tokens
         self.faults: list[Fault] = []
+        self.hangs = False  # its calls send nothing
         self.requests: list[Request] = []
         self.fetch_sources: list[m.FetchSource | None] = []  # of its prefills
         self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # of its cache
@@ -231,6 +232,8 @@ class FakePrefillCall(_Call):
 
     async def __aiter__(self) -> AsyncIterator[m.PrefillEvent]:
         node, request = self._node, self._work.request
+        if node.hangs:
+            await asyncio.Event().wait()
         fault = node.take_fault()
         if fault is not None and fault.after_tokens == 0:
             raise fault.error
@@ -273,6 +276,8 @@ class FakeDecodeCall(_Call):
 
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         node, request = self._node, self._start.request
+        if node.hangs:
+            await asyncio.Event().wait()
         fault = node.take_fault()
         if fault is not None and fault.after_tokens == 0 and not isinstance(fault.error, TransferBroken):
             raise fault.error

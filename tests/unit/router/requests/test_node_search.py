@@ -1,12 +1,16 @@
 """The choice of nodes for a request: busy nodes, failed nodes, and nodes that cannot transfer to each other."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+
+import pytest
 
 from headrace.request import Request
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, TransferBroken
-from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_status
+from tests.support.patience import PATIENCE_S
+from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, text_of
 
@@ -41,15 +45,113 @@ async def test_a_node_that_stays_busy_is_waited_for(start_router: StartRouter, a
     assert text_of(await ask(running)) == TEXT
 
 
-async def test_patience_with_busy_nodes_ends_in_503(start_router: StartRouter, answer: list[int]):
+async def test_busy_nodes_are_waited_for_until_the_request_s_own_time_is_over(
+    start_router: StartRouter, answer: list[int]
+):
     cluster = fake_cluster(answer)
     cluster.nodes["d0"].faults = [Fault(NodeBusy("d0", "full"))] * 1000
-    running = await start_router(cluster, busy_timeout_s=0.3)
+    running = await start_router(cluster, request_timeout_s=0.5)
     reply = await running.http.post("/v1/completions", json={"prompt": "a"})
-    assert reply.status_code == 503
-    assert reply.headers["retry-after"] == "1"
-    assert "every decode node stayed busy for 0.3 s" in reply.json()["error"]["message"]
+    assert reply.status_code == 504
+    assert "request_timeout_s" in reply.json()["error"]["message"]
     await assert_idle(running)
+
+
+async def test_prefill_nodes_that_are_lost_while_all_are_busy_leave_the_prompt_to_the_decode_node(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, eos_id=0)
+    cluster.nodes["p0"].faults = [Fault(NodeBusy("p0", "full"))] * 1000
+    running = await start_router(cluster)
+    asking = asyncio.create_task(ask(running))
+    async with asyncio.timeout(PATIENCE_S):
+        while not cluster.nodes["p0"].requests:
+            await asyncio.sleep(0.01)
+        running.server.nodes.leave("p0", 1)
+        assert (await asking)["usage"]["headrace"]["path"] == "local"
+
+
+# ------------------------------------------------------------ nodes that stand still, or are expected back
+
+
+def stalled(seconds: float) -> m.NodeStatus:
+    return replace(node_status(), stalled_s=seconds)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_node_that_stands_still_loses_its_requests_and_gets_no_more(
+    start_router: StartRouter, answer: list[int], role: str
+):
+    cluster = fake_cluster(answer, prefill=2, decode=2, eos_id=0)
+    hanging = cluster.nodes["p0" if role == "prefill" else "d0"]
+    hanging.hangs = True
+    running = await start_router(cluster)
+    asking = asyncio.create_task(ask(running))
+    async with asyncio.timeout(PATIENCE_S):
+        while not hanging.open_calls:
+            await asyncio.sleep(0.01)
+        running.server.nodes.register(node_info(hanging.name, hanging.role), stalled(14.0))
+        await asyncio.sleep(0.05)
+        assert hanging.open_calls, "a long step is no stall"
+        running.server.nodes.register(node_info(hanging.name, hanging.role), stalled(16.0))
+        assert text_of(await asking) == TEXT
+        hanging.requests.clear()
+        assert [text_of(await ask(running)) for _ in range(3)] == [TEXT] * 3
+        assert not hanging.requests
+        state = {node["name"]: node["state"] for node in (await running.http.get("/cluster")).json()["nodes"]}
+        assert state[hanging.name] == "stalled"
+        hanging.hangs = False
+        running.server.nodes.register(node_info(hanging.name, hanging.role), node_status())
+        await asyncio.gather(*(ask(running) for _ in range(2)))
+        assert hanging.requests, "an engine that moves again gets work again"
+
+
+async def test_a_decode_node_that_does_not_answer_a_call_is_left(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer, decode=2, eos_id=0)
+    cluster.nodes["d0"].hangs = True
+    running = await start_router(cluster, first_event_timeout_s=0.2)
+    assert text_of(await ask(running)) == TEXT
+    await assert_idle(running)
+
+
+async def test_requests_wait_for_a_lost_node_that_should_be_back_in_time(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer, eos_id=0)
+    running = await start_router(cluster, register=False, request_timeout_s=100.0)
+    nodes = running.server.nodes
+    lost = node_info("d0", m.Role.DECODE, start_s=60.0)
+    nodes.register(lost, node_status())
+    nodes._lose(nodes.all()[0])
+    asking = asyncio.create_task(ask(running))
+    async with asyncio.timeout(PATIENCE_S):
+        while 'headrace_requests_waiting_for_node{role="decode"} 1.0' not in (await running.http.get("/metrics")).text:
+            await asyncio.sleep(0.01)
+        unready = await running.http.get("/ready")
+        assert (unready.status_code, unready.headers["retry-after"]) == (503, "60")
+        assert "its last start took 60 s" in unready.json()["error"]["message"]
+        nodes.register(replace(lost, incarnation=2), node_status())
+        assert text_of(await asking) == TEXT
+
+
+async def test_a_request_that_a_node_s_return_would_come_too_late_for_is_refused_at_once(
+    start_router: StartRouter, answer: list[int]
+):
+    running = await start_router(fake_cluster(answer), register=False, request_timeout_s=30.0)
+    nodes = running.server.nodes
+    nodes.register(node_info("d0", m.Role.DECODE, start_s=60.0), node_status())
+    nodes._lose(nodes.all()[0])
+    refused = await running.http.post("/v1/completions", json={"prompt": "a"})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
+
+
+async def test_nobody_waits_for_a_node_that_left_or_was_lost_long_ago(start_router: StartRouter, answer: list[int]):
+    running = await start_router(fake_cluster(answer), register=False, node_return_timeout_s=0.2)
+    nodes = running.server.nodes
+    for how in ("leaves", "is lost"):
+        nodes.register(node_info("d0", m.Role.DECODE), node_status())
+        nodes.leave("d0", 1) if how == "leaves" else nodes._lose(nodes.all()[0])
+        async with asyncio.timeout(PATIENCE_S):
+            refused = await running.http.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_node_available"), how
 
 
 # ------------------------------------------------------------ nodes that can transfer to each other
