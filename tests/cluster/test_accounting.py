@@ -25,6 +25,7 @@ FETCH = {"fetch_from_decode": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
 LOCAL_TO_48 = {"local_prefill": LocalPrefillConfig(max_tokens=48)}
 CALM = {"landing_timeout_s": PATIENCE_S}  # a busy machine's delays must not repeat a prefill
 SHORT, LONG = 24, 250
+NUM_LONG = 4
 STARTS = [random_prompt(length, seed=length) for length in (40, 90, 150)]
 """Shared beginnings of the prompts."""
 
@@ -44,23 +45,18 @@ class Load:
     answers: list[list[int]] = field(default_factory=list)
 
     async def send(self, count: int, *, with_faults: bool = False) -> None:
-        """Eight at a time. Every fifth has two choices, every seventh is scored.
-
-        with_faults   the first four have long answers, for a node to be killed meanwhile, and every third client leaves
-        """
+        """Eight at a time. Every fifth has two choices, every seventh is scored; with faults every third leaves."""
         gate = asyncio.Semaphore(8)
         async with httpx.AsyncClient(base_url=self.url, timeout=ASK_TIMEOUT_S) as client:
 
             async def one(index: int) -> None:
                 async with gate:
                     body = self._body(index)
-                    self.num_choices += body["n"]
-                    if with_faults and index < 4:
-                        await self._ask(client, body | {"max_tokens": LONG})
-                    elif with_faults and index % 3 == 0:
+                    if with_faults and index % 3 == 0:
+                        self.num_choices += body["n"]
                         await _leave(client, body)
                     else:
-                        await self._ask(client, body)
+                        await self.ask(client, body)
 
             await asyncio.gather(*(one(index) for index in range(count)))
 
@@ -81,7 +77,11 @@ class Load:
             **scored,
         }
 
-    async def _ask(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async def ask_long(self, client: httpx.AsyncClient) -> None:
+        await self.ask(client, self._body(0) | {"max_tokens": LONG})
+
+    async def ask(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        self.num_choices += body["n"]
         reply = await client.post("/v1/completions", json=body)
         if reply.status_code != 200:
             assert reply.status_code >= 500, reply.text
@@ -105,22 +105,29 @@ async def _leave(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
                 return
 
 
-async def _replaced_in_mid_answer(cluster: Cluster, victim: str) -> None:
+async def replace_in_mid_answer(cluster: Cluster, load: Load, victim: str) -> None:
     """Kills the node while it has a part in a long answer, and starts another under its name."""
-    async with httpx.AsyncClient(base_url=cluster.url) as client, asyncio.timeout(PATIENCE_S):
-        while True:
-            rows = (await client.get("/cluster")).json()["requests"]
-            if any(
-                victim in (row["prefill_node"], row["decode_node"])
-                and row["phase"] == "decoding"
-                and SHORT < row["generated_tokens"] < LONG // 2
-                for row in rows
-            ):
-                break
-            await asyncio.sleep(0.02)
-    cluster.processes[victim].kill()
-    await asyncio.to_thread(cluster.processes[victim].wait)
-    await asyncio.to_thread(cluster.start_node, victim)
+    asking: list[asyncio.Task[None]] = []
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await _is_amid_a_long_answer(client, victim):
+                if all(task.done() for task in asking):
+                    asking += [asyncio.create_task(load.ask_long(client)) for _ in range(NUM_LONG)]
+                await asyncio.sleep(0.02)
+        cluster.processes[victim].kill()
+        await asyncio.to_thread(cluster.processes[victim].wait)
+        await asyncio.to_thread(cluster.start_node, victim)
+        await asyncio.gather(*asking)
+
+
+async def _is_amid_a_long_answer(client: httpx.AsyncClient, node: str) -> bool:
+    rows = (await client.get("/cluster")).json()["requests"]
+    return any(
+        node in (row["prefill_node"], row["decode_node"])
+        and row["phase"] == "decoding"
+        and SHORT < row["generated_tokens"] < LONG // 2
+        for row in rows
+    )
 
 
 @dataclass(frozen=True)
@@ -256,7 +263,7 @@ async def test_the_routers_and_the_nodes_counters_agree(
         assert_all_of_it_adds_up(load, counted)
         for victim in victims:
             async with asyncio.TaskGroup() as group:
-                group.create_task(load.send(count, with_faults=True))
-                await group.create_task(_replaced_in_mid_answer(cluster, victim))
+                group.create_task(load.send(count - NUM_LONG, with_faults=True))
+                group.create_task(replace_in_mid_answer(cluster, load, victim))
             before, counted = counted, await at_rest(cluster)
             assert_faults_are_counted(load, before, counted)
