@@ -71,6 +71,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "first_event_timeout_s": SECONDS,
         "landing_timeout_s": SECONDS,
         "max_attempts": COUNT,
+        "max_prompt_logprobs": COUNT,
         "heartbeat_s": SECONDS,
         "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "shutdown_grace_s": SECONDS,
