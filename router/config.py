@@ -10,13 +10,14 @@ from headrace.config import at_least, checkpoint_folders, ports, positive, refus
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from router.http.limits import HttpLimits
+from router.parsing.limits import ParseLimits
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
 
 @dataclass(frozen=True)
-class RouterConfig(HttpLimits):
-    """Settings of one router, beside its limits for HTTP clients. Durations are in seconds; port 0 takes a free one.
+class RouterConfig(HttpLimits, ParseLimits):
+    """Settings of one router, beside its limits for clients. Durations are in seconds; port 0 takes a free one.
 
     model_path          folder with config.json and tokenizer.json; the weights are not read
     host                address for HTTP clients
@@ -86,6 +87,7 @@ class RouterConfig(HttpLimits):
             object.__setattr__(self, "served_model_name", self.model_path.resolve().name)
         refuse(
             self._http_faults(),
+            self._parse_faults(),
             checkpoint_folders(self, "model_path"),
             ports(self, "port", "control_port"),
             at_least(self, 1, "max_concurrent", "max_attempts", "max_unread_bytes", "max_prompt_logprobs"),

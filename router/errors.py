@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, RequestRefused
 from headrace.wire.messages import Role
@@ -73,6 +73,10 @@ class ApiError(RouterError):
         """Headers of the response. OpenAI's clients repeat any 5xx twice unless `x-should-retry` forbids it."""
         retry_after = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return retry_after if self.may_retry else retry_after | {"x-should-retry": "false"}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles whole: bodies are parsed in other processes."""
+        return ApiError.__new__, (ApiError, self.message), self.__dict__
 
     @property
     def type(self) -> str:

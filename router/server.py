@@ -15,7 +15,6 @@ from headrace.wire.server import ListenError
 from headrace.wire.tls import load_identity
 from router.api.app import build_app
 from router.api.completions import CompletionService
-from router.api.generation import RequestBuilder
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.liveness import Liveness
 from router.cluster.nodes import NodeTable
@@ -25,6 +24,10 @@ from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
 from router.http.server import HttpServer
 from router.metrics import RouterMetrics
+from router.parsing.body_parser import BodyParser
+from router.parsing.messages import WorkerSettings
+from router.parsing.parser import RequestParser
+from router.parsing.pool import WorkerPool
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
 from router.requests.table import RequestTable
@@ -68,7 +71,8 @@ class RouterServer:
             stalled_after_s=config.stalled_after_s,
             node_return_timeout_s=config.node_return_timeout_s,
         )
-        tokens = ModelTokens(config.model_path)
+        special = config.parse_special_tokens
+        tokens = ModelTokens(config.model_path, parse_special_tokens=special, loads_literal=False)
         table = RequestTable()
         admission = Admission(config.max_concurrent, config.max_queue)
         metrics = RouterMetrics()
@@ -77,10 +81,15 @@ class RouterServer:
         metrics.watch(self.nodes.all, table.counts, index)
         policies = {role: new_policy() for role in Role}
         context = RouterContext(config, self.nodes, table, policies, metrics, index, clock)
-        builder = RequestBuilder(config.served_model_name, tokens, lambda: self.nodes.max_model_tokens)
-        service = CompletionService(config.served_model_name, tokens, builder, context, admission)
+        service = CompletionService(tokens, context, admission)
+        name = config.served_model_name
+        settings = WorkerSettings(config.model_path, name, special, config.parse_cpu_s, config.parse_memory_bytes)
+        self._parsing = WorkerPool(settings, config.parse_processes, config.max_parsing)
+        parser = RequestParser(
+            BodyParser(name, tokens), self._parsing, lambda: self.nodes.max_model_tokens, config.request_timeout_s
+        )
         status = ClusterStatus(self.name, config.served_model_name, self.nodes, table, admission, metrics, index, clock)
-        app = build_app(service, status, config, metrics.http_response)
+        app = build_app(service, parser, status, config, metrics.http_response)
         self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity, config.control_silence_s)
         self._closed = asyncio.Event()
@@ -111,6 +120,7 @@ class RouterServer:
         for task in (self._http.serving, self._watching):
             task.cancel()
         await asyncio.gather(self._http.serving, self._watching, return_exceptions=True)
+        await self._parsing.close()
         await self._registry.stop(0)
         await self._subscriptions.close()
         await self.nodes.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from functools import cache
 from http import HTTPStatus
@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.bodies import Bodies
 from router.api.completions import CompletionService
-from router.api.generation import GenerationRequest
 from router.api.openapi import errors, generation_route, openapi_document
 from router.api.request_schemas import ChatBody, CompletionBody
 from router.api.response_counts import CountedApp, CountResponse, note_error
@@ -36,11 +35,12 @@ from router.api.response_schemas import (
 from router.api.responses import ANSWER_END
 from router.errors import ApiError
 from router.http.limits import HttpLimits
+from router.parsing.body_parser import Kind
+from router.parsing.parser import RequestParser
 from router.status import ClusterStatus
 
 STATIC = Path(__file__).parent / "static"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-LARGE_BODY_BYTES = 64 << 10  # beyond this, parsing and tokenizing leave the event loop
 STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 CLIENT_CLOSED_REQUEST = 499  # nginx's number
 CLIENT_LEFT = ApiError(HTTPStatus.BAD_REQUEST, "the client left", code="client_left")
@@ -48,7 +48,11 @@ T = TypeVar("T")
 
 
 def build_app(
-    service: CompletionService, status: ClusterStatus, limits: HttpLimits, count_response: CountResponse
+    service: CompletionService,
+    parser: RequestParser,
+    status: ClusterStatus,
+    limits: HttpLimits,
+    count_response: CountResponse,
 ) -> ASGIApp:
     """The ASGI application. Answers go out as they were written: `response_model`s are documentation."""
     bodies = Bodies(limits)
@@ -59,15 +63,31 @@ def build_app(
     app.add_exception_handler(_ClientLeft, _on_client_left)
     app.add_exception_handler(ClientDisconnect, _on_client_left)  # during the upload
 
+    async def respond(request: Request, kind: Kind) -> Response:
+        # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
+        # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
+        service.check_line()
+        async with bodies.read(request) as data:
+            generation = parser.parse_at_once(kind, data)
+            if generation is None:
+                generation = await _unless_gone(request.receive, parser.parse(kind, data))
+        deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
+        answer = service.stream(generation) if generation.stream else service.answer(generation)
+        # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
+        first = await _unless_gone(request.receive, answer.__anext__())
+        if generation.stream:
+            return _Answer(first, answer, deadline_s, media_type="text/event-stream", headers=STREAM_HEADERS)
+        return _Answer(first, answer, deadline_s, headers={"content-length": str(len(first) + len(ANSWER_END))})
+
     @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, ChatCompletionChunk))
     async def chat(request: Request) -> Response:
         """Answers a chat, whole or as a stream."""
-        return await _respond(request, service, service.chat, bodies)
+        return await respond(request, "chat")
 
     @app.post("/v1/completions", **generation_route(CompletionBody, Completion, CompletionChunk))
     async def completions(request: Request) -> Response:
         """Continues prompts, whole or as a stream."""
-        return await _respond(request, service, service.completion, bodies)
+        return await respond(request, "completion")
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
@@ -117,22 +137,6 @@ def build_app(
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
     return CountedApp(app, count_response)
-
-
-async def _respond(
-    request: Request, service: CompletionService, parse: Callable[[bytes], GenerationRequest], bodies: Bodies
-) -> Response:
-    # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
-    # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
-    async with bodies.read(request) as data:
-        generation = parse(data) if len(data) < LARGE_BODY_BYTES else await asyncio.to_thread(parse, data)
-    deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
-    answer = service.stream(generation) if generation.stream else service.answer(generation)
-    # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
-    first = await _unless_gone(request.receive, answer.__anext__())
-    if generation.stream:
-        return _Answer(first, answer, deadline_s, media_type="text/event-stream", headers=STREAM_HEADERS)
-    return _Answer(first, answer, deadline_s, headers={"content-length": str(len(first) + len(ANSWER_END))})
 
 
 class _ClientLeft(Exception):

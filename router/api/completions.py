@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from http import HTTPStatus
 
 from headrace.wire.messages import Role
 from router.api.choices import Choices
-from router.api.generation import GenerationRequest, RequestBuilder
+from router.api.generation import GenerationRequest
 from router.api.logprobs import num_logprobs, slices
-from router.api.request_schemas import ChatBody, CompletionBody, GenerationBody, parse_body
 from router.api.responses import ANSWER_END, DONE, RenderedDelta, ResponseWriter, event
 from router.errors import ApiError, bad_request, no_node
 from router.requests.admission import Admission
@@ -27,43 +25,22 @@ WRITE_GRACE_S = 1.0  # for the event that says that the request's own time is ov
 
 
 class CompletionService:
-    """Answers bodies of chats and completions with JSON or server-sent events."""
+    """Answers generation requests with JSON or server-sent events."""
 
-    def __init__(
-        self, model: str, tokens: ModelTokens, builder: RequestBuilder, context: RouterContext, admission: Admission
-    ) -> None:
-        self._model = model
+    def __init__(self, tokens: ModelTokens, context: RouterContext, admission: Admission) -> None:
         self._tokens = tokens
-        self._builder = builder
         self._context = context
         self._admission = admission
         self._rendering = asyncio.Lock()
-
-    def chat(self, data: bytes) -> GenerationRequest:
-        """Builds the generation request of a chat body; raises ApiError."""
-        body = parse_body(ChatBody, data)
-        self._check_model(body)
-        return self._builder.chat(body)
-
-    def completion(self, data: bytes) -> GenerationRequest:
-        """Builds the generation request of a completion body; raises ApiError."""
-        body = parse_body(CompletionBody, data)
-        self._check_model(body)
-        return self._builder.completion(body)
 
     @property
     def answer_timeout_s(self) -> float:
         """Seconds from the end of a request's body until its answer must be written."""
         return self._context.config.request_timeout_s + WRITE_GRACE_S
 
-    def _check_model(self, body: GenerationBody) -> None:
-        if body.model is not None and body.model != self._model:
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"model {body.model!r} is not served here; use {self._model!r}",
-                param="model",
-                code="model_not_found",
-            )
+    def check_line(self) -> None:
+        """Raises ApiError (429) if not even one more request fits the line: asked before a body is read."""
+        self._admission.check_line()
 
     async def answer(self, generation: GenerationRequest) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields its whole answer, then nothing, then ANSWER_END; raises ApiError.

@@ -77,6 +77,7 @@ class RequestBuilder:
             [message.for_template() for message in body.messages],
             tools=None if body.tool_choice == "none" else body.tools,
             variables=body.chat_template_kwargs,
+            check=lambda text: self._refuse_certainly_too_long(text, "messages"),
         )
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         # The ends of messages cost far more than this check: refuse a chat that no node can hold before that.
@@ -104,7 +105,7 @@ class RequestBuilder:
     def _prompts(self, value: Any, echo: bool) -> list[Prompt]:
         """The prompts in a completion's `prompt`: text, token ids, or a list of either."""
         if isinstance(value, str):
-            return [Prompt(tuple(self._tokens.encode(value)), value)]
+            return [self._text_prompt(value)]
         if isinstance(value, list) and value:
             kinds = _kinds(value)
             if kinds == {int}:
@@ -112,12 +113,16 @@ class RequestBuilder:
             if len(value) > MAX_CHOICES:
                 raise bad_request(f"prompt: {len(value)} prompts; at most {MAX_CHOICES}", "prompt")
             if kinds == {str}:
-                return [Prompt(tuple(self._tokens.encode(text)), text) for text in value]
+                return [self._text_prompt(text) for text in value]
             if kinds == {list} and all(_kinds(item) <= {int} for item in value):
                 return [self._token_prompt(item, echo) for item in value]
         if value == []:
             raise bad_request("prompt is empty: give at least one token", "prompt", "empty_prompt")
         raise bad_request("prompt: give text, token ids, or a list of either", "prompt")
+
+    def _text_prompt(self, text: str) -> Prompt:
+        self._refuse_certainly_too_long(text, "prompt")
+        return Prompt(tuple(self._tokens.encode(text)), text)
 
     def _token_prompt(self, ids: Sequence[int], echo: bool) -> Prompt:
         self._check_ids(ids, "prompt")
@@ -180,11 +185,25 @@ class RequestBuilder:
             echo=echo,
         )
 
+    @property
+    def _limit(self) -> int | None:
+        return self._max_model_tokens() or self._tokens.max_model_tokens
+
+    def _refuse_certainly_too_long(self, text: str, field: str) -> None:
+        """Raises ApiError for a text that exceeds the model's length by far, before the whole of it is encoded."""
+        limit = self._limit
+        if limit is not None and (least := self._tokens.exceeds(text, limit)) is not None:
+            raise bad_request(
+                f"{field} of at least {least} tokens exceed the model's length of {limit}; shorten {field}",
+                field,
+                "context_length_exceeded",
+            )
+
     def _max_tokens(self, length: int, wanted: int | None, field: str) -> int:
         """Number of tokens to generate after a prompt of `length`; raises ApiError if they do not fit the model."""
         if length == 0:
             raise bad_request(f"{field} is empty: give at least one token", field, "empty_prompt")
-        limit = self._max_model_tokens() or self._tokens.max_model_tokens
+        limit = self._limit
         if limit is None:
             return DEFAULT_COMPLETION_TOKENS if wanted is None else wanted
         if length + (1 if wanted is None else wanted) > limit:

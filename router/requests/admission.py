@@ -26,6 +26,17 @@ class Admission:
 
         Every permit must be released: only that frees its place.
         """
+        self._check(count)
+        permits = [AdmissionPermit(self) for _ in range(count)]
+        self._waiting.extend(permits)
+        self._grant()
+        return permits
+
+    def check_line(self) -> None:
+        """Raises ApiError (429) if not even one more request fits."""
+        self._check(1)
+
+    def _check(self, count: int) -> None:
         waiting_after = self.waiting + count - self._free
         if waiting_after > self._max_queue:
             raise ApiError(
@@ -35,10 +46,6 @@ class Admission:
                 code="queue_full",
                 retry_after_s=1,
             )
-        permits = [AdmissionPermit(self) for _ in range(count)]
-        self._waiting.extend(permits)
-        self._grant()
-        return permits
 
     def _grant(self) -> None:
         while self._free and self._waiting:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from router.errors import ApiError, ModelFolderError, bad_request
 from router.text.chat_template import Message, load_chat_template
 from router.text.detokenizer import Detokenizer
+from router.text.literal_tokens import LiteralTokens
 from router.text.model_settings import ModelSettings, read_json
 from router.text.token_bytes import TokenBytes
 
@@ -22,6 +23,16 @@ MAX_ENDS = 32
 Chats share early ends (system prompt, examples); the next turn, or another try at this one, continues at a late end.
 The nodes' checkpoint policy finds a branch point between them by itself.
 """
+
+
+USUAL_BYTES_PER_TOKEN = 4
+"""Texts of more bytes for each token that the model holds are counted in slices before they are encoded."""
+SLICE_CHARS = 64 << 10
+BORDER_BYTES = 1024
+"""How far a cut may change the tokens on either side. A cut changes those of one word, and inside an endless word those
+that a chain of merges links to it; chains are as short as a vocabulary's words (Berglund and van der Merwe,
+"Formalizing BPE Tokenization", 2023). A token is at least a byte, so that a slice loses at most this many tokens at
+each end."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +48,13 @@ class ChatPrompt:
 
 
 class ModelTokens:
-    """Tokenizer, chat template and limits of one model; raises ModelFolderError if the folder lacks them."""
+    """Tokenizer, chat template and limits of one model; raises ModelFolderError if the folder lacks them.
 
-    def __init__(self, folder: Path) -> None:
+    parse_special_tokens  special tokens in a chat's messages and tools count as such, and not as text
+    loads_literal         loads a second tokenizer when a chat contains special tokens; otherwise raises NotLoaded
+    """
+
+    def __init__(self, folder: Path, *, parse_special_tokens: bool = False, loads_literal: bool = True) -> None:
         settings = ModelSettings.read(folder)
         self._tokenizer, decoders = _load_tokenizer(folder / "tokenizer.json")
         self._chat = load_chat_template(folder)
@@ -47,17 +62,31 @@ class ModelTokens:
         self.max_model_tokens = settings.max_model_tokens
         self.eos_ids = settings.eos_ids
         self.token_bytes = TokenBytes(self._tokenizer, decoders)
+        self._literal = None if parse_special_tokens else LiteralTokens(self._tokenizer, is_loadable=loads_literal)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids; raises ApiError (400) for text that UTF-8 cannot hold (lone surrogates)."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise bad_request(f"the text is not valid Unicode: {error.reason} at {error.start}") from error
+        _num_bytes(text)
         # Unlike `encode`, the batch releases the GIL; the fast one leaves offsets out.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    def exceeds(self, text: str, limit: int) -> int | None:
+        """A number of tokens above `limit` that the text certainly has, or None if encoding must tell.
+
+        Reads no more of the text than it takes to be certain: 8 MiB of digits would be as many tokens, each of half a
+        kilobyte while it is encoded. Raises ApiError (400) as `encode`.
+        """
+        if _num_bytes(text) <= USUAL_BYTES_PER_TOKEN * limit:
+            return None
+        count = 0
+        for start in range(0, len(text), SLICE_CHARS):
+            tokens = self.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+            count += max(0, len(tokens) - 2 * BORDER_BYTES)
+            if count > limit:
+                return count
+        return None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of all these tokens, without special tokens."""
@@ -74,22 +103,43 @@ class ModelTokens:
         *,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
+        check: Callable[[str], None] = lambda text: None,
     ) -> ChatPrompt:
-        """The prompt of a chat; raises ApiError (400) if the model cannot chat or its template refuses the messages."""
+        """The prompt of a chat; raises ApiError (400) if the model cannot chat or its template refuses the messages.
+
+        `check` sees the rendered text before it is encoded, and may raise.
+        """
         template = self._chat
         if template is None:
             raise bad_request("this model has no chat template; use /v1/completions")
         if tools and not template.takes_tools:
             raise bad_request("this model's chat template knows no tools; leave them out", "tools")
 
-        render = partial(template.render, tools=tools or None, variables=variables)
-        text = render(messages, add_generation_prompt=True)
+        hidden = None if self._literal is None else self._literal.hide()
+        if hidden is not None:
+            messages, tools, variables = hidden.hide(messages), hidden.hide(tools), hidden.hide(variables)
+
+        def render(messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+            return template.render(
+                messages, tools=tools or None, variables=variables, add_generation_prompt=add_generation_prompt
+            )
+
+        rendered = render(messages, add_generation_prompt=True)
+        _num_bytes(rendered)
+        check(rendered)
         # The template writes special tokens itself.
-        tokens = tuple(self.encode(text, add_special_tokens=False))
+        if self._literal is not None and hidden:
+            tokens = tuple(self._literal.encode(rendered, hidden))
+        else:
+            tokens = tuple(self.encode(rendered, add_special_tokens=False))
 
         def boundaries() -> tuple[int, ...]:
-            ends = _message_ends(partial(render, add_generation_prompt=False), messages, text)
-            return self._token_ends(text, tokens, ends)
+            ends = _message_ends(partial(render, add_generation_prompt=False), messages, rendered)
+            if not hidden:
+                return self._token_ends(rendered, tokens, ends)
+            if not self.token_bytes.is_byte_level:
+                return ()  # the tokenizer's own positions are those of another text
+            return self._token_ends(hidden.restore(rendered), tokens, [hidden.restore(end) for end in ends])
 
         return ChatPrompt(tokens, boundaries)
 
@@ -113,6 +163,14 @@ class ModelTokens:
     def _normalize(self, text: str) -> str:
         normalizer = self._tokenizer.normalizer
         return text if normalizer is None else str(normalizer.normalize_str(text))
+
+
+def _num_bytes(text: str) -> int:
+    """Bytes of the text; raises ApiError (400) for text that UTF-8 cannot hold (lone surrogates)."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise bad_request(f"the text is not valid Unicode: {error.reason} at {error.start}") from error
 
 
 def _message_ends(render: Callable[[Sequence[Message]], str], messages: Sequence[Message], text: str) -> list[str]:

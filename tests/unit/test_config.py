@@ -76,6 +76,12 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "shutdown_grace_s": SECONDS,
     },
+    "ParseLimits": {
+        "parse_processes": COUNT,
+        "max_parsing": COUNT,
+        "parse_cpu_s": SECONDS,
+        "parse_memory_bytes": ([1 << 26, 1 << 34], [0, (1 << 26) - 1]),
+    },
     "HttpLimits": {
         "max_connections": COUNT,
         "max_connections_per_client": COUNT,

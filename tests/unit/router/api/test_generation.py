@@ -138,7 +138,7 @@ def test_a_chat_that_is_too_long_is_refused_before_the_ends_of_its_messages_are_
     builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ):
     renderings = count_renderings(monkeypatch)
-    with pytest.raises(ApiError, match=r"messages of \d+ tokens exceed the model's length of 100"):
+    with pytest.raises(ApiError, match=r"messages of at least \d+ tokens exceed the model's length of 100"):
         chat(builder, messages=CHAT["messages"] * 200)
     assert len(renderings) == 1
 

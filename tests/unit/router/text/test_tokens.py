@@ -111,6 +111,30 @@ def test_a_refused_chat_names_its_cause(tokens: ModelTokens, tmp_path: Path):
         mute.render_chat(CHAT)
 
 
+def test_a_text_that_is_far_too_long_is_counted_no_further_than_certain(
+    tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch
+):
+    encoded: list[int] = []
+    encode = ModelTokens.encode
+
+    def counting(self: ModelTokens, text: str, **options: bool) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(ModelTokens, "encode", counting)
+    assert (tokens.exceeds("0123456789" * 800_000, 100_000) or 0) > 100_000
+    assert sum(encoded) < 300_000
+
+
+@pytest.mark.parametrize("text", ["the code of June is 471. ", "0123456789", " ", "aaaaaaab", "\n\n \t", "世界"])
+def test_what_is_said_about_a_long_text_is_true(tokens: ModelTokens, text: str):
+    long = text * (300_000 // len(text))
+    count = len(tokens.encode(long))
+    for limit in (count // 8, count // 2, count - 1):
+        assert (tokens.exceeds(long, limit) or 0) <= count
+    assert tokens.exceeds(long, count) is None
+
+
 def test_lone_surrogates_are_refused(tokens: ModelTokens):
     with pytest.raises(ApiError, match="not valid Unicode"):
         tokens.encode("a\ud800")

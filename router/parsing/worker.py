@@ -1,0 +1,58 @@
+"""A process that parses bodies for the router: `python -m router.parsing.worker`, its standard input a socket."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from router.api.generation import GenerationRequest
+from router.errors import ApiError
+from router.parsing.body_parser import BodyParser, ParseJob
+from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
+from router.text.tokens import ModelTokens
+
+
+def main() -> None:
+    """Serves one parent until it closes the socket. SIGPROF or a failed allocation ends the process, by design."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    parent = socket.socket(fileno=0)
+    stream = parent.makefile("rb")
+    settings: WorkerSettings = _read(stream)
+    tokens = ModelTokens(settings.model_path, parse_special_tokens=settings.parse_special_tokens)
+    parser = BodyParser(settings.served_model_name, tokens)
+    pages, resident = _memory_bytes()
+    resource.setrlimit(resource.RLIMIT_AS, (pages + settings.memory_bytes,) * 2)
+    parent.sendall(frame(None))
+    while (job := _read(stream)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, settings.cpu_s)  # its default action ends the process, also in Rust
+        result = _result(parser, job)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        is_spent = _memory_bytes()[1] - resident > settings.memory_bytes // 4
+        parent.sendall(frame(ParseAnswer(result, is_spent)))
+
+
+def _result(parser: BodyParser, job: ParseJob) -> GenerationRequest | ApiError:
+    try:
+        return parser.parse(job)
+    except ApiError as error:
+        return error
+
+
+def _read(stream: Any) -> Any:
+    """The next message; None when the parent is gone."""
+    head = stream.read(LENGTH.size)
+    return pickle.loads(stream.read(*LENGTH.unpack(head))) if len(head) == LENGTH.size else None
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """This process's address space, and what of it is in memory."""
+    size, resident, *_ = Path("/proc/self/statm").read_text().split()
+    return int(size) * resource.getpagesize(), int(resident) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()
