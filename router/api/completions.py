@@ -15,6 +15,7 @@ from router.errors import ApiError, bad_request, no_node
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
 from router.requests.driver import RequestDriver
+from router.requests.siblings import Siblings
 from router.text.text_stream import TextDelta
 from router.text.tokens import ModelTokens
 
@@ -122,11 +123,16 @@ class CompletionService:
         self._check_nodes()
         choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes)
         async with AsyncExitStack() as stack:
-            permits = self._admission.acquire(len(generation.requests))
+            count, per_prompt = len(generation.requests), generation.choices_per_prompt
+            followers = [index for index in range(count) if index % per_prompt]
+            permits = self._admission.acquire(count, followers=followers)
             for permit in permits:
                 stack.callback(permit.release)
+            siblings = [Siblings(permits[i + 1 : i + per_prompt]) for i in range(0, count, per_prompt)]
             for choice, permit in zip(choices.all, permits, strict=True):
-                driver = RequestDriver(self._context, choice.request, permit, choices.sink_of(choice.index))
+                sink = choices.sink_of(choice.index)
+                group = siblings[choice.index // per_prompt]
+                driver = RequestDriver(self._context, choice.request, permit, sink, group)
                 choices.drivers.append(await stack.enter_async_context(driver))
             yield choices
 

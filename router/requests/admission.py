@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 from http import HTTPStatus
 
 from router.errors import ApiError
@@ -21,13 +22,14 @@ class Admission:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def acquire(self, count: int) -> list[AdmissionPermit]:
+    def acquire(self, count: int, *, followers: Collection[int] = ()) -> list[AdmissionPermit]:
         """Permits for `count` requests of one client, all or none; raises ApiError (429) when the queue is full.
 
-        Every permit must be released: only that frees its place.
+        Every permit must be released: only that frees its place. Those with an index in `followers` keep their places
+        in the queue, but are passed over until `may_run`.
         """
         self._check(count)
-        permits = [AdmissionPermit(self) for _ in range(count)]
+        permits = [AdmissionPermit(self, held_back=index in followers) for index in range(count)]
         self._waiting.extend(permits)
         self._grant()
         return permits
@@ -48,9 +50,10 @@ class Admission:
             )
 
     def _grant(self) -> None:
-        while self._free and self._waiting:
+        while self._free and (permit := next((each for each in self._waiting if not each.held_back), None)):
             self._free -= 1
-            self._waiting.popleft().granted.set()
+            self._waiting.remove(permit)
+            permit.granted.set()
 
     def _leave(self, permit: AdmissionPermit) -> None:
         if permit.granted.is_set():
@@ -63,8 +66,9 @@ class Admission:
 class AdmissionPermit:
     """The right of one request to run, once `granted` is set."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, *, held_back: bool) -> None:
         self._admission = admission
+        self.held_back = held_back
         self._released = False
         self.granted = asyncio.Event()
 
@@ -73,3 +77,8 @@ class AdmissionPermit:
         if not self._released:
             self._released = True
             self._admission._leave(self)
+
+    def may_run(self) -> None:
+        """Ends its being held back."""
+        self.held_back = False
+        self._admission._grant()

@@ -22,6 +22,7 @@ from router.requests.attempt import Attempt
 from router.requests.context import RouterContext
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.node_search import NodeSearch
+from router.requests.siblings import Siblings
 from router.requests.states import Completed, RequestPhase
 
 log = logging.getLogger(__name__)
@@ -66,14 +67,22 @@ class RequestDriver:
     permit is held until then, or until `give_place_back`.
     """
 
-    def __init__(self, context: RouterContext, request: Request, permit: AdmissionPermit, sink: OutputSink) -> None:
+    def __init__(
+        self,
+        context: RouterContext,
+        request: Request,
+        permit: AdmissionPermit,
+        sink: OutputSink,
+        siblings: Siblings | None = None,
+    ) -> None:
         self._context = context
         self._permit = permit
         self._now_s = context.clock
         self._deadline_s = context.clock() + context.config.request_timeout_s
         self._sink = sink
         self._stop_is_handled = False
-        self._search = NodeSearch(context, request)
+        self._siblings = siblings or Siblings()
+        self._search = NodeSearch(context, request, self._siblings)
         self._attempt: Attempt | None = None
         self._last_shown_s: float | None = None
         self.life = RequestLifecycle(request, max_attempts=context.config.max_attempts, now_s=context.clock())
@@ -117,6 +126,7 @@ class RequestDriver:
         except Exception:
             log.exception("request %s broke", self.life.request.request_id)
             self._give_up(ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of the router"))
+        self._siblings.prompt_computed()
         self._sink.put(Ended(self.life.failure))
 
     def _give_up(self, cause: ApiError) -> None:
@@ -246,6 +256,8 @@ class RequestDriver:
             return
         for instruction in self.life.on(event, self._now_s()):
             await self._obey(attempt, instruction)
+        if self.life.has_computed_prompt:
+            self._siblings.prompt_computed(attempt.prefill_node, attempt.decode_node)
         if self._sink.is_complete and not self._stop_is_handled and not self.life.is_over:
             self._stop_is_handled = True
             await self._handle(attempt, ev.StopFound())

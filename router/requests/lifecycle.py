@@ -91,6 +91,14 @@ class RequestLifecycle:
         return isinstance(self.state, Completed | Failed)
 
     @property
+    def has_computed_prompt(self) -> bool:
+        """True once the prompt's blocks can be found on the nodes that computed and received it."""
+        match self.state:
+            case Decoding() | Completed() | PrefillingAlone(FinishReason()):
+                return True
+        return False
+
+    @property
     def needs_decode(self) -> bool:
         """True if more is wanted than the one token that a prefill node samples."""
         return self.request.sampling.max_tokens > 1

@@ -14,6 +14,7 @@ from router.cluster.fetch_sources import PromptKeys, choose_fetch_source
 from router.cluster.nodes import NodeEntry, NodeId
 from router.errors import no_node
 from router.requests.context import RouterContext
+from router.requests.siblings import Siblings
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,12 @@ RETRY_PAUSE_S = 0.05  # before a node that was busy or failed is asked again
 class NodeSearch:
     """Nodes for one request, over all its attempts."""
 
-    def __init__(self, context: RouterContext, request: Request) -> None:
+    def __init__(self, context: RouterContext, request: Request, siblings: Siblings) -> None:
         self._context = context
+        self._siblings = siblings
         self._request = request
         self._avoided: set[NodeId] = set()
-        self._prompt_keys = PromptKeys()
+        self._migrated_keys = PromptKeys()  # of the prompt with this request's own tokens
 
     def candidates(self, role: Role, receiver: NodeEntry | None = None) -> list[NodeEntry]:
         """Live nodes of this role; with a receiver, those that can transfer to it."""
@@ -53,13 +55,22 @@ class NodeSearch:
         """One of the candidates that have not failed this request; when all have, any of them, after a pause. None when
         there are no candidates."""
         while live := {node.info.name: node for node in self.candidates(role, receiver)}:
-            fresh = [node.info for node in live.values() if node.id not in self._avoided]
+            fresh = [node for node in live.values() if node.id not in self._avoided]
             if fresh:
-                reaching = [info for info in fresh if receiver is None or live[info.name].reaches(receiver.info)]
-                return live[self._context.policies[role].pick(reaching or fresh, self._request).name]
+                reaching = [node for node in fresh if receiver is None or node.reaches(receiver.info)]
+                return self._choose(role, reaching or fresh)
             await self._pause(role)
             self._avoided -= {node.id for node in live.values()}
         return None
+
+    def _choose(self, role: Role, nodes: Sequence[NodeEntry]) -> NodeEntry:
+        """The node that has the blocks of the request's siblings, or else the policy's choice."""
+        by_name = {node.info.name: node for node in nodes}
+        for node in nodes:
+            if node.id == self._siblings.nodes.get(role):
+                return node
+        infos = [node.info for node in nodes]
+        return by_name[self._context.policies[role].pick(infos, self._request).name]
 
     async def _pause(self, role: Role) -> None:
         with self._context.metrics.waiting_for_node(role):
@@ -95,4 +106,6 @@ class NodeSearch:
         index = self._context.index
         if not self._context.config.fetch_from_decode or not len(index):
             return None
-        return await self._prompt_keys.of(request, index.block_sizes)
+        is_prompt = len(request.tokens) == request.num_prompt_tokens
+        keys = self._siblings.keys if is_prompt else self._migrated_keys
+        return await keys.of(request, index.block_sizes)
