@@ -30,11 +30,14 @@ class DecodeNodeConfig(NodeConfig):
 
     reservation_timeout_s  how long a transfer may make no progress; it begins with the prompt's first chunk, because a
                            prompt may wait for others, and ends with the request's own deadline at the latest
+    orphan_timeout_s       how long a running request goes on after its router was lost, for another that is asked for
+                           it; only requests whose client sent an `x-request-id` do
     local_prefill          when it computes the rest of a prompt itself
     """
 
     reservation_timeout_s: float = 60.0
+    orphan_timeout_s: float = 10.0
     local_prefill: LocalPrefillConfig = field(default_factory=LocalPrefillConfig)
 
     def _faults(self) -> list[str]:
-        return [*super()._faults(), *positive(self, "reservation_timeout_s")]
+        return [*super()._faults(), *positive(self, "reservation_timeout_s", "orphan_timeout_s")]

@@ -4,6 +4,7 @@
     Admitting -> Running -> Done                 this node computes the prompt
     Receiving -> Interrupted -> Receiving        the transfer failed, and the router asked for another session
     Receiving -> Renewing -> Receiving           the router asked for another session before this one had failed
+    Running -> Orphaned -> Running               the router was lost, and another one continues the request
 
 From any of them to Released when the router's call ends, with or without an error.
 """
@@ -72,7 +73,14 @@ class Running:
     admitted: Admitted
 
 
-DecodeState: TypeAlias = Admitting | Receiving | Interrupted | Renewing | Running | Done | Released
+@dataclass(frozen=True)
+class Orphaned:
+    """As Running, but the router is lost. What the engine reports waits until another router continues the request."""
+
+    admitted: Admitted
+
+
+DecodeState: TypeAlias = Admitting | Receiving | Interrupted | Renewing | Running | Orphaned | Done | Released
 
 # ---------------------------------------------------------------- events
 
@@ -86,10 +94,27 @@ class SessionLanded:
     report: TransferReport
 
 
+@dataclass(frozen=True)
+class RouterLost:
+    """The call of a resumable request broke, and the router had not abandoned it."""
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """Another router continues the request.
+
+    num_prompt_tokens   of the request: none of them is computed for this router
+    answer              the tokens that it has not shown to its client
+    """
+
+    num_prompt_tokens: int
+    answer: Tokens
+
+
 DecodeInput: TypeAlias = (
     Admitted | AdmissionTimedOut | Started | Computed | Scored | Tokens | Finished  # from the engine
     | SessionLanded | SessionFailed  # from the session; each session ends in one of them
-    | Renew | Stop | CallEnded  # from the router
+    | Renew | Stop | CallEnded | RouterLost | Adopted  # from the router
     | CallBroken  # by a command that cannot be read, or a session of another version
 )  # fmt: skip
 
@@ -185,6 +210,11 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
                 return [] if self.is_over else [FinishAnswer()]
             case CallBroken(error):
                 return [] if self.is_over else [Fail(error)]
+            case RouterLost():
+                return self._router_lost()
+            case Adopted(num_prompt_tokens, answer):
+                self.state = Running(self._expect(event, Orphaned).admitted)
+                return [Reply(LocalPrefill(num_prompt_tokens)), *([Reply(answer)] if answer.tokens else [])]
             case CallEnded():
                 return self._call_ended()
             case _:
@@ -224,6 +254,12 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Receiving(admitted, nonce) if nonce == failed_nonce:
                 self.state = Renewing(admitted, nonce)
                 return [CancelSession()]
+        return []
+
+    def _router_lost(self) -> list[DecodeInstruction]:
+        if not isinstance(self.state, Running):
+            return self._call_ended()
+        self.state = Orphaned(self.state.admitted)
         return []
 
     def _call_ended(self) -> list[DecodeInstruction]:

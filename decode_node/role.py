@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import assert_never
 
@@ -15,6 +16,7 @@ from decode_node.accounting import HitAccounting
 from decode_node.config import DecodeNodeConfig
 from decode_node.fetch_server import FetchServer
 from decode_node.lifecycle import (
+    Adopted,
     CancelSession,
     CountAdmission,
     DecodeInput,
@@ -23,16 +25,20 @@ from decode_node.lifecycle import (
     FinishAnswer,
     OpenSession,
     ReplyDecoded,
+    RouterLost,
     RunDecode,
+    Running,
     SessionLanded,
     decode_report,
     with_joined_tokens,
 )
+from decode_node.orphans import AnswerSoFar, Orphans
 from decode_node.policy import PrefillLocation
 from headrace.engine.requests import BadRequest
 from headrace.engine.sequence import Admitted, Event, Job
-from headrace.request import FinishReason
+from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import (
+    Abandon,
     DecodeCommand,
     DecodeDone,
     DecodeEvent,
@@ -40,6 +46,7 @@ from headrace.wire.messages import (
     Reservation,
     SessionFailed,
     Start,
+    Tokens,
     TransferReport,
 )
 from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release, Reply
@@ -59,29 +66,45 @@ class DecodeRole:
         self._config = config
         self._receiver = TransferReceiver(runtime.transport, runtime.staging)
         self._accounting = HitAccounting(runtime.layout)
+        self._orphans: Orphans[DecodeDriver] = Orphans(config.orphan_timeout_s, runtime.status_changed)
 
     def counters(self) -> dict[str, float]:
-        return {**self._accounting.counters(), **self.fetch_server.counters()}
+        orphans = {"orphans_kept": float(self._orphans.num_kept), "orphans_adopted": float(self._orphans.num_adopted)}
+        return {**self._accounting.counters(), **self.fetch_server.counters(), **orphans}
+
+    def orphans(self) -> tuple[str, ...]:
+        return self._orphans.ids
 
     async def close(self) -> None:
-        """Does nothing: calls have ended with the gRPC server, and sessions end with the transport."""
+        """Gives up orphans. Calls have ended with the gRPC server, and sessions end with the transport."""
+        await self._orphans.close()
 
     def run(
         self, start: Start, commands: AsyncIterator[DecodeCommand], timeout_s: float
     ) -> AsyncGenerator[DecodeEvent, None]:
-        """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back.
+        """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back. Only
+        a resumable one that its router has not abandoned is kept for a while, for another router.
 
         commands   the router's, after `start`
         Raises BadRequest, also when `commands` does; NoCapacity; LayoutMismatch.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
+        orphan = self._orphans.take(start.request)
+        if orphan is not None:
+            return orphan.go_on(start.request, commands, deadline_s)
         return DecodeDriver(
-            self._runtime, self._config, self._receiver, self._accounting, start=start, deadline_s=deadline_s
+            self._runtime,
+            self._config,
+            self._receiver,
+            self._accounting,
+            self._orphans,
+            start=start,
+            deadline_s=deadline_s,
         ).run(commands)
 
 
 class DecodeDriver:
-    """One request and the call in which the router follows it."""
+    """One request and the call in which the router follows it; if a router is lost, the next call of another one."""
 
     def __init__(
         self,
@@ -89,6 +112,7 @@ class DecodeDriver:
         config: DecodeNodeConfig,
         receiver: TransferReceiver,
         accounting: HitAccounting,
+        orphans: Orphans[DecodeDriver],
         *,
         start: Start,
         deadline_s: float,
@@ -101,23 +125,41 @@ class DecodeDriver:
         self._accounting = accounting
         self._clock = asyncio.get_running_loop().time
         self._deadline_s = deadline_s
+        self._orphans = orphans
+        self._answer = AnswerSoFar(start.request)
+        self._is_abandoned = False
+        self._events: deque[DecodeInput] = deque()
         self._lifecycle = DecodeLifecycle(new_nonce)
         self._inbox: asyncio.Queue[Event | DecodeInput] = asyncio.Queue()
         self._sequence = self._engine.sequence(self._job(start))
         self._session: IncomingTransfer | None = None
 
     async def run(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
-        reading = asyncio.create_task(self._read(commands))
         self._loop.post(lambda: self._engine.submit(self._sequence))
+        async with aclosing(self._serve(commands)) as messages:
+            async for message in messages:
+                yield message
+
+    async def go_on(
+        self, request: Request, commands: AsyncIterator[DecodeCommand], deadline_s: float
+    ) -> AsyncGenerator[DecodeEvent, None]:
+        """As `run`, for a router that continues the request: what it has not shown comes first."""
+        self._deadline_s = deadline_s
+        self._events.appendleft(Adopted(request.num_prompt_tokens, self._answer.beyond(request)))
+        async with aclosing(self._serve(commands)) as messages:
+            async for message in messages:
+                yield message
+
+    async def _serve(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
+        reading = asyncio.create_task(self._read(commands))
         try:
             while not self._lifecycle.is_over:
-                for event in with_joined_tokens(await self._waiting_events()):
-                    for instruction in self._lifecycle.on(event):
-                        if (message := await self._obey(instruction)) is not None:
-                            yield message
+                for instruction in self._lifecycle.on(await self._next_event()):
+                    if (message := await self._obey(instruction)) is not None:
+                        yield message
         finally:
             reading.cancel()
-            self._runtime.spawn(self._give_back())
+            self._call_ended()
 
     def _job(self, start: Start) -> Job:
         request, sampling = start.request, start.request.sampling
@@ -142,6 +184,9 @@ class DecodeDriver:
             async for command in commands:
                 if isinstance(command, Start):
                     raise BadRequest("start is the first command of a call and comes once")
+                if isinstance(command, Abandon):
+                    self._is_abandoned = True
+                    return
                 self._inbox.put_nowait(command)
         except BadRequest as error:
             self._inbox.put_nowait(CallBroken(error))
@@ -161,12 +206,14 @@ class DecodeDriver:
         report = TransferReport(stats.attention_tokens, stats.attention_bytes, stats.state_bytes, stats.seconds)
         self._inbox.put_nowait(SessionLanded(nonce, landed.first_token, report))
 
-    async def _waiting_events(self) -> list[Event | DecodeInput]:
-        """Returns all events that wait, as soon as there is one."""
-        events = [await self._inbox.get()]
-        while not self._inbox.empty():
-            events.append(self._inbox.get_nowait())
-        return events
+    async def _next_event(self) -> DecodeInput:
+        """Returns the next event as soon as there is one. What waits is kept if the call ends meanwhile."""
+        if not self._events:
+            waiting = [await self._inbox.get()]
+            while not self._inbox.empty():
+                waiting.append(self._inbox.get_nowait())
+            self._events.extend(with_joined_tokens(waiting))
+        return self._events.popleft()
 
     # ------------------------------------------------------------ instructions
 
@@ -174,6 +221,8 @@ class DecodeDriver:
         """Returns the message that the router gets, if any."""
         match instruction:
             case Reply(message):
+                if isinstance(message, Tokens):
+                    self._answer.add(message)
                 return message
             case ReplyDecoded(reason, admitted):
                 return DecodeDone(reason, self._report(admitted))
@@ -183,6 +232,7 @@ class DecodeDriver:
                 if self._session is not None:  # None: opening it failed
                     self._session.cancel()
             case RunDecode(first_token):
+                self._answer.add(Tokens((Token(first_token),)))
                 self._loop.post(lambda: self._engine.run_decode(self._sequence, first_token))
             case FinishAnswer():
                 self._loop.post(lambda: self._engine.finish(self._sequence, FinishReason.STOP))
@@ -220,6 +270,27 @@ class DecodeDriver:
             computed_tokens=sequence.num_prefilled,
             checkpoints=sequence.all_checkpoints,
         )
+
+    # ------------------------------------------------------------ the end of a call
+
+    @property
+    def request(self) -> Request:
+        return self._answer.request
+
+    def continues(self, request: Request) -> bool:
+        """True if the router of this request can show what is left of the answer."""
+        return self._answer.fits(request)
+
+    async def give_up(self) -> None:
+        """Ends a request that no router continues."""
+        await self._give_back()
+
+    def _call_ended(self) -> None:
+        is_lost = self.request.is_resumable and not self._is_abandoned and self._clock() < self._deadline_s
+        if is_lost and isinstance(self._lifecycle.state, Running) and self._orphans.keep(self):
+            self._lifecycle.on(RouterLost())
+        else:
+            self._runtime.spawn(self._give_back())
 
     async def _give_back(self) -> None:
         for instruction in self._lifecycle.on(CallEnded()):

@@ -48,6 +48,7 @@ class Request:
     num_prompt_tokens  how many of `tokens` are the prompt
     salt               separates tenants: prefixes are shared only under the same salt
     boundaries         positions in the prompt that are good places for a checkpoint
+    is_resumable       its client chose `request_id`, and may ask for the rest of the answer at another router
     age_s              seconds since the router took the request in: nodes serve their waiting lines in that order
     """
 
@@ -58,6 +59,7 @@ class Request:
     salt: bytes = b""
     boundaries: tuple[int, ...] = ()
     age_s: float = 0.0
+    is_resumable: bool = False
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,11 @@ class Registrations:
         for each in self._each:
             each.start()
 
+    def beat_now(self) -> None:
+        """Reports the status at once instead of when the next heartbeats are due."""
+        for each in self._each:
+            each.news.set()
+
     async def stop(self) -> None:
         """Stops, and unregisters the node instead of letting the routers miss its heartbeats."""
         await asyncio.gather(*(each.stop() for each in self._each))
@@ -87,7 +92,7 @@ class Registrations:
 
 
 class _Registration:
-    """Registers with one router, and tries again for ever while that is unreachable."""
+    """Registers with one router, and tries again for ever while that is unreachable. Setting `news` ends a pause."""
 
     def __init__(
         self,
@@ -104,6 +109,7 @@ class _Registration:
         self._status = status
         self._answered = answered
         self._lost = lost
+        self.news = asyncio.Event()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._beat())
@@ -119,6 +125,7 @@ class _Registration:
     async def _beat(self) -> None:
         reported = ""
         while True:
+            self.news.clear()
             try:
                 answer = await self._client.register(self._info, await self._status(), timeout_s=CALL_TIMEOUT_S)
                 delay_s = answer.heartbeat_s
@@ -133,4 +140,6 @@ class _Registration:
                     reported = str(error)
                     level = logging.ERROR if is_refused else logging.WARNING
                     log.log(level, "%s is not registered with %s: %s", self._info.name, self._router, error)
-            await asyncio.sleep(delay_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self.news.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ class NodeRuntime:
     staging   buffers for the transfers of requests. Fetches, which go from decode to prefill nodes, use `new_staging`:
               one pool that both a sender and a receiver take buffers from can deadlock
     identity  this node's TLS certificate; None: plain text
+    watchers  called when the status has news that routers should get before the next heartbeat is due
     calls     calls in progress, by router
     tasks     clean-up work in progress
     """
@@ -40,6 +41,7 @@ class NodeRuntime:
     transport: Transport
     staging: Staging
     identity: Identity | None = None
+    watchers: list[Callable[[], None]] = field(default_factory=list)
     calls: RouterCalls = field(default_factory=RouterCalls)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -65,6 +67,11 @@ class NodeRuntime:
     def packing(self) -> Packing:
         """Copies between cache memory and staging buffers."""
         return packing_of(self.memory, self.loop, self.staging.memory)
+
+    def status_changed(self) -> None:
+        """Has the watchers called."""
+        for watcher in self.watchers:
+            watcher()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs clean-up work that outlives the request that started it; the node waits for it when it stops."""

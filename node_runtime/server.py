@@ -40,9 +40,10 @@ WARM_UP_TIMEOUT_S = 60.0  # for a staging buffer that nobody else can hold yet
 
 
 class RoleService(Protocol):
-    """A role that serves requests: its counters, and how to close what it opened."""
+    """A role that serves requests: its counters and orphans, and how to close what it opened."""
 
     def counters(self) -> dict[str, float]: ...
+    def orphans(self) -> tuple[str, ...]: ...
     async def close(self) -> None: ...
 
 
@@ -117,6 +118,7 @@ class NodeServer:
             identity,
             silence_s=self.config.control_silence_s,
         )
+        self.runtime.watchers.append(self._registrations.beat_now)
         self._registrations.start()
         log.info("%s node %s serves at %s", self._role.value, self.config.name, self.info.address)
 
@@ -131,7 +133,11 @@ class NodeServer:
         transfers = transfer_counters(self.runtime.transport.stats, self.runtime.staging.waits)
         counters = {**self._status.counters, **transfers, **self._role_service.counters()}
         return replace(
-            self._status, counters=counters, links=self._link_monitor.report(), calls=self.runtime.calls.counts()
+            self._status,
+            counters=counters,
+            links=self._link_monitor.report(),
+            calls=self.runtime.calls.counts(),
+            orphans=self._role_service.orphans(),
         )
 
     async def stop(self) -> None:

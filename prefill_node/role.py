@@ -65,6 +65,10 @@ class PrefillRole:
     def counters(self) -> dict[str, float]:
         return self._fetches.counters()
 
+    def orphans(self) -> tuple[str, ...]:
+        """None: a prefill is not worth keeping without the router that waits for it."""
+        return ()
+
     async def close(self) -> None:
         """Closes the channels to decode nodes; no prefill may be running."""
         await self._fetches.close()

@@ -95,6 +95,7 @@ def _node(node: NodeEntry) -> dict[str, Any]:
         "running": status.running,
         "waiting": status.waiting,
         "calls": dict(status.calls),
+        "orphans": len(status.orphans),
         "blocks": asdict(status.blocks),
         "slots": asdict(status.slots),
         "counters": dict(status.counters),

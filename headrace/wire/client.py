@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -55,6 +56,9 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
 
 STATUS_TIMEOUT_S = 1.0
 """How long to wait for the server's status after a write failed."""
+
+ABANDON_TIMEOUT_S = 1.0
+"""How long sending `Abandon` may take: a node that is lost takes nothing, and keeps nothing either."""
 
 _TOO_LARGE = "message larger than max"  # in gRPC's details, whichever side measured it
 
@@ -102,6 +106,7 @@ class DecodeCall(StreamCall[m.DecodeEvent], Protocol):
     """One request on a decode node: commands in, events out."""
 
     async def send(self, command: m.DecodeCommand) -> None: ...
+    async def abandon(self) -> None: ...
 
 
 class NodeClient(Protocol):
@@ -207,6 +212,7 @@ class _GrpcDecodeCall:
         self._node = node
         self._call = call
         self._start = start
+        self._is_over = False
         self._first_status: tuple[grpc.StatusCode, str | None] = (grpc.StatusCode.INTERNAL, None)
         call.add_done_callback(self._ended)
 
@@ -217,6 +223,17 @@ class _GrpcDecodeCall:
     async def __aexit__(self, *exc_info: object) -> None:
         self._call.cancel()
 
+    async def abandon(self) -> None:
+        """Announces that the call ends on purpose: a node keeps a resumable request whose call ends without a word.
+
+        Call it before a task that reads the call is cancelled: that cancels the call. Without effect on other requests,
+        and on a call that is over.
+        """
+        if self._start.request.is_resumable and not self._is_over and not self._call.done():
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+                async with asyncio.timeout(ABANDON_TIMEOUT_S):
+                    await self._call.write(codecs.encode_one_of(m.Abandon(), pb.DecodeCommand()))
+
     async def send(self, command: m.DecodeCommand) -> None:
         try:
             await self._call.write(codecs.encode_one_of(command, pb.DecodeCommand()))
@@ -226,7 +243,9 @@ class _GrpcDecodeCall:
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         try:
             async for message in self._call:
-                yield codecs.decode_one_of(message)
+                event = codecs.decode_one_of(message)
+                self._is_over = isinstance(event, m.DecodeDone)
+                yield event
         except grpc.aio.AioRpcError as error:
             raise await self._why_it_ended() from error
 

@@ -143,7 +143,13 @@ class Stop:
     """The client needs no more tokens: finish now, publish and report."""
 
 
-DecodeCommand = Start | Renew | Stop
+@dataclass(frozen=True)
+class Abandon:
+    """The router wants no more of a resumable request, and cancels the call next. Without it a call that ends early
+    means that the router is lost: the node keeps the request for another one."""
+
+
+DecodeCommand = Start | Renew | Stop | Abandon
 
 
 @dataclass(frozen=True)
@@ -307,6 +313,7 @@ class NodeStatus:
     links                 to the peers that the last registration's answer named
     stalled_s             seconds since the engine last ended a turn while it has work; 0: it works, or has none
     waiting_tokens        tokens of prompts that are to be computed: waiting ones, and the rest of running ones
+    orphans               ids of running requests whose router was lost, for the router that is asked for one of them
     calls                 open calls of each router, by its name; a request has one on its prefill and its decode node
     prefill_tokens_per_s  measured while prompts were computed; 0: not measured yet
     """
@@ -321,6 +328,7 @@ class NodeStatus:
     waiting_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
     calls: Mapping[str, int] = field(default_factory=dict)
+    orphans: tuple[str, ...] = ()
 
 
 def transfer_refusal(device: str, peer_device: str) -> str | None:

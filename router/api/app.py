@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.api.bodies import Bodies
 from router.api.completions import CompletionService
 from router.api.openapi import errors, generation_route, openapi_document
+from router.api.request_ids import IdentifiedApp, identified, request_id_of
 from router.api.request_schemas import ChatBody, CompletionBody
 from router.api.response_counts import CountedApp, CountResponse, note_error
 from router.api.response_schemas import (
@@ -64,6 +65,7 @@ def build_app(
     app.add_exception_handler(ClientDisconnect, _on_client_left)  # during the upload
 
     async def respond(request: Request, kind: Kind) -> Response:
+        request_id = request_id_of(request.scope)
         # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
         # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
         service.check_line()
@@ -71,6 +73,7 @@ def build_app(
             generation = parser.parse_at_once(kind, data)
             if generation is None:
                 generation = await _unless_gone(request.receive, parser.parse(kind, data))
+        generation = identified(generation, request_id)
         deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
         answer = service.stream(generation) if generation.stream else service.answer(generation)
         # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
@@ -136,7 +139,7 @@ def build_app(
     async def page() -> Response:
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
-    return CountedApp(app, count_response)
+    return IdentifiedApp(CountedApp(app, count_response))
 
 
 class _ClientLeft(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
 
 from headrace.wire.messages import Role
 from router.api.choices import Choices
@@ -116,11 +117,22 @@ class CompletionService:
                     rendered = await asyncio.to_thread(writer.render, index, part)
                 yield rendered
 
+    def _check_ids(self, generation: GenerationRequest) -> None:
+        if any(request.request_id in self._context.table for request in generation.requests):
+            raise ApiError(
+                HTTPStatus.CONFLICT,
+                f"{generation.id}: a request with this x-request-id is being answered; wait for its end, or choose "
+                "another id",
+                code="request_id_in_use",
+                retry_after_s=1,
+            )
+
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[Choices]:
         """Admits and runs the requests; leaving cancels those still running."""
         self._check_scores(generation)
         self._check_nodes()
+        self._check_ids(generation)
         choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes)
         async with AsyncExitStack() as stack:
             count, per_prompt = len(generation.requests), generation.choices_per_prompt

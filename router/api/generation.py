@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.request import Request, Sampling
@@ -33,6 +33,8 @@ class GenerationRequest:
 
     A `headrace.request.Request` is one stream of tokens on the nodes; a client asks for several at once with a list of
     prompts or with `n`.
+
+    is_seeded  the client gave the seed
     """
 
     id: str
@@ -48,6 +50,7 @@ class GenerationRequest:
     return_token_ids: bool
     report: bool
     echo: bool
+    is_seeded: bool
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that a choice answers."""
@@ -162,8 +165,7 @@ class RequestBuilder:
             max_tokens = self._max_tokens(len(prompt.tokens), wanted, field)
             boundaries = self._boundaries(prompt, own)
             for _ in range(count):
-                seed = (first_seed + len(requests)) % _UINT64
-                sampling = _sampling(body, max_tokens, seed, logprobs, prompt_logprobs)
+                sampling = _sampling(body, max_tokens, logprobs, prompt_logprobs)
                 name = f"{completion_id}-{len(requests)}"
                 requests.append(
                     Request(name, prompt.tokens, len(prompt.tokens), sampling, own.salt.encode(), boundaries)
@@ -175,7 +177,7 @@ class RequestBuilder:
             model=self._model,
             is_chat=is_chat,
             prompts=tuple(prompts),
-            requests=tuple(requests),
+            requests=tuple(seeds_from(first_seed, requests)),
             choices_per_prompt=count,
             stops=tuple(body.stops),
             stream=bool(body.stream),
@@ -183,6 +185,7 @@ class RequestBuilder:
             include_usage=own.report or (options is not None and bool(options.include_usage)),
             report=own.report,
             echo=echo,
+            is_seeded=body.seed is not None,
         )
 
     @property
@@ -226,15 +229,21 @@ class RequestBuilder:
         return tuple(sorted({*prompt.boundaries, *own.checkpoint_at}))
 
 
-def _sampling(
-    body: GenerationBody, max_tokens: int, seed: int, logprobs: int | None, prompt_logprobs: int | None
-) -> Sampling:
+def seeds_from(first: int, requests: Sequence[Request]) -> list[Request]:
+    """The requests with seeds in a row from `first` on."""
+    return [
+        replace(request, sampling=replace(request.sampling, seed=(first + index) % _UINT64))
+        for index, request in enumerate(requests)
+    ]
+
+
+def _sampling(body: GenerationBody, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Sampling:
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise bad_request(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
     return Sampling(
         max_tokens=max_tokens,
-        seed=seed,
+        seed=0,  # set for all requests in a row
         temperature=_or(body.temperature, 1.0),
         top_p=_or(body.top_p, 1.0),
         top_k=max(body.top_k or 0, 0),  # -1 is vLLM's "no limit"

@@ -313,6 +313,8 @@ class NodeRow(_Response):
     waiting: int
     calls: dict[str, int]
     """Open calls of each router, by its name."""
+    orphans: int
+    """Running requests whose router was lost."""
     blocks: PoolStatus
     slots: PoolStatus
     counters: dict[str, float]

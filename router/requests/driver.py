@@ -157,14 +157,17 @@ class RequestDriver:
                 client.decode(start, timeout_s=self._remaining_s()) as call,
             ):
                 attempt.call = call
-                await self._handle(attempt, ev.DecodeStarted(node.info.name))
-                attempt.spawn(self._read(attempt, node, call))
-                if start.may_prefill_remotely:
-                    await self._search.prompt_keys(attempt.request)  # hashed while the decode node reserves
-                await attempt.over
-                if isinstance(self.life.state, Completed) and attempt.prefill is not None:
-                    # The client has every token; only the final usage waits for the prefill node's report.
-                    await asyncio.wait({attempt.prefill}, timeout=REPORT_GRACE_S)
+                try:
+                    await self._handle(attempt, ev.DecodeStarted(node.info.name))
+                    attempt.spawn(self._read(attempt, node, call))
+                    if start.may_prefill_remotely:
+                        await self._search.prompt_keys(attempt.request)  # hashed while the decode node reserves
+                    await attempt.over
+                    if isinstance(self.life.state, Completed) and attempt.prefill is not None:
+                        # The client has every token; only the final usage waits for the prefill node's report.
+                        await asyncio.wait({attempt.prefill}, timeout=REPORT_GRACE_S)
+                finally:
+                    await call.abandon()
                 await attempt.cancel()
         except NodeError as error:  # the call could not even be opened
             self._search.call_failed(node, error)

@@ -37,8 +37,14 @@ class NodeSearch:
         return nodes.live(role) if receiver is None else nodes.senders_to(receiver.info)
 
     async def pick_decode_node(self) -> NodeEntry:
-        """The policy's choice. Waits for busy nodes as long as the request's own time allows, and for lost ones as long
-        as they may come back; raises ApiError (503) when there is nobody to wait for."""
+        """The node that has kept this request since its router was lost, or else the policy's choice.
+
+        Waits for busy nodes as long as the request's own time allows, and for lost ones as long as they may come back;
+        raises ApiError (503) when there is nobody to wait for.
+        """
+        holder = self._orphan_holder()
+        if holder is not None:
+            return holder
         nodes = self._context.nodes
         while (node := await self._pick(Role.DECODE, None)) is None:
             if not nodes.awaited(Role.DECODE):
@@ -50,6 +56,14 @@ class NodeSearch:
         """The policy's choice, if possible among those that reach the receiver. Waits for busy nodes; None when no
         prefill node is there: the decode nodes can compute prompts."""
         return await self._pick(Role.PREFILL, receiver)
+
+    def _orphan_holder(self) -> NodeEntry | None:
+        """The decode node that goes on with this request since its router was lost; None: there is none."""
+        if not self._request.is_resumable:
+            return None
+        request_id = self._request.request_id
+        holders = (node for node in self.candidates(Role.DECODE) if request_id in node.status.orphans)
+        return next((node for node in holders if node.id not in self._avoided), None)
 
     async def _pick(self, role: Role, receiver: NodeEntry | None) -> NodeEntry | None:
         """One of the candidates that have not failed this request; when all have, any of them, after a pause. None when

@@ -22,6 +22,10 @@ class RequestTable:
         self._recent: deque[_Ended] = deque(maxlen=RECENT)
         self.ended: Counter[RequestPhase] = Counter()
 
+    def __contains__(self, request_id: str) -> bool:
+        """True while a request with this id is open."""
+        return request_id in self._open
+
     def add(self, life: RequestLifecycle) -> None:
         """Adds a new request, whose id must not be in use."""
         request_id = life.request.request_id

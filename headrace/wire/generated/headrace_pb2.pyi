@@ -166,12 +166,15 @@ class Request(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     BOUNDARIES_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
+    IS_RESUMABLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     salt: _builtins.bytes
     """separates tenants in every prefix index"""
     age_s: _builtins.float
     """since the router took the request in: nodes serve their waiting lines in that order"""
+    is_resumable: _builtins.bool
+    """its client chose request_id: the decode node keeps it for a while if the router is lost"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then what other nodes generated before a migration"""
@@ -192,10 +195,11 @@ class Request(_message.Message):
         salt: _builtins.bytes = ...,
         boundaries: _abc.Iterable[_builtins.int] | None = ...,
         age_s: _builtins.float = ...,
+        is_resumable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "boundaries", b"boundaries", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "boundaries", b"boundaries", "is_resumable", b"is_resumable", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -660,6 +664,7 @@ class DecodeCommand(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    ABANDON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___Start:
         """first, once"""
@@ -672,22 +677,44 @@ class DecodeCommand(_message.Message):
     def stop(self) -> Global___Stop:
         """the client needs no more (a stop string): finish, publish, report"""
 
+    @_builtins.property
+    def abandon(self) -> Global___Abandon:
+        """the router cancels this call next, deliberately"""
+
     def __init__(
         self,
         *,
         start: Global___Start | None = ...,
         renew: Global___Renew | None = ...,
         stop: Global___Stop | None = ...,
+        abandon: Global___Abandon | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "renew", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "renew", "stop", "abandon"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___DecodeCommand: _TypeAlias = DecodeCommand  # noqa: Y015
+
+@_typing.final
+class Abandon(_message.Message):
+    """Without it a call of a resumable request that ends early means that the router is lost."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Abandon: _TypeAlias = Abandon  # noqa: Y015
 
 @_typing.final
 class Start(_message.Message):
@@ -1204,6 +1231,7 @@ class NodeStatus(_message.Message):
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
+    ORPHANS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     stalled_s: _builtins.float
@@ -1228,6 +1256,10 @@ class NodeStatus(_message.Message):
     def calls(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """open calls of each router, by its name"""
 
+    @_builtins.property
+    def orphans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of running requests whose router was lost, at most 256"""
+
     def __init__(
         self,
         *,
@@ -1241,10 +1273,11 @@ class NodeStatus(_message.Message):
         waiting_tokens: _builtins.int = ...,
         prefill_tokens_per_s: _builtins.float = ...,
         calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        orphans: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "slots", b"slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "counters", b"counters", "links", b"links", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "counters", b"counters", "links", b"links", "orphans", b"orphans", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -184,6 +184,7 @@ class FakeDecodeNode(_FakeNode):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.commands: list[m.DecodeCommand] = []
+        self.abandoned: list[str] = []
 
     def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
         return FakeDecodeCall(self, start)
@@ -265,6 +266,8 @@ class FakeDecodeCall(_Call):
         self._node, self._start = node, start
         self._renewed: asyncio.Queue[m.Renew] = asyncio.Queue()
         self._stopped = False
+        self._is_over = False
+        self._was_cancelled = False
         node.requests.append(start.request)
 
     async def send(self, command: m.DecodeCommand) -> None:
@@ -274,7 +277,23 @@ class FakeDecodeCall(_Call):
         elif isinstance(command, m.Stop):
             self._stopped = True
 
+    async def abandon(self) -> None:
+        if self._start.request.is_resumable and not self._is_over and not self._was_cancelled:
+            self._node.abandoned.append(self._start.request.request_id)
+
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
+        try:
+            async for event in self._events():
+                self._is_over = isinstance(event, m.DecodeDone)
+                yield event
+        except asyncio.CancelledError:
+            self._was_cancelled = True
+            raise
+        except NodeError:
+            self._is_over = True
+            raise
+
+    async def _events(self) -> AsyncIterator[m.DecodeEvent]:
         node, request = self._node, self._start.request
         if node.hangs:
             await asyncio.Event().wait()

@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 
 from decode_node.lifecycle import (
+    Adopted,
     CancelSession,
     CountAdmission,
     DecodeInput,
@@ -13,9 +14,11 @@ from decode_node.lifecycle import (
     FinishAnswer,
     Interrupted,
     OpenSession,
+    Orphaned,
     Receiving,
     Renewing,
     ReplyDecoded,
+    RouterLost,
     RunDecode,
     Running,
     SessionLanded,
@@ -90,6 +93,35 @@ def test_a_request_that_finds_no_blocks_is_refused() -> None:
     request = new_lifecycle()
     assert request.on(AdmissionTimedOut("no blocks before the deadline")) == [Refuse("no blocks before the deadline")]
     assert request.on(CallEnded()) == [Release()]
+
+
+def test_a_request_whose_router_is_lost_goes_on_for_another_one() -> None:
+    request = new_lifecycle(Running(REMOTE))
+    assert request.on(RouterLost()) == []
+    assert request.state == Orphaned(REMOTE)
+    assert request.on(Adopted(100, SECOND)) == [Reply(LocalPrefill(100)), Reply(SECOND)]
+    assert request.on(THIRD) == [Reply(THIRD)]
+    assert request.on(Finished(FinishReason.LENGTH)) == [ReplyDecoded(FinishReason.LENGTH, REMOTE)]
+    assert request.on(CallEnded()) == [Release()]
+
+
+def test_a_router_that_has_shown_every_token_so_far_gets_the_next_ones() -> None:
+    request = new_lifecycle(Orphaned(LOCAL))
+    assert request.on(Adopted(100, Tokens(()))) == [Reply(LocalPrefill(100))]
+    assert request.state == Running(LOCAL)
+
+
+def test_a_request_that_no_router_continues_is_released() -> None:
+    request = new_lifecycle(Orphaned(REMOTE))
+    assert request.on(CallEnded()) == [Release()]
+    assert request.state == Released()
+
+
+@pytest.mark.parametrize("name", ["admitting", "receiving", "interrupted", "renewing", "done"])
+def test_a_request_that_does_not_run_is_released_when_its_router_is_lost(name: str) -> None:
+    request, ended = new_lifecycle(STATES[name]), new_lifecycle(STATES[name])
+    assert request.on(RouterLost()) == ended.on(CallEnded())
+    assert request.state == Released()
 
 
 def test_the_first_token_may_be_the_last() -> None:

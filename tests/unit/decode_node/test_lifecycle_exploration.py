@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from decode_node.lifecycle import (
+    Adopted,
     CancelSession,
     DecodeInput,
     DecodeInstruction,
@@ -14,8 +15,10 @@ from decode_node.lifecycle import (
     DecodeState,
     FinishAnswer,
     OpenSession,
+    Orphaned,
     Receiving,
     ReplyDecoded,
+    RouterLost,
     RunDecode,
     SessionLanded,
 )
@@ -37,7 +40,7 @@ class World:
 
     engine    waiting, expecting a state, running, finished or released
     session   the nonce of the one that may still land, if any
-    call      open, answered, failed or ended
+    call      open, answered, failed, lost with its router, or ended
     """
 
     lifecycle: type[DecodeLifecycle] = DecodeLifecycle
@@ -50,6 +53,7 @@ class World:
     num_renewals: int = 2
     num_stops: int = 1
     num_tokens: int = 2
+    num_losses: int = 1
 
     def key(self) -> World:
         return self
@@ -66,6 +70,9 @@ class World:
             nonces = range(1, self.num_sessions + 1) if self.num_renewals else ()
             actions += [("renews", nonce) for nonce in nonces]
             actions += [("stops",)] * (self.num_stops > 0) + [("is_taken",)] * bool(self.inbox)
+            actions += [("is_lost",)] * (self.num_losses > 0)
+        if self.call == "lost":
+            actions.append(("adopts",))
         if self.call != "ended":
             actions.append(("leaves",))
         return actions
@@ -93,6 +100,11 @@ class World:
                 return replace(self, num_renewals=self.num_renewals - 1)._arrived(Renew(nonce))
             case ("stops",):
                 return replace(self, num_stops=self.num_stops - 1)._arrived(Stop())
+            case ("is_lost",):
+                world = replace(self, num_losses=self.num_losses - 1, call="ended")._fed(RouterLost())
+                return replace(world, call="lost") if isinstance(world.state, Orphaned) else world
+            case ("adopts",):
+                return replace(self, call="open")._fed(Adopted(64, Tokens((Token(1),))))
             case ("leaves",):
                 return replace(self, call="ended")._fed(CallEnded())
             case ("is_taken",):

@@ -24,7 +24,8 @@ D0, D0_AGAIN, D1 = (
 class FakeRouter(rpc.RegistryServicer):
     """Counts the heartbeats of each node; `hangs`: takes them and never answers."""
 
-    def __init__(self, *peers: m.Peer, hangs: bool = False) -> None:
+    def __init__(self, *peers: m.Peer, hangs: bool = False, heartbeat_s: float = 0.01) -> None:
+        self._heartbeat_s = heartbeat_s
         self.beats: list[str] = []
         self.left: list[str] = []
         self._peers = peers
@@ -34,7 +35,7 @@ class FakeRouter(rpc.RegistryServicer):
         self.beats.append(request.info.name)
         if self._hangs:
             await asyncio.Event().wait()
-        return codecs.encode(m.RegisterReply(0.01, self._peers), pb.RegisterReply())
+        return codecs.encode(m.RegisterReply(self._heartbeat_s, self._peers), pb.RegisterReply())
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self.left.append(request.name)
@@ -70,6 +71,19 @@ async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(
         await node.stop()
         assert met[-1] == [D0]
         assert router.left == ["p0"]
+
+
+async def test_news_do_not_wait_for_the_next_heartbeat() -> None:
+    router = FakeRouter(heartbeat_s=PATIENCE_S)
+    async with served(router) as address:
+        node = Registrations((address,), node_info("d0", m.Role.DECODE), status, lambda peers: None, None)
+        node.start()
+        async with asyncio.timeout(PATIENCE_S / 2):
+            for count in (1, 2, 3):
+                while len(router.beats) < count:
+                    await asyncio.sleep(0.005)
+                node.beat_now()
+        await node.stop()
 
 
 def test_peers_of_all_routers_are_known() -> None:

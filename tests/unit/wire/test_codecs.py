@@ -53,7 +53,7 @@ def instances_of(cls: type) -> st.SearchStrategy[Any]:
 
 
 PREFILL_EVENTS = (m.ComputeStarted, m.FirstToken, m.PromptLogprobs, m.PrefillDone)
-DECODE_COMMANDS = (m.Start, m.Renew, m.Stop)
+DECODE_COMMANDS = (m.Start, m.Renew, m.Stop, m.Abandon)
 DECODE_EVENTS = (
     m.Reservation, m.LocalPrefill, m.SessionFailed, m.TransferReport, m.Tokens, m.DecodeDone, m.PromptLogprobs,
 )  # fmt: skip

@@ -60,6 +60,29 @@ async def test_a_client_that_leaves_frees_the_nodes(start_router: StartRouter, a
     assert 'headrace_requests_total{outcome="cancelled"} 1.0' in (await running.http.get("/metrics")).text
 
 
+async def test_a_request_that_could_be_resumed_is_abandoned_unless_it_ends_by_itself(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, eos_id=0)
+    node = decode_node(cluster, "d0")
+    running = await start_router(cluster, request_timeout_s=0.5)
+
+    async def ask_as(request_id: str, **more: object) -> int:
+        reply = await running.http.post(
+            "/v1/completions", json={"prompt": "a", "max_tokens": 100} | more, headers={"x-request-id": request_id}
+        )
+        return reply.status_code
+
+    assert await ask_as("whole") == 200
+    node.gate = asyncio.Semaphore(2)
+    assert await ask_as("late") == 504
+    node.gate = None
+    assert await ask_as("one", stop=TEXT[0]) == 200  # in the first token: the decode node is not needed any more
+    assert (await running.http.post("/v1/completions", json={"prompt": "a", "stop": TEXT[0]})).status_code == 200
+    assert node.abandoned == ["cmpl-late-0", "cmpl-one-0"]
+    await assert_idle(running)
+
+
 async def test_a_client_that_leaves_before_the_answer_frees_the_nodes(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer)
     node = decode_node(cluster, "d0")

@@ -38,6 +38,29 @@ async def test_a_busy_decode_node_passes_the_request_on(start_router: StartRoute
     assert (text_of(result), result["usage"]["headrace"]["migrations"]) == (TEXT, 0)
 
 
+async def test_a_request_goes_on_on_the_node_that_has_kept_it(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer, decode=3, eos_id=0)
+    running = await start_router(cluster, new_policy=AlwaysTheFirst)
+    (holder,) = (info for info in cluster.infos() if info.name == "d1")
+    body, headers = {"prompt": "a", "max_tokens": 5}, {"x-request-id": "kept"}
+    running.server.nodes.register(holder, replace(node_status(), orphans=("cmpl-kept-0",)))
+    for given, node in ((headers, "d1"), ({}, "d0"), ({"x-request-id": "other"}, "d0")):
+        before = len(cluster.nodes[node].requests)
+        assert (await running.http.post("/v1/completions", json=body, headers=given)).status_code == 200
+        assert len(cluster.nodes[node].requests) == before + 1
+
+
+async def test_a_node_that_kept_a_request_and_fails_it_is_not_asked_again(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer, decode=2, eos_id=0)
+    cluster.nodes["d1"].faults = [Fault(NodeBusy("d1", "full"))]
+    running = await start_router(cluster, new_policy=AlwaysTheFirst)
+    (holder,) = (info for info in cluster.infos() if info.name == "d1")
+    running.server.nodes.register(holder, replace(node_status(), orphans=("cmpl-kept-0",)))
+    body, headers = {"prompt": "a", "max_tokens": 5}, {"x-request-id": "kept"}
+    assert (await running.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    assert (len(cluster.nodes["d1"].requests), len(cluster.nodes["d0"].requests)) == (1, 1)
+
+
 async def test_a_node_that_stays_busy_is_waited_for(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer, eos_id=0)
     cluster.nodes["d0"].faults = [Fault(NodeBusy("d0", "full"))] * 5
