@@ -31,7 +31,9 @@ class RouterConfig(HttpLimits, ParseLimits):
                         blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
                         tokens
     max_concurrent      requests in flight at the nodes (each prompt of a list, and each of `n`, is one)
-    max_queue           requests that may wait for their turn; beyond that clients get 429
+    max_queue           requests that may wait for their turn; beyond that clients get 429, with the estimated time
+                        until there is room as Retry-After. So does a request whose estimated wait and answer would take
+                        longer than `request_timeout_s`
     request_timeout_s   a request's whole life, its wait and the writing of its answer included; beyond that clients get
                         504, or the connection is closed
     max_unread_bytes    memory of one client's unread answer, all its choices together, beyond which the router reads no

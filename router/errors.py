@@ -101,6 +101,13 @@ def overloaded(message: str, *, retry_after_s: int = 1) -> ApiError:
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="no_node_available", retry_after_s=retry_after_s)
 
 
+def too_many_requests(message: str, *, code: str, retry_after_s: float) -> ApiError:
+    """429: the line is too long. `retry_after_s`: an estimate, of which clients get at least a second."""
+    wait_s = max(1, math.ceil(retry_after_s))
+    message = f"{message}; try again in {wait_s} s"
+    return ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, code=code, retry_after_s=wait_s)
+
+
 def no_node(role: Role, awaited: Sequence[LostNode], now_s: float) -> ApiError:
     """503: no node of this role can do the work. `awaited`: those that may come back, the next one first."""
     if not awaited:

@@ -74,7 +74,13 @@ class RouterServer:
         special = config.parse_special_tokens
         tokens = ModelTokens(config.model_path, parse_special_tokens=special, loads_literal=False)
         table = RequestTable()
-        admission = Admission(config.max_concurrent, config.max_queue)
+        admission = Admission(
+            config.max_concurrent,
+            config.max_queue,
+            timeout_s=config.request_timeout_s,
+            clock=clock,
+            nodes_line_s=lambda: self.nodes.prefill_line_s,
+        )
         metrics = RouterMetrics()
         self.index = index = ClusterIndex()
         self._subscriptions = Subscriptions(self.nodes, index)

@@ -203,6 +203,13 @@ class NodeTable:
         """Longest sequence that every node can hold; None without nodes. May be read from any thread."""
         return self._max_model_tokens
 
+    @property
+    def prefill_line_s(self) -> float:
+        """Seconds until the nodes have computed the prompts that they had at their last heartbeats; 0: not known."""
+        nodes = self.live(Role.PREFILL) or self.live(Role.DECODE)
+        tokens_per_s = sum(node.status.prefill_tokens_per_s for node in nodes)
+        return sum(node.status.waiting_tokens for node in nodes) / tokens_per_s if tokens_per_s else 0.0
+
     @asynccontextmanager
     async def in_use(self, node: NodeEntry) -> AsyncIterator[NodeClient]:
         """Keeps the node's client open while a call runs on it, even if the node leaves meanwhile."""

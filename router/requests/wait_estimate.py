@@ -1,0 +1,44 @@
+"""How long a request would wait for its place, from what was measured. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+RECENT = 64
+
+
+class WaitEstimate:
+    """By Little's law: each of `num_places` places is taken for the mean time of recent requests, whatever the nodes do
+    meanwhile. Requests that run already longer than that raise the mean, so that a cluster that slows down, or has
+    lost its nodes, is noticed before a request ends."""
+
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self._recent_s: deque[float] = deque(maxlen=RECENT)
+
+    def ended(self, seconds: float) -> None:
+        """Records for how long a request had its place."""
+        self._recent_s.append(seconds)
+
+    @property
+    def usual_s(self) -> float:
+        """Time in a place that nine of ten recent requests did not exceed; 0: not known. A few that take all their time
+        must not keep others out."""
+        ordered = sorted(self._recent_s)
+        return ordered[len(ordered) * 9 // 10] if ordered else 0.0
+
+    def wait_s(self, position: int, running_s: Iterable[float], nodes_line_s: float) -> float:
+        """Wait at a position of the line, of which 1 is the first.
+
+        nodes_line_s   until the nodes have computed the prompts that they have; the line's own will take as long, place
+                       for place
+        """
+        by_places = position * max(_mean(self._recent_s), _mean(running_s)) / self._num_places
+        by_prompts = nodes_line_s * (1 + position / self._num_places)
+        return max(by_places, by_prompts)
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else 0.0
