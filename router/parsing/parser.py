@@ -15,6 +15,10 @@ SMALL_BODY_BYTES = 4 << 10
 """Parsed on the loop: 2 ms at the most, where a worker and its pipe would add half a millisecond to every chat."""
 
 
+SMALL_BODY_OBJECTS = 24
+"""Each message is an object, and costs the template time even if it is empty."""
+
+
 class RequestParser:
     """Turns bodies into generation requests. `max_model_tokens` returns the nodes' limit, None without nodes."""
 
@@ -28,7 +32,7 @@ class RequestParser:
 
     def parse_at_once(self, kind: Kind, data: bytes) -> GenerationRequest | None:
         """The generation request of a small body, or None if it is one for a worker; raises ApiError."""
-        if len(data) > SMALL_BODY_BYTES:
+        if len(data) > SMALL_BODY_BYTES or data.count(b"{") > SMALL_BODY_OBJECTS:
             return None
         try:
             return self._here.parse(self._job(kind, data))

@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from router.errors import ApiError, ModelFolderError, bad_request
+from router.errors import ModelFolderError, bad_request
 from router.text.chat_template import Message, load_chat_template
 from router.text.detokenizer import Detokenizer
 from router.text.literal_tokens import LiteralTokens
+from router.text.message_ends import message_ends
 from router.text.model_settings import ModelSettings, read_json
 from router.text.token_bytes import TokenBytes
-
-MAX_ENDS = 32
-"""Messages whose ends are searched at a chat's beginning, and as many at its end: each costs a rendering.
-
-Chats share early ends (system prompt, examples); the next turn, or another try at this one, continues at a late end.
-The nodes' checkpoint policy finds a branch point between them by itself.
-"""
-
 
 USUAL_BYTES_PER_TOKEN = 4
 """Texts of more bytes for each token that the model holds are counted in slices before they are encoded."""
@@ -39,8 +33,8 @@ each end."""
 class ChatPrompt:
     """A rendered chat.
 
-    `boundaries()` returns the token positions where the first and last `MAX_ENDS` messages end, in order. It renders
-    the chat once for each: call it only for a prompt that fits the model.
+    `boundaries()` returns the token positions where the first and last messages end, in order. It renders the chat a
+    few times more: call it only for a prompt that fits the model.
     """
 
     tokens: tuple[int, ...]
@@ -134,31 +128,36 @@ class ModelTokens:
             tokens = tuple(self.encode(rendered, add_special_tokens=False))
 
         def boundaries() -> tuple[int, ...]:
-            ends = _message_ends(partial(render, add_generation_prompt=False), messages, rendered)
+            ends = message_ends(partial(render, add_generation_prompt=False), messages, rendered)
             if not hidden:
                 return self._token_ends(rendered, tokens, ends)
             if not self.token_bytes.is_byte_level:
                 return ()  # the tokenizer's own positions are those of another text
-            return self._token_ends(hidden.restore(rendered), tokens, [hidden.restore(end) for end in ends])
+            restored_ends = [len(hidden.restore(rendered[:end])) for end in ends]
+            return self._token_ends(hidden.restore(rendered), tokens, restored_ends)
 
         return ChatPrompt(tokens, boundaries)
 
-    def _token_ends(self, text: str, tokens: Sequence[int], ends: Sequence[str]) -> tuple[int, ...]:
-        """Token positions of those prefixes `ends` of `text` that end with a token."""
+    def _token_ends(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
+        """Token positions of those of the ascending `ends`, positions in `text`, at which a token ends."""
         if not self.token_bytes.is_byte_level:
             # Encoding again with offsets takes 1.6 times the time; counting bytes, 0.2 times.
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
             position_of_char = {end: position for position, (_, end) in enumerate(encoding.offsets, 1)}
-            return tuple(sorted({position_of_char.get(len(prefix), 0) for prefix in ends} - {0}))
+            return tuple(sorted({position_of_char.get(end, 0) for end in ends} - {0}))
         position_of_byte = {0: 0}
         num_bytes = 0
         for position, token_id in enumerate(tokens, 1):
             num_bytes += len(self.token_bytes.of(token_id) or b"")
             position_of_byte[num_bytes] = position
-        if num_bytes != len(self._normalize(text).encode()):
+        normalized = self._normalize(text)
+        if num_bytes != len(normalized.encode()):
             return ()  # the tokenizer adds or drops bytes: positions are unknown
-        found = {position_of_byte.get(len(self._normalize(prefix).encode()), 0) for prefix in ends}
-        return tuple(sorted(found - {0}))
+        if normalized == text:
+            byte_ends = list(accumulate(len(text[start:end].encode()) for start, end in pairwise([0, *ends])))
+        else:
+            byte_ends = [len(self._normalize(text[:end]).encode()) for end in ends]
+        return tuple(sorted({position_of_byte.get(end, 0) for end in byte_ends} - {0}))
 
     def _normalize(self, text: str) -> str:
         normalizer = self._tokenizer.normalizer
@@ -171,35 +170,6 @@ def _num_bytes(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError as error:
         raise bad_request(f"the text is not valid Unicode: {error.reason} at {error.start}") from error
-
-
-def _message_ends(render: Callable[[Sequence[Message]], str], messages: Sequence[Message], text: str) -> list[str]:
-    """The prefixes of `text`, the whole chat, up to the ends of its first and last `MAX_ENDS` messages.
-
-    A template may render a shorter chat differently: such a message has no end that another prompt shares.
-    Some templates refuse a chat without a question, so the system prompt is also tried with another question.
-    """
-    counts = range(1, len(messages) + 1)
-    searched = sorted({*counts[:MAX_ENDS], *counts[-MAX_ENDS:]})
-    prefixes = [_render_or_nothing(render, messages[:count]) for count in searched]
-    if messages[0].get("role") == "system" and not prefixes[0]:
-        probe = _render_or_nothing(render, [messages[0], {"role": "user", "content": "?"}])
-        prefixes.append(_common_prefix(probe, text))
-    return [prefix for prefix in prefixes if prefix and text.startswith(prefix)]
-
-
-def _common_prefix(one: str, other: str) -> str:
-    for length, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return one[:length]
-    return min(one, other, key=len)
-
-
-def _render_or_nothing(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> str:
-    try:
-        return render(messages)
-    except ApiError:
-        return ""
 
 
 def _load_tokenizer(file: Path) -> tuple[Tokenizer, frozenset[str]]:

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from router.errors import ApiError, ModelFolderError
-from router.text.tokens import MAX_ENDS, ModelTokens
+from router.text.message_ends import MAX_ENDS
+from router.text.tokens import ModelTokens
 from tests.support.router.model_folder import CHAT_TEMPLATE, END_ID, START_ID, STOP_ID, write_model_folder
 from tests.support.router.template_counter import count_renderings
 from tests.support.router.tokenizer_kinds import KINDS
@@ -51,7 +52,7 @@ def test_of_many_messages_the_first_and_the_last_ends_are_boundaries(
     renderings = count_renderings(monkeypatch)
     prompt = tokens.render_chat(chat)
     assert [prompt.tokens[:end] for end in prompt.boundaries()] == ends[:MAX_ENDS] + ends[-MAX_ENDS:]
-    assert len(renderings) == 1 + 2 * MAX_ENDS
+    assert len(renderings) == 1 + 1 + 3  # the chat, with marks, and one shorter chat for each role
 
 
 def test_each_turn_extends_the_last_one(tokens: ModelTokens):

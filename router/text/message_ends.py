@@ -1,0 +1,99 @@
+"""Ends of messages in a rendered chat, from a handful of renderings."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from router.errors import ApiError
+from router.text.chat_template import Message
+
+MAX_ENDS = 32
+"""Messages whose ends are searched at a chat's beginning, and as many at its end.
+
+Chats share early ends (system prompt, examples); the next turn, or another try at this one, continues at a late end.
+The nodes' checkpoint policy finds a branch point between them by itself.
+"""
+FEW_MESSAGES = 4  # each is rendered: marks would cost as much
+
+Render = Callable[[Sequence[Message]], str]
+
+
+def message_ends(render: Render, messages: Sequence[Message], text: str) -> list[int]:
+    """Positions in `text`, the whole chat, where its first and last `MAX_ENDS` messages end.
+
+    A message ends where the chat up to it, rendered alone, ends; a template may render a shorter chat differently: such
+    a message has no end that another prompt shares. Rendering that for every message is most of a long chat's cost.
+    So one rendering with marks shows where contents end, and one shorter chat for each kind of message shows the text
+    that follows a content; other messages of that kind end with the same text after theirs. Messages without a mark,
+    and all of a kind whose first one has no end, are rendered each.
+    Some templates refuse a chat without a question, so the system prompt is also tried with another question.
+    """
+    counts = range(1, len(messages) + 1)
+    searched = sorted({*counts[:MAX_ENDS], *counts[-MAX_ENDS:]})
+    content_ends = _content_ends(render, messages, text) if len(searched) > FEW_MESSAGES else {}
+    tails: dict[tuple[str, ...], str] = {}
+    ends: list[int] = []
+    is_refused = False  # the first message alone
+    for count in searched:
+        kind, content_end = _kind(messages[count - 1]), content_ends.get(count)
+        tail = tails.get(kind)
+        if content_end is not None and tail is not None and text.startswith(tail, content_end):
+            ends.append(content_end + len(tail))
+            continue
+        prefix = _render_or_nothing(render, messages[:count])
+        if prefix and text.startswith(prefix):
+            ends.append(len(prefix))
+            if content_end is not None:
+                tails[kind] = prefix[content_end:]
+        is_refused = is_refused or (count == 1 and not prefix)
+    if messages[0].get("role") == "system" and is_refused:
+        probe = _render_or_nothing(render, [messages[0], {"role": "user", "content": "?"}])
+        ends.append(_num_common(probe, text))
+    return sorted({*ends} - {0})
+
+
+def _content_ends(render: Render, messages: Sequence[Message], text: str) -> dict[int, int]:
+    """Number of a message -> position in `text` after its content; without messages that cannot be marked."""
+    nonce = str(10**19 + secrets.randbelow(9 * 10**19))
+    for marks_empty in (True, False):  # some templates render an empty content differently
+        marked = [
+            _marked(message, f"{nonce}{count:09d}", marks_empty=marks_empty)
+            for count, message in enumerate(messages, 1)
+        ]
+        pieces = re.split(nonce + r"(\d{9})", _render_or_nothing(render, marked))
+        texts, counts = pieces[::2], [int(count) for count in pieces[1::2]]
+        if len(set(counts)) == len(counts) and text.startswith("".join(texts)):
+            return dict(zip(counts, accumulate(map(len, texts)), strict=False))
+    return {}
+
+
+def _marked(message: Message, mark: str, *, marks_empty: bool) -> Message:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    stripped = content.rstrip()  # templates trim: the mark comes before the spaces
+    return {**message, "content": f"{stripped}{mark}{content[len(stripped) :]}"} if stripped or marks_empty else message
+
+
+def _kind(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """Messages of one kind are rendered alike: the role, and the fields that are set."""
+    return (str(message.get("role")), *sorted(name for name, value in message.items() if value))
+
+
+def _num_common(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    for length, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return length
+    return min(len(one), len(other))
+
+
+def _render_or_nothing(render: Render, messages: Sequence[Message]) -> str:
+    try:
+        return render(messages)
+    except ApiError:
+        return ""
