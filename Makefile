@@ -1,7 +1,8 @@
 # Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check proto bench-cpu bench-cache test-all bench-gpu bench-gpu-cluster bench-transfer campaigns clean
+.PHONY: help venv demo test check proto bench-cpu bench-cache test-all bench-gpu bench-gpu-cluster bench-transfer \
+	campaigns campaign-faults campaign-hostile campaign-soak clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,7 +23,9 @@ help:
 	@echo 'make bench-cache  replay request traces through the cache (TRACES="FILE ..."), and what its own work costs'
 	@echo 'make bench-gpu  one GPU: prefill and decode beside vLLM, kernels beside the floor, start-up (PYTHON=python3)'
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
-	@echo 'make campaigns  every kind of fault fifty times under load (20 min), and ten thousand transfers in a row'
+	@echo 'make campaigns  every kind of fault fifty times under load (45 min: make campaign-faults), ten minutes of hostile'
+	@echo '                clients beside ordinary chats (20 min: campaign-hostile), 20,000 requests, 10,000 transfers and'
+	@echo '                ten storms of aborted requests in a row (20 min: campaign-soak)'
 	@echo 'make bench-transfer  the transfer alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
 	@echo 'make proto      generate headrace/wire/generated/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
@@ -99,9 +102,19 @@ bench-gpu:
 bench-gpu-cluster:
 	$(GPU_PYTHON) -u -m benchmarks gpu-cluster --out $(GPU_RESULTS)/cluster
 
-campaigns: venv
-	$(BIN)/python -m pytest -s tests/cluster/test_fault_campaign.py --fault-rounds 25 --timeout 3600
-	$(BIN)/python -m pytest -s tests/cluster/test_soak.py --soak-sessions 10000
+campaigns: campaign-faults campaign-hostile campaign-soak
+
+CAMPAIGN = $(BIN)/python -m pytest -s -n 0
+
+campaign-faults: venv
+	$(CAMPAIGN) tests/cluster/test_fault_campaign.py --fault-rounds 25 --timeout 3600
+
+campaign-hostile: venv
+	$(CAMPAIGN) tests/cluster/test_hostile_load.py --hostile-seconds 600
+
+campaign-soak: venv
+	$(CAMPAIGN) tests/cluster/test_soak.py --soak-sessions 10000
+	$(CAMPAIGN) tests/cluster/test_request_soak.py --soak-requests 20000 --abort-storms 10
 
 bench-transfer: $(if $(PYTHON),,venv)
 	$(or $(PYTHON),$(BIN)/python) -m benchmarks transfer-cpu

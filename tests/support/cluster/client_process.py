@@ -38,7 +38,7 @@ async def client_process(clients: Clients, hear: Callable[[Any], None]) -> Async
         yield
         with suppress(BrokenPipeError):
             here.send("stop")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(2 * PATIENCE_S):  # clients may wait as long for an answer
             await ended.wait()
     finally:
         loop.remove_reader(here.fileno())

@@ -9,12 +9,14 @@ that requests held must be back on all nodes.
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.support.cluster.fault_cluster import FaultCluster
+from tests.support.cluster import fault_ray
+from tests.support.cluster.fault_ray import of_headrace_up, on_raylets
 from tests.support.cluster.fault_restarts import (
     killed_again_and_again,
     router_killed,
@@ -23,7 +25,6 @@ from tests.support.cluster.fault_restarts import (
 )
 from tests.support.cluster.fault_rounds import (
     LATE_S,
-    Round,
     damaged,
     killed,
     late,
@@ -41,8 +42,8 @@ from tests.support.cluster.recall_load import ANSWER_TOKENS, RecallLoad
 class Scenario:
     """is_patient   one fault after the other: no request need meet several"""
 
-    cluster: Callable[[Path, Path], AbstractAsyncContextManager[FaultCluster]]
-    round: Round
+    cluster: Callable[[Path, Path], AbstractAsyncContextManager[Any]]
+    round: Callable[[Any, random.Random, Row], Awaitable[None]]
     habits: Habits = field(default_factory=Habits)
     answer_tokens: int = ANSWER_TOKENS
     is_patient: bool = True
@@ -92,4 +93,9 @@ RESTARTS = {
     ),
 }
 
-SCENARIOS = SESSION_FAULTS | RESTARTS
+UNDER_RAY = {
+    "nodes stopped in turn (under Ray)": Scenario(of_headrace_up, fault_ray.stopped_in_turn),
+    "raylet killed": Scenario(on_raylets, fault_ray.raylet_killed),
+}
+
+SCENARIOS = SESSION_FAULTS | RESTARTS | UNDER_RAY

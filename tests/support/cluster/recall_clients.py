@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 
 from tests.support.cluster.client_process import Say
+from tests.support.patience import PATIENCE_S
 
-ASK_TIMEOUT_S = 60.0
+ASK_TIMEOUT_S = PATIENCE_S
 PAUSE_S = 0.1
 """Before a client asks again."""
 
