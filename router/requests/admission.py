@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from router.errors import too_many_requests
 from router.requests.wait_estimate import WaitEstimate
 
-MARGIN = 1.1  # on an estimated wait: those who are admitted should not run out of time
+MARGIN = 1.2  # on an estimated wait: those who are admitted should not run out of time
 
 
 class Admission:
@@ -72,7 +72,7 @@ class Admission:
                 code="queue_full",
                 retry_after_s=self._wait_s(waiting_after - self._max_queue),
             )
-        needed_s = MARGIN * self._wait_s(waiting_after) + self._estimate.usual_s
+        needed_s = MARGIN * self._wait_s(waiting_after) + self._estimate.usual_s(self._running_s())
         if needed_s > self._timeout_s:
             raise too_many_requests(
                 f"{self.waiting} requests wait: a place and an answer would take about {needed_s:.0f} s, and a request "

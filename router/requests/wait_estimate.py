@@ -21,12 +21,11 @@ class WaitEstimate:
         """Records for how long a request had its place."""
         self._recent_s.append(seconds)
 
-    @property
-    def usual_s(self) -> float:
-        """Time in a place that nine of ten recent requests did not exceed; 0: not known. A few that take all their time
-        must not keep others out."""
+    def usual_s(self, running_s: Iterable[float]) -> float:
+        """Time in a place that nine of ten recent requests did not exceed, or the mean of the running ones if that is
+        more. A few that take all their time must not keep others out."""
         ordered = sorted(self._recent_s)
-        return ordered[len(ordered) * 9 // 10] if ordered else 0.0
+        return max(ordered[len(ordered) * 9 // 10] if ordered else 0.0, _mean(running_s))
 
     def wait_s(self, position: int, running_s: Iterable[float], nodes_line_s: float) -> float:
         """Wait at a position of the line, of which 1 is the first.

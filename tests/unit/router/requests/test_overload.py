@@ -92,4 +92,4 @@ def test_a_few_requests_that_take_all_their_time_keep_nobody_out():
     estimate = WaitEstimate(num_places=4)
     for index in range(60):
         estimate.ended(600.0 if index % 12 == 0 else 2.0)
-    assert estimate.usual_s == 2.0
+    assert estimate.usual_s([1.0, 1.0]) == 2.0
