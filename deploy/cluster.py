@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 import ray.util
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from deploy.config import ClusterConfig
 from deploy.errors import StartFailed, first_line
@@ -157,6 +157,8 @@ class _Start:
 
 
 def _cause(error: BaseException) -> str:
-    """The last line of the actor's own traceback, which Ray passes as text."""
+    """The actor's own error; without one, the last line of what Ray says."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        return str(error.cause)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import ray
 from ray.actor import ActorClass
 
+from headrace.config import ConfigError
 from headrace.host_process import log_to_stderr, take_niceness
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,10 @@ class Server(Protocol):
 
 
 class ServerActor:
-    """Runs a server in the actor's event loop. The constructor returns once the server serves, or raises like `start`.
+    """Runs a server in the actor's event loop. The constructor returns once the server serves, or cannot start.
+
+    What a user can mend (`foreseen`, ConfigError) is raised by `serving`, so that it reaches the supervisor as one
+    message: Ray prints the traceback of whatever a constructor raises.
 
     A crash of the server ends the process, and so does a restart that fails; SIGTERM ends it once the server has
     stopped, with the requests in flight ended or moved. Ray then starts the actor again, in another process.
@@ -48,24 +52,34 @@ class ServerActor:
         return actor
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, name: str, niceness: int, make_server: Callable[[], Any]
+        self, name: str, niceness: int, make_server: Callable[[], Any], foreseen: tuple[type[Exception], ...]
     ) -> None:
         log_to_stderr()
         take_niceness(niceness)
         self._name = name
+        self._refusal: Exception | None = None
         try:
             self._server = make_server()
             await self._server.start()
-        except Exception:
+        except Exception as error:
             if ray.get_runtime_context().was_current_actor_reconstructed:
                 await self._exit_to_restart("did not start again")  # raising would end the actor for good
-            raise
+            if not isinstance(error, (*foreseen, ConfigError)):
+                raise
+            self._refusal = error
+            return
         self._watch = asyncio.create_task(self._exit_when_crashed())
         self._draining: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
 
     def __repr__(self) -> str:
         return self._name  # the prefix of this actor's lines in the supervisor's log
+
+    def serving(self) -> Any:
+        """The server. Raises the foreseen error with which it did not start."""
+        if self._refusal is not None:
+            raise self._refusal
+        return self._server
 
     async def stop(self) -> None:
         """Stops the server, requests in flight first; the process stays until Ray kills it."""

@@ -13,7 +13,7 @@ import ray.util
 from headrace.actor import ServerActor
 from headrace.wire.messages import NodeInfo
 from node_runtime.config import NodeConfig
-from node_runtime.process import forget_start_up
+from node_runtime.process import START_ERRORS, forget_start_up
 from node_runtime.server import NodeServer
 
 Config = TypeVar("Config", bound=NodeConfig)
@@ -30,12 +30,12 @@ class NodeActor(ServerActor):
         here = replace(
             config, host=host or ray.util.get_node_ip_address(), engine=replace(config.engine, device=device)
         )
-        await super().__init__(config.name, niceness, lambda: make_node(here))  # type: ignore[misc]
+        await super().__init__(config.name, niceness, lambda: make_node(here), START_ERRORS)  # type: ignore[misc]
         forget_start_up()
 
     async def info(self) -> NodeInfo:
-        """Returns the node's registration. Ray delivers the call once the node serves."""
-        return self._server.info
+        """Returns the node's registration. Ray delivers the call once the node serves. Raises one of START_ERRORS."""
+        return self.serving().info
 
 
 def assigned_device(device: str, gpu_ids: Sequence[int | str], environ: Mapping[str, str]) -> str:

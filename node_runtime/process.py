@@ -18,6 +18,9 @@ from headrace.wire.tls import TlsError
 from node_runtime.server import NodeServer
 from transfer.protocol.errors import TransferError
 
+START_ERRORS = (ModelError, TlsError, TransferError, OSError)
+"""Errors of a node's start that its user can mend, beside ConfigError."""
+
 
 def run_node(node: NodeServer) -> int:
     """Blocks until the node has ended; returns the process's exit status. Raises ConfigError.
@@ -27,7 +30,7 @@ def run_node(node: NodeServer) -> int:
     log_to_stderr()
     try:
         return asyncio.run(_run(node))
-    except (ModelError, TlsError, TransferError, OSError) as error:
+    except START_ERRORS as error:
         cause = str(error)
     except torch.OutOfMemoryError as error:
         first_line = str(error).partition("\n")[0]

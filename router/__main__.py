@@ -22,15 +22,12 @@ del FLAGS["--tls"]
 
 def run(config: RouterConfig) -> int:
     """Runs until SIGINT or SIGTERM; the process's exit status."""
-    from headrace.wire.server import ListenError  # here: `--help` needs neither gRPC nor the tokenizers
-    from headrace.wire.tls import TlsError
-    from router.errors import RouterError
-    from router.server import RouterServer
+    from router.server import START_ERRORS, RouterServer  # here: `--help` needs neither gRPC nor the tokenizers
 
     log_to_stderr()
     try:
         asyncio.run(_serve(RouterServer(config)))
-    except (RouterError, ListenError, TlsError) as error:
+    except START_ERRORS as error:
         print(f"router: {error}", file=sys.stderr)
         return START_FAILED_STATUS
     return 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.actor import ServerActor
 from router.config import RouterConfig
-from router.server import RouterServer
+from router.server import START_ERRORS, RouterServer
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class RouterActor(ServerActor):
     """Runs a router; see `ServerActor`."""
 
     async def __init__(self, name: str, config: RouterConfig, niceness: int) -> None:  # type: ignore[misc]
-        await super().__init__(name, niceness, lambda: RouterServer(config))
+        await super().__init__(name, niceness, lambda: RouterServer(config), START_ERRORS)
 
     async def info(self) -> RouterInfo:
-        """Returns the addresses; Ray delivers the call once the router listens."""
-        return RouterInfo(self._server.url, self._server.control_address, os.getpid())
+        """Returns the addresses; Ray delivers the call once the router listens. Raises one of START_ERRORS."""
+        server = self.serving()
+        return RouterInfo(server.url, server.control_address, os.getpid())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from headrace.wire.client import GrpcNodeClient, NodeClient
 from headrace.wire.messages import NodeInfo, Role
 from headrace.wire.server import ListenError
-from headrace.wire.tls import load_identity
+from headrace.wire.tls import TlsError, load_identity
 from router.api.app import build_app
 from router.api.completions import CompletionService
 from router.cluster.cluster_index import ClusterIndex
@@ -22,6 +22,7 @@ from router.cluster.policy import Policy, RoundRobin
 from router.cluster.registry import registry_server
 from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
+from router.errors import RouterError
 from router.http.server import HttpServer
 from router.metrics import RouterMetrics
 from router.parsing.body_parser import BodyParser
@@ -35,6 +36,9 @@ from router.status import ClusterStatus
 from router.text.tokens import ModelTokens
 
 log = logging.getLogger(__name__)
+
+START_ERRORS = (RouterError, ListenError, TlsError)
+"""Errors of a router's start that its user can mend, beside ConfigError."""
 
 
 class RouterServer:

@@ -152,7 +152,10 @@ def test_a_node_that_cannot_start_ends_everything_and_says_why(shell, tmp_path):
     (broken / "model.safetensors").write_bytes(b"not safetensors")
     status, output = shell.run("up", "--model", broken, "--port", 0, "--detach")
     assert status == 1
-    assert "did not start" in output
+    assert "p0 did not start: " in output
+    assert "is it truncated, or a Git LFS pointer? Copy the file again" in " ".join(output.split())
+    assert "Traceback" not in output
+    assert "Exception raised" not in output
     assert not shell.processes()
     assert not list(shell.state.glob("*.json"))
 
