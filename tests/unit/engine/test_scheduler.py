@@ -55,6 +55,59 @@ def test_prefills_share_the_budget_in_order_of_arrival() -> None:
     assert spans(sequence(30), sequence(30), sequence(30)) == [(0, 0, 30), (1, 0, 30), (2, 0, 4)]
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    long, short = sequence(8000, arrival=1), sequence(5, arrival=2)
+    chunks = SCHEDULER.schedule([long, short])
+    assert [(chunk.sequence, chunk.span.end) for chunk in chunks] == [(short, 5), (long, 48)]
+
+
+def test_the_shortest_prompts_get_up_to_half_of_a_step() -> None:
+    long, *shorter = [sequence(left, arrival=i) for i, left in enumerate((8000, 400, 20, 7))]
+    chunks = SCHEDULER.schedule([long, *shorter])
+    assert [(chunk.sequence, chunk.span.end) for chunk in chunks] == [
+        (shorter[2], 7),
+        (shorter[1], 20),
+        (shorter[0], 5),
+        (long, 32),
+    ]
+
+
+def test_prompts_of_one_length_are_computed_one_after_another() -> None:
+    prompts = [sequence(640, arrival=i) for i in range(3)]
+    steps = run_steps(prompts, 24)
+    starts = [taken[0] for taken in steps.values()]
+    assert starts == [0, 10, 10]  # the second leaves less than a block of its steps to the third
+    assert prompts[1].num_computed >= 640 > prompts[2].num_computed
+
+
+def test_a_long_prompt_is_done_in_time_however_many_short_ones_come() -> None:
+    long, num_steps = sequence(3200, arrival=0), 0
+    running = [long]
+    while long.is_prefilling:
+        running = [*(s for s in running if s.is_prefilling), *(sequence(40, arrival=1 + num_steps) for _ in range(3))]
+        for chunk in SCHEDULER.schedule(running):
+            chunk.sequence.num_computed = chunk.span.end
+        num_steps += 1
+    assert num_steps <= 2 * 3200 / 64 + 1
+
+
+def test_a_prompt_in_the_middle_is_done_in_time_too() -> None:
+    before, middle = [sequence(1000, arrival=i) for i in range(3)], sequence(500, arrival=3)
+    running, num_steps = [*before, middle], 0
+    while middle.is_prefilling:
+        running = [*(s for s in running if s.is_prefilling), sequence(40, arrival=10 + num_steps)]
+        for chunk in SCHEDULER.schedule(running):
+            chunk.sequence.num_computed = chunk.span.end
+        num_steps += 1
+    assert num_steps <= 2 * 3500 / 64 + 4
+
+
+def test_a_budget_for_one_token_goes_to_the_prompt_that_arrived_first() -> None:
+    one = Scheduler(max_step_tokens=1, max_running=1, block_size=16)
+    long, short = sequence(100, arrival=1), sequence(5, arrival=2)
+    assert [chunk.sequence for chunk in one.schedule([long, short])] == [long]
+
+
 def test_never_more_sequences_than_max_running() -> None:
     decodes = [sequence(4, num_computed=4) for _ in range(9)]
     assert len(SCHEDULER.schedule(decodes)) == 4
