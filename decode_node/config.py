@@ -32,12 +32,19 @@ class DecodeNodeConfig(NodeConfig):
                            prompt may wait for others, and ends with the request's own deadline at the latest
     orphan_timeout_s       how long a running request goes on after its router was lost, for another that is asked for
                            it; only requests whose client sent an `x-request-id` do
+    max_unsent_tokens      an answer is paused when so many of its tokens wait to be sent, because the router takes no
+                           more of them; it keeps its blocks until others need them
     local_prefill          when it computes the rest of a prompt itself
     """
 
     reservation_timeout_s: float = 60.0
     orphan_timeout_s: float = 10.0
+    max_unsent_tokens: int = 256
     local_prefill: LocalPrefillConfig = field(default_factory=LocalPrefillConfig)
 
     def _faults(self) -> list[str]:
-        return [*super()._faults(), *positive(self, "reservation_timeout_s", "orphan_timeout_s")]
+        return [
+            *super()._faults(),
+            *positive(self, "reservation_timeout_s", "orphan_timeout_s"),
+            *at_least(self, 1, "max_unsent_tokens"),
+        ]

@@ -15,7 +15,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Event, Finished, Sampled, Scored, Started
+from headrace.engine.sequence import (
+    AdmissionTimedOut,
+    Admitted,
+    Computed,
+    Event,
+    Failed,
+    Finished,
+    Sampled,
+    Scored,
+    Started,
+)
 from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire.messages import (
     DecodeReport,
@@ -112,7 +122,7 @@ class Adopted:
 
 
 DecodeInput: TypeAlias = (
-    Admitted | AdmissionTimedOut | Started | Computed | Scored | Tokens | Finished  # from the engine
+    Admitted | AdmissionTimedOut | Started | Computed | Scored | Tokens | Finished | Failed  # from the engine
     | SessionLanded | SessionFailed  # from the session; each session ends in one of them
     | Renew | Stop | CallEnded | RouterLost | Adopted  # from the router
     | CallBroken  # by a command that cannot be read, or a session of another version
@@ -208,7 +218,7 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Stop():
                 # In any state: the engine may run the request already while its Admitted is on the way here.
                 return [] if self.is_over else [FinishAnswer()]
-            case CallBroken(error):
+            case CallBroken(error) | Failed(error):
                 return [] if self.is_over else [Fail(error)]
             case RouterLost():
                 return self._router_lost()

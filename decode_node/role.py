@@ -34,8 +34,9 @@ from decode_node.lifecycle import (
 )
 from decode_node.orphans import AnswerSoFar, Orphans
 from decode_node.policy import PrefillLocation
+from decode_node.unsent import UnsentTokens
 from headrace.engine.requests import BadRequest
-from headrace.engine.sequence import Admitted, Event, Job
+from headrace.engine.sequence import Admitted, Event, Job, Sampled
 from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import (
     Abandon,
@@ -133,6 +134,7 @@ class DecodeDriver:
         self._inbox: asyncio.Queue[Event | DecodeInput] = asyncio.Queue()
         self._sequence = self._engine.sequence(self._job(start))
         self._session: IncomingTransfer | None = None
+        self._unsent = UnsentTokens(config.max_unsent_tokens)
 
     async def run(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
         self._loop.post(lambda: self._engine.submit(self._sequence))
@@ -145,7 +147,9 @@ class DecodeDriver:
     ) -> AsyncGenerator[DecodeEvent, None]:
         """As `run`, for a router that continues the request: what it has not shown comes first."""
         self._deadline_s = deadline_s
-        self._events.appendleft(Adopted(request.num_prompt_tokens, self._answer.beyond(request)))
+        again = self._answer.beyond(request)
+        self._sampled(len(again.tokens))
+        self._events.appendleft(Adopted(request.num_prompt_tokens, again))
         async with aclosing(self._serve(commands)) as messages:
             async for message in messages:
                 yield message
@@ -156,7 +160,10 @@ class DecodeDriver:
             while not self._lifecycle.is_over:
                 for instruction in self._lifecycle.on(await self._next_event()):
                     if (message := await self._obey(instruction)) is not None:
-                        yield message
+                        try:
+                            yield message  # returns when gRPC has taken it over: not while its buffers are full
+                        finally:
+                            self._sent(message)
         finally:
             reading.cancel()
             self._call_ended()
@@ -172,12 +179,26 @@ class DecodeDriver:
             hit_policy=location.hit_policy,
             max_new=sampling.max_tokens - (len(request.tokens) - request.num_prompt_tokens),
             admit_by_s=min(self._deadline_s, self._clock() + self._config.admission_timeout_s),
-            on_event=partial(self._loop.deliver, self._inbox.put_nowait),
+            on_event=partial(self._loop.deliver, self._take),
             compute_by_s=None if start.may_prefill_remotely else self._deadline_s,
             prompt_logprobs=None if start.may_prefill_remotely else sampling.prompt_logprobs,
         )
 
     # ------------------------------------------------------------ events
+
+    def _take(self, event: Event) -> None:
+        self._inbox.put_nowait(event)
+        if isinstance(event, Sampled):
+            self._sampled(1)
+
+    def _sampled(self, num_tokens: int) -> None:
+        if self._unsent.sampled(num_tokens):
+            self._loop.post(lambda: self._engine.pause(self._sequence))
+
+    def _sent(self, message: DecodeEvent) -> None:
+        """Counts a message's tokens as sent; also those lost with their call, which the next one gets again."""
+        if isinstance(message, Tokens) and self._unsent.sent(len(message.tokens)):
+            self._loop.post(lambda: self._engine.go_on(self._sequence))
 
     async def _read(self, commands: AsyncIterator[DecodeCommand]) -> None:
         try:

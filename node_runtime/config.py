@@ -11,6 +11,7 @@ from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from transfer.ucx import UcxConfig
 
+MIN_WATCHDOG_S = 3
 HOST_MESSAGE_BYTES, GPU_MESSAGE_BYTES = 4 << 20, 32 << 20
 
 NODE_FLAGS = {
@@ -51,6 +52,8 @@ class NodeConfig:
                          another one; on a prefill node it waits as long as it has time, because every prompt before it
                          ends, and is refused at once when the measured speed says that it would wait for too long
     control_silence_s    the router's setting of that name, for the connections to routers and other nodes
+    watchdog_s           the process ends when its engine has stood still for so long: more than the longest step takes,
+                         one that compiles kernels included (Ray, or whatever supervises it, starts it again)
     shutdown_grace_s     how long requests in flight may continue after a stop
     engine               the engine's own settings
     ucx                  the transport's own settings
@@ -67,6 +70,7 @@ class NodeConfig:
     state_wire_dtype: str | None = None
     admission_timeout_s: float = 5.0
     control_silence_s: float = CONTROL_SILENCE_S
+    watchdog_s: float = 60.0
     shutdown_grace_s: float = 2.0
     engine: EngineConfig = field(default_factory=EngineConfig)
     ucx: UcxConfig = field(default_factory=UcxConfig)
@@ -84,6 +88,7 @@ class NodeConfig:
             *at_least(self, 1, "staging_buffers", "max_message_bytes"),
             *one_of(self, DTYPE_BYTES, "state_wire_dtype"),
             *positive(self, "admission_timeout_s"),
+            *at_least(self, MIN_WATCHDOG_S, "watchdog_s", remedy=": an idle engine sleeps for a second at a time"),
             *at_least(self, 0, "shutdown_grace_s"),
             *at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
         ]

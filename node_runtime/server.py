@@ -27,6 +27,7 @@ from node_runtime.registration import Registrations
 from node_runtime.runtime import NodeRuntime
 from node_runtime.service import add_node_service
 from node_runtime.status import node_status, transfer_counters
+from node_runtime.watchdog import Watchdog
 from transfer.backend import Transport
 from transfer.protocol.envelope import VERSION
 from transfer.staging import Staging, StagingConfig
@@ -100,6 +101,9 @@ class NodeServer:
             self._engine.post(lambda: use_device(self.config.engine.device))
             self._engine.start()
             undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
+            self._watchdog = Watchdog(self.config.name, lambda: self._engine.turns, self.config.watchdog_s)
+            self._watchdog.start()
+            undo.callback(self._watchdog.stop)
             self._server = ControlServer(
                 [self._service, "Node"],
                 self._add_services,
@@ -138,6 +142,7 @@ class NodeServer:
             links=self._link_monitor.report(),
             calls=self.runtime.calls.counts(),
             orphans=self._role_service.orphans(),
+            stalled_s=self._watchdog.stalled_s,
         )
 
     async def stop(self) -> None:
@@ -161,6 +166,7 @@ class NodeServer:
             await self.runtime.transport.close()
             if self._crash is None:
                 await self._engine.stop(STOP_TIMEOUT_S)
+            self._watchdog.stop()
         finally:
             self._closed.set()
 

@@ -11,10 +11,13 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from headrace.engine.failures import OutOfMemory, StepFailed
+from headrace.engine.loop import EngineLost
 from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
 from headrace.wire.client import ROUTER_METADATA
+from headrace.wire.errors import CRASH_DETAILS
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import NodeInfo, NodeStatus
@@ -26,6 +29,9 @@ M = TypeVar("M", bound=Message)
 
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (BadRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (StepFailed, grpc.StatusCode.INTERNAL),
+    (EngineLost, grpc.StatusCode.UNAVAILABLE),
+    (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (TransferFailed, grpc.StatusCode.ABORTED),
     (TransferError, grpc.StatusCode.ABORTED),
@@ -53,7 +59,8 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
     except tuple(kind for kind, _ in _CODES) as error:
         code = next(code for kind, code in _CODES if isinstance(error, kind))
-        await context.abort(code, str(error))
+        prefix = CRASH_DETAILS if isinstance(error, StepFailed) else ""
+        await context.abort(code, prefix + str(error))
 
 
 def read(decode: Callable[[M], T], message: M) -> T:

@@ -44,6 +44,8 @@ def node_status(built: BuiltEngine) -> NodeStatus:
             "sampled_tokens": engine.sampled_tokens,
             CACHE_CHANGES: built.journal.sequence,
             "preemptions": engine.preemptions,
+            "pauses": engine.pauses,
+            "memory_shortages": engine.shortages,
             "recomputed_tokens": engine.recomputed_tokens,
         },
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Failed, Finished, Sampled, Scored, Started
 from headrace.request import PromptLogprobs
 from headrace.wire.messages import ComputeStarted, FirstToken, PrefillReport
 from node_runtime.lifecycle import (
@@ -95,7 +95,7 @@ class TransferSent:
 
 
 PrefillInput: TypeAlias = (
-    Admitted | AdmissionTimedOut | Started | Computed | Scored | Sampled | Finished  # from the engine
+    Admitted | AdmissionTimedOut | Started | Computed | Scored | Sampled | Finished | Failed  # from the engine
     | FetchLanded | FetchGivenUp  # from the fetch
     | TransferSent | CallBroken  # from the transfer to the decode node
     | CallEnded  # from the router
@@ -227,7 +227,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
             case TransferSent():
                 state = self._expect(event, Sending)
                 return self._done(state.admitted, state.resumed_tokens)
-            case CallBroken(error):
+            case CallBroken(error) | Failed(error):
                 return [] if self.is_over else [Fail(error)]
             case CallEnded():
                 return self._call_ended()

@@ -135,6 +135,7 @@ class PrefillDriver:
             admit_by_s=self._deadline_s,
             on_event=self._on_event,
             compute_by_s=self._deadline_s,
+            is_sent=self._request.reservation is not None,
             prompt_logprobs=request.sampling.prompt_logprobs,
         )
 

@@ -11,7 +11,7 @@ frees it.
 Every operation is O(1) for each id.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -121,17 +121,42 @@ class _Pool(Generic[Id]):
 
     def check(self) -> None:
         """Raises CorruptCache unless free + cached + in use = total and each id is in exactly one place."""
-        free, unused = set(self._free), set(self._unused)
-        held = {id_ for id_, count in enumerate(self._references) if count > 0}
-        name = type(self).__name__
-        if len(free) != len(self._free):
-            raise CorruptCache(f"{name}: an id is free twice")
-        if len(free) + len(unused) + len(held) != self._total or len(free | unused | held) != self._total:
-            raise CorruptCache(
-                f"{name}: free {len(free)} + cached {len(unused)} + in use {len(held)} != total {self._total}"
-            )
-        if any(self._indexed[id_] for id_ in free) or not all(self._indexed[id_] for id_ in unused):
-            raise CorruptCache(f"{name}: an indexed id is free, or a cached one is not indexed")
+        for _ in self.checks():
+            pass
+
+    def checks(self) -> Iterator[None]:
+        """Does what `check` does in slices of CHECK_SLICE ids, which take a millisecond or two each.
+
+        The pool must not change between them; abandon the iterator if it has to.
+        """
+        name, is_free, num_cached = type(self).__name__, bytearray(self._total), 0
+        for part in _slices(len(self._free)):
+            for id_ in self._free[part]:
+                if is_free[id_]:
+                    raise CorruptCache(f"{name}: id {id_} is free twice")
+                is_free[id_] = True
+            yield
+        for part in _slices(self._total):
+            for id_ in self._ids[part]:
+                is_cached, is_held = id_ in self._unused, self._references[id_] > 0
+                if is_free[id_] + is_cached + is_held != 1:
+                    raise CorruptCache(
+                        f"{name}: id {id_} is in other than one place: free {is_free[id_]}, cached {is_cached}, in use "
+                        f"{is_held}"
+                    )
+                if not is_held and self._indexed[id_] != is_cached:
+                    raise CorruptCache(f"{name}: id {id_} is indexed and free, or cached and not indexed")
+                num_cached += is_cached
+            yield
+        if num_cached != len(self._unused):
+            raise CorruptCache(f"{name}: {len(self._unused)} ids are cached, {num_cached} of them in this pool")
+
+
+CHECK_SLICE = 1024
+
+
+def _slices(total: int) -> Iterator[slice]:
+    return (slice(start, min(start + CHECK_SLICE, total)) for start in range(0, total, CHECK_SLICE))
 
 
 class BlockPool(_Pool[BlockId]):

@@ -286,10 +286,10 @@ class PrefixCache:
             totals=replace(storage.totals),
         )
 
-    def check_pools(self) -> None:
-        """Raise CorruptCache unless free + cached + in use = total, for blocks and slots; a tenth of `check`'s cost."""
-        self._storage.blocks.check()
-        self._storage.slots.check()
+    def pool_checks(self) -> Iterator[None]:
+        """Raises CorruptCache unless free + cached + in use = total, for blocks and slots; see `_Pool.checks`."""
+        yield from self._storage.blocks.checks()
+        yield from self._storage.slots.checks()
 
     def check(self) -> None:
         """Raise CorruptCache unless every invariant holds, the index's too; O(number of blocks)."""

@@ -10,21 +10,27 @@ waits for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.draw import Draw, PromptRows
+from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
-from headrace.engine.sequence import Computed, Sampled, Scored, Sequence, Started
+from headrace.engine.sequence import Computed, Failed, Sampled, Scored, Sequence, Started
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.request import FinishReason
+
+log = logging.getLogger(__name__)
 
 FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
 
@@ -43,6 +49,13 @@ class InFlight:
     scored: list[ScheduledChunk[Sequence]]
     launched: Launched
     rate_mark: int
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A step that could not be launched for want of memory."""
+
+    cause: str
 
 
 class Engine(EngineRequests):
@@ -77,6 +90,8 @@ class Engine(EngineRequests):
         self._scheduler = scheduler
         self._overlap = overlap
         self._in_flight: InFlight | None = None
+        self._in_step: list[ScheduledChunk[Sequence]] = []
+        self.shortages = 0  # steps given up because the device had too little memory
         self.computed_tokens = 0
         self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
         self.sampled_tokens = 0
@@ -86,16 +101,32 @@ class Engine(EngineRequests):
 
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
+        self._in_step = [] if self._in_flight is None else self._in_flight.chunks
         chunks = self._schedule()
+        self._in_step = [*self._in_step, *chunks]
         self._report_started(chunks)
-        previous, self._in_flight = self._in_flight, self._launch(chunks) if chunks else None
-        if previous is not None:
-            self._take_tokens(previous)  # while the new step runs
-        if self._in_flight is not None:
-            self._publish_written(self._in_flight)
-            if not self._overlap:
-                self._settle()
+        previous, launched = self._in_flight, self._try_launch(chunks)
+        if isinstance(launched, Shortage):
+            self._do_without(chunks, launched)
+        else:
+            self._in_flight = launched
+            if previous is not None:
+                self._take_tokens(previous)  # while the new step runs
+            if launched is not None:
+                self._publish_written(launched)
+                if not self._overlap:
+                    self._settle()
+        self._in_step = []
         return bool(chunks) or previous is not None
+
+    @property
+    def has_work(self) -> bool:
+        return self._in_flight is not None or not all(sequence.is_paused for sequence in self._running)
+
+    @property
+    def suspects(self) -> set[Sequence]:
+        """Sequences with a part in the step that is under way, or that raised: one of them may be the cause."""
+        return {chunk.sequence for chunk in self._in_step}
 
     # ------------------------------------------------------------ schedule
 
@@ -106,12 +137,14 @@ class Engine(EngineRequests):
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if not self._settle():
-                self._preempt()
+                self._preempt(self._settled_paused() or self._victims.victim(self._running))
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
         return chunks
 
     def _takes_part(self, sequence: Sequence) -> bool:
+        if sequence.is_paused:
+            return False
         return sequence.is_prefilling or self._rules.wants_more(sequence, self._num_pending(sequence))
 
     def _num_pending(self, sequence: Sequence) -> int:
@@ -124,6 +157,12 @@ class Engine(EngineRequests):
                 sequence.job.on_event(Started())
 
     # ------------------------------------------------------------ launch
+
+    def _try_launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight | Shortage | None:
+        try:
+            return self._launch(chunks) if chunks else None
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            return Shortage(first_line(error))  # not the error itself: it would keep the step's tensors alive
 
     def _launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight:
         drawing: list[Sequence] = []
@@ -194,6 +233,42 @@ class Engine(EngineRequests):
         if start < end:
             sequence.num_prefilled += end - start
             sequence.job.on_event(Computed(end, self._record_event()))
+
+    # ------------------------------------------------------------ too little memory
+
+    def _do_without(self, chunks: list[ScheduledChunk[Sequence]], shortage: Shortage) -> None:
+        """Gives one request up for a step that found too little memory, whose layers may have run in part.
+
+        Nothing of the step was published, and it wrote nothing but blocks and states of its own sequences. Their
+        blocks are written again. A state that was read from another slot than it was written to is as it was before;
+        one that was updated in place may have advanced in some layers, so that its sequence is computed again.
+        """
+        self._settle()
+        self._runner.token_counts.keep_only(())  # it may have counted tokens that nobody gets
+        running = set(self._running)
+        for chunk in chunks:
+            for _, slot in chunk.emit:
+                self.cache.release_slot(chunk.sequence.held, slot)
+        sequences = [chunk.sequence for chunk in chunks if chunk.sequence in running]
+        self.shortages += 1
+        if sequences:
+            self._give_up(blamed(sequences), shortage)
+        for sequence in set(sequences).intersection(self._running):
+            if sequence.num_computed == 0 or sequence.held.source is not None:
+                continue
+            if sequence.job.is_sent:
+                self._give_up(sequence, shortage)
+            else:
+                self._compute_again(sequence)
+        self._runner.free_memory()
+
+    def _give_up(self, sequence: Sequence, shortage: Shortage) -> None:
+        self._running.remove(sequence)
+        what = f"needs more memory than this node has: {shortage.cause}"
+        log.error("request %s %s", shape(sequence.request), what)
+        remedy = "shorten the prompt, or lower engine.max_step_tokens or engine.cache_bytes"
+        kind = NeedsMoreMemory if is_first_prefill(sequence) else OutOfMemory
+        sequence.job.on_event(Failed(kind(f"a step with these {len(sequence.tokens)} tokens {what}; {remedy}")))
 
     # ------------------------------------------------------------ settle
 

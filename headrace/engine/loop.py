@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headrace.engine.engine import Engine
+from headrace.engine.failures import StepFailed, first_line, shape
+from headrace.engine.sequence import Failed
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -43,6 +45,8 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
+        self.turns = 0
+        """Turns of the thread so far. An idle one has a turn each IDLE_CHECK_S."""
         self._is_checked = False
         """True if no command has run since the last check of the pools."""
 
@@ -91,14 +95,26 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._drain(wait=self.engine.num_running == 0)
+                self.turns += 1
+                self._drain(wait=not self.engine.has_work)
                 self.engine.admit()
                 self.flush()  # admissions and packed messages need not wait until the step is over
                 self.engine.step()
                 self.flush()
         except BaseException as error:
             log.exception("the engine's step failed; the node ends")
+            self._fail_all(first_line(error))
+            self.flush()
             self._loop.call_soon_threadsafe(self._crashed, error)
+
+    def _fail_all(self, cause: str) -> None:
+        """Ends every request: those of the step that raised with its error, because one of them may have caused it."""
+        suspects = self.engine.suspects
+        for sequence in suspects:
+            log.error("in the step that failed: request %s", shape(sequence.request))
+        for sequence in self.engine.sequences:
+            error = StepFailed(cause) if sequence in suspects else EngineLost(f"the engine has crashed: {cause}")
+            sequence.job.on_event(Failed(error))
 
     def _crashed(self, error: BaseException) -> None:
         self._lose(EngineLost(f"the engine has crashed: {error}"))
@@ -129,9 +145,13 @@ class EngineLoop:
                 return
 
     def _check_once(self) -> None:
-        if not self._is_checked:
-            self.engine.cache.check_pools()
-            self._is_checked = True
+        """Checks the pools slice by slice; gives up for a command, which may change them, and begins again after it."""
+        if self._is_checked:
+            return
+        for _ in self.engine.cache.pool_checks():
+            if not self._commands.empty():
+                return
+        self._is_checked = True
 
     def flush(self) -> None:
         """From the engine's thread: hands what was delivered so far to the event loop now, in the midst of a step."""

@@ -12,8 +12,8 @@ its claim is released, and it is admitted again before any new request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import chain, count
 
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.hashing import PrefixHasher
@@ -60,6 +60,7 @@ class EngineRequests:
         self.cache = cache
         self.leases = Leases(clock)
         self.preemptions = 0
+        self.pauses = 0
         self.prefill_rate = PrefillRate()
         self._publisher = Publisher(cache, policy)
         self._victims = victims
@@ -76,6 +77,15 @@ class EngineRequests:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_paused(self) -> int:
+        return sum(sequence.is_paused for sequence in self.sequences)
+
+    @property
+    def sequences(self) -> Iterator[Sequence]:
+        """All sequences that wait, receive or run."""
+        return chain(self._waiting, self._receiving, self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -153,8 +163,13 @@ class EngineRequests:
         for late in self._waiting.expire(now_s):
             message = "no free blocks or slots in the cache before the deadline: retry later, or add nodes"
             late.job.on_event(AdmissionTimedOut(message))
-        while (sequence := self._waiting.first()) is not None and self._admit(sequence):
-            self._waiting.leave(sequence)
+        while (sequence := self._waiting.first()) is not None:
+            if self._admit(sequence):
+                self._waiting.leave(sequence)
+            elif (paused := self._settled_paused()) is not None:
+                self._preempt(paused)
+            else:
+                return
 
     def next_deadline_s(self) -> float | None:
         """When `admit` has a job to fail; None if it never will."""
@@ -233,6 +248,16 @@ class EngineRequests:
         sequence.prefill_locally()
         self._waiting.put_back(sequence)
 
+    # ------------------------------------------------------------ pauses
+
+    def pause(self, sequence: Sequence) -> None:
+        """Leaves it out of all steps until `go_on`. It keeps its blocks until another request needs them."""
+        sequence.is_paused = True
+        self.pauses += 1
+
+    def go_on(self, sequence: Sequence) -> None:
+        sequence.is_paused = False
+
     # ------------------------------------------------------------ the end
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -267,11 +292,19 @@ class EngineRequests:
         self._running.remove(sequence)
         sequence.job.on_event(Finished(reason))
 
-    def _preempt(self) -> None:
-        """Preempts the victim: it keeps a checkpoint if its state stands at a boundary, and waits to be recomputed."""
-        sequence = self._victims.victim(self._running)
-        self._running.remove(sequence)
+    def _settled_paused(self) -> Sequence | None:
+        """A running sequence that is paused, and of which no token is in flight; None if there is none."""
+        paused = [s for s in self._running if s.is_paused and s.num_computed < len(s.tokens)]
+        return self._victims.victim(paused) if paused else None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Preempts a sequence: it keeps a checkpoint if its state stands at a boundary, and waits to be recomputed."""
         self._publisher.keep_decoded(sequence)
+        self._compute_again(sequence)
+
+    def _compute_again(self, sequence: Sequence) -> None:
+        """Takes a sequence out of the steps: it gives everything back, and waits to be computed again."""
+        self._running.remove(sequence)
         self.cache.release(sequence.held)
         sequence.claim = None
         sequence.start_over()

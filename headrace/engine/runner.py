@@ -136,6 +136,11 @@ class ModelRunner:
             ids.copy_(choose(drawn_from, wanted, self.token_counts))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
 
+    def free_memory(self) -> None:
+        """Gives back to the device what torch keeps for later launches."""
+        if self.memory.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _score(self, hidden: Tensor, rows: PromptRows) -> PromptScores:
         scores = PromptScores()
         step = rows_at_once(self.model.config.vocab_size, rows.num_top)

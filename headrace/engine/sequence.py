@@ -95,7 +95,14 @@ class AdmissionTimedOut:
     message: str
 
 
-Event = Admitted | Started | Computed | Sampled | Scored | Finished | AdmissionTimedOut
+@dataclass(frozen=True)
+class Failed:
+    """The engine gives the request up: it computes nothing of it any more."""
+
+    error: Exception
+
+
+Event = Admitted | Started | Computed | Sampled | Scored | Finished | AdmissionTimedOut | Failed
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ class Job:
     on_event     called in the engine's thread
     compute_by_s   deadline for computing the prompt: refused at once when the line before it would last longer, by the
                    measured speed; None: it waits however long the line is
+    is_sent      its blocks are sent away while it is computed: it cannot be computed again, into other blocks
     prompt_logprobs   alternatives to report for each token of the prompt, None: the prompt is not scored
     """
 
@@ -118,6 +126,7 @@ class Job:
     admit_by_s: float
     on_event: Callable[[Event], None]
     compute_by_s: float | None = None
+    is_sent: bool = False
     prompt_logprobs: int | None = None
 
 
@@ -129,6 +138,7 @@ class Sequence:
     arrival          when the router took it in, on the engine's clock; its place in every order
     num_expected     tokens of the prompt that are to be computed here, by the hit at its submission
     is_started       its first chunk has been launched
+    is_paused        it takes no part in steps: its tokens are not taken off fast enough
     hit_policy       how much it reuses when it is admitted next
     num_computed     leading tokens whose blocks and state are written
     prefill_length   leading tokens to compute in chunks before it decodes token by token: those it is submitted
@@ -148,6 +158,7 @@ class Sequence:
     arrival: Arrival = (0.0, 0)
     num_expected: int = 0
     is_started: bool = False
+    is_paused: bool = False
     claim: Claim | None = None
     lease: LeaseId | None = None
     hit_policy: Callable[[PrefixHit], HitPolicy] = field(init=False)

@@ -35,10 +35,8 @@ class WaitingLine:
         insort(self._preempted, sequence, key=lambda s: s.arrival)
 
     def first(self) -> Sequence | None:
-        """The next to be admitted; it stays in the line."""
-        if self._preempted:
-            return self._preempted[0]
-        return self._new[0] if self._new else None
+        """The next to be admitted; it stays in the line. Paused ones let the others pass."""
+        return next((sequence for sequence in self if not sequence.is_paused), None)
 
     def leave(self, sequence: Sequence) -> None:
         """Takes a sequence out of the line, wherever it stands; does nothing if it is not there."""

@@ -37,4 +37,8 @@ def channel_options(silence_s: float) -> tuple[tuple[str, int], ...]:
         # How long connecting may take, 20 s by default. A stopped process's kernel accepts the connection, and calls
         # would wait for it as long.
         ("grpc.min_reconnect_backoff_ms", round((PING_AFTER_S + silence_s) * 1e3)),
+        # How much of a stream may wait here unread before its node is held up: by default gRPC measures the link and
+        # then takes 4 MiB, 40,000 tokens. A message that is longer than the window still comes whole.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", 16 << 10),
     )

@@ -108,9 +108,10 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "state_wire_dtype": (["float32", "bfloat16", "float16"], ["int8"]),
         "admission_timeout_s": SECONDS,
         "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
+        "watchdog_s": ([3, 60.0], [2.9, 0]),
         "shutdown_grace_s": ([0, 2.0], [-1.0]),
     },
-    "DecodeNodeConfig": {"reservation_timeout_s": SECONDS, "orphan_timeout_s": SECONDS},
+    "DecodeNodeConfig": {"reservation_timeout_s": SECONDS, "orphan_timeout_s": SECONDS, "max_unsent_tokens": COUNT},
     "LocalPrefillConfig": {"max_tokens": ([0, 64], [-1]), "max_share": ([0.5, 1], [0, 1.1])},
     "FetchConfig": {
         "min_tokens": COUNT,

@@ -34,6 +34,10 @@ def server_for(config: Any) -> Any:
             from tests.support.cluster.fault_node import FaultyServer
 
             return FaultyServer(config)
+        case "BrokenNode":
+            from tests.support.cluster.broken_node import broken_node
+
+            return broken_node(config)
         case "NodeThatSays":
             from tests.support.cluster.device_cluster import node_that_says
 

@@ -10,7 +10,7 @@ from headrace.cache.hits import ReceiveState
 from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.requests import BadRequest, RequestTooLarge
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
 from headrace.request import FinishReason
 from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit
 from tests.support.engine.oracle import clear_prompt, greedy, oracle, random_prompt
@@ -63,7 +63,7 @@ def test_events_tell_of_admission_progress_tokens_and_end(tiny_checkpoint) -> No
     run = submit(built, request(random_prompt(600), replace(GREEDY, max_tokens=2)))
     run_all(built)
     kinds = [type(event) for event in run.events]
-    assert kinds == [Admitted, Computed, Computed, Computed, Sampled, Sampled, Finished]
+    assert kinds == [Admitted, Started, Computed, Computed, Computed, Sampled, Sampled, Finished]
     assert [e.num_tokens for e in run.events if isinstance(e, Computed)] == [256, 512, 600]
     assert run.events[-1] == Finished(FinishReason.LENGTH)
 

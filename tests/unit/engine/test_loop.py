@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ TIMEOUT_S = PATIENCE_S
 class SteppedEngine:
     """Always has work; each step waits until the test lets it go."""
 
-    num_running = 1
+    has_work = True
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -51,11 +52,16 @@ async def test_a_call_that_comes_after_the_last_commands_were_run_fails_instead_
 class IdleEngine:
     """Has nothing to do, and pools that are sound until `corrupt`."""
 
-    num_running = 0
+    has_work = False
+    suspects = frozenset()
+    sequences = ()
 
     def __init__(self) -> None:
         self.cache = self
         self.num_checks = 0
+        self.num_slices = 1
+        self.num_slices_done = 0
+        self.in_slice: Callable[[], None] = lambda: None
         self.checked = threading.Event()
         self.corrupt = False
 
@@ -68,7 +74,11 @@ class IdleEngine:
     def next_deadline_s(self) -> float | None:
         return None
 
-    def check_pools(self) -> None:
+    def pool_checks(self) -> Iterator[None]:
+        for _ in range(self.num_slices):
+            yield
+            self.num_slices_done += 1
+            self.in_slice()
         self.num_checks += 1
         self.checked.set()
         if self.corrupt:
@@ -92,4 +102,23 @@ async def test_pools_are_checked_whenever_the_engine_falls_idle_and_corrupt_ones
     async with asyncio.timeout(TIMEOUT_S):
         assert isinstance(await crashed, CorruptCache)
     assert engine.num_checks == 2
+    await loop.stop(TIMEOUT_S)
+
+
+async def test_a_command_does_not_wait_for_the_check_of_all_pools(monkeypatch) -> None:
+    monkeypatch.setattr("headrace.engine.loop.IDLE_CHECK_S", 0.01)
+    engine: Any = IdleEngine()
+    loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
+    ran_after: list[int] = []
+
+    def command() -> None:
+        ran_after.append(engine.num_slices_done)
+        engine.in_slice = lambda: None
+
+    engine.num_slices = 1000
+    engine.in_slice = lambda: loop.post(command) if engine.num_slices_done == 3 else None
+    loop.start()
+    await asyncio.to_thread(engine.checked.wait, TIMEOUT_S)
+    assert ran_after == [3]
+    assert engine.num_slices_done == 3 + 1000, "it began again: the command may have changed the pools"
     await loop.stop(TIMEOUT_S)

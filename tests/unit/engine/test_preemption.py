@@ -7,7 +7,7 @@ import pytest
 
 from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
 from headrace.request import FinishReason, PromptLogprobs, Sampling
 from tests.support.engine.driving import (
     GREEDY,
@@ -81,8 +81,8 @@ def test_admission_progress_and_end_are_told_once(tiny_checkpoint) -> None:
     built, first, second = two_where_one_and_a_half_fit(tiny_checkpoint("granite"), checkpoint_policy="none")
     serve(built, first, second)
     kinds = [type(event) for event in second.events]
-    assert kinds == [Admitted, Computed, *[Sampled] * 40, Finished]
-    assert second.events[1] == Computed(20)
+    assert kinds == [Admitted, Started, Computed, *[Sampled] * 40, Finished]
+    assert second.events[2] == Computed(20)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""A node in a process of its own whose engine breaks at a request with a POISON token."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from decode_node.config import DecodeNodeConfig
+from decode_node.service import decode_node
+from headrace.engine.runner import ModelRunner
+from node_runtime.server import NodeServer
+from prefill_node.config import PrefillNodeConfig
+from prefill_node.service import prefill_node
+
+POISON = 499
+HANG_S = 600.0
+
+
+@dataclass(frozen=True)
+class BrokenNode:
+    """fault   what a step with POISON among its tokens does: it raises, finds too little memory, or does not return"""
+
+    config: PrefillNodeConfig | DecodeNodeConfig
+    fault: Literal["raises", "no memory", "hangs"]
+
+
+def broken_node(node: BrokenNode) -> NodeServer:
+    launch = ModelRunner.launch
+
+    def launch_or_break(self: ModelRunner, inputs: Any, *others: Any) -> Any:
+        if any(POISON in entry.tokens for entry in inputs):
+            match node.fault:
+                case "raises":
+                    raise RuntimeError("an illegal memory access\nwith a second line")
+                case "no memory":
+                    raise torch.OutOfMemoryError("Tried to allocate 8.14 GiB")
+                case "hangs":
+                    time.sleep(HANG_S)
+        return launch(self, inputs, *others)
+
+    vars_of_runner: Any = ModelRunner
+    vars_of_runner.launch = launch_or_break
+    config = node.config
+    return prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
