@@ -31,9 +31,10 @@ class RouterConfig(HttpLimits, ParseLimits):
                         blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
                         tokens
     max_concurrent      requests in flight at the nodes (each prompt of a list, and each of `n`, is one)
-    max_queue           requests that may wait for their turn; beyond that clients get 429, with the estimated time
-                        until there is room as Retry-After. So does a request whose estimated wait and answer would take
-                        longer than `request_timeout_s`
+    max_concurrent_per_client  the same of one client (see `client_header`); null: no limit but `max_concurrent`
+    max_queue           requests that may wait for their turn, which clients share fairly; beyond that those that would
+                        have their turn last get 429, with the estimated time until there is room as Retry-After. So
+                        does a request whose estimated wait and answer would take longer than `request_timeout_s`
     request_timeout_s   a request's whole life, its wait and the writing of its answer included; beyond that clients get
                         504, or the connection is closed
     max_unread_bytes    memory of one client's unread answer, all its choices together, beyond which the router reads no
@@ -69,6 +70,7 @@ class RouterConfig(HttpLimits, ParseLimits):
     name: str = ""
     fetch_from_decode: bool = True
     max_concurrent: int = 64
+    max_concurrent_per_client: int | None = None
     max_queue: int = 256
     request_timeout_s: float = 600.0
     max_unread_bytes: int = 1 << 20
@@ -92,7 +94,15 @@ class RouterConfig(HttpLimits, ParseLimits):
             self._parse_faults(),
             checkpoint_folders(self, "model_path"),
             ports(self, "port", "control_port"),
-            at_least(self, 1, "max_concurrent", "max_attempts", "max_unread_bytes", "max_prompt_logprobs"),
+            at_least(
+                self,
+                1,
+                "max_concurrent",
+                "max_concurrent_per_client",
+                "max_attempts",
+                "max_unread_bytes",
+                "max_prompt_logprobs",
+            ),
             at_least(self, 0, "max_queue"),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],

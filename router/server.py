@@ -81,6 +81,7 @@ class RouterServer:
         admission = Admission(
             config.max_concurrent,
             config.max_queue,
+            max_per_client=config.max_concurrent_per_client,
             timeout_s=config.request_timeout_s,
             clock=clock,
             nodes_line_s=lambda: self.nodes.prefill_line_s,

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.bodies import Bodies
+from router.api.clients import client_of
 from router.api.completions import CompletionService
 from router.api.openapi import errors, generation_route, openapi_document
 from router.api.request_ids import IdentifiedApp, identified, request_id_of
@@ -68,14 +69,15 @@ def build_app(
         request_id = request_id_of(request.scope)
         # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
         # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
-        service.check_line()
-        async with bodies.read(request) as data:
+        client = client_of(request, limits.client_header)
+        service.check_line(client)
+        async with bodies.read(request, client) as data:
             generation = parser.parse_at_once(kind, data)
             if generation is None:
                 generation = await _unless_gone(request.receive, parser.parse(kind, data))
         generation = identified(generation, request_id)
         deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
-        answer = service.stream(generation) if generation.stream else service.answer(generation)
+        answer = (service.stream if generation.stream else service.answer)(generation, client)
         # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
         first = await _unless_gone(request.receive, answer.__anext__())
         if generation.stream:

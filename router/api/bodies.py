@@ -24,13 +24,13 @@ class Bodies:
         )
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body, which counts until it is left.
+    async def read(self, request: Request, client: str) -> AsyncIterator[bytes]:
+        """The client's whole body, which counts until it is left.
 
         Raises ApiError: 413 as soon as the body is too long, or says so; 408 if it comes too slowly; 429 or 503 where
         too many bytes are held. Raises starlette's ClientDisconnect.
         """
-        with self._bytes.of(request.client.host if request.client else "") as share:
+        with self._bytes.of(client) as share:
             try:
                 async with asyncio.timeout(self._limits.body_timeout_s):
                     data = await self._receive(request, share)

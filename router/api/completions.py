@@ -40,11 +40,11 @@ class CompletionService:
         """Seconds from the end of a request's body until its answer must be written."""
         return self._context.config.request_timeout_s + WRITE_GRACE_S
 
-    def check_line(self) -> None:
-        """Raises ApiError (429) if not even one more request fits the line: asked before a body is read."""
-        self._admission.check_line()
+    def check_line(self, client: str) -> None:
+        """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
+        self._admission.check_line(client)
 
-    async def answer(self, generation: GenerationRequest) -> AsyncGenerator[bytes]:
+    async def answer(self, generation: GenerationRequest, client: str) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields its whole answer, then nothing, then ANSWER_END; raises ApiError.
 
         The reader asks for the end once the client has taken what comes before: an answer that is not read keeps its
@@ -53,7 +53,7 @@ class CompletionService:
         writer = ResponseWriter(generation, self._tokens.token_bytes)
         deltas: list[list[RenderedDelta]] = [[] for _ in generation.requests]
         reasons = [""] * len(generation.requests)
-        async with self._running(generation) as choices:
+        async with self._running(generation, client) as choices:
             async for choice, delta, reason in choices.deltas():
                 async for rendered in self._rendered(writer, choice.index, delta):
                     deltas[choice.index].append(rendered)
@@ -67,13 +67,13 @@ class CompletionService:
             yield b""
         yield ANSWER_END
 
-    async def stream(self, generation: GenerationRequest) -> AsyncGenerator[bytes]:
+    async def stream(self, generation: GenerationRequest, client: str) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields server-sent events. An ApiError is raised before the first event; after
         it, the error is the last event."""
         writer = ResponseWriter(generation, self._tokens.token_bytes)
         begun: set[int] = set()  # choices that have sent something
         try:
-            async with self._running(generation) as choices:
+            async with self._running(generation, client) as choices:
                 async for choice, delta, reason in choices.deltas():
                     data = b"" if choice.index in begun else writer.role(choice.index)
                     async for rendered in self._rendered(writer, choice.index, delta):
@@ -128,7 +128,7 @@ class CompletionService:
             )
 
     @asynccontextmanager
-    async def _running(self, generation: GenerationRequest) -> AsyncIterator[Choices]:
+    async def _running(self, generation: GenerationRequest, client: str) -> AsyncIterator[Choices]:
         """Admits and runs the requests; leaving cancels those still running."""
         self._check_scores(generation)
         self._check_nodes()
@@ -137,7 +137,7 @@ class CompletionService:
         async with AsyncExitStack() as stack:
             count, per_prompt = len(generation.requests), generation.choices_per_prompt
             followers = [index for index in range(count) if index % per_prompt]
-            permits = self._admission.acquire(count, followers=followers)
+            permits = self._admission.acquire(client, generation.requests, followers=followers)
             for permit in permits:
                 stack.callback(permit.release)
             siblings = [Siblings(permits[i + 1 : i + per_prompt]) for i in range(0, count, per_prompt)]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.config import at_least, positive, refuse
+
+HEADER_NAME = re.compile("[A-Za-z0-9-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpLimits:
     """Limits that keep one client from taking the router's memory, connections and time from others.
 
-    A client is a peer address: behind a gateway all requests come from one client, so that the limits for each client
-    should be left out (null) there. Durations are in seconds, sizes in bytes.
+    A client is a peer address, or what `client_header` names. Behind a gateway that sets no such header all requests
+    come from one client: leave out (null) the limits for each client there. Durations are in seconds, sizes in bytes.
 
+    client_header                header in which a gateway names the client of each request, such as x-tenant; the
+                                 gateway must overwrite what clients send. Empty: a client is a peer address.
+                                 Connections always count by address
     max_connections              open connections; more are answered with 503 and closed
     max_connections_per_client   open connections of one client; more get 429; null: no limit
     max_header_bytes             request line and headers of one request; longer ones get 431
@@ -27,6 +33,7 @@ class HttpLimits:
     unread_timeout_s             how long a client may take nothing of an answer that waits for it; then it is cut off
     """
 
+    client_header: str = ""
     max_connections: int = 1024
     max_connections_per_client: int | None = 512
     max_header_bytes: int = 64 << 10
@@ -42,6 +49,8 @@ class HttpLimits:
         refuse(self._http_faults())
 
     def _http_faults(self) -> Iterator[str]:
+        if self.client_header and not HEADER_NAME.fullmatch(self.client_header):
+            yield f"client_header {self.client_header!r}: no name of an HTTP header; use letters, digits and -"
         yield from at_least(self, 1, "max_connections", "max_connections_per_client", "max_body_bytes")
         yield from at_least(self, 1024, "max_header_bytes")
         yield from positive(self, "header_timeout_s", "idle_timeout_s", "body_timeout_s", "unread_timeout_s")

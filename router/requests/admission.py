@@ -1,27 +1,34 @@
-"""Admission control: bounds on running and on queued requests."""
+"""Admission control: bounds on running and on queued requests, shared fairly by clients."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
-from router.errors import too_many_requests
+from headrace.request import Request
+from router.errors import ApiError, too_many_requests
+from router.requests.fair_line import FairLine
 from router.requests.wait_estimate import WaitEstimate
 
 MARGIN = 1.2  # on an estimated wait: those who are admitted should not run out of time
+ANSWER_TOKENS = 256
+"""Answers count as so many tokens at the most: `max_tokens` is often all that the model has left."""
 
 
 class Admission:
-    """First come, first served: `max_concurrent` requests run, `max_queue` wait, more are refused.
+    """`max_concurrent` requests run, `max_queue` wait, more are refused.
 
-    A request that would wait longer than its time allows is refused at once, too.
+    The clients take turns, each with as much work as the others (`FairLine`): one that sends more waits longer itself.
+    In a full queue the request goes that would have its turn last, whether it has just come or waits already. A
+    request that would wait longer than its time allows is refused at once, too.
 
-    timeout_s      a request's whole time, its wait included
-    clock          yields seconds
-    nodes_line_s   returns the seconds in which the nodes will have computed the prompts that they have
+    max_per_client  places that one client may have at a time; None: all of them
+    timeout_s       a request's whole time, its wait included
+    clock           yields seconds
+    nodes_line_s    returns the seconds in which the nodes will have computed the prompts that they have
     """
 
     def __init__(
@@ -29,50 +36,68 @@ class Admission:
         max_concurrent: int,
         max_queue: int,
         *,
+        max_per_client: int | None = None,
         timeout_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         nodes_line_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._free = max_concurrent
         self._max_queue = max_queue
+        self._max_per_client = max_per_client or max_concurrent
         self._timeout_s = timeout_s
         self._clock = clock
         self._nodes_line_s = nodes_line_s
         self._estimate = WaitEstimate(max_concurrent)
-        self._waiting: deque[AdmissionPermit] = deque()
+        self._waiting: FairLine[AdmissionPermit] = FairLine()
         self._running: set[AdmissionPermit] = set()
+        self._places: Counter[str] = Counter()  # of each client that has any
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def acquire(self, count: int, *, followers: Collection[int] = ()) -> list[AdmissionPermit]:
-        """Permits for `count` requests of one client, all or none; raises ApiError (429) when the queue is full.
+    def check_line(self, client: str) -> None:
+        """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
+        position = self._waiting.position(client)
+        if not self._free and self.waiting >= self._max_queue and position >= self.waiting:
+            raise self._full(1)
+        self._check_time(position + 1)
+
+    def acquire(
+        self, client: str, requests: Sequence[Request], *, followers: Collection[int] = ()
+    ) -> list[AdmissionPermit]:
+        """One permit for each request of one client, all or none; raises ApiError (429) when the queue is full.
 
         Every permit must be released: only that frees its place. Those with an index in `followers` keep their places
         in the queue, but are passed over until `may_run`.
         """
-        self._check(count)
-        permits = [AdmissionPermit(self, held_back=index in followers) for index in range(count)]
-        self._waiting.extend(permits)
+        self._check_time(self._waiting.position(client) + len(requests))
+        permits = [AdmissionPermit(self, client, held_back=index in followers) for index in range(len(requests))]
+        for permit, request in zip(permits, requests, strict=True):
+            self._waiting.join(client, permit, _cost(request, permit.held_back))
+        last = self._waiting.last(max(0, self.waiting - self._free - self._max_queue))
+        if not set(last).isdisjoint(permits):
+            for permit in permits:
+                self._waiting.leave(permit)
+            raise self._full(len(permits))
+        for permit in last:
+            self._waiting.leave(permit)
+            permit.refuse(self._full(1))
         self._grant()
         return permits
 
-    def check_line(self) -> None:
-        """Raises ApiError (429) if not even one more request fits."""
-        self._check(1)
+    def _full(self, count: int) -> ApiError:
+        return too_many_requests(
+            f"{self.waiting} requests wait and {count} more of this client do not fit: max_queue is {self._max_queue}",
+            code="queue_full",
+            retry_after_s=self._wait_s(max(1, self.waiting + count - self._max_queue)),
+        )
 
-    def _check(self, count: int) -> None:
-        waiting_after = self.waiting + count - self._free
-        if waiting_after <= 0:
+    def _check_time(self, position: int) -> None:
+        """`position` in the line, counted from 1 and with the free places in front."""
+        if position <= self._free:
             return
-        if waiting_after > self._max_queue:
-            raise too_many_requests(
-                f"{self.waiting} requests wait and {count} more do not fit: max_queue is {self._max_queue}",
-                code="queue_full",
-                retry_after_s=self._wait_s(waiting_after - self._max_queue),
-            )
-        needed_s = MARGIN * self._wait_s(waiting_after) + self._estimate.usual_s(self._running_s())
+        needed_s = MARGIN * self._wait_s(position - self._free) + self._estimate.usual_s(self._running_s())
         if needed_s > self._timeout_s:
             raise too_many_requests(
                 f"{self.waiting} requests wait: a place and an answer would take about {needed_s:.0f} s, and a request "
@@ -89,40 +114,74 @@ class Admission:
         return [now_s - permit.granted_at_s for permit in self._running]
 
     def _grant(self) -> None:
-        while self._free and (permit := next((each for each in self._waiting if not each.held_back), None)):
+        while self._free and (permit := self._waiting.take(self._may_run)) is not None:
             self._free -= 1
-            self._waiting.remove(permit)
             self._running.add(permit)
-            permit.granted_at_s = self._clock()
-            permit.granted.set()
+            self._places[permit.client] += 1
+            permit.grant(self._clock())
+
+    def _may_run(self, permit: AdmissionPermit) -> bool:
+        return not permit.held_back and self._places[permit.client] < self._max_per_client
 
     def _leave(self, permit: AdmissionPermit) -> None:
-        if permit.granted.is_set():
+        if permit in self._running:
             self._running.remove(permit)
             self._estimate.ended(self._clock() - permit.granted_at_s)
             self._free += 1
-        else:
-            self._waiting.remove(permit)
+            self._places[permit.client] -= 1
+            self._places += Counter()  # drops the clients without places
+        elif not permit.is_refused:
+            self._waiting.leave(permit)
         self._grant()
 
 
 class AdmissionPermit:
-    """The right of one request to run, once `granted` is set."""
+    """The right of one request to run, once granted."""
 
-    def __init__(self, admission: Admission, *, held_back: bool) -> None:
-        self._admission = admission
+    def __init__(self, admission: Admission, client: str, *, held_back: bool) -> None:
+        self.client = client
         self.held_back = held_back
-        self._released = False
-        self.granted = asyncio.Event()
         self.granted_at_s = 0.0
+        self._admission = admission
+        self._is_released = False
+        self._decided = asyncio.Event()
+        self._refusal: ApiError | None = None
 
-    def release(self) -> None:
-        """Frees the place, or leaves the queue; more than once does no harm."""
-        if not self._released:
-            self._released = True
-            self._admission._leave(self)
+    @property
+    def is_granted(self) -> bool:
+        return self._decided.is_set() and not self.is_refused
+
+    @property
+    def is_refused(self) -> bool:
+        return self._refusal is not None
+
+    def grant(self, now_s: float) -> None:
+        self.granted_at_s = now_s
+        self._decided.set()
+
+    def refuse(self, error: ApiError) -> None:
+        self._refusal = error
+        self._decided.set()
+
+    async def wait(self) -> None:
+        """Waits for the grant; raises ApiError (429) if the request is pushed out of the queue instead."""
+        await self._decided.wait()
+        if self._refusal is not None:
+            raise self._refusal
 
     def may_run(self) -> None:
         """Ends its being held back."""
         self.held_back = False
         self._admission._grant()
+
+    def release(self) -> None:
+        """Frees the place, or leaves the queue; more than once does no harm."""
+        if not self._is_released:
+            self._is_released = True
+            self._admission._leave(self)
+
+
+def _cost(request: Request, is_follower: bool) -> int:
+    """The tokens that a request asks for. A follower's prompt is computed for the first of its siblings."""
+    num_prompt = 0 if is_follower else len(request.tokens)
+    return num_prompt + min(request.sampling.max_tokens, ANSWER_TOKENS)

@@ -116,7 +116,7 @@ class RequestDriver:
         timeout_s = self._context.config.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._permit.granted.wait()
+                await self._permit.wait()
                 while not self.life.is_over:
                     await self._try_once()
         except TimeoutError:

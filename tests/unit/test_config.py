@@ -63,6 +63,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "served_model_name": TEXT,
         "name": (["", "a.b-c_d:8001", "x" * 64], ["a b", "x" * 65, "é"]),
         "max_concurrent": COUNT,
+        "max_concurrent_per_client": COUNT,
         "max_unread_bytes": COUNT,
         "max_queue": ([0, 9], [-1]),
         "request_timeout_s": SECONDS,
@@ -83,6 +84,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "parse_memory_bytes": ([1 << 26, 1 << 34], [0, (1 << 26) - 1]),
     },
     "HttpLimits": {
+        "client_header": (["", "x-tenant"], ["x tenant", "x:y"]),
         "max_connections": COUNT,
         "max_connections_per_client": COUNT,
         "max_header_bytes": ([1024, 1 << 20], [1023, 0]),

@@ -99,12 +99,13 @@ async def test_cluster_shows_nodes_and_requests(running: Running):
     assert (request["phase"], request["prefill_node"], request["decode_node"]) == ("done", "p0", "d0")
 
 
-async def test_metrics_count_requests_and_nodes(running: Running):
+async def test_metrics_count_requests_and_nodes(running: Running, tokens: ModelTokens):
+    num_generated = len(tokens.encode("The code.")) + 1.0  # and the end of the answer
     await running.http.post("/v1/chat/completions", json=CHAT)
     text = (await running.http.get("/metrics")).text
     for line in (
         'headrace_requests_total{outcome="completed"} 1.0',
-        'headrace_tokens_total{kind="generated"} 5.0',
+        f'headrace_tokens_total{{kind="generated"}} {num_generated}',
         'headrace_pool_units{node="d0",pool="slots",role="decode",use="free"} 8.0',
         'headrace_node_steps_total{node="p0",role="prefill"} 3.0',
         "headrace_time_to_first_token_seconds_count 1.0",

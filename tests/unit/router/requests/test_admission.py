@@ -1,19 +1,28 @@
+import asyncio
+
 import pytest
 
+from headrace.request import Request, Sampling
 from router.errors import ApiError
-from router.requests.admission import Admission
+from router.requests.admission import Admission, AdmissionPermit
+
+ONE = [Request("r", (1, 2), 2, Sampling(max_tokens=2, seed=1))]
+
+
+def granted(*permits: AdmissionPermit) -> list[bool]:
+    return [permit.is_granted for permit in permits]
 
 
 def test_first_come_first_served_and_the_rest_refused():
     admission = Admission(max_concurrent=1, max_queue=2)
-    (first,) = admission.acquire(1)
-    second, third = admission.acquire(2)
-    assert [permit.granted.is_set() for permit in (first, second, third)] == [True, False, False]
+    (first,) = admission.acquire("a", ONE)
+    second, third = admission.acquire("a", ONE * 2)
+    assert granted(first, second, third) == [True, False, False]
     with pytest.raises(ApiError, match="max_queue is 2") as refused:
-        admission.acquire(1)
+        admission.acquire("a", ONE)
     assert (refused.value.status, refused.value.retry_after_s) == (429, 1)
     first.release()
-    assert [permit.granted.is_set() for permit in (second, third)] == [True, False]
+    assert granted(second, third) == [True, False]
     third.release()
     assert admission.waiting == 0
 
@@ -21,24 +30,60 @@ def test_first_come_first_served_and_the_rest_refused():
 def test_all_or_none():
     admission = Admission(max_concurrent=1, max_queue=1)
     with pytest.raises(ApiError):
-        admission.acquire(3)
+        admission.acquire("a", ONE * 3)
     assert admission.waiting == 0
-    assert len(admission.acquire(2)) == 2
+    assert len(admission.acquire("a", ONE * 2)) == 2
 
 
 def test_a_place_is_given_back_once():
     admission = Admission(max_concurrent=1, max_queue=5)
-    first, second, third = admission.acquire(3)
+    first, second, third = admission.acquire("a", ONE * 3)
     first.release()
     first.release()
-    assert second.granted.is_set()
-    assert not third.granted.is_set()
+    assert granted(second, third) == [True, False]
 
 
 def test_a_released_wait_leaves_the_queue():
     admission = Admission(max_concurrent=1, max_queue=5)
-    first, second, third = admission.acquire(3)
+    first, second, third = admission.acquire("a", ONE * 3)
     second.release()
     assert admission.waiting == 1
     first.release()
-    assert third.granted.is_set()
+    assert third.is_granted
+
+
+def test_a_client_that_sends_much_waits_longer_itself():
+    admission = Admission(max_concurrent=1, max_queue=9)
+    first, *more = admission.acquire("many", ONE * 4)
+    (other,) = admission.acquire("few", ONE)
+    first.release()
+    more[0].release()
+    assert granted(other, *more[1:]) == [True, False, False]
+
+
+async def test_a_full_queue_drops_the_request_that_would_go_last():
+    admission = Admission(max_concurrent=1, max_queue=2)
+    first, second, third = admission.acquire("many", ONE * 3)
+    admission.check_line("few")
+    with pytest.raises(ApiError):
+        admission.check_line("many")
+    (other,) = admission.acquire("few", ONE)
+    with pytest.raises(ApiError, match="max_queue is 2"):
+        async with asyncio.timeout(1):
+            await third.wait()
+    third.release()
+    assert admission.waiting == 2
+    first.release()
+    second.release()
+    assert other.is_granted
+
+
+def test_a_client_keeps_to_its_own_places():
+    admission = Admission(max_concurrent=3, max_queue=9, max_per_client=2)
+    first, second, third = admission.acquire("many", ONE * 3)
+    (other,) = admission.acquire("few", ONE)
+    assert granted(first, second, third, other) == [True, True, False, True]
+    other.release()
+    assert not third.is_granted
+    first.release()
+    assert third.is_granted

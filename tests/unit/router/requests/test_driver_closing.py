@@ -57,8 +57,8 @@ async def test_a_cancellation_at_any_moment_of_leaving_closes_the_request(model_
     for num_turns in range(12):  # 0: before the block is left; the last ones: after
         node.gate = asyncio.Semaphore(0) if is_decoding else None
         may_leave = asyncio.Event()
-        (permit,) = admission.acquire(1)
         request = Request(f"r{num_turns}", (1, 2), 2, Sampling(max_tokens=4, seed=0))
+        (permit,) = admission.acquire("client", [request])
         driver = RequestDriver(context, request, permit, Unread())
 
         async def use(driver: RequestDriver = driver, may_leave: asyncio.Event = may_leave) -> None:

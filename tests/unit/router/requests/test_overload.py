@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.request import Request, Sampling
 from router.errors import ApiError
 from router.requests.admission import Admission, AdmissionPermit
 from router.requests.wait_estimate import WaitEstimate
@@ -14,6 +15,7 @@ PLACES = 8
 MEAN_S = 2.0  # capacity: 4 requests a second
 TIMEOUT_S = 20.0
 LOAD_S = 200.0
+REQUEST = Request("r", (1, 2), 2, Sampling(max_tokens=4, seed=0))
 
 
 class Simulation:
@@ -35,7 +37,7 @@ class Simulation:
             if arrivals and (not ends or arrivals[0] <= ends[0][0]):
                 self.now_s = arrivals.pop(0)
                 try:
-                    (permit,) = self.admission.acquire(1)
+                    (permit,) = self.admission.acquire("one", [REQUEST])
                 except ApiError as error:
                     self.refused.append(error)
                     continue
@@ -45,7 +47,7 @@ class Simulation:
                 self.now_s, _, permit = heapq.heappop(ends)
                 self.times_s.append(self.now_s - self.arrived_s[permit])
                 permit.release()
-            for permit in [each for each in waiting if each.granted.is_set()]:
+            for permit in [each for each in waiting if each.is_granted]:
                 waiting.remove(permit)
                 heapq.heappush(ends, (self.now_s + self.service_s(), id(permit), permit))
 
@@ -72,13 +74,13 @@ def test_below_the_capacity_nobody_is_refused():
 def test_a_cluster_that_slows_down_is_noticed_before_a_request_ends():
     simulation = Simulation(1000, lambda: 0.1)
     simulation.run(rate=1.0)
-    permits = simulation.admission.acquire(PLACES + 1)
-    assert permits[0].granted.is_set()
+    permits = simulation.admission.acquire("one", [REQUEST] * (PLACES + 1))
+    assert permits[0].is_granted
     simulation.now_s += 15.0
-    simulation.admission.acquire(1)
+    simulation.admission.acquire("one", [REQUEST])
     simulation.now_s += 10.0
     with pytest.raises(ApiError, match="would take about"):
-        simulation.admission.acquire(1)
+        simulation.admission.acquire("one", [REQUEST])
 
 
 def test_prompts_that_the_nodes_still_have_to_compute_count():

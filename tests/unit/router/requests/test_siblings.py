@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from headrace.request import Request, Sampling
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeLost
 from router.requests.admission import Admission
@@ -12,6 +13,8 @@ from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, decode_node
+
+REQUEST = Request("r", (1, 2), 2, Sampling(max_tokens=4, seed=0))
 
 
 def num_started(cluster: FakeCluster) -> dict[str, int]:
@@ -79,22 +82,16 @@ async def test_the_others_are_freed_when_the_first_choice_fails(start_router: St
 
 def test_held_back_permits_keep_their_place_and_block_nobody():
     admission = Admission(max_concurrent=2, max_queue=9)
-    first, second, third = admission.acquire(3, followers=[1, 2])
-    (other,) = admission.acquire(1)
-    (later,) = admission.acquire(1)
-    assert [permit.granted.is_set() for permit in (first, second, third, other, later)] == [
-        True,
-        False,
-        False,
-        True,
-        False,
-    ]
+    first, second, third = admission.acquire("one", [REQUEST] * 3, followers=[1, 2])
+    (other,) = admission.acquire("one", [REQUEST])
+    (later,) = admission.acquire("one", [REQUEST])
+    assert [permit.is_granted for permit in (first, second, third, other, later)] == [True, False, False, True, False]
     siblings = Siblings([second, third])
     siblings.prompt_computed()
     other.release()
-    assert second.granted.is_set() and not later.granted.is_set(), "it came first"
+    assert second.is_granted and not later.is_granted, "it came first"
     second.release()
-    assert third.granted.is_set() and not later.granted.is_set()
+    assert third.is_granted and not later.is_granted
     first.release()
-    assert later.granted.is_set()
+    assert later.is_granted
     assert admission.waiting == 0
