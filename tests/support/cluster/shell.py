@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from deploy.processes import is_alive, working_folder
@@ -97,6 +98,17 @@ class Shell:
     def actors(self):
         """Process ids of the live actors: the router and the nodes."""
         return [pid for pid, command in self.processes().items() if re.match(r"ray::\w+Actor", command)]
+
+    def listener(self, url):
+        """Process id of the actor that listens at an address."""
+        port = int(url.rpartition(":")[2])
+        (pid,) = [
+            pid
+            for pid in self.actors()
+            for connection in psutil.Process(pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        ]
+        return pid
 
     def log(self, name="default"):
         """The supervisor's log, with the lines of all actors."""
