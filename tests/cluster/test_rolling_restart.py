@@ -5,13 +5,15 @@ import os
 import signal
 from functools import partial
 
+import httpx
 import pytest
 
 from deploy.demo import MODEL
 from headrace.host_process import own_niceness
 from tests.support.cluster.recall_clients import Habits
 from tests.support.cluster.recall_load import RecallLoad
-from tests.support.cluster.shell import END_S, START_S, incarnation, nodes_of, until
+from tests.support.cluster.shell import END_S, START_S, answer_of, incarnation, nodes_of, until
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +35,26 @@ async def test_every_node_restarts_in_turn_and_no_request_is_lost(shell):
     assert all(f"{name} stops: SIGTERM" in log for name in before)
     status, output = shell.run("down", timeout_s=END_S)
     assert status == 0, output
+
+
+async def test_a_router_ends_its_requests_and_comes_back_at_its_address(shell):
+    file = shell.folder / "cluster.yaml"
+    file.write_text(f"model: {MODEL}\nrouter: {{shutdown_grace_s: {PATIENCE_S}}}\n")
+    url = shell.up("-c", file)
+    old = shell.listener(url)
+    answer = asyncio.create_task(asyncio.to_thread(answer_of, url, 2000))
+    await asyncio.to_thread(until, lambda: answer.done() or is_running(url), PATIENCE_S, "the request runs")
+    os.kill(old, signal.SIGTERM)
+    assert await answer
+    await asyncio.to_thread(until, lambda: set(nodes_of(url)) == {"p0", "d0"}, START_S, "the router knows all nodes")
+    assert shell.listener(url) != old
+    assert "router stops: SIGTERM" in shell.log()
+    assert shell.run("down", timeout_s=END_S)[0] == 0
+
+
+def is_running(url):
+    requests = httpx.get(f"{url}/cluster", timeout=PATIENCE_S).json()["requests"]
+    return any(request["phase"] == "decoding" for request in requests)
 
 
 def is_another(url, name, node):

@@ -8,6 +8,7 @@ Linux only, and it takes the right to create namespaces (CAP_NET_ADMIN and CAP_S
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -157,8 +158,67 @@ def _link(name: str, device: str, address: str, other_name: str, other_device: s
         _ip("-n", namespace, "link", "set", end, "up")
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments: str) -> str:
     command = ["ip", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise NamespacesUnavailable(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Host(Namespace):
+    """One of several hosts at a switch."""
+
+    def unplug(self) -> None:
+        """Cuts its link: it goes on alone, and the others hear nothing of it, not even that its sockets are closed."""
+        _ip("-n", self.name, "link", "set", self.device, "down")
+
+    def kill(self) -> None:
+        """Ends all its processes at once, as a host that loses power, but for its kernel, which closes its sockets."""
+        for pid in _ip("netns", "pids", self.name).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+
+@contextmanager
+def switched_hosts(count: int) -> Iterator[list[Host]]:
+    """Hosts in one network. The first is reached from this process, too.
+
+    At the end all their processes are killed. Raises `NamespacesUnavailable`, as `two_namespaces` does.
+    """
+    if shutil.which("ip") is None:
+        raise NamespacesUnavailable("no `ip` command: install iproute2")
+    pid = os.getpid()
+    nets = f"10.{1 + pid % 200}"
+    switch, here = f"hr{pid}s", f"hr{pid}h"
+    hosts = [Host(f"hr{pid}n{index}", f"hr{pid}n{index}0", f"{nets}.81.{index + 1}") for index in range(count)]
+    try:
+        for name in (switch, *(host.name for host in hosts)):
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for host in hosts:
+            port = f"{host.device}s"
+            _ip("link", "add", host.device, "netns", host.name, "type", "veth", "peer", "name", port, "netns", switch)
+            _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", host.device)
+            _ip("-n", host.name, "link", "set", host.device, "up")
+        first = hosts[0]
+        _ip("link", "add", here, "type", "veth", "peer", "name", f"{here}l", "netns", first.name)
+        _ip("address", "add", f"{nets}.80.2/30", "dev", here)
+        _ip("link", "set", here, "up")
+        _ip("-n", first.name, "address", "add", f"{nets}.80.1/30", "dev", f"{here}l")
+        _ip("-n", first.name, "link", "set", f"{here}l", "up")
+        _ip("route", "add", f"{first.address}/32", "via", f"{nets}.80.1", "dev", here)
+        yield hosts
+    finally:
+        for host in hosts:
+            with suppress(NamespacesUnavailable):
+                host.kill()
+        with suppress(NamespacesUnavailable):
+            _ip("link", "delete", here)
+        for name in (switch, *(host.name for host in hosts)):
+            with suppress(NamespacesUnavailable):
+                _ip("netns", "delete", name)

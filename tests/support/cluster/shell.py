@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "tiny_models" / "headrace-tiny-qwen3.5"
-START_S, END_S = 90.0, 30.0
+START_S, END_S = 2 * PATIENCE_S, PATIENCE_S
 
 
 class Shell:
@@ -41,9 +41,10 @@ class Shell:
             "COLUMNS": "200",
         }
 
-    def start(self, *arguments, module="deploy"):
+    def start(self, *arguments, module="deploy", inside=()):
+        """`inside` is put before the command: `ip netns exec NAME`, say."""
         return subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [*inside, sys.executable, "-m", module, *map(str, arguments)],
             env=self.env,
             cwd=self.folder,
             stdin=subprocess.PIPE,
@@ -54,9 +55,9 @@ class Shell:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
         )
 
-    def run(self, *arguments, timeout_s=START_S, stdin=None):
+    def run(self, *arguments, timeout_s=START_S, stdin=None, inside=()):
         """Exit status and output."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, inside=inside)
         output, _ = process.communicate(stdin, timeout=timeout_s)
         return process.returncode, output
 
@@ -147,8 +148,8 @@ def incarnation(url, name):
     return nodes_of(url).get(name, {}).get("incarnation")
 
 
-def answer_of(url):
-    body = {"prompt": "The code of", "max_tokens": 4, "temperature": 0}
+def answer_of(url, max_tokens=4):
+    body = {"prompt": "The code of", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["text"]
