@@ -57,6 +57,8 @@ from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import TransferFailed
 from transfer.receiver import IncomingTransfer, TransferReceiver
 
+DEADLINE_MARGIN_S = 1.0
+
 
 class DecodeRole:
     """Serves any number of requests at a time, and the fetches of prefill nodes."""
@@ -156,17 +158,24 @@ class DecodeDriver:
 
     async def _serve(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
         reading = asyncio.create_task(self._read(commands))
+        is_cut_off = False
         try:
             while not self._lifecycle.is_over:
-                for instruction in self._lifecycle.on(await self._next_event()):
+                event = await self._next_event()
+                if isinstance(event, Tokens):
+                    self._answer.add(event)
+                for instruction in self._lifecycle.on(event):
                     if (message := await self._obey(instruction)) is not None:
                         try:
                             yield message  # returns when gRPC has taken it over: not while its buffers are full
                         finally:
                             self._sent(message)
+        except (asyncio.CancelledError, GeneratorExit):  # not by an error of this node
+            is_cut_off = True
+            raise
         finally:
             reading.cancel()
-            self._call_ended()
+            self._call_ended(is_cut_off)
 
     def _job(self, start: Start) -> Job:
         request, sampling = start.request, start.request.sampling
@@ -242,8 +251,6 @@ class DecodeDriver:
         """Returns the message that the router gets, if any."""
         match instruction:
             case Reply(message):
-                if isinstance(message, Tokens):
-                    self._answer.add(message)
                 return message
             case ReplyDecoded(reason, admitted):
                 return DecodeDone(reason, self._report(admitted))
@@ -306,8 +313,10 @@ class DecodeDriver:
         """Ends a request that no router continues."""
         await self._give_back()
 
-    def _call_ended(self) -> None:
-        is_lost = self.request.is_resumable and not self._is_abandoned and self._clock() < self._deadline_s
+    def _call_ended(self, is_cut_off: bool) -> None:
+        # At its deadline a call ends without a word, too, and a little earlier on the router than here.
+        has_time = self._clock() + DEADLINE_MARGIN_S < self._deadline_s
+        is_lost = is_cut_off and has_time and self.request.is_resumable and not self._is_abandoned
         if is_lost and isinstance(self._lifecycle.state, Running) and self._orphans.keep(self):
             self._lifecycle.on(RouterLost())
         else:

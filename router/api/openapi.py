@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from router.api.request_ids import HEADER, VALID
 from router.api.request_schemas import ChatBody, CompletionBody
 from router.api.response_schemas import ChatCompletionChunk, CompletionChunk, ErrorBody
 
@@ -22,6 +23,7 @@ REFERENCE = "#/components/schemas/{model}"
 CAUSES = {
     HTTPStatus.BAD_REQUEST: "A field is wrong, or the prompt does not fit the model.",
     HTTPStatus.NOT_FOUND: "No such model.",
+    HTTPStatus.CONFLICT: "A request with this `x-request-id` is being answered; ask again after `Retry-After` seconds.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than `max_body_bytes`.",
     HTTPStatus.TOO_MANY_REQUESTS: "The queue is full; the request may succeed after `Retry-After` seconds.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The router failed.",
@@ -29,8 +31,17 @@ CAUSES = {
     HTTPStatus.GATEWAY_TIMEOUT: "The request took longer than `request_timeout_s`.",
 }
 
+REQUEST_ID = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "The client's id of this request; returned with the answer. Asked again under the same id after the "
+    "router was lost, at any router, an answer goes on where it was.",
+    "schema": {"type": "string", "pattern": f"^{VALID}$"},
+}
+
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
-RETRYABLE = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+RETRYABLE = (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -53,7 +64,7 @@ def generation_route(body: type[BaseModel], answer: type[BaseModel], chunk: type
     content = {"application/json": {"schema": _reference(body)}}
     return {
         "responses": {200: {"model": answer, "content": stream, "description": "The answer."}, **errors(CAUSES)},
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "openapi_extra": {"requestBody": {"required": True, "content": content}, "parameters": [REQUEST_ID]},
     }
 
 

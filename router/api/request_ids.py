@@ -19,7 +19,7 @@ from router.errors import bad_request
 
 HEADER = "x-request-id"
 MAX_LENGTH = 128
-_VALID = re.compile(rf"[A-Za-z0-9._:=+/-]{{1,{MAX_LENGTH}}}")
+VALID = rf"[A-Za-z0-9._:=+/-]{{1,{MAX_LENGTH}}}"
 _KEY = "headrace.request_id"
 
 
@@ -36,7 +36,7 @@ class RequestId:
         """The client's id if it is valid, else a new one."""
         if given is None:
             return cls(uuid.uuid4().hex)
-        if _VALID.fullmatch(given):
+        if re.fullmatch(VALID, given):
             return cls(given, is_given=True)
         shown = given if len(given) <= 40 else f"{given[:40]}..."
         fault = f"{HEADER} {shown!r}: use 1 to {MAX_LENGTH} letters, digits, or characters of . _ : = + / -"

@@ -1,0 +1,116 @@
+"""A decode node's request with a real engine: what is left of it when its call ends in the middle."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from headrace.request import Request, Sampling
+from headrace.wire.messages import Abandon, DecodeCommand, DecodeEvent, LocalPrefill, Start, Tokens
+from tests.support.engine.driving import request
+from tests.support.engine.oracle import random_prompt
+from tests.support.node.linked_roles import Linked, linked
+from tests.support.patience import PATIENCE_S
+
+NUM_TOKENS = 200
+ASKED = request(
+    random_prompt(40, seed=3),
+    Sampling(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True),
+    salt=b"mine",
+    is_resumable=True,
+)
+
+
+async def no_commands() -> AsyncIterator[DecodeCommand]:
+    await asyncio.Event().wait()
+    yield Abandon()
+
+
+async def abandon() -> AsyncIterator[DecodeCommand]:
+    yield Abandon()
+
+
+def opened(
+    nodes: Linked,
+    asked: Request = ASKED,
+    commands: AsyncIterator[DecodeCommand] | None = None,
+    timeout_s: float = PATIENCE_S,
+) -> AsyncGenerator[DecodeEvent, None]:
+    return nodes.decode.run(Start(asked, may_prefill_remotely=False), commands or no_commands(), timeout_s)
+
+
+async def tokens_of(call: AsyncGenerator[DecodeEvent, None], at_least: int | None = None) -> list[int]:
+    """The tokens of a call until it ends, or until there are so many."""
+    tokens: list[int] = []
+    async for event in call:
+        if isinstance(event, Tokens):
+            tokens += [token.id for token in event.tokens]
+        if at_least is not None and len(tokens) >= at_least:
+            break
+    return tokens
+
+
+async def lost(nodes: Linked, asked: Request = ASKED) -> None:
+    """A call whose router is lost in the middle of the answer."""
+    call = opened(nodes, asked)
+    await tokens_of(call, 5)
+    await call.aclose()
+
+
+async def test_a_lost_routers_request_goes_on_for_the_next_one(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        whole = await tokens_of(opened(nodes))
+        await nodes.settled()
+        for _ in range(2):
+            await lost(nodes)
+            assert nodes.decode.orphans() == ("r",)
+        call = opened(nodes)
+        assert await anext(call) == LocalPrefill(len(ASKED.tokens)), "none of the prompt is computed"
+        assert await tokens_of(call) == whole
+        assert nodes.decode.orphans() == ()
+        assert (nodes.decode.counters()["orphans_kept"], nodes.decode.counters()["orphans_adopted"]) == (2, 2)
+        await nodes.settled()
+
+
+async def test_a_router_that_has_shown_some_tokens_gets_the_others(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        whole = await tokens_of(opened(nodes))
+        await lost(nodes)
+        shown = replace(ASKED, tokens=(*ASKED.tokens, *whole[:3]))
+        assert await tokens_of(opened(nodes, shown)) == whole[3:]
+
+
+async def test_another_tenants_request_with_the_same_id_is_answered_by_itself(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        await lost(nodes)
+        call = opened(nodes, replace(ASKED, salt=b"theirs"))
+        assert await anext(call) == LocalPrefill(0)
+        assert len(await tokens_of(call)) == NUM_TOKENS
+        assert nodes.decode.orphans() == ("r",)
+
+
+@pytest.mark.parametrize("why", ["abandoned", "not resumable", "deadline"])
+async def test_a_request_that_nobody_will_continue_is_released_at_once(why: str, tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        asked = replace(ASKED, is_resumable=why != "not resumable")
+        call = opened(nodes, asked, abandon() if why == "abandoned" else None, 1.0 if why == "deadline" else PATIENCE_S)
+        await tokens_of(call, 5)
+        await call.aclose()
+        assert nodes.decode.orphans() == ()
+        await nodes.settled()
+
+
+async def test_orphans_are_released_after_their_time_and_with_the_node(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite"), decode={"orphan_timeout_s": 0.05}) as nodes:
+        await lost(nodes)
+        async with asyncio.timeout(PATIENCE_S):
+            while nodes.decode.orphans():
+                await asyncio.sleep(0.01)
+        await nodes.settled()
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        await lost(nodes)
+        await nodes.decode.close()
+        await nodes.settled()
+        await lost(nodes, replace(ASKED, request_id="later"))
+        assert nodes.decode.orphans() == ()
