@@ -23,9 +23,10 @@ REFERENCE = "#/components/schemas/{model}"
 CAUSES = {
     HTTPStatus.BAD_REQUEST: "A field is wrong, or the prompt does not fit the model.",
     HTTPStatus.NOT_FOUND: "No such model.",
+    HTTPStatus.REQUEST_TIMEOUT: "The body did not arrive within `body_timeout_s`.",
     HTTPStatus.CONFLICT: "A request with this `x-request-id` is being answered; ask again after `Retry-After` seconds.",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than `max_body_bytes`.",
-    HTTPStatus.TOO_MANY_REQUESTS: "The queue is full; the request may succeed after `Retry-After` seconds.",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is longer than `max_body_bytes`, or reading it takes too much.",
+    HTTPStatus.TOO_MANY_REQUESTS: "The queue, or this client's share, is full; try again after `Retry-After` seconds.",
     HTTPStatus.INTERNAL_SERVER_ERROR: "The router failed.",
     HTTPStatus.SERVICE_UNAVAILABLE: "No node can take the request; it may succeed after `Retry-After` seconds.",
     HTTPStatus.GATEWAY_TIMEOUT: "The request took longer than `request_timeout_s`.",

@@ -79,11 +79,14 @@ class HiddenTokens:
     def __init__(self, pattern: re.Pattern[str], *, is_allowed: bool = True) -> None:
         self._pattern = pattern
         self._is_allowed = is_allowed
-        self._nonce = str(10**29 + secrets.randbelow(9 * 10**29))
         self._originals: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self._originals)
+
+    @cached_property
+    def _nonce(self) -> str:
+        return str(10**29 + secrets.randbelow(9 * 10**29))
 
     def hide(self, value: T) -> T:
         """The same strings, lists and mappings without special tokens; the value itself if there are none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -17,7 +16,7 @@ MAX_ENDS = 32
 Chats share early ends (system prompt, examples); the next turn, or another try at this one, continues at a late end.
 The nodes' checkpoint policy finds a branch point between them by itself.
 """
-FEW_MESSAGES = 4  # each is rendered: marks would cost as much
+FEW_MESSAGES = 6  # each is rendered: marks would cost as much
 
 Render = Callable[[Sequence[Message]], str]
 
@@ -64,9 +63,10 @@ def _content_ends(render: Render, messages: Sequence[Message], text: str) -> dic
             _marked(message, f"{nonce}{count:09d}", marks_empty=marks_empty)
             for count, message in enumerate(messages, 1)
         ]
-        pieces = re.split(nonce + r"(\d{9})", _render_or_nothing(render, marked))
-        texts, counts = pieces[::2], [int(count) for count in pieces[1::2]]
-        if len(set(counts)) == len(counts) and text.startswith("".join(texts)):
+        first, *others = _render_or_nothing(render, marked).split(nonce)
+        texts = [first, *(other[9:] for other in others)]
+        counts = [int(other[:9]) for other in others if other[:9].isdecimal()]
+        if len(counts) == len({*counts}) == len(others) and text.startswith("".join(texts)):
             return dict(zip(counts, accumulate(map(len, texts)), strict=False))
     return {}
 
