@@ -103,7 +103,7 @@ class IncomingTransfer(Transfer[ReceiverEvent, ReceivePayload | Land]):
         clock: Callable[[], float],
     ) -> None:
         totals = transport.stats.received
-        super().__init__(plan, ReceiverSession(plan).on, transport, totals, staging, limits, clock)
+        super().__init__(plan, ReceiverSession(plan).on, transport, totals, staging, limits, "", clock)
         self._verifier = verifier
         self._refused_parts = 0
         self._land = land

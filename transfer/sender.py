@@ -83,7 +83,7 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         limits: TransferLimits,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(plan, SenderSession(plan).on, transport, transport.stats.sent, staging, limits, clock)
+        super().__init__(plan, SenderSession(plan).on, transport, transport.stats.sent, staging, limits, peer, clock)
         self._secret = secret
         self._pack = pack
         self._moving.computing(True)

@@ -1,12 +1,13 @@
 """A bounded pool of equal buffers, through which payloads pass between blocks and the wire.
 
 The bound is the back-pressure: without a free buffer a sender packs later, and a receiver leaves the payload with its
-sender.
+sender. A sender's buffers come back when the receiver has taken what is in them; so that one that takes none does not
+hold up the others, no receiver gets more than half of the buffers while sessions with another one are open.
 """
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -35,7 +36,8 @@ class StagingConfig:
 
 
 class Staging:
-    """The pool. Belongs to one event loop; waiters are served in order of arrival."""
+    """The pool. Belongs to one event loop; waiters are served in order of arrival, but for those of a peer that has its
+    share. `peer` is a receiver's address; who does not name any shares with nobody."""
 
     def __init__(
         self,
@@ -50,8 +52,10 @@ class Staging:
         self._clock = clock
         self._config = config
         self._free = list(self.memory.allocate(config.num_buffers, config.buffer_bytes))
-        self._num_held = 0
-        self._waiters: deque[asyncio.Future[StagingBuffer]] = deque()
+        self._share = max(1, config.num_buffers // 2)
+        self._held: Counter[str] = Counter()
+        self._sessions: Counter[str] = Counter()
+        self._waiters: deque[tuple[str, asyncio.Future[StagingBuffer]]] = deque()
 
     @property
     def buffer_bytes(self) -> int:
@@ -60,6 +64,16 @@ class Staging:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def session_opened(self, peer: str) -> None:
+        """From now on other peers get no more than their share."""
+        self._sessions[peer] += 1
+
+    def session_ended(self, peer: str) -> None:
+        """Takes back, once, what `session_opened` said."""
+        self._sessions[peer] -= 1
+        self._sessions += Counter()  # drops peers without sessions
+        self._serve()
 
     @asynccontextmanager
     async def hold(self, num_bytes: int, deadline_s: float) -> AsyncIterator[StagingBuffer]:
@@ -74,18 +88,19 @@ class Staging:
         finally:
             self.give(buffer)
 
-    async def take(self, num_bytes: int, deadline_s: float) -> StagingBuffer:
+    async def take(self, num_bytes: int, deadline_s: float, peer: str = "") -> StagingBuffer:
         """A buffer with a payload of `num_bytes`, to `give` back later: `hold` in two calls, which cost less time."""
         self.require(num_bytes)
-        buffer = self._free.pop() if self._free else await self._wait(deadline_s)
-        self._num_held += 1
+        buffer = self._grant(peer) if self._free and self._may_hold(peer) else await self._wait(deadline_s, peer)
         buffer.cut(num_bytes)
         return buffer
 
-    def give(self, buffer: StagingBuffer) -> None:
+    def give(self, buffer: StagingBuffer, peer: str = "") -> None:
         """Takes back, once, what `take` returned and nothing reads or writes any more."""
-        self._num_held -= 1
-        self._grant(buffer)
+        self._held[peer] -= 1
+        self._held += Counter()
+        self._free.append(buffer)
+        self._serve()
 
     def require(self, num_bytes: int) -> None:
         """Raises `LayoutMismatch` if no buffer can ever hold this much."""
@@ -96,15 +111,18 @@ class Staging:
             )
 
     def check(self) -> None:
-        """Asserts that each buffer is free or held, none is free twice, and nobody waits while one is free."""
-        granted = sum(waiter.done() and not waiter.cancelled() for waiter in self._waiters)
-        assert len(self._free) + self._num_held + granted == self._config.num_buffers
+        """Asserts that each buffer is free or held, none is free twice, and nobody waits who could have one."""
+        assert len(self._free) + self._held.total() == self._config.num_buffers
         assert len({id(buffer) for buffer in self._free}) == len(self._free)
-        assert not self._free or all(waiter.done() for waiter in self._waiters)  # granted, but has not run yet
+        waiting = {peer for peer, waiter in self._waiters if not waiter.done()}  # others run in the next turn
+        assert not self._free or not any(map(self._may_hold, waiting))
 
-    async def _wait(self, deadline_s: float) -> StagingBuffer:
+    def _may_hold(self, peer: str) -> bool:
+        return self._held[peer] < self._share or not self._sessions.keys() - {peer}
+
+    async def _wait(self, deadline_s: float, peer: str) -> StagingBuffer:
         waiter: asyncio.Future[StagingBuffer] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters.append((peer, waiter))
         self.waits.count += 1
         began_s = self._clock()
         try:
@@ -112,7 +130,7 @@ class Staging:
                 return await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():  # granted in the turn in which it gave up
-                self._grant(waiter.result())
+                self.give(waiter.result(), peer)
             if isinstance(error, TimeoutError):
                 raise TransferTimeout(
                     f"none of {self._config.num_buffers} staging buffers came free in time: raise num_buffers"
@@ -120,12 +138,14 @@ class Staging:
             raise
         finally:
             self.waits.seconds += self._clock() - began_s
-            self._waiters.remove(waiter)
+            self._waiters.remove((peer, waiter))
 
-    def _grant(self, buffer: StagingBuffer) -> None:
-        """Gives the buffer to the first waiter; it becomes free only when there is none."""
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(buffer)
-                return
-        self._free.append(buffer)
+    def _grant(self, peer: str) -> StagingBuffer:
+        self._held[peer] += 1
+        return self._free.pop()
+
+    def _serve(self) -> None:
+        """Gives free buffers to the first waiters that may have one."""
+        for peer, waiter in self._waiters:
+            if self._free and not waiter.done() and self._may_hold(peer):
+                waiter.set_result(self._grant(peer))

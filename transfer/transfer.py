@@ -50,6 +50,7 @@ class Transfer(Generic[Event, Move]):
     Move         the instructions that move messages; subclasses obey them in `_move`
     transition   the session's `on`
     totals       of the sessions in this one's direction
+    peer         that shares the staging buffers with others; empty: it shares with nobody
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Transfer(Generic[Event, Move]):
         totals: TransferTotals,
         staging: Staging,
         limits: TransferLimits,
+        peer: str,
         clock: Callable[[], float],
     ) -> None:
         self.plan = plan
@@ -76,6 +78,8 @@ class Transfer(Generic[Event, Move]):
         self._at_work = 0
         self._settled = asyncio.Event()
         self._staging = staging
+        self._peer = peer
+        staging.session_opened(peer)
         self._pipeline = asyncio.Semaphore(PIPELINE_DEPTH)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer = self._timer_at(self._deadline_s)
@@ -136,6 +140,7 @@ class Transfer(Generic[Event, Move]):
     def _end(self) -> None:
         self._ended_s = self._clock()
         self._timer.cancel()
+        self._staging.session_ended(self._peer)
         self._stop()
         self._settle()
 
@@ -166,7 +171,7 @@ class Transfer(Generic[Event, Move]):
         """A buffer for this message, within the pool's bound and PIPELINE_DEPTH of this session."""
         await self._pipeline.acquire()
         try:
-            buffer = await self._staging.take(message.num_bytes, self._deadline_s)
+            buffer = await self._staging.take(message.num_bytes, self._deadline_s, self._peer)
         except BaseException:
             self._pipeline.release()
             raise
@@ -176,7 +181,7 @@ class Transfer(Generic[Event, Move]):
     def _give_staging(self, message: PlannedMessage, buffer: StagingBuffer) -> None:
         """Gives the buffer back when nothing reads or writes it any more."""
         self._moving.ended(message)
-        self._staging.give(buffer)
+        self._staging.give(buffer, self._peer)
         self._pipeline.release()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -23,8 +23,8 @@ def node_that_says(told: NodeThatSays) -> NodeServer:
     node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
     describe = node._describe
 
-    def describe_otherwise(address: str) -> NodeInfo:
-        return replace(describe(address), device=told.device)
+    def describe_otherwise(address: str, *, start_s: float) -> NodeInfo:
+        return replace(describe(address, start_s=start_s), device=told.device)
 
     vars(node)["_describe"] = describe_otherwise
     return node

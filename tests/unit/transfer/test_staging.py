@@ -108,3 +108,50 @@ async def test_an_error_inside_gives_the_buffer_back(staging):
 def test_a_pool_without_room_is_refused(sizes):
     with pytest.raises(LayoutMismatch, match="< 1"):
         StagingConfig(*sizes)
+
+
+async def test_a_peer_that_takes_nothing_leaves_half_of_the_buffers_to_others():
+    staging = Staging(StagingConfig(num_buffers=4, buffer_bytes=100))
+    for peer in ("slow", "other"):
+        staging.session_opened(peer)
+    held = [await staging.take(1, now() + 5, "slow") for _ in range(2)]
+    third = asyncio.create_task(staging.take(1, now() + 60, "slow"))
+    await settle()
+    assert not third.done()
+    staging.check()
+    for _ in range(3):
+        both = [await staging.take(1, now() + 5, "other") for _ in range(2)]
+        for buffer in both:
+            staging.give(buffer, "other")
+        staging.check()
+    assert not third.done()
+    staging.give(held.pop(), "slow")
+    held.append(await third)
+    for buffer in held:
+        staging.give(buffer, "slow")
+    assert staging.num_free == 4
+    staging.check()
+
+
+async def test_a_peer_alone_has_all_buffers():
+    staging = Staging(StagingConfig(num_buffers=4, buffer_bytes=100))
+    staging.session_opened("one")
+    held = [await staging.take(1, now() + 5, "one") for _ in range(4)]
+    assert staging.num_free == 0
+    for buffer in held:
+        staging.give(buffer, "one")
+    staging.check()
+
+
+async def test_a_peer_gets_what_it_waits_for_when_the_others_sessions_end():
+    staging = Staging(StagingConfig(num_buffers=2, buffer_bytes=100))
+    for peer in ("one", "other"):
+        staging.session_opened(peer)
+    first = await staging.take(1, now() + 5, "one")
+    second = asyncio.create_task(staging.take(1, now() + 60, "one"))
+    await settle()
+    assert not second.done()
+    staging.session_ended("other")
+    for buffer in (first, await second):
+        staging.give(buffer, "one")
+    staging.check()
