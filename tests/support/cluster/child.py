@@ -38,6 +38,10 @@ def server_for(config: Any) -> Any:
             from tests.support.cluster.broken_node import broken_node
 
             return broken_node(config)
+        case "TroubledNode":
+            from tests.support.cluster.troubled_node import TroubledServer
+
+            return TroubledServer(config)
         case "NodeThatSays":
             from tests.support.cluster.device_cluster import node_that_says
 
