@@ -79,9 +79,10 @@ class Registrations:
         for each in self._each:
             each.news.set()
 
-    async def stop(self) -> None:
-        """Stops, and unregisters the node instead of letting the routers miss its heartbeats."""
-        await asyncio.gather(*(each.stop() for each in self._each))
+    async def stop(self, *, leave: bool) -> None:
+        """Stops the heartbeats. `leave`: also unregisters the node, so that nobody waits for it. A crashed node does
+        not leave: its supervisor starts it again, and requests wait for it."""
+        await asyncio.gather(*(each.stop(leave=leave) for each in self._each))
 
     def _answered(self, router: str, peers: Sequence[Peer]) -> None:
         self._peers.answered(router, peers)
@@ -114,12 +115,13 @@ class _Registration:
     def start(self) -> None:
         self._task = asyncio.create_task(self._beat())
 
-    async def stop(self) -> None:
+    async def stop(self, *, leave: bool) -> None:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
-        with suppress(NodeError):
-            await self._client.leave(self._info.name, self._info.incarnation, timeout_s=CALL_TIMEOUT_S)
+        if leave:
+            with suppress(NodeError):
+                await self._client.leave(self._info.name, self._info.incarnation, timeout_s=CALL_TIMEOUT_S)
         await self._client.close()
 
     async def _beat(self) -> None:

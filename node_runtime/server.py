@@ -156,7 +156,7 @@ class NodeServer:
 
     async def _stop(self) -> None:
         try:
-            await self._registrations.stop()
+            await self._registrations.stop(leave=self._crash is None)
             self._cache_feed.close()
             await self._server.stop(self.config.shutdown_grace_s)
             if self.runtime.tasks:

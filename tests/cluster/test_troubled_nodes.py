@@ -54,7 +54,7 @@ async def test_requests_wait_for_the_only_decode_node_however_long_it_takes_to_s
     long, *short = random_prompt(100, seed=5), *(clear_prompt(model, 80, 64, seed=seed) for seed in (1, 2))
     with TroubledCluster(model, tmp_path) as cluster:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client:
-            before = asyncio.create_task(ask(client, long, 1500))
+            before = asyncio.create_task(ask(client, long, 600))
             await asyncio.to_thread(wait_until, lambda: cluster.nodes()["d0"]["running"] > 0, "d0 decodes")
             cluster.processes.pop("d0").kill()
             cluster.start_after_s = 8.0  # longer than the router takes to forget a dead node
@@ -63,5 +63,5 @@ async def test_requests_wait_for_the_only_decode_node_however_long_it_takes_to_s
             during = [asyncio.create_task(ask(client, prompt)) for prompt in short]
             answers = await asyncio.gather(before, *during)
             await starting
-        expected = [greedy(model, long, 1500), *(greedy(model, prompt, 64) for prompt in short)]
+        expected = [greedy(model, long, 600), *(greedy(model, prompt, 64) for prompt in short)]
         assert [answer.tokens for answer in answers] == expected

@@ -68,9 +68,21 @@ async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(
             while len(router.beats) < 10:
                 await asyncio.sleep(0.01)
         assert len(lost.beats) <= 1, "one call is open, and the other router's heartbeats did not wait for it"
-        await node.stop()
+        await node.stop(leave=True)
         assert met[-1] == [D0]
         assert router.left == ["p0"]
+
+
+async def test_a_node_that_crashed_does_not_leave_for_its_return_is_worth_waiting_for() -> None:
+    router = FakeRouter()
+    async with served(router) as address:
+        node = Registrations((address,), node_info("p0", m.Role.PREFILL), status, lambda peers: None, None)
+        node.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while not router.beats:
+                await asyncio.sleep(0.01)
+        await node.stop(leave=False)
+        assert router.left == []
 
 
 async def test_news_do_not_wait_for_the_next_heartbeat() -> None:
@@ -83,7 +95,7 @@ async def test_news_do_not_wait_for_the_next_heartbeat() -> None:
                 while len(router.beats) < count:
                     await asyncio.sleep(0.005)
                 node.beat_now()
-        await node.stop()
+        await node.stop(leave=True)
 
 
 def test_peers_of_all_routers_are_known() -> None:
