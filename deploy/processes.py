@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from deploy.errors import FolderUnusable
+
 POLL_S = 0.05
 KILL_S = 2.0
 SAME_START_S = 2.0
@@ -32,9 +34,19 @@ def working_folder(run_id: str) -> Path:
 
 
 def make_folders(run_id: str) -> Path:
-    """Makes a new run's folder and the working folder in it, for this user alone; returns the latter."""
-    for folder in (run_folder(run_id), working_folder(run_id)):
-        folder.mkdir(mode=0o700)
+    """Makes a new run's folder and the working folder in it, for this user alone; returns the latter.
+
+    Raises FolderUnusable.
+    """
+    try:
+        for folder in (run_folder(run_id), working_folder(run_id)):
+            folder.mkdir(mode=0o700)
+    except OSError as error:
+        parent = run_folder(run_id).parent
+        raise FolderUnusable(
+            f"{error.filename}: {error.strerror}; Ray's sockets and logs of a run lie there: make {parent} writable, "
+            "with room in it"
+        ) from None
     return working_folder(run_id)
 
 

@@ -15,7 +15,7 @@ import ray
 from deploy.api import RouterApi
 from deploy.cluster import RunningCluster, start_cluster
 from deploy.config import ClusterConfig
-from deploy.errors import FolderUnusable, StartFailed
+from deploy.errors import StartFailed
 from deploy.processes import make_folders, run_folder
 from deploy.ray_session import ray_session
 from deploy.reaper import start_reaper
@@ -64,13 +64,7 @@ def _working_in(run_id: str) -> Iterator[None]:
     before = Path.cwd()
     reaper = start_reaper(run_id)
     try:
-        try:
-            os.chdir(make_folders(run_id))
-        except OSError as error:
-            raise FolderUnusable(
-                f"{run_folder(run_id)}: {error.strerror}; Ray's sockets and logs of a run lie there: make room in "
-                f"{run_folder(run_id).parent}, and make it writable"
-            ) from None
+        os.chdir(make_folders(run_id))
         yield
     finally:
         os.chdir(before)

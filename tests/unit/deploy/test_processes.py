@@ -5,11 +5,15 @@ import shutil
 import stat
 import time
 
+import pytest
+
+from deploy.errors import FolderUnusable
 from deploy.processes import (
     end_processes_of_run,
     is_alive,
     make_folders,
     processes_of_run,
+    run_folder,
     started_at_s,
     wait_gone,
     working_folder,
@@ -65,3 +69,13 @@ def test_a_process_in_a_folder_that_is_gone_is_still_found(spawn):
     process = spawn(OBEYS, RUN)
     shutil.rmtree(working_folder(RUN))
     assert processes_of_run(RUN) == [process.pid]
+
+
+def test_a_run_folder_that_cannot_be_made_is_one_line_with_the_remedy():
+    run_folder(OURS).write_text("in the way")
+    try:
+        with pytest.raises(FolderUnusable, match=f"{OURS}: File exists; .* make /tmp writable") as failure:
+            make_folders(OURS)
+    finally:
+        run_folder(OURS).unlink()
+    assert "\n" not in str(failure.value)
