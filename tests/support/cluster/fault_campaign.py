@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from node_runtime.config import MIN_WATCHDOG_S
 from tests.support.cluster import fault_ray
 from tests.support.cluster.fault_ray import of_headrace_up, on_raylets
 from tests.support.cluster.fault_restarts import (
+    engine_stalled,
     killed_again_and_again,
     router_killed,
     stopped_in_turn,
@@ -36,6 +38,8 @@ from tests.support.cluster.fault_rounds import (
 from tests.support.cluster.fault_row import Row
 from tests.support.cluster.recall_clients import ASK_TIMEOUT_S, Habits
 from tests.support.cluster.recall_load import ANSWER_TOKENS, RecallLoad
+
+WATCHED = {"watchdog_s": MIN_WATCHDOG_S}
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ SESSION_FAULTS = {
 RESTARTS = {
     "router killed": Scenario(with_settings(), router_killed, Habits(patience_s=ASK_TIMEOUT_S)),
     "nodes stopped in turn (SIGTERM)": Scenario(with_settings(), stopped_in_turn),
+    "engine stalled": Scenario(with_settings(prefill=WATCHED, decode=WATCHED), engine_stalled),
     "decode nodes killed all the time": Scenario(
         with_settings(), killed_again_and_again, Habits(num_clients=6), answer_tokens=400, is_patient=False
     ),

@@ -45,7 +45,7 @@ class HostileLoad:
     """seconds         beside the hostile clients; half as long before without them
     num_chats       ordinary ones, at a time
     think_s         of each between two questions
-    max_concurrent  the router's; three times as many clients overload it
+    max_concurrent  the router's, half of it for one client; three times as many clients overload it
     long_prompt     tokens
     """
 
@@ -183,7 +183,8 @@ async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Re
 
 @asynccontextmanager
 async def _cluster(model: Path, folder: Path, load: HostileLoad) -> AsyncIterator[Cluster]:
-    router = {"max_concurrent": load.max_concurrent, "max_queue": 4 * load.max_concurrent}
+    places = load.max_concurrent
+    router = {"max_concurrent": places, "max_queue": 4 * places, "max_concurrent_per_client": places // 2}
     cluster = Cluster(model, folder, engine=ENGINE, router=router)
     await asyncio.to_thread(cluster.__enter__)
     try:
