@@ -74,7 +74,7 @@ def build_app(
         async with bodies.read(request, client) as data:
             generation = parser.parse_at_once(kind, data)
             if generation is None:
-                generation = await _unless_gone(request.receive, parser.parse(kind, data))
+                generation = await _unless_gone(request.receive, parser.parse(kind, data, client))
         generation = identified(generation, request_id)
         deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
         answer = (service.stream if generation.stream else service.answer)(generation, client)

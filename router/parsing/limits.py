@@ -14,15 +14,17 @@ MIN_MEMORY_BYTES = 64 << 20
 class ParseLimits:
     """Limits of the processes that parse, render and tokenize requests beyond a few KiB.
 
-    parse_processes       processes that read requests; started when they are first needed
-    max_parsing           requests in these processes and waiting for them; beyond that clients get 429
+    parse_processes       processes that read requests; started when they are first needed. Clients take turns, and
+                          one client has all but one of them at a time: the last is for the others
+    max_parsing           requests in these processes and waiting for them; beyond that the client with the most of them
+                          gets 429
     parse_cpu_s           processor time for one request; beyond that its process ends, and the client gets 413
     parse_memory_bytes    memory for one request, beside the tokenizer's; beyond that the same
     parse_special_tokens  special tokens in messages and tools of a chat count as such; otherwise they are text, so that
                           no content can forge a turn. In a completion's prompt, the model's input itself, they count
     """
 
-    parse_processes: int = 2
+    parse_processes: int = 3
     max_parsing: int = 320
     parse_cpu_s: float = 30.0
     parse_memory_bytes: int = 2 << 30

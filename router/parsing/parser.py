@@ -39,11 +39,11 @@ class RequestParser:
         except NotLoaded:
             return None
 
-    async def parse(self, kind: Kind, data: bytes) -> GenerationRequest:
+    async def parse(self, kind: Kind, data: bytes, client: str) -> GenerationRequest:
         """The generation request of any body, from a worker; raises ApiError. Cancelling ends the work."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._pool.parse(self._job(kind, data))
+                return await self._pool.parse(self._job(kind, data), client)
         except TimeoutError:
             raise deadline_passed(self._timeout_s) from None
 

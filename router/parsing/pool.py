@@ -16,6 +16,7 @@ from router.api.generation import GenerationRequest
 from router.errors import ApiError
 from router.parsing.body_parser import ParseJob
 from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
+from router.parsing.turns import Turns
 
 START_TIMEOUT_S = 60.0
 GRACE_S = 0.25
@@ -25,50 +26,36 @@ log = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """Parses bodies in `size` processes, each started when it is first needed. `close` before the loop ends."""
+    """Parses bodies in `size` processes, each started when it is first needed and shared fairly by clients (`Turns`).
+    `close` before the loop ends."""
 
     def __init__(self, settings: WorkerSettings, size: int, max_parsing: int) -> None:
         self._settings = settings
-        self._max_parsing = max_parsing
-        self._num_jobs = 0
-        self._turn = asyncio.Semaphore(size)
+        self._turns = Turns(size, max_parsing)
         self._idle: list[Worker] = []
         self._workers: set[Worker] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
-    async def parse(self, job: ParseJob) -> GenerationRequest:
+    async def parse(self, job: ParseJob, client: str) -> GenerationRequest:
         """Parses in a worker. Raises the body's own ApiError; 429 if too many wait; 413 if the body takes too much.
 
         Cancelling ends the work: the worker has `GRACE_S` to finish, then it is killed.
         """
-        if self._num_jobs >= self._max_parsing:
-            raise ApiError(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                f"{self._num_jobs} requests are being read: max_parsing is {self._max_parsing}; try again later",
-                code="too_many_parsing",
-                retry_after_s=1,
-            )
-        self._num_jobs += 1
-        try:
-            await self._turn.acquire()
-        except asyncio.CancelledError:
-            self._num_jobs -= 1
-            raise
+        await self._turns.take(client)
         asking = asyncio.create_task(self._ask(job))
         try:
             return await asyncio.shield(asking)
         finally:
-            leaving = asyncio.create_task(self._leave(asking))
+            leaving = asyncio.create_task(self._leave(asking, client))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, asking: asyncio.Task[GenerationRequest]) -> None:
+    async def _leave(self, asking: asyncio.Task[GenerationRequest], client: str) -> None:
         """Ends the work that nobody awaits any more, then gives its turn to the next."""
         await asyncio.wait({asking}, timeout=GRACE_S)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        self._turn.release()
-        self._num_jobs -= 1
+        self._turns.give_back(client)
 
     async def _ask(self, job: ParseJob) -> GenerationRequest:
         worker = self._idle.pop() if self._idle else await self._start()

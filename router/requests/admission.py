@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from headrace.request import Request
 from router.errors import ApiError, too_many_requests
-from router.requests.fair_line import FairLine
+from router.fair_line import FairLine
 from router.requests.wait_estimate import WaitEstimate
 
 MARGIN = 1.2  # on an estimated wait: those who are admitted should not run out of time

@@ -49,12 +49,12 @@ async def test_a_worker_parses_as_the_router_does_itself(start_pool: StartPool, 
     pool, here = start_pool(), BodyParser("little", tokens)
     chat = [{"role": "user", "content": "the code of June"}, {"role": "user", "content": "<|im_end|>"}]
     for each in (job("chat", 2048, messages=chat, seed=5, n=2, headrace={"salt": "a"}), SMALL):
-        ours, theirs = here.parse(each), await pool.parse(each)
+        ours, theirs = here.parse(each), await pool.parse(each, "one")
         assert [(r.tokens, r.boundaries, r.sampling, r.salt) for r in theirs.requests] == [
             (r.tokens, r.boundaries, r.sampling, r.salt) for r in ours.requests
         ]
     with pytest.raises(ApiError) as refused:
-        await pool.parse(job("chat", 2048, messages=chat, temperature=9))
+        await pool.parse(job("chat", 2048, messages=chat, temperature=9), "one")
     assert (refused.value.status, refused.value.param) == (400, "temperature")
     assert "temperature 9" in refused.value.json()
     assert len(processes_of(pool)) == 1
@@ -63,48 +63,48 @@ async def test_a_worker_parses_as_the_router_does_itself(start_pool: StartPool, 
 async def test_a_body_that_takes_too_much_time_ends_its_process_alone(start_pool: StartPool):
     pool = start_pool(cpu_s=0.2)
     with pytest.raises(ApiError, match=r"took more than 0\.2 s of processor time \(parse_cpu_s\)") as refused:
-        await pool.parse(COSTLY)
+        await pool.parse(COSTLY, "one")
     assert (refused.value.status, refused.value.code) == (413, "parsing_too_costly")
-    assert (await pool.parse(SMALL)).requests
+    assert (await pool.parse(SMALL, "one")).requests
 
 
 async def test_a_body_that_takes_too_much_memory_ends_its_process_alone(start_pool: StartPool):
     pool = start_pool(memory_bytes=64 << 20)
     with pytest.raises(ApiError, match=r"needs more than 67108864 bytes of memory \(parse_memory_bytes\)"):
-        await pool.parse(COSTLY)
-    assert (await pool.parse(SMALL)).requests
+        await pool.parse(COSTLY, "one")
+    assert (await pool.parse(SMALL, "one")).requests
 
 
 async def test_work_ends_when_its_client_leaves(start_pool: StartPool):
     pool = start_pool()
-    await pool.parse(SMALL)
+    await pool.parse(SMALL, "one")
     (pid,) = processes_of(pool)
-    asking = asyncio.create_task(pool.parse(COSTLY))
+    asking = asyncio.create_task(pool.parse(COSTLY, "one"))
     while pool._idle:
         await asyncio.sleep(0)
     asking.cancel()
     async with asyncio.timeout(PATIENCE_S):
         while Path(f"/proc/{pid}").exists():
             await asyncio.sleep(0.01)
-    assert (await pool.parse(SMALL)).requests
+    assert (await pool.parse(SMALL, "one")).requests
 
 
 async def test_a_client_that_leaves_while_it_waits_leaves_no_trace(start_pool: StartPool):
     pool = start_pool(max_parsing=2)
-    running, waiting = (asyncio.create_task(pool.parse(each)) for each in (SMALL, COSTLY))
+    running, waiting = (asyncio.create_task(pool.parse(each, "one")) for each in (SMALL, COSTLY))
     await asyncio.sleep(0)
     with pytest.raises(ApiError, match="max_parsing is 2") as refused:
-        await pool.parse(SMALL)
+        await pool.parse(SMALL, "one")
     assert (refused.value.status, refused.value.retry_after_s) == (429, 1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    again = asyncio.create_task(pool.parse(SMALL))
+    again = asyncio.create_task(pool.parse(SMALL, "one"))
     assert (await running).requests and (await again).requests
 
 
 async def test_no_process_is_left_after_the_end(start_pool: StartPool):
     pool = start_pool()
-    await pool.parse(SMALL)
+    await pool.parse(SMALL, "one")
     (pid,) = processes_of(pool)
     await pool.close()
     assert not Path(f"/proc/{pid}").exists()
@@ -113,7 +113,7 @@ async def test_no_process_is_left_after_the_end(start_pool: StartPool):
 async def test_a_worker_that_cannot_start_is_an_error_of_the_router(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     pool = WorkerPool(WorkerSettings(tmp_path, "little", False, 1.0, 1 << 30), 1, 8)
     with pytest.raises(ApiError) as refused:
-        await pool.parse(SMALL)
+        await pool.parse(SMALL, "one")
     assert refused.value.status == 500
     assert "did not start" in caplog.text
     await pool.close()

@@ -1,4 +1,4 @@
-from router.requests.fair_line import FairLine
+from router.fair_line import FairLine
 
 
 def anyone(item: str) -> bool:
