@@ -149,9 +149,7 @@ class DecodeDriver:
     ) -> AsyncGenerator[DecodeEvent, None]:
         """As `run`, for a router that continues the request: what it has not shown comes first."""
         self._deadline_s = deadline_s
-        again = self._answer.beyond(request)
-        self._sampled(len(again.tokens))
-        self._events.appendleft(Adopted(request.num_prompt_tokens, again))
+        self._events.appendleft(Adopted(request.num_prompt_tokens, self._answer.beyond(request)))
         async with aclosing(self._serve(commands)) as messages:
             async for message in messages:
                 yield message
@@ -164,12 +162,12 @@ class DecodeDriver:
                 event = await self._next_event()
                 if isinstance(event, Tokens):
                     self._answer.add(event)
-                for instruction in self._lifecycle.on(event):
-                    if (message := await self._obey(instruction)) is not None:
-                        try:
+                try:
+                    for instruction in self._lifecycle.on(event):
+                        if (message := await self._obey(instruction)) is not None:
                             yield message  # returns when gRPC has taken it over: not while its buffers are full
-                        finally:
-                            self._sent(message)
+                finally:
+                    self._handled(event)
         except (asyncio.CancelledError, GeneratorExit):  # not by an error of this node
             is_cut_off = True
             raise
@@ -197,16 +195,12 @@ class DecodeDriver:
 
     def _take(self, event: Event) -> None:
         self._inbox.put_nowait(event)
-        if isinstance(event, Sampled):
-            self._sampled(1)
-
-    def _sampled(self, num_tokens: int) -> None:
-        if self._unsent.sampled(num_tokens):
+        if isinstance(event, Sampled) and self._unsent.sampled(1):
             self._loop.post(lambda: self._engine.pause(self._sequence))
 
-    def _sent(self, message: DecodeEvent) -> None:
-        """Counts a message's tokens as sent; also those lost with their call, which the next one gets again."""
-        if isinstance(message, Tokens) and self._unsent.sent(len(message.tokens)):
+    def _handled(self, event: DecodeInput) -> None:
+        """Counts sampled tokens as sent; also those lost with their call, which the next one gets in `Adopted`."""
+        if isinstance(event, Tokens) and self._unsent.sent(len(event.tokens)):
             self._loop.post(lambda: self._engine.go_on(self._sequence))
 
     async def _read(self, commands: AsyncIterator[DecodeCommand]) -> None:

@@ -73,6 +73,18 @@ async def test_a_lost_routers_request_goes_on_for_the_next_one(tiny_checkpoint) 
         await nodes.settled()
 
 
+async def test_an_answer_goes_on_after_a_router_that_was_lost_before_it_got_the_tokens_so_far(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite"), decode={"max_unsent_tokens": 4}) as nodes:
+        whole = await tokens_of(opened(nodes))
+        await lost(nodes)
+        call = opened(nodes)
+        assert isinstance(await anext(call), LocalPrefill)
+        await call.aclose()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await tokens_of(opened(nodes)) == whole
+        await nodes.settled()
+
+
 async def test_a_router_that_has_shown_some_tokens_gets_the_others(tiny_checkpoint) -> None:
     async with linked(tiny_checkpoint("granite")) as nodes:
         whole = await tokens_of(opened(nodes))
