@@ -121,7 +121,10 @@ class Engine(EngineRequests):
 
     @property
     def has_work(self) -> bool:
-        return self._in_flight is not None or not all(sequence.is_paused for sequence in self._running)
+        """False if a turn would change nothing; a paused sequence is work if it holds what another one waits for."""
+        if self._in_flight is not None or not all(sequence.is_paused for sequence in self._running):
+            return True
+        return self._waiting.first() is not None and self._settled_paused() is not None
 
     @property
     def suspects(self) -> set[Sequence]:
@@ -252,22 +255,22 @@ class Engine(EngineRequests):
         sequences = [chunk.sequence for chunk in chunks if chunk.sequence in running]
         self.shortages += 1
         if sequences:
-            self._give_up(blamed(sequences), shortage)
+            refused = blamed(sequences)
+            self._give_up(refused, shortage, NeedsMoreMemory if is_first_prefill(refused) else OutOfMemory)
         for sequence in set(sequences).intersection(self._running):
             if sequence.num_computed == 0 or sequence.held.source is not None:
                 continue
             if sequence.job.is_sent:
-                self._give_up(sequence, shortage)
+                self._give_up(sequence, shortage, OutOfMemory)  # not its fault: another node may compute it
             else:
                 self._compute_again(sequence)
         self._runner.free_memory()
 
-    def _give_up(self, sequence: Sequence, shortage: Shortage) -> None:
+    def _give_up(self, sequence: Sequence, shortage: Shortage, kind: type[NeedsMoreMemory] | type[OutOfMemory]) -> None:
         self._running.remove(sequence)
         what = f"needs more memory than this node has: {shortage.cause}"
         log.error("request %s %s", shape(sequence.request), what)
         remedy = "shorten the prompt, or lower engine.max_step_tokens or engine.cache_bytes"
-        kind = NeedsMoreMemory if is_first_prefill(sequence) else OutOfMemory
         sequence.job.on_event(Failed(kind(f"a step with these {len(sequence.tokens)} tokens {what}; {remedy}")))
 
     # ------------------------------------------------------------ settle

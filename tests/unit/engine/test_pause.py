@@ -70,6 +70,16 @@ def test_a_paused_answer_is_preempted_before_a_newer_one_and_lets_others_pass(ti
     assert_nothing_in_use(built)
 
 
+def test_a_request_that_waits_for_a_paused_answers_blocks_gets_them_without_another_command(tiny_checkpoint) -> None:
+    built = engine_of(tiny_checkpoint("granite"), num_blocks=4, num_slots=8, overlap=True)
+    slow = submit(built, request(FIRST, ANSWER))
+    paused_after(built, slow, 5)
+    waiting = submit(built, request(SECOND, ANSWER))
+    while built.engine.has_work:  # else the engine's thread sleeps
+        steps(built, 1)
+    assert waiting.is_finished
+
+
 def test_a_paused_answer_can_be_cancelled_and_finished(tiny_checkpoint) -> None:
     path = tiny_checkpoint("granite")
     built = small_engine(path)
