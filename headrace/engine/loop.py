@@ -103,9 +103,11 @@ class EngineLoop:
                 self.flush()
         except BaseException as error:
             log.exception("the engine's step failed; the node ends")
-            self._fail_all(first_line(error))
-            self.flush()
-            self._loop.call_soon_threadsafe(self._crashed, error)
+            try:
+                self._fail_all(first_line(error))
+                self.flush()
+            finally:  # whatever the engine has come to: a node without this thread must end
+                self._loop.call_soon_threadsafe(self._crashed, error)
 
     def _fail_all(self, cause: str) -> None:
         """Ends every request: those of the step that raised with its error, because one of them may have caused it."""

@@ -212,6 +212,7 @@ class EngineRequests:
         """The prompt's blocks and state have been received: decodes on after `first_token`."""
         self._receiving.discard(sequence)
         sequence.num_computed = sequence.prompt_length
+        sequence.is_started = True
         self._publisher.publish_blocks(sequence)
         self._publisher.keep_decoded(sequence)
         sequence.append(first_token)

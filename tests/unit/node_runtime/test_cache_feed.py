@@ -25,7 +25,7 @@ INCARNATION = 2**63 + 5
 class IdleEngine:
     """Never has a step to run; commands are run in its thread."""
 
-    num_running = 0
+    has_work = False
 
     def next_deadline_s(self) -> None:
         return None
