@@ -37,7 +37,7 @@ class StagingConfig:
 
 class Staging:
     """The pool. Belongs to one event loop; waiters are served in order of arrival, but for those of a peer that has its
-    share. `peer` is a receiver's address; who does not name any shares with nobody."""
+    share. `peer` is a receiver's address; all that name none, such as this node's own receivers, are one more peer."""
 
     def __init__(
         self,

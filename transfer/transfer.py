@@ -50,7 +50,7 @@ class Transfer(Generic[Event, Move]):
     Move         the instructions that move messages; subclasses obey them in `_move`
     transition   the session's `on`
     totals       of the sessions in this one's direction
-    peer         that shares the staging buffers with others; empty: it shares with nobody
+    peer         whose share of the staging buffers it uses; empty: the one of this node's own receivers
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
 from headrace.engine.logprobs import PromptScores
+from headrace.engine.prefill_rate import RateMark
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
@@ -48,7 +49,7 @@ class InFlight:
     draw_index: dict[Sequence, int]
     scored: list[ScheduledChunk[Sequence]]
     launched: Launched
-    rate_mark: int
+    rate_mark: RateMark
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Engine(EngineRequests):
             counts_row = self._runner.token_counts.row(sequence, sequence.tokens, request.num_prompt_tokens)
         return self._rules.draw(sequence, self._num_pending(sequence), counts_row)
 
-    def _rate_mark(self, chunks: list[ScheduledChunk[Sequence]], began_s: float) -> int:
+    def _rate_mark(self, chunks: list[ScheduledChunk[Sequence]], began_s: float) -> RateMark:
         num_tokens = sum(c.span.end - c.span.start for c in chunks if c.sequence.is_prefilling)
         leaves_some = bool(num_tokens) and self.waiting_tokens > num_tokens
         return self.prefill_rate.launched(num_tokens, leaves_some=leaves_some, began_s=began_s)

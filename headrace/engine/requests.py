@@ -79,10 +79,6 @@ class EngineRequests:
         return len(self._running)
 
     @property
-    def num_paused(self) -> int:
-        return sum(sequence.is_paused for sequence in self.sequences)
-
-    @property
     def sequences(self) -> Iterator[Sequence]:
         """All sequences that wait, receive or run."""
         return chain(self._waiting, self._receiving, self._running)

@@ -20,6 +20,14 @@ def test_steps_that_leave_prompts_waiting_count_with_all_their_time() -> None:
     assert measured((100, True, 0.0, 1.0), (100, True, 1.0, 2.0)) == pytest.approx(100)
 
 
+def test_a_measurement_that_was_far_too_low_is_mended_by_short_prompts_alone() -> None:
+    """Requests are refused by it, so that no prompts are left waiting any more, and nothing else would be measured."""
+    suspended = (1000, True, 0.0, 60.0)
+    short = [(200, False, began_s, began_s + 0.1) for began_s in range(100, 400)]
+    assert measured(suspended) < 20
+    assert 1000 < measured(suspended, *short) <= 2000
+
+
 def test_time_without_prompts_does_not_count() -> None:
     assert measured((100, True, 0.0, 1.0), (0, False, 1.0, 50.0), (100, True, 60.0, 61.0)) == pytest.approx(100)
 
