@@ -77,7 +77,7 @@ class Admission:
             self._waiting.join(client, permit, _cost(request, permit.held_back))
         last = self._waiting.last(max(0, self.waiting - self._free - self._max_queue))
         if not set(last).isdisjoint(permits):
-            for permit in permits:
+            for permit in reversed(permits):
                 self._waiting.leave(permit)
             raise self._full(len(permits))
         for permit in last:

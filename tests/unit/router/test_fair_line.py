@@ -72,3 +72,25 @@ def test_nothing_is_remembered_of_clients_once_nobody_waits():
     line.join("few", "f1", cost=1)
     line.join("many", "m3", cost=1)
     assert order(line) == ["f0", "m3", "f1"]
+
+
+def test_a_client_that_is_turned_away_has_asked_for_nothing():
+    line: FairLine[str] = FairLine()
+    line.join("steady", "s0", cost=1)
+    line.join("steady", "s1", cost=1)
+    for attempt in range(3):
+        line.join("refused", f"r{attempt}", cost=5)
+        line.leave(f"r{attempt}")
+    line.join("refused", "r3", cost=5)
+    assert order(line) == ["s0", "r3", "s1"]
+
+
+def test_clients_that_got_what_they_asked_for_are_forgotten_while_others_wait():
+    line: FairLine[str] = FairLine()
+    for number in range(100):
+        line.join(f"client {number}", f"i{number}", cost=1)
+        line.join("steady", f"s{number}", cost=1)
+        for _ in range(2 * (number > 0)):
+            line.take(anyone)
+    assert len(line) == 2
+    assert len(line._asked) <= 4

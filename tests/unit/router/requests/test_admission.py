@@ -87,3 +87,16 @@ def test_a_client_keeps_to_its_own_places():
     assert not third.is_granted
     first.release()
     assert third.is_granted
+
+
+def test_a_client_that_was_refused_keeps_its_turn():
+    admission = Admission(max_concurrent=1, max_queue=3)
+    first, *rest = admission.acquire("many", ONE * 4)
+    for _ in range(5):
+        with pytest.raises(ApiError):
+            admission.acquire("few", ONE * 4)
+    (other,) = admission.acquire("few", ONE)
+    rest.pop().release()
+    first.release()
+    rest[0].release()
+    assert granted(other, rest[1]) == [True, False]
