@@ -222,9 +222,9 @@ class NodeTable:
 
     async def close_retired(self) -> None:
         """Closes the clients of removed nodes on which no call runs."""
-        for node in [node for node in self._retired if node.calls == 0]:
-            self._retired.remove(node)
-            await node.client.close()
+        while unused := [node for node in self._retired if node.calls == 0]:  # anew: others may close some meanwhile
+            self._retired.remove(unused[0])
+            await unused[0].client.close()
 
     async def close(self) -> None:
         """Removes every node; no call may be running."""

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,15 @@ from headrace.wire.errors import NodeLost
 from headrace.wire.messages import LinkStatus, Peer, Role
 from router.cluster.nodes import NodeTable
 from router.errors import LayoutRefused, NameTaken
-from tests.support.router.fake_nodes import LAYOUT, FakeCluster, fake_cluster, node_info, node_status
+from tests.support.router.fake_nodes import (
+    LAYOUT,
+    FakeCluster,
+    FakePrefillNode,
+    Transfers,
+    fake_cluster,
+    node_info,
+    node_status,
+)
 
 
 class Clock:
@@ -263,3 +272,22 @@ def test_another_transfer_version_is_refused_with_the_remedy(nodes: NodeTable):
         nodes.register(node_info("p0", Role.PREFILL, transfer_version=0), node_status())
     nodes.register(node_info("d0", Role.DECODE, transfer_version=3, incarnation=2), node_status())
     assert names(nodes, Role.DECODE) == ["d0"], "a lone node that came back with another release is no mixture"
+
+
+async def test_retired_clients_may_be_closed_by_several_at_once(clock: Clock):
+    closing, closed = asyncio.Event(), []
+
+    class SlowClient(FakePrefillNode):
+        async def close(self) -> None:
+            await closing.wait()
+            closed.append(self.name)
+
+    nodes = NodeTable(2.0, clock, lambda info: SlowClient(info.name, [1], Transfers()))
+    for name in ("p0", "p1"):
+        nodes.register(node_info(name, Role.PREFILL), node_status())
+        nodes.leave(name, 1)
+    both = [asyncio.create_task(nodes.close_retired()) for _ in range(2)]
+    await asyncio.sleep(0)
+    closing.set()
+    await asyncio.gather(*both)
+    assert sorted(closed) == ["p0", "p1"]
