@@ -177,7 +177,8 @@ class RequestDriver:
         try:
             async with self._responsive(node, self._context.config.first_event_timeout_s) as limit:
                 async for event in call:
-                    limit.reschedule(None)
+                    if not node.stalled:  # else the limit ends this call now
+                        limit.reschedule(None)
                     await self._handle(attempt, event)
                     await self._wait_for_reader(event)
                     if isinstance(event, m.DecodeDone) or attempt.over.done():

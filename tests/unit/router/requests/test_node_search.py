@@ -12,7 +12,7 @@ from headrace.wire.errors import NodeBusy, NodeLost, TransferBroken
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
-from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, text_of
+from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, text_of
 
 
 class AlwaysTheFirst:
@@ -127,6 +127,23 @@ async def test_a_node_that_stands_still_loses_its_requests_and_gets_no_more(
         running.server.nodes.register(node_info(hanging.name, hanging.role), node_status())
         await asyncio.gather(*(ask(running) for _ in range(2)))
         assert hanging.requests, "an engine that moves again gets work again"
+
+
+async def test_a_token_that_comes_as_its_node_stalls_does_not_keep_the_request_there(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, decode=2, eos_id=0)
+    d0 = decode_node(cluster, "d0")
+    d0.gate = asyncio.Semaphore(0)
+    running = await start_router(cluster)
+    asking = asyncio.create_task(ask(running))
+    async with asyncio.timeout(PATIENCE_S):
+        while not d0.gate.locked() or not d0.gate._waiters:
+            await asyncio.sleep(0.01)
+        d0.gate.release()
+        await asyncio.sleep(0)  # the next token is on its way
+        running.server.nodes.register(node_info("d0", m.Role.DECODE), stalled(16.0))
+        assert text_of(await asking) == TEXT
 
 
 async def test_a_decode_node_that_does_not_answer_a_call_is_left(start_router: StartRouter, answer: list[int]):
