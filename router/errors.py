@@ -96,6 +96,12 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(HTTPStatus.BAD_REQUEST, message, param=param, code=code)
 
 
+def internal_error() -> ApiError:
+    """500: a defect of the router, which logs it."""
+    message = "the router failed; its log has the cause"
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
+
+
 def overloaded(message: str, *, retry_after_s: int = 1) -> ApiError:
     """503: the same request may succeed later."""
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="no_node_available", retry_after_s=retry_after_s)

@@ -35,7 +35,7 @@ from router.api.response_schemas import (
     Readiness,
 )
 from router.api.responses import ANSWER_END
-from router.errors import ApiError
+from router.errors import ApiError, internal_error
 from router.http.limits import HttpLimits
 from router.parsing.body_parser import Kind
 from router.parsing.parser import RequestParser
@@ -200,8 +200,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 async def _on_unforeseen_error(request: Request, error: Exception) -> Response:
     """A defect of the router; the server logs its traceback."""
-    message = "the router failed; its log has the cause"
-    return await _on_api_error(request, ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error"))
+    return await _on_api_error(request, internal_error())
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ import sys
 from http import HTTPStatus
 
 from router.api.generation import GenerationRequest
-from router.errors import ApiError
+from router.errors import ApiError, internal_error
 from router.parsing.body_parser import ParseJob
 from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
 from router.parsing.turns import Turns
@@ -88,8 +88,7 @@ class WorkerPool:
             if isinstance(error, asyncio.CancelledError):
                 raise
             log.error("a process that parses requests did not start (exit status %d): %r", status, error)
-            message = "the router could not start a process that reads the request; its log has the cause"
-            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error") from error
+            raise internal_error() from error
         return worker
 
     def _too_costly(self, exit_status: int) -> ApiError:

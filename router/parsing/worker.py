@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import resource
 import signal
@@ -9,15 +10,19 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from headrace.host_process import log_to_stderr
 from router.api.generation import GenerationRequest
-from router.errors import ApiError
+from router.errors import ApiError, internal_error
 from router.parsing.body_parser import BodyParser, ParseJob
 from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
 from router.text.tokens import ModelTokens
 
+log = logging.getLogger(__name__)
+
 
 def main() -> None:
     """Serves one parent until it closes the socket. SIGPROF or a failed allocation ends the process, by design."""
+    log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     parent = socket.socket(fileno=0)
     stream = parent.makefile("rb")
@@ -40,6 +45,11 @@ def _result(parser: BodyParser, job: ParseJob) -> GenerationRequest | ApiError:
         return parser.parse(job)
     except ApiError as error:
         return error
+    except MemoryError:
+        raise  # ends the process: the router knows what that means
+    except Exception:
+        log.exception("a request could not be parsed")
+        return internal_error()
 
 
 def _read(stream: Any) -> Any:

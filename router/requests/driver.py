@@ -15,7 +15,7 @@ from headrace.wire import messages as m
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeError, NodeLost
 from router.cluster.nodes import NodeEntry
-from router.errors import NODE_CRASHED, ApiError, deadline_passed
+from router.errors import NODE_CRASHED, ApiError, deadline_passed, internal_error
 from router.requests import events as ev
 from router.requests.admission import AdmissionPermit
 from router.requests.attempt import Attempt
@@ -125,7 +125,7 @@ class RequestDriver:
             self._give_up(error)
         except Exception:
             log.exception("request %s broke", self.life.request.request_id)
-            self._give_up(ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of the router"))
+            self._give_up(internal_error())
         self._siblings.prompt_computed()
         self._sink.put(Ended(self.life.failure))
 

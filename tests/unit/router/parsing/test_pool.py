@@ -117,3 +117,15 @@ async def test_a_worker_that_cannot_start_is_an_error_of_the_router(tmp_path: Pa
     assert refused.value.status == 500
     assert "did not start" in caplog.text
     await pool.close()
+
+
+async def test_a_defect_of_the_parser_is_an_error_of_the_router(
+    start_pool: StartPool, capfd: pytest.CaptureFixture[str]
+):
+    pool = start_pool()
+    defective: Any = ParseJob("completion", SMALL.data, "no number")  # type: ignore[arg-type]
+    with pytest.raises(ApiError) as refused:
+        await pool.parse(defective, "one")
+    assert (refused.value.status, refused.value.code) == (500, "internal_error")
+    assert "Traceback" in capfd.readouterr().err
+    assert (await pool.parse(SMALL, "one")).requests
