@@ -71,6 +71,7 @@ class EngineRequests:
         self._clock = clock
         self._arrivals = count()
         self._waiting = WaitingLine()
+        self._is_full = False  # the first of the line found no blocks or slot
         self._receiving: set[Sequence] = set()  # admitted, and their state has yet to arrive
         self._running: list[Sequence] = []  # those that have waited longest for a step first
 
@@ -142,8 +143,7 @@ class EngineRequests:
         rate, deadline_s = self.prefill_rate.tokens_per_s, sequence.job.compute_by_s
         if not rate or deadline_s is None:
             return None
-        ahead = sum(map(_left, self._running))
-        ahead += sum(s.num_expected for s in self._waiting if s.num_preemptions or s.arrival < sequence.arrival)
+        ahead = self._tokens_before(sequence)
         left_s = deadline_s - self._clock()
         if ahead <= rate * left_s:
             return None
@@ -151,6 +151,20 @@ class EngineRequests:
             f"{ahead} tokens of other prompts come first, {ahead / rate:.1f} s at the measured {rate:.0f} tokens/s, "
             f"and the request has {left_s:.1f} s left: raise request_timeout_s, or add prefill nodes"
         )
+
+    def _tokens_before(self, sequence: Sequence) -> int:
+        """Tokens of other prompts that are computed before a new sequence's last one, by about what is known.
+
+        Much longer and newer prompts share the steps with it: beside it as many of their tokens are computed as of its
+        own (see `Scheduler`). But if the cache is full, all that stand before it come first.
+        """
+        others = [(other, _left(other)) for other in self._running]
+        others += [(s, s.num_expected) for s in self._waiting if s.num_preemptions or s.arrival < sequence.arrival]
+        if self._is_full:
+            return sum(left for _, left in others)
+        own = sequence.num_expected
+        beside = sum(left for other, left in others if 2 * own < left or sequence.arrival < other.arrival)
+        return sum(left for _, left in others) - beside + min(beside, own)
 
     def admit(self) -> None:
         """Admits waiting jobs in order while the cache has capacity; fails those whose deadline has passed."""
@@ -165,7 +179,8 @@ class EngineRequests:
             elif (paused := self._settled_paused()) is not None:
                 self._preempt(paused)
             else:
-                return
+                break
+        self._is_full = sequence is not None
 
     def next_deadline_s(self) -> float | None:
         """When `admit` has a job to fail; None if it never will."""

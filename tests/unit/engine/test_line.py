@@ -67,11 +67,34 @@ def test_a_request_is_refused_at_once_when_the_line_lasts_longer_than_it_has(tin
     rate = built.engine.prefill_rate.tokens_per_s
     assert rate > 0
     now_s, line_s = time.monotonic(), built.engine.waiting_tokens / rate
-    hasty = submit(built, request([9] * 10, ONE), compute_by_s=now_s + line_s / 10)
-    patient = submit(built, request([8] * 10, ONE), compute_by_s=now_s + line_s * 10 + 60)
-    old = submit(built, request([7] * 10, ONE), compute_by_s=now_s + line_s / 10)
+    hasty = submit(built, request([9] * 600, ONE), compute_by_s=now_s + line_s / 10)
+    patient = submit(built, request([8] * 600, ONE), compute_by_s=now_s + line_s * 10 + 60)
+    old = submit(built, request([7] * 600, ONE, age_s=60.0), compute_by_s=now_s + line_s / 10)
     (refused,) = hasty.events
     assert isinstance(refused, AdmissionTimedOut) and "tokens of other prompts come first" in refused.message
-    assert len(old.events) == 1, "what runs comes first, however old a newcomer is"
-    run_all(built)
+    assert len(old.events) == 1, "what runs shares the steps, however old a newcomer is"
+    serve(built, first, patient)
     assert len(first.tokens) == len(patient.tokens) == 1
+
+
+def test_a_short_prompt_is_refused_for_long_ones_only_if_it_must_wait_for_their_blocks(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    submit(built, request(LONG, ONE))
+    built.engine.admit()
+    for _ in range(4):
+        built.engine.step()
+    line_s = built.engine.waiting_tokens / built.engine.prefill_rate.tokens_per_s
+
+    def chat(token: int) -> Run:
+        return submit(built, request([token] * 10, ONE), compute_by_s=time.monotonic() + line_s / 10)
+
+    beside = chat(7)
+    assert not beside.events
+    built.engine.admit()
+    built.engine.step()
+    submit(built, request([8] * 300, ONE))
+    built.engine.admit()
+    (refused,) = chat(9).events
+    assert isinstance(refused, AdmissionTimedOut)
+    run_all(built)
+    assert len(beside.tokens) == 1
