@@ -1,0 +1,22 @@
+import asyncio
+import socket
+
+from router.http.limits import HttpLimits
+from router.http.server import HttpServer
+from tests.support.patience import PATIENCE_S
+
+
+async def test_small_writes_leave_at_once():
+    """Held back until the client's host acknowledges the last one, each answer and each token takes 40 ms more."""
+    server = HttpServer(None, HttpLimits(), 1.0, lambda *answer: None)
+    port = server.start("127.0.0.1", 0)
+    async with asyncio.timeout(PATIENCE_S):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        while not server.server_state.connections:
+            await asyncio.sleep(0.01)
+        (connection,) = server.server_state.connections
+        accepted = connection.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+        server.should_exit = True
+        await server.serving
