@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from headrace.engine.loop import IDLE_CHECK_S
 
@@ -21,6 +22,7 @@ LONGEST_TICK_S = 1.0
 SHORT_S = 2 * IDLE_CHECK_S
 """A shorter stall is none: an idle engine sleeps for IDLE_CHECK_S."""
 EXIT_STATUS = 70
+LAST_WORDS_S = 2.0
 
 
 class StallClock:
@@ -74,12 +76,19 @@ class Watchdog:
         while not self._stopped.wait(TICK_S):
             self._clock.tick(self._turns(), time.monotonic())
             if self.stalled_s >= self._limit_s:
-                log.critical(
-                    "%s: the engine has stood still for %.1f s (watchdog_s %g): this process ends. Its threads:",
-                    self._name,
-                    self.stalled_s,
-                    self._limit_s,
-                )
-                faulthandler.dump_traceback()
+                # In another thread: the engine's may hold the log's lock, and hang in writing to a pipe that is full.
+                last_words = threading.Thread(target=self._say_why, daemon=True)
+                last_words.start()
+                last_words.join(LAST_WORDS_S)
                 self._end(EXIT_STATUS)
                 return
+
+    def _say_why(self) -> None:
+        log.critical(
+            "%s: the engine has stood still for %.1f s (watchdog_s %g): this process ends. Its threads:",
+            self._name,
+            self.stalled_s,
+            self._limit_s,
+        )
+        with suppress(RuntimeError, ValueError, OSError):  # stderr is no file
+            faulthandler.dump_traceback()

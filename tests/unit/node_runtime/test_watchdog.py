@@ -34,16 +34,33 @@ def test_a_process_that_was_stopped_as_a_whole_does_not_take_its_engine_for_hung
 
 
 def test_a_process_whose_engine_stands_still_for_too_long_ends(monkeypatch, caplog) -> None:
+    assert ended(monkeypatch) == [EXIT_STATUS]
+    assert "d0: the engine has stood still for 0.5 s (watchdog_s 0.5): this process ends" in caplog.text
+
+
+def test_it_ends_without_a_file_for_the_stacks_of_its_threads(monkeypatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    assert ended(monkeypatch) == [EXIT_STATUS]
+
+
+def test_it_ends_while_the_log_takes_nothing(monkeypatch) -> None:
+    takes_again = threading.Event()
+    monkeypatch.setattr("node_runtime.watchdog.LAST_WORDS_S", 0.05)
+    monkeypatch.setattr("node_runtime.watchdog.log.critical", lambda *_: takes_again.wait(PATIENCE_S))
+    assert ended(monkeypatch) == [EXIT_STATUS]
+    takes_again.set()
+
+
+def ended(monkeypatch) -> list[int]:
+    """The statuses with which the watchdog of an engine without turns ended its process."""
     monkeypatch.setattr("node_runtime.watchdog.SHORT_S", 0.0)
-    ended: list[int] = []
+    statuses: list[int] = []
     is_over = threading.Event()
 
     def end(status: int) -> None:
-        ended.append(status)
+        statuses.append(status)
         is_over.set()
 
-    watchdog = Watchdog("d0", lambda: 7, 0.5, end)
-    watchdog.start()
+    Watchdog("d0", lambda: 7, 0.5, end).start()
     assert is_over.wait(PATIENCE_S)
-    assert ended == [EXIT_STATUS]
-    assert "d0: the engine has stood still for 0.5 s (watchdog_s 0.5): this process ends" in caplog.text
+    return statuses
