@@ -24,14 +24,14 @@ class StepFailed(Exception):
 def blamed(sequences: Iterable[Sequence]) -> Sequence:
     """The sequence to give up when a step finds too little memory.
 
-    One that is scored before others, a prompt before those that decode or were preempted, and of these the newest.
+    One that is scored before others, a prompt before answers that have begun, and of these the newest.
     """
     return max(sequences, key=lambda s: (bool(s.to_score), is_first_prefill(s), s.arrival))
 
 
 def is_first_prefill(sequence: Sequence) -> bool:
-    """True for a prompt of which nothing has been answered here."""
-    return sequence.is_prefilling and not sequence.num_preemptions
+    """True for a prompt of which nothing has been answered, here or on the node from which it was migrated."""
+    return sequence.is_prefilling and not sequence.num_preemptions and not sequence.num_output
 
 
 def first_line(error: BaseException) -> str:

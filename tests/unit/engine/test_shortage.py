@@ -98,6 +98,14 @@ def test_blocks_that_are_being_sent_are_not_computed_again_into_others(tiny_chec
     assert_nothing_in_use(built)
 
 
+def test_an_answer_that_began_on_another_node_is_not_refused(tiny_checkpoint) -> None:
+    built = small_engine(tiny_checkpoint("granite"))
+    fail_launches(built, lambda inputs: any(len(i.tokens) > 150 for i in inputs))
+    migrated = submit(built, replace(request(LONG[:590], ANSWER), tokens=tuple(LONG)))
+    run_all(built)
+    assert isinstance(failure(migrated), OutOfMemory)
+
+
 def test_answers_alone_that_find_too_little_memory_go_to_another_node_one_by_one(tiny_checkpoint) -> None:
     built = small_engine(tiny_checkpoint("granite"))
     runs = [submit(built, request(prompt, ANSWER)) for prompt in (FIRST, SECOND)]
