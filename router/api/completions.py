@@ -151,8 +151,7 @@ class CompletionService:
     def _check_nodes(self) -> None:
         """Raises ApiError (503) unless a decode node is there, or one that was lost is expected in time."""
         nodes, now_s = self._context.nodes, self._context.clock()
-        if nodes.live(Role.DECODE):
-            return
         awaited = nodes.awaited(Role.DECODE)
-        if not awaited or awaited[0].expected_at_s > now_s + self._context.config.request_timeout_s:
+        is_late = awaited and awaited[0].expected_at_s > now_s + self._context.config.request_timeout_s
+        if not nodes.live(Role.DECODE) and (is_late or not nodes.may_come(Role.DECODE)):
             raise no_node(Role.DECODE, awaited, now_s)

@@ -94,6 +94,8 @@ class NodeTable:
         self._fetch_from_decode = fetch_from_decode
         self._heartbeat_s = heartbeat_s
         self._clock = clock
+        self._first_expected_by_s = self._new_expiry_s()
+        self._roles_seen: set[Role] = set()
         self._connect = connect
         self._nodes: dict[str, NodeEntry] = {}
         self._retired: list[NodeEntry] = []
@@ -131,6 +133,7 @@ class NodeTable:
             replaced = (known.replaced | {known.info.incarnation}) - {info.incarnation}
             self._retire(known)
         self._lost.remove(info.name)
+        self._roles_seen.add(info.role)
         self._nodes[info.name] = NodeEntry(info, status, self._connect(info), expires_at_s, replaced)
         self._notify()
         return True
@@ -193,6 +196,12 @@ class NodeTable:
         now_s = self._clock()
         nodes = (node for node in self.all() if node.info.role is role and (node.suspect or node.stalled))
         return [LostNode(node.info, now_s) for node in nodes] + self._lost.awaited(role, now_s)
+
+    def may_come(self, role: Role) -> bool:
+        """True while a node of this role is awaited, and until the first registers: those that serve register with a
+        restarted router within a heartbeat."""
+        is_first = role not in self._roles_seen and self._clock() < self._first_expected_by_s
+        return is_first or bool(self.awaited(role))
 
     def all(self) -> list[NodeEntry]:
         """Every registered node, suspects included, by name."""

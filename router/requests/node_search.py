@@ -47,7 +47,7 @@ class NodeSearch:
             return holder
         nodes = self._context.nodes
         while (node := await self._pick(Role.DECODE, None)) is None:
-            if not nodes.awaited(Role.DECODE):
+            if not nodes.may_come(Role.DECODE):
                 raise no_node(Role.DECODE, [], self._context.clock())
             await self._pause(Role.DECODE)
         return node

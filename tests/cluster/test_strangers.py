@@ -19,7 +19,6 @@ from headrace.wire.messages import (
     PrefillRequest,
     Renew,
     Reservation,
-    SessionFailed,
     Start,
     Tokens,
     TransferReport,
@@ -173,9 +172,7 @@ async def test_a_reservation_that_only_a_stranger_answers_can_be_renewed(cluster
         first = await anext(events)
         assert isinstance(first, Reservation)
         await forge(first).done()
-        failed = await anext(events)
-        assert isinstance(failed, SessionFailed) and failed.cause.startswith("deadline: 0 arrived and 0 landed")
-        await call.send(Renew(first.nonce))
+        await call.send(Renew(first.nonce))  # as a router does whose prefill node is lost: nothing proven has come
         second = await anext(events)
         assert isinstance(second, Reservation)
         assert second.nonce != first.nonce and second.secret != first.secret

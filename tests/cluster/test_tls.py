@@ -93,7 +93,7 @@ async def test_a_node_of_another_authority_or_without_tls_is_never_registered(
     """It goes on trying, and its log says what to look at."""
     for name, tls in (("d8", None), ("d9", foreign)):
         config = DecodeNodeConfig(
-            name, str(cluster.model), cluster.processes["router"].ready["control_address"], engine=SMALL, tls=tls
+            name, str(cluster.model), (cluster.processes["router"].ready["control_address"],), engine=SMALL, tls=tls
         )
         process = Process.start(name, config, tmp_path)
         try:

@@ -197,7 +197,7 @@ async def test_a_full_queue_refuses_with_429(start_router: StartRouter, answer: 
 
 
 async def test_no_node_is_503_and_not_ready(start_router: StartRouter, answer: list[int]):
-    running = await start_router(fake_cluster(answer), register=False)
+    running = await start_router(fake_cluster(answer), register=False, heartbeat_s=0.2)
     reply = await running.http.post("/v1/completions", json={"prompt": "a"})
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "2")
     assert (await running.http.get("/ready")).status_code == 503

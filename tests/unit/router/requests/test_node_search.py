@@ -183,6 +183,16 @@ async def test_a_request_that_a_node_s_return_would_come_too_late_for_is_refused
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
 
 
+async def test_a_router_that_has_just_started_waits_for_its_first_node(start_router: StartRouter, answer: list[int]):
+    running = await start_router(fake_cluster(answer), register=False)
+    asking = asyncio.create_task(ask(running))
+    async with asyncio.timeout(PATIENCE_S):
+        while (await running.http.get("/cluster")).json()["phases"]["queued"] == 0:
+            await asyncio.sleep(0.01)
+        running.register()
+        assert text_of(await asking).startswith(TEXT)
+
+
 async def test_nobody_waits_for_a_node_that_left_or_was_lost_long_ago(start_router: StartRouter, answer: list[int]):
     running = await start_router(fake_cluster(answer), register=False, node_return_timeout_s=0.2)
     nodes = running.server.nodes
