@@ -17,7 +17,7 @@ from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
 from headrace.wire.client import ROUTER_METADATA
-from headrace.wire.errors import CRASH_DETAILS
+from headrace.wire.errors import CRASH_DETAILS, STOP_DETAILS
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import NodeInfo, NodeStatus
@@ -59,7 +59,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, message)
     except tuple(kind for kind, _ in _CODES) as error:
         code = next(code for kind, code in _CODES if isinstance(error, kind))
-        prefix = CRASH_DETAILS if isinstance(error, StepFailed) else ""
+        prefix = CRASH_DETAILS if isinstance(error, StepFailed) else STOP_DETAILS * isinstance(error, EngineLost)
         await context.abort(code, prefix + str(error))
 
 

@@ -24,12 +24,14 @@ from headrace.wire.cache_updates import CacheUpdate, decode_cache_update
 from headrace.wire.connection_options import CONTROL_SILENCE_S, channel_options
 from headrace.wire.errors import (
     CRASH_DETAILS,
+    STOP_DETAILS,
     CheckpointGone,
     DeadlineExceeded,
     NodeBusy,
     NodeCrashed,
     NodeError,
     NodeLost,
+    NodeStopped,
     RequestRefused,
     TransferBroken,
 )
@@ -85,6 +87,8 @@ def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeErr
         details += "; do both sides have tls, with certificates of one authority that name their hosts?"
     if _is_crash(code, details):
         return NodeCrashed(node, details)
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith(STOP_DETAILS):
+        return NodeStopped(node, details)
     return _ERRORS.get(code, NodeLost)(node, details)
 
 

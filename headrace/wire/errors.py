@@ -5,6 +5,9 @@ from __future__ import annotations
 CRASH_DETAILS = "the engine crashed: "
 """How the details of a status INTERNAL begin when they mean NodeCrashed: gRPC itself uses that code, too."""
 
+STOP_DETAILS = "the engine ended: "
+"""How the details of a status UNAVAILABLE begin when they mean NodeStopped."""
+
 
 class NodeError(Exception):
     """A call to a node failed. `node` is its name or address."""
@@ -21,6 +24,10 @@ class NodeLost(NodeError):
 
 class NodeCrashed(NodeLost):
     """The node died of the engine step that computed this request: the request may be what ended it."""
+
+
+class NodeStopped(NodeLost):
+    """The node was stopped, or died of a step without this request: the request did not end it."""
 
 
 class NodeBusy(NodeError):

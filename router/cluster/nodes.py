@@ -30,6 +30,7 @@ class NodeEntry:
     replaced   earlier incarnations that lost the name to this one, or to one that it replaced
     suspect    a call to it was lost, and neither heartbeat nor answer has come since
     stalled    its engine stands still, by its own report: its calls were ended, and it gets no work
+    has_left   it was stopped, and ends its calls after a grace period
     calls      calls in progress: its client stays open for them
     """
 
@@ -40,6 +41,7 @@ class NodeEntry:
     replaced: frozenset[int] = frozenset()
     suspect: bool = False
     stalled: bool = False
+    has_left: bool = False
     calls: int = 0
     limits: set[asyncio.Timeout] = field(default_factory=set)
 
@@ -156,6 +158,7 @@ class NodeTable:
         self._lost.remove(name)
         node = self._nodes.get(name)
         if node is not None and node.info.incarnation == incarnation:
+            node.has_left = True
             self._retire(node)
 
     def late(self) -> list[NodeEntry]:

@@ -170,8 +170,7 @@ class RequestDriver:
                     await call.abandon()
                 await attempt.cancel()
         except NodeError as error:  # the call could not even be opened
-            self._search.call_failed(node, error)
-            await self._handle(attempt, ev.DecodeLost(error))
+            await self._handle(attempt, ev.DecodeLost(self._search.call_failed(node, error)))
 
     async def _read(self, attempt: Attempt, node: NodeEntry, call: DecodeCall) -> None:
         try:
@@ -185,8 +184,7 @@ class RequestDriver:
                         return
             raise NodeLost(node.info.name, "ended the call before the request was done")
         except NodeError as error:
-            self._search.call_failed(node, error)
-            await self._handle(attempt, ev.DecodeLost(error))
+            await self._handle(attempt, ev.DecodeLost(self._search.call_failed(node, error)))
 
     async def _prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         nonce = None if reservation is None else reservation.nonce
@@ -213,8 +211,7 @@ class RequestDriver:
                         return
             raise NodeLost(node.info.name, "ended the call before the prefill was done")
         except NodeError as error:
-            self._search.call_failed(node, error)
-            await self._handle(attempt, ev.PrefillFailed(nonce, error))
+            await self._handle(attempt, ev.PrefillFailed(nonce, self._search.call_failed(node, error)))
 
     async def _fail_unless_landed(self, attempt: Attempt, node: NodeEntry, nonce: int) -> None:
         """Repeats a prefill whose transfer has not landed in time. A message that the network damaged may fail its

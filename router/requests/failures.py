@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost
+from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, NodeStopped
 from headrace.wire.messages import Role
 from router.errors import ApiError, from_node, node_crashed
 
@@ -38,7 +38,8 @@ class Failures:
         if isinstance(cause, NodeBusy):
             return self
         is_crash = isinstance(cause, NodeCrashed)
-        is_suspicious = is_crash or (was_computing and isinstance(cause, NodeLost))
+        is_silent_loss = isinstance(cause, NodeLost) and not isinstance(cause, NodeStopped)
+        is_suspicious = is_crash or (was_computing and is_silent_loss)
         return replace(
             self,
             prefills=self.prefills + (role is Role.PREFILL),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
-from headrace.wire.errors import NodeError, NodeLost
+from headrace.wire.errors import NodeError, NodeLost, NodeStopped
 from headrace.wire.messages import FetchSource, Role
 from router.cluster.fetch_sources import PromptKeys, choose_fetch_source
 from router.cluster.nodes import NodeEntry, NodeId
@@ -90,12 +90,14 @@ class NodeSearch:
         with self._context.metrics.waiting_for_node(role):
             await asyncio.sleep(RETRY_PAUSE_S)
 
-    def call_failed(self, node: NodeEntry, error: NodeError) -> None:
-        """Avoids the node from now on; marks it as suspect if it was lost."""
+    def call_failed(self, node: NodeEntry, error: NodeError) -> NodeError:
+        """Avoids the node from now on; marks it as suspect if it was lost. Returns the error as it counts: a node that
+        has left cuts its last calls off without a word, which is no loss."""
         log.info("request %s: %s", self._request.request_id, error)
         self._avoided.add(node.id)
         if isinstance(error, NodeLost):
             node.suspect = True
+        return NodeStopped(error.node, error.message) if type(error) is NodeLost and node.has_left else error
 
     def transfer_failed(self, sender: NodeEntry) -> None:
         """Avoids a sender whose failure the receiver may have reported: a stopped process reports nothing itself."""

@@ -9,11 +9,13 @@ from headrace.wire.client import GrpcNodeClient
 from headrace.wire.connection_options import MAX_MESSAGE_BYTES
 from headrace.wire.errors import (
     CRASH_DETAILS,
+    STOP_DETAILS,
     DeadlineExceeded,
     NodeBusy,
     NodeCrashed,
     NodeError,
     NodeLost,
+    NodeStopped,
     RequestRefused,
     TransferBroken,
 )
@@ -63,6 +65,11 @@ async def test_status_codes_become_node_errors(code: grpc.StatusCode, error: typ
 async def test_a_status_that_names_a_crashed_engine_is_a_crash():
     details = CRASH_DETAILS + "out of memory"
     await raises_on_every_call(FailingNode(grpc.StatusCode.INTERNAL, details), NodeCrashed, "out of memory")
+
+
+async def test_a_status_that_names_an_engine_that_ended_is_no_crash():
+    details = STOP_DETAILS + "another request's step failed"
+    await raises_on_every_call(FailingNode(grpc.StatusCode.UNAVAILABLE, details), NodeStopped, "another request")
 
 
 async def raises_on_every_call(service: FailingNode, error: type[NodeError], details: str) -> None:

@@ -1,7 +1,7 @@
 """Nodes that fail under a request: the client sees every token once, in order."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -113,6 +113,34 @@ async def test_the_only_decode_node_may_come_back(start_router: StartRouter, ans
         assert text_of(await second) == TEXT
     assert (text_of(result), result["usage"]["headrace"]["migrations"]) == (TEXT, 1)
     assert lost.closed and not cluster.nodes["d0"].closed
+
+
+class CutOff(asyncio.Semaphore):
+    """Keeps a prompt from its first token until `cut`, and then ends the call as a node does whose grace is over."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.computing, self.cut = asyncio.Event(), asyncio.Event()
+
+    async def acquire(self) -> Literal[True]:
+        self.computing.set()
+        await self.cut.wait()
+        raise NodeLost("d", "CANCELLED")
+
+
+async def test_nodes_that_leave_one_after_the_other_do_not_end_a_request(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer, prefill=0, decode=3, eos_id=0)
+    gates = {name: CutOff() for name in ("d0", "d1")}
+    for name, gate in gates.items():
+        decode_node(cluster, name).gate = gate
+    running = await start_router(cluster)
+    asking = asyncio.create_task(ask(running))
+    async with asyncio.timeout(PATIENCE_S):
+        for name, gate in gates.items():
+            await gate.computing.wait()
+            running.server.nodes.leave(name, 1)
+            gate.cut.set()
+        assert text_of(await asking) == TEXT
 
 
 async def test_a_refusal_is_a_400_and_is_not_repeated(start_router: StartRouter, answer: list[int]):

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.request import FinishReason, PromptLogprobs, Request, Sampling, Token
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, RequestRefused, TransferBroken
+from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, NodeStopped, RequestRefused, TransferBroken
 from router.errors import ApiError, IllegalEvent, deadline_passed
 from router.requests.events import (
     DecodeLost,
@@ -235,6 +235,13 @@ def test_losses_at_both_roles_count_together():
 def test_nodes_lost_with_a_request_that_only_waits_there_cast_no_suspicion():
     request = after(life(), DecodeStarted("d0"), reservation(1), PrefillStarted("p0", 1), PrefillFailed(1, LOST))
     after(request, reservation(2), PrefillStarted("p1", 2), PrefillFailed(2, LOST))
+    assert request.failures.suspicious_losses == 0 and not request.is_over
+
+
+def test_nodes_that_were_stopped_or_died_of_other_requests_cast_no_suspicion():
+    stopped = NodeStopped("n", "the engine ended: it has crashed")
+    request = after(life(), *remotely(1), PrefillFailed(1, stopped), reservation(2), PrefillStarted("p1", 2), COMPUTING)
+    after(request, PrefillFailed(2, None), *LOCALLY, DecodeLost(stopped))
     assert request.failures.suspicious_losses == 0 and not request.is_over
 
 
