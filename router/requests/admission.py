@@ -61,7 +61,7 @@ class Admission:
         position = self._waiting.position(client)
         if not self._free and self.waiting >= self._max_queue and position >= self.waiting:
             raise self._full(1)
-        self._check_time(position + 1)
+        self._check_time(client, position + 1)
 
     def acquire(
         self, client: str, requests: Sequence[Request], *, followers: Collection[int] = ()
@@ -71,7 +71,7 @@ class Admission:
         Every permit must be released: only that frees its place. Those with an index in `followers` keep their places
         in the queue, but are passed over until `may_run`.
         """
-        self._check_time(self._waiting.position(client) + len(requests))
+        self._check_time(client, self._waiting.position(client) + len(requests))
         permits = [AdmissionPermit(self, client, held_back=index in followers) for index in range(len(requests))]
         for permit, request in zip(permits, requests, strict=True):
             self._waiting.join(client, permit, _cost(request, permit.held_back))
@@ -93,11 +93,12 @@ class Admission:
             retry_after_s=self._wait_s(max(1, self.waiting + count - self._max_queue)),
         )
 
-    def _check_time(self, position: int) -> None:
+    def _check_time(self, client: str, position: int) -> None:
         """`position` in the line, counted from 1 and with the free places in front."""
         if position <= self._free:
             return
-        needed_s = MARGIN * self._wait_s(position - self._free) + self._estimate.usual_s(self._running_s())
+        usual_s = self._estimate.usual_s(client, self._running_s(client))
+        needed_s = MARGIN * self._wait_s(position - self._free) + usual_s
         if needed_s > self._timeout_s:
             raise too_many_requests(
                 f"{self.waiting} requests wait: a place and an answer would take about {needed_s:.0f} s, and a request "
@@ -109,9 +110,10 @@ class Admission:
     def _wait_s(self, position: int) -> float:
         return self._estimate.wait_s(position, self._running_s(), self._nodes_line_s())
 
-    def _running_s(self) -> list[float]:
+    def _running_s(self, client: str | None = None) -> list[float]:
+        """For how long the running requests, or those of one client, have had their places."""
         now_s = self._clock()
-        return [now_s - permit.granted_at_s for permit in self._running]
+        return [now_s - permit.granted_at_s for permit in self._running if client in (None, permit.client)]
 
     def _grant(self) -> None:
         while self._free and (permit := self._waiting.take(self._may_run)) is not None:
@@ -126,7 +128,7 @@ class Admission:
     def _leave(self, permit: AdmissionPermit) -> None:
         if permit in self._running:
             self._running.remove(permit)
-            self._estimate.ended(self._clock() - permit.granted_at_s)
+            self._estimate.ended(permit.client, self._clock() - permit.granted_at_s)
             self._free += 1
             self._places[permit.client] -= 1
             self._places += Counter()  # drops the clients without places

@@ -15,16 +15,17 @@ class WaitEstimate:
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places
-        self._recent_s: deque[float] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[str, float]] = deque(maxlen=RECENT)
 
-    def ended(self, seconds: float) -> None:
+    def ended(self, client: str, seconds: float) -> None:
         """Records for how long a request had its place."""
-        self._recent_s.append(seconds)
+        self._recent.append((client, seconds))
 
-    def usual_s(self, running_s: Iterable[float]) -> float:
-        """Time in a place that nine of ten recent requests did not exceed, or the mean of the running ones if that is
-        more. A few that take all their time must not keep others out."""
-        ordered = sorted(self._recent_s)
+    def usual_s(self, client: str, running_s: Iterable[float]) -> float:
+        """Time in a place that nine of ten recent requests of this client did not exceed, or the mean of its running
+        ones if that is more; 0 for a client of which nothing is known. A few that take all their time must not keep
+        others out, and neither must another client whose every request does."""
+        ordered = sorted(seconds for each, seconds in self._recent if each == client)
         return max(ordered[len(ordered) * 9 // 10] if ordered else 0.0, _mean(running_s))
 
     def wait_s(self, position: int, running_s: Iterable[float], nodes_line_s: float) -> float:
@@ -33,7 +34,7 @@ class WaitEstimate:
         nodes_line_s   until the nodes have computed the prompts that they have; the line's own will take as long, place
                        for place
         """
-        by_places = position * max(_mean(self._recent_s), _mean(running_s)) / self._num_places
+        by_places = position * max(_mean(seconds for _, seconds in self._recent), _mean(running_s)) / self._num_places
         by_prompts = nodes_line_s * (1 + position / self._num_places)
         return max(by_places, by_prompts)
 

@@ -85,7 +85,7 @@ def test_a_cluster_that_slows_down_is_noticed_before_a_request_ends():
 
 def test_prompts_that_the_nodes_still_have_to_compute_count():
     estimate = WaitEstimate(num_places=4)
-    estimate.ended(2.0)
+    estimate.ended("one", 2.0)
     assert estimate.wait_s(2, [], nodes_line_s=0.0) == 1.0
     assert estimate.wait_s(2, [], nodes_line_s=30.0) == 45.0
 
@@ -93,5 +93,20 @@ def test_prompts_that_the_nodes_still_have_to_compute_count():
 def test_a_few_requests_that_take_all_their_time_keep_nobody_out():
     estimate = WaitEstimate(num_places=4)
     for index in range(60):
-        estimate.ended(600.0 if index % 12 == 0 else 2.0)
-    assert estimate.usual_s([1.0, 1.0]) == 2.0
+        estimate.ended("one", 600.0 if index % 12 == 0 else 2.0)
+    assert estimate.usual_s("one", [1.0, 1.0]) == 2.0
+
+
+def test_a_client_whose_requests_take_all_their_time_keeps_no_other_out():
+    now_s = 0.0
+    admission = Admission(PLACES, 1000, timeout_s=TIMEOUT_S, clock=lambda: now_s)
+    for _ in range(3):
+        slow = admission.acquire("slow", [REQUEST] * PLACES)
+        now_s += TIMEOUT_S - 0.5
+        with pytest.raises(ApiError, match="would take about"):
+            admission.acquire("slow", [REQUEST])
+        (quick,) = admission.acquire("quick", [REQUEST])
+        for permit in slow:
+            permit.release()
+        assert quick.is_granted
+        quick.release()
