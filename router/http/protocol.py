@@ -42,6 +42,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._count = count
         self._share: Share | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._reading_head = True
         self._reading_body = False
         self._head_bytes = 0
@@ -81,6 +82,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     # -------------------------------------------------------------- one request
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._timer is not None and self._timer is self._idle_timer:
+            self._wait(self._limits.header_timeout_s, self._on_late_head)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._reading_head:  # trailers of a chunked body count, too
             self._head_bytes += len(name) + len(value)
@@ -112,6 +118,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         if self.cycle.response_complete:  # a body that nobody wanted: the connection is idle now
             self._wait(self._limits.idle_timeout_s, self.transport.abort)
+            self._idle_timer = self._timer
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

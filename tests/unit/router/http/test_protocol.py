@@ -264,3 +264,15 @@ def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
     assert counts == {"answer_not_read": 1}
     protocol.connection_lost(None)
     assert connections.total == 0
+
+
+async def test_a_head_that_begins_in_time_is_not_cut_off_by_the_idle_limit(start: Any):
+    running = await start(idle_timeout_s=0.2)
+    async with connection(running) as (reader, writer), asyncio.timeout(PATIENCE_S):
+        writer.write(b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
+        assert b"405" in await reader.readline()  # its body is wanted by nobody
+        writer.write(b"body" + ANSWERED[:10])
+        await asyncio.sleep(0.4)
+        writer.write(ANSWERED[10:])
+        while b"200 OK" not in (line := await reader.readline()):
+            assert line, "the connection was closed"
