@@ -61,8 +61,9 @@ def planned_routers(config: ClusterConfig, host_id: str, host: str) -> list[Plan
     router = config.router if config.ray.address is None else replace(config.router, control_host=host)
     count = config.router.count
     names = ["router"] if count == 1 else [f"router{index}" for index in range(count)]
-    ports = _ports(router.host, router.port, count)
-    control_ports = _ports(router.control_host, router.control_port, count)
+    wanted = ((router.host, router.port), (router.control_host, router.control_port))
+    free = iter(free_ports(*(host for host, first in wanted if not first for _ in range(count))))  # all different
+    ports, control_ports = ([first + i if first else next(free) for i in range(count)] for _, first in wanted)
     return [
         PlannedActor(
             RouterActor,
@@ -91,11 +92,6 @@ def planned_nodes(config: ClusterConfig, router_addresses: Sequence[str]) -> lis
         for actor_class, role in roles
         for index in range(role.count)
     ]
-
-
-def _ports(host: str, first: int, count: int) -> list[int]:
-    """`first` and those behind it; free ones for 0."""
-    return list(range(first, first + count)) if first else free_ports(*[host] * count)
 
 
 def _named(role: PrefillNodes | DecodeNodes, index: int, router_addresses: Sequence[str]) -> Any:

@@ -42,6 +42,12 @@ def test_the_last_of_several_routers_needs_a_port():
         load(router={"port": 65534, "count": 3})
 
 
+def test_the_ports_of_several_routers_are_all_different():
+    assert load(router={"port": 8000, "control_port": 8002, "count": 2}).router.count == 2
+    with pytest.raises(ConfigError, match=r"count 3: port 8000 to 8002 and control_port 8002 to 8004 overlap"):
+        load(router={"port": 8000, "control_port": 8002, "count": 3})
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
