@@ -63,7 +63,7 @@ class Routers(RouterConfig):
             if getattr(self, name) and last > LAST_PORT:
                 yield f"count {self.count}: the last router would have {name} {last}; choose a lower {name}"
         first, control = self.port, self.control_port
-        if first and control and abs(first - control) < self.count:
+        if self.count > 1 and first and control and abs(first - control) < self.count:
             ranges = (
                 f"port {first} to {first + self.count - 1} and control_port {control} to {control + self.count - 1}"
             )

@@ -43,6 +43,8 @@ def test_the_last_of_several_routers_needs_a_port():
 
 
 def test_the_ports_of_several_routers_are_all_different():
+    one = load(router={"host": "127.0.0.2", "port": 8000, "control_port": 8000})
+    assert one.router.port == one.router.control_port  # at two addresses
     assert load(router={"port": 8000, "control_port": 8002, "count": 2}).router.count == 2
     with pytest.raises(ConfigError, match=r"count 3: port 8000 to 8002 and control_port 8002 to 8004 overlap"):
         load(router={"port": 8000, "control_port": 8002, "count": 3})
