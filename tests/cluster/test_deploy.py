@@ -161,7 +161,7 @@ def test_a_node_that_cannot_start_ends_everything_and_says_why(shell, tmp_path):
 
 
 def test_nodes_that_find_no_room_are_noted_and_end_the_start_at_its_deadline(shell):
-    status, output = shell.run("up", "-c", shell.never_ready(start_timeout_s=15))
+    status, output = shell.run("up", "-c", shell.never_ready(start_timeout_s=40))
     assert status == 1
     assert "WARNING deploy.cluster: waiting for resources: d0 asks for" in output
     assert "d0 asks for 0.25 CPU, 1 no_such_host" in output
