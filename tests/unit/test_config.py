@@ -21,7 +21,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
         "prefill": {"node": NODE},
         "decode": {"node": NODE},
     },
-    "Routers": {"model_path": MODEL},
+    "Routers": {"model_path": MODEL, "control_port": 9000},
     "PrefillNodes": {"node": NODE},
     "DecodeNodes": {"node": NODE},
     "PrefillNodeConfig": NODE,

@@ -217,7 +217,7 @@ async def test_errors_are_as_documented(running: Running, api: Document):
 
 
 async def test_refusals_without_nodes_are_as_documented(start_router: StartRouter, cluster: FakeCluster):
-    running = await start_router(cluster, register=False)
+    running = await start_router(cluster, register=False, heartbeat_s=0.2)
     api = Document((await running.http.get("/openapi.json")).json())
     for reply in (await running.http.post("/v1/completions", json=COMPLETION), await running.http.get("/ready")):
         assert reply.status_code == 503
