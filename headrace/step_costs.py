@@ -1,0 +1,83 @@
+"""The seconds that a step of an engine takes, as a linear function of its contents. Pure.
+
+    seconds = step_s
+            + decode_s * decoding sequences + context_s * tokens of their contexts
+            + chunk_s, if any prompt is computed, + token_s * tokens of prompts + depth_s * (their positions, summed)
+
+Each node fits the six coefficients to its own steps and reports them; the router predicts with them, and the scheduler
+of a node bounds the prompts of a step by them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The contents of a step.
+
+    num_decoding     sequences that get one token
+    context_tokens   tokens that these attend to, all together
+    prefill_tokens   tokens of prompts
+    prefill_depths   the positions of these tokens, summed: what their attention costs
+    """
+
+    num_decoding: int = 0
+    context_tokens: int = 0
+    prefill_tokens: int = 0
+    prefill_depths: int = 0
+
+    @classmethod
+    def prefill(cls, start: int, end: int) -> StepShape:
+        """The tokens from `start` up to `end` of one prompt."""
+        return cls(prefill_tokens=end - start, prefill_depths=(end * (end - 1) - start * (start - 1)) // 2)
+
+    def __add__(self, other: StepShape) -> StepShape:
+        return StepShape(
+            self.num_decoding + other.num_decoding,
+            self.context_tokens + other.context_tokens,
+            self.prefill_tokens + other.prefill_tokens,
+            self.prefill_depths + other.prefill_depths,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds; the default is roughly a model of 3 B parameters on an H200 (docs/routing.md).
+
+    step_s      of a step that decodes, whatever is in it
+    decode_s    more for each decoding sequence
+    context_s   more for each token that these attend to
+    chunk_s     more for a step that computes prompts, whatever their length
+    token_s     more for each token of a prompt
+    depth_s     more for each token of a prompt and each position before it
+    """
+
+    step_s: float = 2.1e-3
+    decode_s: float = 28e-6
+    context_s: float = 2.2e-9
+    chunk_s: float = 2.0e-3
+    token_s: float = 10.2e-6
+    depth_s: float = 35e-12
+
+    def seconds(self, shape: StepShape) -> float:
+        """A step of this shape; 0 for an empty one."""
+        return self.decode_part_s(shape) + self.prefill_part_s(shape)
+
+    def decode_part_s(self, shape: StepShape) -> float:
+        if not shape.num_decoding:
+            return 0.0
+        return self.step_s + self.decode_s * shape.num_decoding + self.context_s * shape.context_tokens
+
+    def prefill_part_s(self, shape: StepShape) -> float:
+        if not shape.prefill_tokens:
+            return 0.0
+        return self.chunk_s + self.token_s * shape.prefill_tokens + self.depth_s * shape.prefill_depths
+
+    def prefill_s(self, start: int, end: int, *, chunk_tokens: int) -> float:
+        """A prompt's tokens from `start` up to `end`, alone, in chunks of at most `chunk_tokens`."""
+        if end <= start:
+            return 0.0
+        num_chunks = -(-(end - start) // chunk_tokens)
+        return self.prefill_part_s(StepShape.prefill(start, end)) + (num_chunks - 1) * self.chunk_s

@@ -1,0 +1,70 @@
+"""Candidates: frozen snapshots of nodes, all that a routing policy sees of the cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.cache.hits import PrefixHit
+from headrace.step_costs import StepCosts
+from headrace.wire.messages import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The work of a node: by its last heartbeat, and by what this router has sent it since.
+
+    num_decoding      sequences that generate
+    context_tokens    tokens of their contexts
+    waiting_tokens    tokens of prompts that are to be computed, those that are being computed included
+    waiting_depths    the positions of these tokens, summed; see `StepShape`
+    waiting_lengths   the waiting tokens by how many their prompt has left: at index k those of prompts with 2**k up to
+                      2**(k + 1) - 1; a node lets short prompts go before long ones
+    free_tokens       tokens for which blocks are free or can be evicted
+    free_slots        states for which a slot is free or can be evicted
+    """
+
+    num_decoding: int = 0
+    context_tokens: int = 0
+    waiting_tokens: int = 0
+    waiting_depths: int = 0
+    waiting_lengths: tuple[int, ...] = ()
+    free_tokens: int = 0
+    free_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCosts:
+    """The time to move bytes from one node to another: latency_s + bytes / bytes_per_s."""
+
+    latency_s: float = 0.002
+    bytes_per_s: float = 5e9
+
+    def seconds(self, num_bytes: int) -> float:
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One node, as it may serve one request.
+
+    role               what the router prefers it for; BOTH: for either
+    hit                how much of the prompt it holds or will hold soon, for each cache group
+    costs              what its steps take, by its own measurement
+    chunk_tokens       the most tokens of prompts in one of its steps
+    block_size         tokens of a block of its cache
+    bytes_per_token    attention KV that travels for each token
+    state_bytes        the state that travels for each request
+    links              what sending to each other node takes, by name; a node that is missing cannot be sent to
+    """
+
+    name: str
+    role: Role
+    hit: PrefixHit
+    load: Load
+    costs: StepCosts
+    chunk_tokens: int
+    block_size: int
+    bytes_per_token: int
+    state_bytes: int
+    links: Mapping[str, LinkCosts] = field(default_factory=dict)

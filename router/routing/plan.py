@@ -1,0 +1,81 @@
+"""A routing decision as a value: the request as a policy sees it, and the plan that it chooses. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.routing.candidates import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """The times that a request's client or the cluster's operator asks for; None: no bound.
+
+    first_token_s   from the request's arrival to its first token
+    token_gap_s     between two tokens of an answer
+    """
+
+    first_token_s: float | None = None
+    token_gap_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """The facts about a request that matter for its routing.
+
+    number          counts this router's decisions: policies that take turns need no memory of their own
+    num_tokens      of the prompt, with what other nodes generated before a migration
+    answer_tokens   expected; at most `max_tokens`
+    needs_decode    False: one token is enough, and the node that computes the prompt draws it
+    waited_s        since the request's arrival
+    is_scored       the whole prompt is computed for its logprobs, whatever is cached
+    """
+
+    number: int
+    num_tokens: int
+    answer_tokens: int
+    needs_decode: bool = True
+    waited_s: float = 0.0
+    is_scored: bool = False
+    objectives: Objectives = Objectives()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The outcome that a policy expects of a plan; None: it does not predict.
+
+    first_token_s   seconds from now to the first token
+    token_gap_s     seconds between two tokens of the answer
+    computed_tokens tokens of the prompt that some node computes
+    """
+
+    first_token_s: float | None = None
+    token_gap_s: float | None = None
+    computed_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The nodes that serve one request, by name, and what each does.
+
+    prefill      computes the prompt
+    decode       generates; the same node as `prefill`: nothing is handed over. None: the first token is enough
+    fetch_from   sends the prefill node what that lacks of the prompt before it computes; None: nobody
+    reason       why, in a few words of a fixed set: a label of a metric
+    """
+
+    prefill: str
+    decode: str | None
+    fetch_from: str | None = None
+    prediction: Prediction = Prediction()
+    reason: str = ""
+
+
+class Policy(Protocol):
+    """Chooses a plan for each request. Keeps no state: the same question has the same answer."""
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan | None:
+        """A plan among `candidates`, live nodes sorted by name; None if none of them can serve the request."""
+        ...
