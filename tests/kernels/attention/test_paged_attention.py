@@ -4,12 +4,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill, paged_decode, paged_prefill, store_kv
+from headrace.kernels.attention import paged_attention
+from headrace.kernels.attention.paged_attention import (
+    DenseContexts,
+    PagedDecode,
+    PagedPrefill,
+    paged_decode,
+    paged_prefill,
+    store_kv,
+)
 from headrace.kernels.lib.sizes import cdiv
 from tests.kernels.naive import NAN, naive_attention
 
 CPU = torch.device("cpu")
 H, KV, D, BLOCK, NUM_BLOCKS, SCALE = 6, 2, 8, 16, 64, 0.3
+FEW_TOKENS = 100
 
 
 class Paged:
@@ -64,6 +73,23 @@ def test_decode_sees_exactly_its_own_context(lengths: list[int]):
     q = torch.stack([q[-1] for q in paged.q])
 
     out = paged_decode(q, paged.k_pool, paged.v_pool, SCALE, PagedDecode.build(lengths, paged.blocks, BLOCK, CPU))
+
+    for i, n in enumerate(lengths):
+        torch.testing.assert_close(out[i : i + 1].double(), paged.expected(i, n - 1), atol=1e-5, rtol=0)
+
+
+def test_a_long_context_is_not_gathered_beside_short_ones(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(paged_attention, "GATHERED_TOKENS", FEW_TOKENS)
+    lengths = [40, 5, 300, 1, 33, 20]
+    paged = Paged(lengths)
+    for i, n in enumerate(lengths):
+        paged.store(i, 0, n)
+    q = torch.stack([q[-1] for q in paged.q])
+    batch = PagedDecode.build(lengths, paged.blocks, BLOCK, CPU)
+    assert isinstance(batch.contexts, DenseContexts)
+    assert [group.sequences_N.tolist() for group in batch.contexts.groups] == [[1, 3, 5], [0, 4], [2]]
+
+    out = paged_decode(q, paged.k_pool, paged.v_pool, SCALE, batch)
 
     for i, n in enumerate(lengths):
         torch.testing.assert_close(out[i : i + 1].double(), paged.expected(i, n - 1), atol=1e-5, rtol=0)
