@@ -225,6 +225,7 @@ class Role(Enum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    BOTH = "both"
 
 
 @dataclass(frozen=True)

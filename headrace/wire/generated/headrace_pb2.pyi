@@ -53,6 +53,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
     ROLE_PREFILL: _Role.ValueType  # 1
     ROLE_DECODE: _Role.ValueType  # 2
+    ROLE_BOTH: _Role.ValueType  # 3
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """---------------------------------------------------------------- nodes and their registry"""
@@ -60,6 +61,7 @@ class Role(_Role, metaclass=_RoleEnumTypeWrapper):
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 ROLE_PREFILL: Role.ValueType  # 1
 ROLE_DECODE: Role.ValueType  # 2
+ROLE_BOTH: Role.ValueType  # 3
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _CacheChange:
