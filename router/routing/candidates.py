@@ -56,6 +56,8 @@ class Candidate:
     bytes_per_token    attention KV that travels for each token
     state_bytes        the state that travels for each request
     links              what sending to each other node takes, by name; a node that is missing cannot be sent to
+    may_prefill        False: its role is fixed, and it only decodes
+    may_decode         False: its role is fixed, and it only prefills
     """
 
     name: str
@@ -68,3 +70,5 @@ class Candidate:
     bytes_per_token: int
     state_bytes: int
     links: Mapping[str, LinkCosts] = field(default_factory=dict)
+    may_prefill: bool = True
+    may_decode: bool = True

@@ -1,0 +1,150 @@
+"""The seconds that a plan costs: its own request, the requests already there, and what later ones find. Pure.
+
+A node's part of a plan depends on the node alone, save for what travels between two nodes: a prompt costs what
+`prompt_part` says, an answer what `answer_part` says. So all plans are priced from one pass over the nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.wire.messages import Role
+from router.routing.candidates import Candidate
+from router.routing.plan import RoutedRequest
+from router.routing.policies.times import NodePace, first_token_s, line, place_wait_s, prompt_work_s
+
+LATER_SHARE = 1.0
+"""Later prompts wait for a prompt's work as well: so many of them, beside those that wait already."""
+STORED_SHARE = 0.25
+"""Blocks that a node stores anew push out others: so much of the work of a token is done again for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A prompt, computed on one node.
+
+    first_token_s    from now to its first token
+    others_s         more time for the other requests there, and for later ones
+    stored_s         work that its new blocks push out of the node's cache
+    computed_tokens  of the prompt
+    keeps_gap        False: the node cannot compute prompts beside its decodes within the gap
+    fetch_from       sends the state and the blocks from which the node starts; None: they are its own
+    """
+
+    node: Candidate
+    first_token_s: float
+    others_s: float
+    stored_s: float
+    computed_tokens: int
+    keeps_gap: bool
+    fetch_from: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.first_token_s + self.others_s
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPart:
+    """An answer, generated on one node.
+
+    wait_s        for a slot and blocks: before the prompt is computed
+    rest_s        from the first token to the last
+    others_s      more time for the other requests there
+    stored_s      work that its new blocks push out of the node's cache
+    token_gap_s   a step without prompts; the node keeps prompts within the gap
+    """
+
+    node: Candidate
+    wait_s: float
+    rest_s: float
+    others_s: float
+    stored_s: float
+    token_gap_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.wait_s + self.rest_s + self.others_s + self.stored_s
+
+
+def resumable_tokens(request: RoutedRequest, node: Candidate) -> int:
+    """Position from which the node can compute the prompt: both its groups are cached there."""
+    if request.is_scored:
+        return 0
+    return min(node.hit.resumable_tokens, node.hit.attention_tokens, max(request.num_tokens - 1, 0))
+
+
+def prompt_part(request: RoutedRequest, node: Candidate) -> PromptPart:
+    """The prompt, computed on this node from its own newest checkpoint on."""
+    return _prompt_part(request, node, resumable_tokens(request, node), 0.0, None)
+
+
+def fetched_prompt_part(request: RoutedRequest, node: Candidate, holder: Candidate) -> PromptPart | None:
+    """The prompt, computed on this node from the newest checkpoint of another; None: that is of no use to it."""
+    start = min(holder.hit.state_tokens, request.num_tokens - 1) // node.block_size * node.block_size
+    if start <= resumable_tokens(request, node) or request.is_scored:
+        return None
+    ready_s = fetch_s(holder, node, start)
+    return None if ready_s is None else _prompt_part(request, node, start, ready_s, holder.name)
+
+
+def _prompt_part(
+    request: RoutedRequest, node: Candidate, start: int, ready_s: float, fetch_from: str | None
+) -> PromptPart:
+    """The prompt from `start` on; its state is there after `ready_s`."""
+    costs, load = node.costs, node.load
+    num_tokens = request.num_tokens - start
+    own_s = prompt_work_s(costs, start, request.num_tokens)
+    pace = NodePace.of(node, load.num_decoding, load.context_tokens, request.objectives.token_gap_s)
+    waiting = line(load, costs, num_tokens)
+    steps_s = own_s + own_s / pace.step_work_s * costs.chunk_s
+    others_s = steps_s * (load.num_decoding + waiting.num_all + LATER_SHARE)
+    stored_s = STORED_SHARE * costs.token_s * max(0, request.num_tokens - node.hit.attention_tokens)
+    arrival_s = max(ready_s, first_token_s(pace, waiting, own_s))
+    return PromptPart(node, arrival_s, others_s, stored_s, num_tokens, pace.keeps_gap, fetch_from)
+
+
+def answer_part(request: RoutedRequest, node: Candidate) -> AnswerPart:
+    """The answer, generated on this node, whoever computes the prompt."""
+    costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
+    number = max(request.answer_tokens, 1)
+    num_tokens = request.num_tokens + number
+    context_tokens = request.num_tokens + number // 2
+    before = NodePace.of(node, load.num_decoding, load.context_tokens, gap_s)
+    after = NodePace.of(node, load.num_decoding + 1, load.context_tokens + context_tokens, gap_s)
+    answer_s = number * after.decode_s
+    waiting = line(load, costs, 0)
+    line_s = after.seconds(waiting.ahead_s + waiting.behind_s)
+    # Prompts that wait here are computed between the answer's steps.
+    rest_s = answer_s + min(line_s, number * (after.step_work_s + costs.chunk_s))
+    slower_s = number * (costs.decode_s + costs.context_s * context_tokens) * load.num_decoding
+    # What the answer takes from the prompts here: a node that is meant for prompts always has one.
+    lost_share = 1.0 - after.useful_share / before.useful_share
+    prompts_s = lost_share * waiting.num_all * min(rest_s, line_s)
+    if node.role is Role.PREFILL:
+        prompts_s = max(prompts_s, lost_share * rest_s * max(waiting.num_all, 1.0))
+    stored_s = STORED_SHARE * costs.token_s * max(0, num_tokens - node.hit.attention_tokens)
+    wait_s = place_wait_s(node, num_tokens, answer_s)
+    return AnswerPart(node, wait_s, rest_s, slower_s + prompts_s, stored_s, after.decode_s)
+
+
+def hand_over_s(request: RoutedRequest, sender: Candidate, receiver: Candidate) -> float | None:
+    """Seconds from the first token until the receiver can decode; None if the sender cannot send to it.
+
+    Blocks travel while the prompt is computed: the last chunk's and the state come after it.
+    """
+    link = sender.links.get(receiver.name)
+    if link is None:
+        return None
+    lacking = max(0, request.num_tokens - receiver.hit.attention_tokens)
+    return link.seconds(min(lacking, sender.chunk_tokens) * sender.bytes_per_token + sender.state_bytes)
+
+
+def fetch_s(holder: Candidate, receiver: Candidate, num_tokens: int) -> float | None:
+    """Seconds in which the receiver gets the holder's checkpoint at `num_tokens` and the blocks below it that it lacks;
+    None if the holder cannot send to it."""
+    link = holder.links.get(receiver.name)
+    if link is None:
+        return None
+    lacking = max(0, num_tokens - receiver.hit.attention_tokens)
+    return link.seconds(lacking * holder.bytes_per_token + holder.state_bytes)

@@ -1,0 +1,137 @@
+"""Predicted seconds of a prompt and of an answer on one node. Pure; docs/routing.md has the formulas.
+
+All work is in seconds of the node's own `StepCosts`. A node computes its waiting prompts in steps: each takes the
+decode part of its sequences, `chunk_s`, and as much prompt work as `chunk_tokens` or the token gap leaves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.step_costs import StepCosts, StepShape
+from router.routing.candidates import Candidate, Load
+
+MIN_GAP_TOKENS = 16
+"""Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePace:
+    """The steps of a node at one batch.
+
+    decode_s       seconds of a step for its decoding sequences
+    step_work_s    prompt work in a step, at the most
+    overhead_s     seconds of a step beside its prompt work
+    keeps_gap      False: even the least prompt work makes a step longer than the gap
+    """
+
+    decode_s: float
+    step_work_s: float
+    overhead_s: float
+    keeps_gap: bool
+
+    @classmethod
+    def of(cls, node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None) -> NodePace:
+        costs = node.costs
+        decode_s = 0.0
+        if num_decoding:
+            decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context_tokens
+        overhead_s = decode_s + costs.chunk_s
+        step_work_s = costs.token_s * node.chunk_tokens
+        if token_gap_s is None or not num_decoding:
+            return cls(decode_s, step_work_s, overhead_s, keeps_gap=True)
+        least_s = costs.token_s * MIN_GAP_TOKENS
+        left_s = token_gap_s - overhead_s
+        return cls(decode_s, min(step_work_s, max(least_s, left_s)), overhead_s, keeps_gap=left_s >= least_s)
+
+    def seconds(self, work_s: float) -> float:
+        """Time of prompt work, in whole steps beside the decodes."""
+        return work_s + max(1.0, work_s / self.step_work_s) * self.overhead_s if work_s > 0 else 0.0
+
+    @property
+    def useful_share(self) -> float:
+        """Share of the node's time that goes into prompts while some wait."""
+        return self.step_work_s / (self.step_work_s + self.overhead_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The prompts that wait at a node, as one of `num_tokens` meets them.
+
+    ahead_s    work that is done before it: of prompts that are shorter, or hardly longer
+    behind_s   work of longer prompts: the first of them keeps half of each step
+    num_behind how many these are
+    num_all    how many wait
+    """
+
+    ahead_s: float
+    behind_s: float
+    num_behind: float
+    num_all: float
+
+
+NO_LINE = Line(0.0, 0.0, 0.0, 0.0)
+
+
+def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
+    """The waiting prompts by how many tokens each has left.
+
+    A node lets a prompt go before the first one if it has less than half as many tokens left: prompts with up to twice
+    `num_tokens` are ahead.
+    """
+    if load.waiting_tokens <= 0:
+        return NO_LINE
+    work_s = costs.token_s * load.waiting_tokens + costs.depth_s * load.waiting_depths
+    lengths = load.waiting_lengths
+    if not lengths:
+        return Line(work_s, 0.0, 0.0, 1.0)
+    middle = max(num_tokens, 1).bit_length() - 1
+    ahead = float(sum(lengths[: middle + 1]))
+    num_behind = num_all = 0.0
+    for index, tokens in enumerate(lengths):
+        if not tokens:
+            continue
+        number = max(1.0, tokens / (1.5 * 2**index))
+        num_all += number
+        if index == middle + 1:  # as many of these as are at most twice as long
+            share = num_tokens / 2**middle - 1
+            ahead += share * tokens
+            num_behind += (1 - share) * number
+        elif index > middle:
+            num_behind += number
+    ahead_s = work_s * min(1.0, ahead / load.waiting_tokens)
+    return Line(ahead_s, work_s - ahead_s, num_behind, num_all)
+
+
+def prompt_work_s(costs: StepCosts, start: int, end: int) -> float:
+    """Work of a prompt's tokens from `start` up to `end`, without the fixed cost of each chunk."""
+    depths = StepShape.prefill(start, end).prefill_depths
+    return costs.token_s * (end - start) + costs.depth_s * depths
+
+
+def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
+    """Seconds until a prompt with `own_s` of work is computed.
+
+    The step that is running ends first. Longer prompts take up to half of each step, and the step with the prompt's
+    last token is as long as what waits fills it.
+    """
+    before_s = waiting.ahead_s + own_s
+    all_s = before_s + waiting.behind_s
+    needed_s = before_s + min(waiting.behind_s, before_s)
+    work_s = min(all_s, max(needed_s, pace.step_work_s))
+    running_s = (min(waiting.ahead_s + waiting.behind_s, pace.step_work_s) + pace.decode_s) / 2
+    return running_s + pace.seconds(work_s)
+
+
+def place_wait_s(node: Candidate, tokens: int, answer_s: float) -> float:
+    """Seconds until the node has a slot and blocks for `tokens` tokens; `answer_s`: of one answer there.
+
+    One of its sequences ends every `answer_s / num_decoding` seconds, and gives back its slot and its share of the
+    blocks.
+    """
+    load = node.load
+    missing = float(max(0, 1 - load.free_slots))
+    if load.free_tokens < tokens:
+        mean_tokens = max(1.0, load.context_tokens / max(load.num_decoding, 1))
+        missing = max(missing, (tokens - load.free_tokens) / mean_tokens)
+    return missing * answer_s / max(load.num_decoding, 1) if missing else 0.0

@@ -1,0 +1,140 @@
+from dataclasses import replace
+
+import pytest
+
+from headrace.cache.hits import PrefixHit
+from headrace.step_costs import StepCosts
+from headrace.wire.messages import Role
+from router.routing.candidates import Candidate, LinkCosts, Load
+from router.routing.plan import Objectives, Plan, RoutedRequest
+from router.routing.policies.predicted import PredictedPolicy
+
+LINK = LinkCosts(latency_s=0.002, bytes_per_s=50e9)
+REQUEST = RoutedRequest(number=0, num_tokens=16384, answer_tokens=128)
+
+
+def node(name: str, role: Role = Role.DECODE, hit: int = 0, state: int | None = None, **load: object) -> Candidate:
+    state_tokens = hit if state is None else state
+    return Candidate(
+        name,
+        role,
+        PrefixHit(hit, state_tokens, min(hit, state_tokens)),
+        Load(**{"free_tokens": 1 << 20, "free_slots": 256} | load),  # type: ignore[arg-type]
+        StepCosts(),
+        chunk_tokens=8192,
+        block_size=16,
+        bytes_per_token=8192,
+        state_bytes=50 << 20,
+        links={other: LINK for other in ("a", "b", "c", "d", "p") if other != name},
+    )
+
+
+def busy(num_decoding: int, context: int = 16384) -> dict[str, object]:
+    return {"num_decoding": num_decoding, "context_tokens": num_decoding * context}
+
+
+def line(*lengths: int) -> dict[str, object]:
+    counts = [0] * 20
+    for length in lengths:
+        counts[length.bit_length() - 1] += length
+    return {
+        "waiting_tokens": sum(lengths),
+        "waiting_depths": sum(length * (length - 1) // 2 for length in lengths),
+        "waiting_lengths": tuple(counts),
+    }
+
+
+def choose(*nodes: Candidate, request: RoutedRequest = REQUEST) -> Plan:
+    plan = PredictedPolicy().choose(request, sorted(nodes, key=lambda each: each.name))
+    assert plan is not None
+    return plan
+
+
+def where(plan: Plan) -> tuple[str, str | None]:
+    return (plan.prefill, plan.decode)
+
+
+def test_no_node_no_plan() -> None:
+    assert PredictedPolicy().choose(REQUEST, []) is None
+
+
+def test_a_long_prompt_is_computed_away_from_the_node_that_decodes_many() -> None:
+    assert choose(node("p", Role.PREFILL), node("d", **busy(48))).prefill == "p"
+
+
+def test_a_chats_next_turn_stays_where_its_cache_is() -> None:
+    request = replace(REQUEST, num_tokens=17536)
+    plan = choose(node("a", **busy(4)), node("b", hit=16512, **busy(6)), node("c", **busy(4)), request=request)
+    assert where(plan) == ("b", "b")
+    assert plan.reason == "resumed"
+    assert plan.prediction.computed_tokens == 1024
+
+
+def test_a_queue_that_costs_more_than_computing_again_sends_a_chat_elsewhere() -> None:
+    held = node("b", hit=16384, **line(*[16384] * 40))
+    assert where(choose(node("a"), held, request=replace(REQUEST, num_tokens=24576))) == ("a", "a")
+
+
+def test_blocks_without_a_checkpoint_save_no_computing() -> None:
+    plan = choose(node("a", hit=16000, state=0), node("b", hit=8000))
+    assert plan.prefill == "b"
+
+
+def test_a_state_is_fetched_if_that_is_sooner_than_computing_it() -> None:
+    request = replace(REQUEST, num_tokens=65536)
+    holder = node("d", hit=64512, **busy(200), **line(*[32768] * 30))
+    plan = choose(replace(node("p", Role.PREFILL), may_decode=False), holder, request=request)
+    assert (plan.prefill, plan.fetch_from) == ("p", "d")
+
+
+def test_equal_nodes_take_turns() -> None:
+    nodes = [node(name, Role.DECODE) for name in "abcd"]
+    chosen = [choose(*nodes, request=replace(REQUEST, number=number)).prefill for number in range(8)]
+    assert sorted(chosen) == sorted("abcd" * 2)
+
+
+def test_one_of_many_equal_nodes_is_chosen_in_turn() -> None:
+    nodes = [replace(node("a"), name=f"n{number:03}") for number in range(300)]
+    chosen = {choose(*nodes, request=replace(REQUEST, number=number)).prefill for number in range(300)}
+    assert len(chosen) == 300
+
+
+def test_a_node_that_only_prefills_never_decodes() -> None:
+    fixed = replace(node("p", Role.PREFILL), may_decode=False)
+    decoding = replace(node("d", **busy(200)), may_prefill=False)
+    assert where(choose(fixed, decoding)) == ("p", "d")
+    assert where(choose(fixed, decoding, request=replace(REQUEST, needs_decode=False))) == ("p", None)
+    assert PredictedPolicy().choose(REQUEST, [fixed]) is None
+
+
+def test_nodes_without_a_link_do_not_hand_over() -> None:
+    alone = [replace(node("p", Role.PREFILL), links={}), replace(node("d", **busy(48)), links={})]
+    assert where(choose(*alone)) in {("p", "p"), ("d", "d")}
+
+
+@pytest.mark.parametrize("gap_s", [0.006, 0.010])
+def test_a_plan_within_the_token_gap_goes_before_a_cheaper_one(gap_s: float) -> None:
+    request = replace(REQUEST, num_tokens=1024, objectives=Objectives(token_gap_s=gap_s))
+    full = node("a", hit=1008, **busy(250))
+    assert "a" not in where(choose(full, node("b", **busy(10)), request=request))
+
+
+def test_a_plan_within_the_first_token_objective_goes_before_a_cheaper_one() -> None:
+    request = replace(REQUEST, num_tokens=8192, objectives=Objectives(first_token_s=0.15))
+    late = node("a", hit=4096, **line(2048, 4000, 2000))
+    assert choose(late, node("b", **busy(40)), request=request).prefill == "b"
+
+
+def test_more_of_a_prompt_in_a_cache_never_makes_a_node_less_likely() -> None:
+    for load in ({}, busy(20), line(512, 4096, 30000), busy(8) | line(100, 9000)):
+        chosen = [
+            choose(node("a", hit=hit, **load), node("b", hit=4096)).prefill == "a" for hit in range(0, 16384, 512)
+        ]
+        assert chosen == sorted(chosen)
+
+
+def test_a_busier_node_is_never_more_likely() -> None:
+    for kind in (lambda n: busy(n * 5), lambda n: line(*[2048] * n), lambda n: line(*[30000] * n)):
+        chosen = [choose(node("a", hit=8192, **kind(n)), node("b")).prefill == "a" for n in range(0, 40)]
+        assert chosen == sorted(chosen, reverse=True)
+        assert chosen[0]
