@@ -1,8 +1,9 @@
 """Clients that are slow, rude or greedy, each in its own way, over and over; what the router answers them is counted.
 
 They run in a process of their own (`client_process`), come from an address of their own where the router listens on
-loopback, and say `(kind, outcome)` for each attempt: a status code, or how the connection ended. At last they say what
-processor time they took themselves.
+loopback, and as if through a gateway that names their tenant in TENANT_HEADER, one for each kind. They say `(kind,
+outcome)` for each attempt: a status code, or how the connection ended. At last they say what processor time they took
+themselves.
 """
 
 import asyncio
@@ -13,11 +14,12 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.support.cluster.client_process import Say
 
+TENANT_HEADER = "x-tenant"
 LOOPBACK, HOSTILE_ADDRESS = "127.0.0.1", "127.0.0.2"
 PATIENCE_S = 120.0
 """Of clients that wait for an answer."""
@@ -32,18 +34,22 @@ VOCABULARY = (5, 4000)
 
 @dataclass(frozen=True)
 class Target:
-    """long_prompt   tokens of the long prompts"""
+    """long_prompt   tokens of the long prompts
+    tenant        whose clients these are
+    """
 
     host: str
     port: int
     long_prompt: int
+    tenant: str = "hostile"
 
 
 class Connection:
     """One HTTP connection, by hand: it may send half a request, and need not read."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, tenant: str) -> None:
         self._sock = sock
+        self._tenant = tenant
         self._loop = asyncio.get_running_loop()
 
     @classmethod
@@ -53,7 +59,7 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # what is not read stays at the router
         if target.host == LOOPBACK:
             sock.bind((HOSTILE_ADDRESS, 0))
-        connection = cls(sock)
+        connection = cls(sock, target.tenant)
         try:
             await connection._loop.sock_connect(sock, (target.host, target.port))
         except OSError:
@@ -63,6 +69,18 @@ class Connection:
 
     async def send(self, data: bytes) -> None:
         await self._loop.sock_sendall(self._sock, data)
+
+    async def post(self, body: Mapping[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        await self.begin(len(data))
+        await self.send(data)
+
+    async def begin(self, num_bytes: int) -> None:
+        """The head of a request whose body has so many bytes."""
+        await self.send(
+            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{TENANT_HEADER}: {self._tenant}\r\n"
+            f"Content-Length: {num_bytes}\r\n\r\n".encode()
+        )
 
     async def read(self, max_bytes: int = 1 << 16) -> bytes:
         """Empty when the router has closed the connection."""
@@ -101,17 +119,6 @@ class Connection:
 Attempt = Callable[[Target, random.Random], Awaitable[str]]
 
 
-def post(body: Mapping[str, Any] | bytes) -> bytes:
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return head(len(data)) + data
-
-
-def head(num_bytes: int) -> bytes:
-    return (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {num_bytes}\r\n\r\n"
-    ).encode()
-
-
 def random_prompt(dice: random.Random, num_tokens: int) -> list[int]:
     return [dice.randrange(*VOCABULARY) for _ in range(num_tokens)]
 
@@ -121,13 +128,13 @@ def random_prompt(dice: random.Random, num_tokens: int) -> list[int]:
 
 async def reads_nothing(target: Target, dice: random.Random) -> str:
     with closing(await Connection.open(target)) as connection:
-        await connection.send(post(long_answer(dice)))
+        await connection.post(long_answer(dice))
         return "dropped" if await connection.closed_within(dice.uniform(*HELD_S)) else "left"
 
 
 async def reads_a_byte_a_second(target: Target, dice: random.Random) -> str:
     with closing(await Connection.open(target)) as connection:
-        await connection.send(post(long_answer(dice)))
+        await connection.post(long_answer(dice))
         for _ in range(int(dice.uniform(*HELD_S))):
             if not await connection.read(1):
                 return "dropped"
@@ -142,13 +149,15 @@ def long_answer(dice: random.Random) -> dict[str, Any]:
 
 async def breaks_its_upload(target: Target, dice: random.Random) -> str:
     with closing(await Connection.open(target)) as connection:
-        await connection.send(head(1 << 20) + b'{"prompt": "' + b"x" * dice.randrange(1 << 18))
+        await connection.begin(1 << 20)
+        await connection.send(b'{"prompt": "' + b"x" * dice.randrange(1 << 18))
         return "left"
 
 
 async def never_sends_its_body(target: Target, dice: random.Random) -> str:
     with closing(await Connection.open(target)) as connection:
-        await connection.send(head(1000) + b"{")
+        await connection.begin(1000)
+        await connection.send(b"{")
         if not await connection.closed_within(dice.uniform(*HELD_S)):
             return "left"
         return await connection.status()
@@ -178,7 +187,7 @@ async def opens_connections(target: Target, dice: random.Random) -> str:
 async def aborts(target: Target, dice: random.Random) -> str:
     body = {"prompt": random_prompt(dice, 300), "max_tokens": 100, "stream": dice.random() < 0.5, "ignore_eos": True}
     with closing(await Connection.open(target)) as connection:
-        await connection.send(post(body))
+        await connection.post(body)
         await asyncio.sleep(dice.uniform(0.0, 1.0))
         return "left"
 
@@ -211,7 +220,7 @@ async def overloads(target: Target, dice: random.Random) -> str:
 async def ask(target: Target, body: Mapping[str, Any]) -> str:
     async with asyncio.timeout(PATIENCE_S):
         with closing(await Connection.open(target)) as connection:
-            await connection.send(post(body))
+            await connection.post(body)
             return await connection.all_of_it()
 
 
@@ -252,6 +261,7 @@ async def hostile_clients(
 
 
 async def _keep_on(kind: str, target: Target, dice: random.Random, say: Say) -> None:
+    target = replace(target, tenant=kind)
     while True:
         try:
             outcome = await KINDS[kind](target, dice)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from tests.support.cluster.client_process import client_process
 from tests.support.cluster.cluster import Cluster, with_engine
-from tests.support.cluster.hostile_clients import KINDS, Target, hostile_clients
+from tests.support.cluster.hostile_clients import KINDS, TENANT_HEADER, Target, hostile_clients
 from tests.support.cluster.recall_clients import ASK_TIMEOUT_S, Answer, Habits
 from tests.support.cluster.recall_load import RecallLoad, percentile
 from tests.support.cluster.usage import Usage, settled, usages
@@ -45,7 +45,8 @@ class HostileLoad:
     """seconds         beside the hostile clients; half as long before without them
     num_chats       ordinary ones, at a time
     think_s         of each between two questions
-    max_concurrent  the router's, half of it for one client; three times as many clients overload it
+    max_concurrent  the router's; three times as many clients overload it
+    max_per_client  of these places, for one tenant: each chat is one, and each kind of hostile clients
     long_prompt     tokens
     """
 
@@ -53,6 +54,7 @@ class HostileLoad:
     num_chats: int = 50
     think_s: float = 10.0
     max_concurrent: int = 64
+    max_per_client: int = 4
     long_prompt: int = 32_000
     crowd: Mapping[str, int] = field(default_factory=lambda: CROWD)
 
@@ -148,7 +150,7 @@ async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Re
     long_model = _with_length(model, folder / model.name)
     async with _cluster(long_model, folder, load) as cluster:
         recall = await RecallLoad.against(cluster.url, model, seed, as_chats=True)
-        habits = Habits(load.num_chats, load.think_s, patience_s=ASK_TIMEOUT_S, from_own_addresses=True)
+        habits = Habits(load.num_chats, load.think_s, patience_s=ASK_TIMEOUT_S, tenant_header=TENANT_HEADER)
 
         async def phase(name: str, seconds: float) -> None:
             before = len(recall.answers)
@@ -184,7 +186,12 @@ async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Re
 @asynccontextmanager
 async def _cluster(model: Path, folder: Path, load: HostileLoad) -> AsyncIterator[Cluster]:
     places = load.max_concurrent
-    router = {"max_concurrent": places, "max_queue": 4 * places, "max_concurrent_per_client": places // 2}
+    router = {
+        "max_concurrent": places,
+        "max_queue": 4 * places,
+        "max_concurrent_per_client": load.max_per_client,
+        "client_header": TENANT_HEADER,
+    }
     cluster = Cluster(model, folder, engine=ENGINE, router=router)
     await asyncio.to_thread(cluster.__enter__)
     try:

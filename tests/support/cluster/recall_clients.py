@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
@@ -37,14 +38,14 @@ class Habits:
     think_s        between an answer and the next question: drawn from half of it to one and a half
     patience_s     how long a client that met an error asks again; 0: not at all
     salted_share   of the questions, those that share no cache with anybody: their whole prompt is computed
-    from_own_addresses   each client has a loopback address of its own, as if it were a host
+    tenant_header  in which a gateway names each client as a tenant of its own; empty: it names none
     """
 
     num_clients: int = 4
     think_s: float = 0.0
     patience_s: float = 0.0
     salted_share: float = 0.5
-    from_own_addresses: bool = False
+    tenant_header: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,28 +102,28 @@ async def recall_clients(
     url: str, questions: Sequence[Question], habits: Habits, seed: int, say: Say, stopped: asyncio.Event
 ) -> None:
     """Until `stopped`; then each still gets the answer that it waits for."""
-    dice = random.Random(seed)
-    addresses = [f"127.0.1.{number + 1}" if habits.from_own_addresses else None for number in range(habits.num_clients)]
-    await asyncio.gather(*(_client(url, address, questions, habits, dice, say, stopped) for address in addresses))
+    names = [f"chat {number}" for number in range(habits.num_clients)]
+    await asyncio.gather(*(_client(url, name, questions, habits, seed, say, stopped) for name in names))
 
 
 async def _client(
     url: str,
-    address: str | None,
+    name: str,
     questions: Sequence[Question],
     habits: Habits,
-    dice: random.Random,
+    seed: int,
     say: Say,
     stopped: asyncio.Event,
 ) -> None:
+    dice = random.Random(f"{seed} {name}")  # its questions do not depend on how fast the others are answered
     if habits.think_s:
         await _until(stopped, dice.uniform(0, habits.think_s))  # they do not begin all at once
-    transport = httpx.AsyncHTTPTransport(verify=False, local_address=address)
-    async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S, transport=transport) as http:
+    headers = {habits.tenant_header: name} if habits.tenant_header else {}
+    async with httpx.AsyncClient(base_url=url, timeout=ASK_TIMEOUT_S, headers=headers, verify=False) as http:
         while not stopped.is_set():
             question = dice.choice(questions)
-            salt = str(dice.random()) if dice.random() < habits.salted_share else ""
-            say(await _ask_until_answered(http, question, salt, f"recall-{dice.getrandbits(64):x}", habits.patience_s))
+            salt = uuid4().hex if dice.random() < habits.salted_share else ""
+            say(await _ask_until_answered(http, question, salt, f"recall-{uuid4().hex}", habits.patience_s))
             if habits.think_s:
                 await _until(stopped, habits.think_s * dice.uniform(0.5, 1.5))
 
