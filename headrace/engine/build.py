@@ -18,6 +18,7 @@ from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.engine import Engine
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import LatestArrival, Scheduler
+from headrace.engine.step_budget import TokenCost
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.kernels.lib.dispatch import set_hopper_kernels
@@ -58,6 +59,7 @@ def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], 
     sizes = PoolSizes.fit(layout, config, free_bytes=free_bytes, max_model_tokens=longest)
     memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots, config.device)
     max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
+    parity_depth = attention_parity_position(model.config)
     journal = Journal()
     runner = ModelRunner(model, memory)
     if not config.is_on_cpu:
@@ -74,11 +76,11 @@ def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], 
             num_blocks=sizes.num_blocks,
             num_slots=sizes.num_slots,
             block_size=config.block_size,
-            eviction=eviction_policy(config.eviction_policy, attention_parity_position(model.config)),
+            eviction=eviction_policy(config.eviction_policy, parity_depth),
             on_event=journal.record,
         ),
         checkpoint_policy(config.checkpoint_policy, config.checkpoint_grid_tokens),
-        Scheduler(config.max_step_tokens, config.max_running, config.block_size),
+        Scheduler(config.max_step_tokens, config.max_running, config.block_size, TokenCost(parity_depth)),
         LatestArrival(),
         eos_token_ids=model.config.eos_token_ids,
         vocab_size=model.config.vocab_size,

@@ -36,7 +36,8 @@ class EngineConfig:
     checkpoint_policy  none, align, every or branch (docs/cache-policy.md)
     checkpoint_grid_tokens   branch only: distance of the grid checkpoints, which are kept while slots are free
     eviction_policy    flop_aware or lru (docs/cache-policy.md)
-    max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it
+    max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it. In a step that is shared,
+                       with decodes or shorter prompts, tokens far into a prompt count for more, by what they cost
     max_running        requests in one step
     max_model_tokens   longest prompt + answer; if left out, the model's own limit (config.json)
     """

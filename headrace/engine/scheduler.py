@@ -1,11 +1,20 @@
 """Scheduling: which sequences run in the next step, how many tokens of each, and which one is preempted.
 
-Pure: no tensors, no clock. Decoding sequences go first (one token each): a long prompt delays no other request's next
-token by more than one chunk. Prefills share what is left of the token budget, B. Prompts with less than half as many
-tokens left as the one that arrived first get up to half of it, those with the fewest first; it gets the rest, and what
-it leaves goes by arrival. So a short prompt does not wait for a long one, and prompts of one length are computed one
-after another. None starves: whatever comes later, a prompt is done within 2 T/B steps, where T are its tokens and those
-of the prompts that arrived before it (and a step for each of these, as chunks end on block boundaries). When there are
+Pure: no tensors, no clock. Decoding sequences go first (one token each). Prefills share what they leave of the budget,
+B. Prompts with less than half as many tokens left as the one that arrived first get up to half of it, those with the
+fewest first; it gets the rest, and what it leaves goes by arrival. So a short prompt does not wait for a long one, and
+prompts of one length are computed one after another.
+
+B is `max_step_tokens`, in tokens and in their cost (`TokenCost`). A step that is shared, with decodes or shorter
+prompts, costs as much as B tokens at depth 0: a long prompt's chunks shrink as it gets deeper, and it delays no other
+request's next token by more. Where nobody waits for the step to end but the prompt that arrived first, it costs as much
+as B tokens of that one: a lone prompt, or prompts of one length, take as few steps as can be, but a short one does not
+wait for deep tokens of another.
+
+None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
+decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
+4 C/B steps, where C is the cost of its tokens and of those of the prompts that arrived before it, and a step for each
+of these: half of the budget may go to shorter prompts, and half of the rest may be less than a block. When there are
 more sequences than a step takes, they take turns: all decoding ones, and the prefill that arrived first.
 """
 
@@ -18,19 +27,25 @@ from typing import Protocol
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.sequence import Sequence
+from headrace.engine.step_budget import StepBudget, TokenCost
+
+LEAST_SHARE = 1 / 4
+"""Share of a step's cost that prompts have, whatever its decodes cost."""
 
 
 @dataclass(frozen=True)
 class Scheduler:
     """Chooses the chunks of a step.
 
-    max_step_tokens   token budget of a step
+    max_step_tokens   budget of a step: tokens, and in shared steps their cost, too
     max_running       the most sequences in a step
+    token_cost        of this node's model
     """
 
     max_step_tokens: int
     max_running: int
     block_size: int
+    token_cost: TokenCost
 
     def schedule(self, running: Iterable[Sequence]) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is."""
@@ -38,34 +53,50 @@ class Scheduler:
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling][: self.max_running]
-        chunks = [ScheduledChunk(s, ChunkSpan(s.num_computed, s.num_computed + 1)) for s in turns if s is not head]
-        if head in turns:
-            chunks += self._prefills(prefilling, self.max_running - len(chunks), self.max_step_tokens - len(chunks))
-        return chunks
+        decodes = [ScheduledChunk(s, ChunkSpan(s.num_computed, s.num_computed + 1)) for s in turns if s is not head]
+        return decodes + self._prefills(prefilling, decodes) if head in turns else decodes
 
-    def _prefills(self, prefilling: list[Sequence], places: int, budget: int) -> list[ScheduledChunk[Sequence]]:
-        """Chunks of prompts, at least one, within places and budget. `prefilling`: by arrival."""
+    def _prefills(
+        self, prefilling: list[Sequence], decodes: list[ScheduledChunk[Sequence]]
+    ) -> list[ScheduledChunk[Sequence]]:
+        """Chunks of prompts, at least one, in what the decodes leave of places and budget. `prefilling`: by arrival."""
         first = prefilling[0]
+        places = self.max_running - len(decodes)
         shorter = sorted((s for s in prefilling if 2 * _left(s) < _left(first)), key=_left)
-        chunks = self._chunks(shorter[: places - 1], budget // 2)
+        full = ChunkSpan(0, self.max_step_tokens)
+        if not decodes and not shorter:
+            full = ChunkSpan(first.num_computed, first.num_computed + self.max_step_tokens)
+        budget = self._beside(decodes, self.token_cost.of(full))
+        chunks = self._chunks(shorter[: places - 1], budget.half())
+        for chunk in chunks:
+            budget = budget.without(chunk.span)
+        span = self._span(first, max(budget.fitting(first.num_computed), min(self.block_size, budget.num_tokens)))
+        assert span is not None, "max_step_tokens is at least max_running: a token is left"
+        chunks.append(ScheduledChunk(first, span))
         taken = {chunk.sequence for chunk in chunks}
         others = [sequence for sequence in prefilling if sequence not in taken]
-        return chunks + self._chunks(others[: places - len(chunks)], budget - _num_tokens(chunks))
+        return chunks + self._chunks(others[: places - len(chunks)], budget.without(span))
 
-    def _chunks(self, prefilling: list[Sequence], budget: int) -> list[ScheduledChunk[Sequence]]:
+    def _beside(self, decodes: list[ScheduledChunk[Sequence]], cost: float) -> StepBudget:
+        """Budget that the decodes leave to prompts of a step that may cost so much."""
+        left = cost - sum(self.token_cost.of(chunk.span) for chunk in decodes)
+        return StepBudget(self.token_cost, self.max_step_tokens - len(decodes), max(left, LEAST_SHARE * cost))
+
+    def _chunks(self, prefilling: list[Sequence], budget: StepBudget) -> list[ScheduledChunk[Sequence]]:
         """Chunks in this order, as long as the budget lasts."""
         chunks: list[ScheduledChunk[Sequence]] = []
         for sequence in prefilling:
-            span = self._span(sequence, budget - _num_tokens(chunks))
+            span = self._span(sequence, budget.fitting(sequence.num_computed))
             if span is None:
                 break
             chunks.append(ScheduledChunk(sequence, span))
+            budget = budget.without(span)
         return chunks
 
-    def _span(self, sequence: Sequence, budget: int) -> ChunkSpan | None:
+    def _span(self, sequence: Sequence, num_tokens: int) -> ChunkSpan | None:
         """The next span, ending on a block boundary unless it ends the prefill or fills no block."""
         start, last = sequence.num_computed, sequence.prefill_length
-        end = min(last, start + budget)
+        end = min(last, start + num_tokens)
         if end < last and end // self.block_size * self.block_size > start:
             end = end // self.block_size * self.block_size
         return ChunkSpan(start, end) if end > start else None
@@ -73,10 +104,6 @@ class Scheduler:
 
 def _left(sequence: Sequence) -> int:
     return sequence.prefill_length - sequence.num_computed
-
-
-def _num_tokens(chunks: Iterable[ScheduledChunk[Sequence]]) -> int:
-    return sum(chunk.span.end - chunk.span.start for chunk in chunks)
 
 
 def after_turn(running: Iterable[Sequence], chunks: Iterable[ScheduledChunk[Sequence]]) -> list[Sequence]:

@@ -1,10 +1,15 @@
+import math
+
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
+from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.scheduler import LatestArrival, Scheduler, after_turn
 from headrace.engine.sequence import Job, Sequence
+from headrace.engine.step_budget import TokenCost
 from tests.support.engine.driving import request, resume_locally
 
-SCHEDULER = Scheduler(max_step_tokens=64, max_running=4, block_size=16)
+FLAT = TokenCost(math.inf)
+SCHEDULER = Scheduler(max_step_tokens=64, max_running=4, block_size=16, token_cost=FLAT)
 
 
 def sequence(prompt_length: int, num_computed: int = 0, arrival: int = 0) -> Sequence:
@@ -47,7 +52,7 @@ def test_a_chunk_ends_on_a_block_boundary_unless_it_ends_the_prompt() -> None:
 
 
 def test_a_budget_below_one_block_still_moves_a_prompt() -> None:
-    small = Scheduler(max_step_tokens=5, max_running=4, block_size=16)
+    small = Scheduler(max_step_tokens=5, max_running=4, block_size=16, token_cost=FLAT)
     assert small.schedule([sequence(100)])[0].span == ChunkSpan(0, 5)
 
 
@@ -102,8 +107,81 @@ def test_a_prompt_in_the_middle_is_done_in_time_too() -> None:
     assert num_steps <= 2 * 3500 / 64 + 4
 
 
+DEEP = Scheduler(max_step_tokens=256, max_running=64, block_size=16, token_cost=TokenCost(parity_depth=5000))
+
+
+def cost_of(chunks: list[ScheduledChunk[Sequence]]) -> float:
+    return sum(DEEP.token_cost.of(chunk.span) for chunk in chunks)
+
+
+def test_a_deep_chunk_beside_a_short_prompt_costs_no_more_than_a_step_at_depth_zero() -> None:
+    long, short = sequence(40_000, num_computed=30_000, arrival=1), sequence(100, arrival=2)
+    chunks = DEEP.schedule([long, short])
+    assert [(chunk.sequence, chunk.span) for chunk in chunks] == [
+        (short, ChunkSpan(0, 100)),
+        (long, ChunkSpan(30_000, 30_016)),
+    ]
+    assert cost_of(chunks) <= 256 * 1.03
+
+
+def test_a_deep_chunk_beside_decodes_costs_no_more_either() -> None:
+    long, decodes = sequence(40_000, num_computed=20_000), [sequence(4000, num_computed=4000) for _ in range(20)]
+    chunks = DEEP.schedule([long, *decodes])
+    assert [chunk.sequence for chunk in chunks] == [*decodes, long]
+    assert 0.75 * 256 < cost_of(chunks) <= 256 * 1.03
+
+
+def test_a_lone_prompt_takes_whole_steps_however_deep() -> None:
+    long = sequence(32_000)
+    steps = run_steps([long], 125, DEEP)
+    assert steps[long] == list(range(125)) and not long.is_prefilling
+
+
+def test_prompts_of_one_length_take_as_few_steps_as_their_tokens_need() -> None:
+    prompts, num_steps = [sequence(3200, arrival=i) for i in range(4)], 0
+    while waiting := [prompt for prompt in prompts if prompt.is_prefilling]:
+        for chunk in DEEP.schedule(waiting):
+            chunk.sequence.num_computed = chunk.span.end
+        num_steps += 1
+    assert num_steps == 4 * 3200 // 256
+
+
+def test_a_short_prompt_that_arrived_first_does_not_wait_for_deep_tokens_of_another() -> None:
+    short, long = sequence(300, num_computed=256, arrival=1), sequence(32_000, num_computed=15_312, arrival=2)
+    chunks = DEEP.schedule([short, long])
+    assert [(chunk.sequence, chunk.span) for chunk in chunks] == [
+        (short, ChunkSpan(256, 300)),
+        (long, ChunkSpan(15_312, 15_360)),
+    ]
+    assert cost_of(chunks) < 1.1 * 256
+
+
+def test_decodes_at_any_depth_leave_a_quarter_of_the_step_to_prompts() -> None:
+    decodes = [sequence(30_000, num_computed=30_000) for _ in range(60)]
+    long, short = sequence(1000, arrival=1), sequence(20, arrival=2)
+    chunks = DEEP.schedule([*decodes, long, short])
+    assert cost_of(chunks[:60]) > 256
+    assert [(chunk.sequence, chunk.span.end) for chunk in chunks[60:]] == [(short, 20), (long, 32)]
+
+
+def test_the_first_prompt_computes_a_block_where_even_that_costs_too_much() -> None:
+    long, short = sequence(200_000, num_computed=160_000, arrival=1), sequence(200, arrival=2)
+    assert DEEP.schedule([long, short])[-1].span == ChunkSpan(160_000, 160_016)
+
+
+def test_a_deep_prompt_is_done_in_time_however_many_short_ones_come() -> None:
+    long, num_steps = sequence(8000, arrival=0), 0
+    running = [long]
+    while long.is_prefilling:
+        running = [*(s for s in running if s.is_prefilling), *(sequence(40, arrival=1 + num_steps) for _ in range(4))]
+        for chunk in DEEP.schedule(running):
+            chunk.sequence.num_computed = chunk.span.end
+        num_steps += 1
+    assert num_steps <= 4 * DEEP.token_cost.of(ChunkSpan(0, 8000)) / 256 + 1
+
+
 def test_a_budget_for_one_token_goes_to_the_prompt_that_arrived_first() -> None:
-    one = Scheduler(max_step_tokens=1, max_running=1, block_size=16)
+    one = Scheduler(max_step_tokens=1, max_running=1, block_size=16, token_cost=FLAT)
     long, short = sequence(100, arrival=1), sequence(5, arrival=2)
     assert [chunk.sequence for chunk in one.schedule([long, short])] == [long]
 
@@ -129,7 +207,7 @@ def test_a_prefill_has_its_turn_beside_more_decodes_than_a_step_takes() -> None:
 
 
 def test_one_place_goes_round_decodes_and_prefills() -> None:
-    one = Scheduler(max_step_tokens=16, max_running=1, block_size=16)
+    one = Scheduler(max_step_tokens=16, max_running=1, block_size=16, token_cost=FLAT)
     decodes = [sequence(4, num_computed=4) for _ in range(2)]
     prefills = [sequence(32, arrival=1), sequence(16, arrival=2)]
     steps = run_steps([*decodes, *prefills], 9, one)
