@@ -221,17 +221,22 @@ class FetchReply:
 
 
 class Role(Enum):
-    """The kind of work for which the router uses a node."""
+    """The work for which the router prefers a node; every node can do all of it."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
+
+    def includes(self, work: Role) -> bool:
+        """True if a node of this role does this work."""
+        return self in (work, Role.BOTH)
 
 
 @dataclass(frozen=True)
 class NodeInfo:
     """A node's registration.
 
+    role               the one with which it starts
     incarnation        random at start: a restarted node has the same name and another incarnation
     address            host:port of its gRPC service
     transfer_address   where peers connect to send to it
