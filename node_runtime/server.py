@@ -204,6 +204,7 @@ class NodeServer:
             max_message_bytes=self.config.message_bytes,
             transfer_version=VERSION,
             start_s=start_s,
+            max_step_tokens=self.config.engine.max_step_tokens,
         )
 
     @property

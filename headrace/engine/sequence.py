@@ -136,7 +136,7 @@ class Sequence:
 
     tokens           prompt and answer so far
     arrival          when the router took it in, on the engine's clock; its place in every order
-    num_expected     tokens of the prompt that are to be computed here, by the hit at its submission
+    num_expected     tokens that are to be computed here before it decodes, by the hit when it began to wait
     is_started       its first chunk has been launched, or its prompt has been received
     is_paused        it takes no part in steps: its tokens are not taken off fast enough
     hit_policy       how much it reuses when it is admitted next
