@@ -36,6 +36,7 @@ CHANGES = {
 class Arrangement:
     """How many nodes of each role, and what they are.
 
+    elastic         any node may do any work; else each keeps to its role
     index_delay_s   until the router knows of a block or a checkpoint that a node has published
     """
 
@@ -43,6 +44,7 @@ class Arrangement:
     prefill: int = 0
     decode: int = 0
     shape: NodeShape = field(kw_only=True)
+    elastic: bool = False
     link: LinkCosts = H200_LINK
     index_delay_s: float = 0.002
 
@@ -83,7 +85,7 @@ class Outcome:
 
 
 class _Known:
-    """What the router knows of a node: its cache by events that arrive late, and the prompts it was sent."""
+    """The router's knowledge of a node: its cache, by events that arrive late."""
 
     def __init__(self, block_size: int) -> None:
         self.index = NodeIndex(1, block_size)
@@ -138,7 +140,7 @@ class SimulatedCluster:
             self.nodes.append(node)
 
     def run(self) -> None:
-        """Until every request has ended."""
+        """Runs until every request has ended."""
         arrivals = self.workload.arrivals()
         self._next(arrivals)
         self.events.run()
@@ -209,6 +211,8 @@ class SimulatedCluster:
                     shape.bytes_per_token,
                     shape.state_bytes,
                     self._links[node.name],
+                    may_prefill=self.arrangement.elastic or node.role is not Role.DECODE,
+                    may_decode=self.arrangement.elastic or node.role is not Role.PREFILL,
                 )
             )
         return found

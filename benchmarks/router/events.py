@@ -24,7 +24,7 @@ class Events:
         heapq.heappush(self._calls, (moment_s, self._next, call, argument))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Runs until nothing is left to happen."""
         calls = self._calls
         while calls:
             self.now_s, _, call, argument = heapq.heappop(calls)

@@ -3,9 +3,9 @@
 Steps without prompts come in strides: nothing changes until a sequence ends, so that as many steps as that takes are
 one event. What arrives meanwhile ends the stride with the step that is under way.
 
-Differences from a real node: a request claims blocks for its whole answer when it is admitted, so that nothing is ever
-preempted; the checkpoint that an answer leaves is published at its end; a landing waits for the end of a step as an
-admission does.
+Differences from a real node: all sequences take part in each step; a request claims blocks for its whole answer when it
+is admitted, so that nothing is ever preempted; the checkpoint that an answer leaves is published at its end; a landing
+waits for the end of a step as an admission does.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ from headrace.cache.index import Checkpoint
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.engine.scheduler import Scheduler
+from headrace.engine.step_budget import TokenCost
 from headrace.step_costs import StepCosts, StepShape
 from headrace.wire.messages import Role
 from router.routing.candidates import Load
 
 RECEIVE = ReceiveState()
+
+LEAST_PROMPT_TOKENS = 16
+"""Tokens of prompts that a step takes, however little of the token gap its decodes leave."""
 
 
 class AttentionAlone(ResumeLocally):
@@ -61,7 +65,6 @@ class NodeShape:
     checkpoints: CheckpointPolicy
     eviction: str
     max_step_tokens: int = 8192
-    max_running: int = 256
     bytes_per_token: int = 8192
     state_bytes: int = 0
     is_hybrid: bool = True
@@ -144,6 +147,7 @@ class SimulatedNode:
         )
         self._events = events
         self._costs = shape.costs
+        self._token_cost = TokenCost(shape.costs.token_s / shape.costs.depth_s)
         self._publisher = Publisher(self.cache, shape.checkpoints)
         self._on_prefilled = on_prefilled
         self._on_finished = on_finished
@@ -276,12 +280,16 @@ class SimulatedNode:
         self._events.at(stride.start_s + stride.seconds, self._end, stride)
 
     def _schedule(self, num_decoding: int, decode_s: float) -> list[ScheduledChunk[Work]]:
-        budget = self.shape.max_step_tokens - num_decoding
+        shape, decodes = self.shape, [work for _, _, work in self._decoding]
+        budget = shape.max_step_tokens
         if self._token_gap_s is not None and num_decoding:
             left_s = self._token_gap_s - decode_s - self._costs.chunk_s
-            budget = max(min(budget, int(left_s / self._costs.token_s)), 16)
-        scheduler = Scheduler(budget, max(self.shape.max_running - num_decoding, 1), self.shape.block_size)
-        return scheduler.schedule(self._prefilling)  # type: ignore[arg-type, return-value]
+            budget = max(min(budget, int(left_s / self._costs.token_s)), LEAST_PROMPT_TOKENS) + num_decoding
+        for end_step, _, work in self._decoding:
+            work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end_step - self._num_steps)
+        scheduler = Scheduler(budget, len(decodes) + len(self._prefilling), shape.block_size, self._token_cost)
+        chunks = scheduler.schedule([*decodes, *self._prefilling])  # type: ignore[list-item]
+        return chunks[num_decoding:]  # type: ignore[return-value]
 
     def _cut_stride(self) -> None:
         """Ends a stride of several steps with the one under way; the call for its former end finds it replaced."""

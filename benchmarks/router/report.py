@@ -17,7 +17,7 @@ LONGEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of some seconds."""
+    """Mean and percentiles of some seconds."""
 
     mean: float
     p50: float

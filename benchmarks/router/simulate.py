@@ -60,12 +60,12 @@ class Setting:
 
 
 def arrangement(nodes: str, shape: NodeShape) -> Arrangement:
-    """From `8` (undivided nodes) or `4P4D`. Raises ValueError for anything else."""
-    match = re.fullmatch(r"(?:(\d+)P(\d+)D)?(\d+)?", nodes)
-    if match is None or not nodes:
-        raise ValueError(f"nodes {nodes!r}: give a number of undivided nodes, 8, or of each role, 4P4D")
-    prefill, decode, both = (int(each or 0) for each in match.groups())
-    return Arrangement(both, prefill, decode, shape=shape)
+    """From `8` (undivided nodes), `4P4D` (fixed roles) or `4P4D~` (elastic). Raises ValueError for anything else."""
+    match = re.fullmatch(r"(?:(\d+)P(\d+)D)?(\d+)?(~?)", nodes)
+    if match is None or nodes in ("", "~"):
+        raise ValueError(f"nodes {nodes!r}: give a number of undivided nodes, 8, or of each role, 4P4D, elastic: 4P4D~")
+    prefill, decode, both = (int(each or 0) for each in match.groups()[:3])
+    return Arrangement(both, prefill, decode, shape=shape, elastic=bool(match[4]))
 
 
 def simulate(setting: Setting) -> Result:
@@ -94,7 +94,7 @@ def main(
     trace: Annotated[list[Path], typer.Option(help="Mooncake .jsonl; may be repeated")] = [],  # noqa: B006
     chats: Annotated[int, typer.Option(help="agents' chats at once, instead of a trace")] = 0,
     policy: list[str] = [*POLICIES],  # noqa: B006
-    nodes: Annotated[list[str], typer.Option(help="8 undivided ones, or 4P4D")] = ["8"],  # noqa: B006
+    nodes: Annotated[list[str], typer.Option(help="8 undivided ones, 4P4D, or 4P4D~, elastic")] = ["8"],  # noqa: B006
     speed: Annotated[list[float], typer.Option(help="of a trace")] = [1.0],  # noqa: B006
     hybrid: Annotated[bool, typer.Option(help="with states; else a model of attention alone")] = False,
     node_tokens: Annotated[int, typer.Option(help="that a node holds")] = NODE_TOKENS,

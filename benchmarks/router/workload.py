@@ -39,7 +39,7 @@ class Workload(Protocol):
     def block_size(self) -> int: ...
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Those that come whatever happens, in order of time."""
+        """The requests that come whatever happens, in order of time."""
         ...
 
     def after(self, ended: Arrival, now_s: float) -> Arrival | None:
