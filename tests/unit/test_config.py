@@ -18,13 +18,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "ClusterConfig": {
         "model": MODEL,
         "router": {"model_path": MODEL},
-        "prefill": {"count": 1, "node": NODE},
-        "decode": {"count": 1, "node": NODE},
-        "both": {"count": 0, "node": NODE},
+        "prefill": {"node": NODE},
+        "decode": {"node": NODE},
     },
     "Routers": {"model_path": MODEL, "control_port": 9000},
-    "NodeGroup": {"node": NODE, "count": 1},
-    "NodeConfig": NODE,
+    "PrefillNodes": {"node": NODE},
+    "DecodeNodes": {"node": NODE},
+    "PrefillNodeConfig": NODE,
+    "DecodeNodeConfig": NODE,
     "TlsConfig": {"ca": "a", "cert": "c", "key": "k"},
     "EngineConfig": {"device": "cuda"},  # a CPU has one state_dtype only
 }
@@ -50,7 +51,8 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "resources": ([{}, {"fast": 1}], [{"fast": -1}]),
         "strategy": (["pack", "spread"], []),
     },
-    "NodeGroup": {"count": ([0, 1, 300], [-1])},
+    "PrefillNodes": {"count": COUNT},
+    "DecodeNodes": {"count": COUNT},
     "Routers": {"count": COUNT},
     "RouterConfig": {
         "model_path": ([MODEL], ["/none"]),
@@ -94,7 +96,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "body_timeout_s": SECONDS,
         "unread_timeout_s": SECONDS,
     },
-    "RuntimeConfig": {
+    "NodeConfig": {
         "name": NAME,
         "model_path": TEXT,
         "router_addresses": (
@@ -111,8 +113,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "watchdog_s": ([3, 60.0], [2.9, 0]),
         "shutdown_grace_s": ([0, 2.0], [-1.0]),
     },
-    "NodeConfig": {"role": (["prefill", "decode", "both"], [])},
-    "DecodeConfig": {"reservation_timeout_s": SECONDS, "orphan_timeout_s": SECONDS, "max_unsent_tokens": COUNT},
+    "DecodeNodeConfig": {"reservation_timeout_s": SECONDS, "orphan_timeout_s": SECONDS, "max_unsent_tokens": COUNT},
     "LocalPrefillConfig": {"max_tokens": ([0, 64], [-1]), "max_share": ([0.5, 1], [0, 1.1])},
     "FetchConfig": {
         "min_tokens": COUNT,
@@ -293,7 +294,7 @@ def test_every_fault_of_a_file_is_reported_at_once_with_its_path() -> None:
         "nmae": "x",
         "name": "a/b",
         "router": {"model_path": MODEL, "port": "abc", "max_queue": -1},
-        "prefill": {"node": {**NODE, "engine": {"max_running": 0, "block_size": 0, "threads": "two"}}, "count": -1},
+        "prefill": {"node": {**NODE, "engine": {"max_running": 0, "block_size": 0, "threads": "two"}}, "count": 0},
     }
     with pytest.raises(ConfigError) as failure:
         load(ClusterConfig, data, "c.yaml")
@@ -303,7 +304,6 @@ def test_every_fault_of_a_file_is_reported_at_once_with_its_path() -> None:
         "nmae",
         "name",
         "decode",
-        "both",
         "router.port",
         "router.max_queue",
         "prefill.count",

@@ -3,10 +3,12 @@
 import asyncio
 from dataclasses import dataclass
 
+from decode_node.config import DecodeNodeConfig
+from decode_node.service import decode_node
 from headrace.engine.runner import ModelRunner
 from headrace.wire.messages import NodeInfo
-from node.config import NodeConfig
-from node.server import node_server
+from prefill_node.config import PrefillNodeConfig
+from prefill_node.service import prefill_node
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class TroubledNode:
     start_after_s  time that its start takes longer, as for a larger model
     """
 
-    config: NodeConfig
+    config: PrefillNodeConfig | DecodeNodeConfig
     poison: int | None = None
     start_after_s: float = 0.0
 
@@ -28,7 +30,7 @@ class TroubledServer:
         if node.poison is not None:
             _poison(node.poison)
         config = node.config
-        self._node = node_server(config)
+        self._node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
 
     @property
     def info(self) -> NodeInfo:
