@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
 
@@ -76,11 +77,11 @@ class Sizes:
     base: int
     short: int
     cache_gib: float
-    message_blocks: int
+    message_bytes: int
 
 
-FULL = Sizes(48, (4096, 20480), (384, 512, 1024, 2048), 16384, 4096, 64, 48.0, 256)
-TINY = Sizes(6, (64, 256), (32, 64), 512, 64, 16, 0.25, 4)
+FULL = Sizes(48, (4096, 20480), (384, 512, 1024, 2048), 16384, 4096, 64, 48.0, 32 << 20)
+TINY = Sizes(6, (64, 256), (32, 64), 512, 64, 16, 0.25, 64 << 10)
 
 
 class Bench:
@@ -91,20 +92,22 @@ class Bench:
         self._built = built
         self._loop = loop
         self._random = random.Random(seed)
+        self._numbers = np.random.default_rng(seed)
         self.gaps_s: list[float] = []
         self.base = self.prompt(sizes.base)
-        self._landing = CacheMemory(built.layout, sizes.message_blocks, 1, built.memory.device)
-        message_bytes = sizes.message_blocks * built.layout.block_bytes
+        self._message_blocks = max(1, sizes.message_bytes // built.layout.block_bytes)
         memory = staging_memory(str(built.memory.device))
-        self._staging = Staging(StagingConfig(2, message_bytes), memory)
-        self._packing = packing_of(self._landing, loop, memory)
+        self._staging = Staging(StagingConfig(2, self._message_blocks * built.layout.block_bytes), memory)
+        landing = CacheMemory(built.layout, self._message_blocks, 1, built.memory.device)
+        self._packing = packing_of(landing, loop, memory)
 
     async def warm_up(self) -> None:
         """Call it before the engine starts."""
         await self._packing.warm_up(self._staging, math.inf)
 
     def prompt(self, num_tokens: int) -> list[int]:
-        return self._random.choices(range(300, VOCABULARY), k=num_tokens)
+        ids: list[int] = self._numbers.integers(300, VOCABULARY, num_tokens).tolist()
+        return ids
 
     def short_prompt(self, most_new: int) -> list[int]:
         return self.base + self.prompt(self._random.randint(1, most_new))
@@ -179,7 +182,7 @@ class Bench:
 
     async def landings(self, pause_s: float) -> None:
         """Messages of attention blocks that land in memory of their own, verified as a session's are."""
-        num_blocks, num_bytes = self.sizes.message_blocks, self._staging.buffer_bytes
+        num_blocks, num_bytes = self._message_blocks, self._staging.buffer_bytes
         message = PlannedMessage(0, 0, num_blocks, num_bytes, 0, 0)
         location = BlockLocation(range(num_blocks), 0)
         while True:
@@ -331,6 +334,7 @@ def main(
         cache_bytes=int(sizes.cache_gib * 2**30),
         state_share=0.15,
         max_step_tokens=sizes.chunks[-1] + sizes.standing,
+        max_running=2 * sizes.standing,
         max_model_tokens=4 * sizes.contexts[1],
     )
     started_s = time.perf_counter()
