@@ -150,6 +150,7 @@ class Linked:
             for runtime in (self.prefill_runtime, self.decode_runtime):
                 while runtime.tasks:
                     await asyncio.gather(*runtime.tasks)
+                    await asyncio.sleep(0)  # they leave the set in the loop's next turn, which gather may not wait for
                 await runtime.loop.call(partial(_check_idle, runtime.engine))
 
 
