@@ -1,7 +1,7 @@
 # Headrace: `make demo` shows it, `make test` tests it, `make check` runs every static check.
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check proto bench-cpu bench-cache test-all bench-gpu bench-gpu-cluster bench-transfer \
+.PHONY: help venv demo test check proto bench-cpu bench-cache bench-router test-all bench-gpu bench-gpu-cluster bench-transfer \
 	campaigns campaign-faults campaign-hostile campaign-soak clean
 
 VENV := .venv
@@ -21,6 +21,7 @@ help:
 	@echo 'make check      ruff, docstrings, mypy, import-linter'
 	@echo 'make bench-cpu  the benchmarks that need no GPU'
 	@echo 'make bench-cache  replay request traces through the cache (TRACES="FILE ..."), and what its own work costs'
+	@echo 'make bench-router  simulate routing policies on request traces (TRACES="FILE ...")'
 	@echo 'make bench-gpu  one GPU: prefill and decode beside vLLM, kernels beside the floor, start-up (PYTHON=python3)'
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
 	@echo 'make campaigns  every kind of fault fifty times under load (45 min: make campaign-faults), ten minutes of hostile'
@@ -84,6 +85,9 @@ bench-cache: venv
 	$(BIN)/python -m benchmarks cache-table $(addprefix --trace ,$(TRACES)) --plot docs/cache-hit-rates.png
 	$(BIN)/python -m benchmarks cache-costs
 	$(BIN)/python -m benchmarks emission
+
+bench-router: venv
+	$(BIN)/python -m benchmarks router $(addprefix --trace ,$(TRACES)) --nodes 8 --nodes 4P4D --speed 1 --speed 2 --speed 3
 
 # No virtual environment: a GPU machine's own Python has the torch that fits its driver. One that fails does not keep
 # the others from their turn.

@@ -9,6 +9,7 @@ BENCHMARKS = {
     "cache-table": ("cache.replay", "hit rates of checkpoint and eviction policies on request traces"),
     "cache-costs": ("cache.costs", "the cache's own work: hashing, matching, publishing, evicting"),
     "cache-updates": ("cache.costs:updates", "a router that follows a cache of a million blocks"),
+    "router": ("router.simulate", "routing policies on request traces and agents' chats, simulated"),
     "cpu-engine": ("engine.cpu", "the forward pass against transformers"),
     "emission": ("engine.steps:emission", "a prefill with many checkpoints against one"),
     "host-overhead": ("engine.host_overhead", "host work for a cached prompt, stage by stage"),

@@ -1,11 +1,11 @@
-"""Settings of a decode node."""
+"""Settings of the decode role."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from headrace.config import at_least, positive, refuse
-from node_runtime.config import NodeConfig
+from node_runtime.config import RuntimeConfig
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class LocalPrefillConfig:
 
 
 @dataclass(frozen=True)
-class DecodeNodeConfig(NodeConfig):
-    """Settings of a decode node: those of `NodeConfig`, and its own.
+class DecodeConfig(RuntimeConfig):
+    """Settings of a node as it decodes: those of `RuntimeConfig`, and these.
 
     reservation_timeout_s  how long a transfer may make no progress; it begins with the prompt's first chunk, because a
                            prompt may wait for others, and ends with the request's own deadline at the latest

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 from headrace.cache.claims import Hold
 from headrace.cache.layout import CacheLayout
@@ -22,7 +22,6 @@ from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S, CheckpointMissing, plan_of
 from transfer.protocol.errors import TransferFailed
 from transfer.sender import OutgoingTransfer, TransferSender
-from transfer.transfer import PIPELINE_DEPTH
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class FetchServer:
 
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime = runtime
+        self._sender = TransferSender(runtime.transport, runtime.outgoing)
         self._engine = runtime.engine
         self._loop = runtime.loop
         self._served = 0
@@ -94,11 +94,6 @@ class FetchServer:
         self._tokens += reservation.num_tokens
         self._bytes += stats.attention_bytes + stats.state_bytes
         return FetchReply(self._runtime.layout)
-
-    @cached_property
-    def _sender(self) -> TransferSender:
-        """Made for the first fetch: its staging buffers take memory."""
-        return TransferSender(self._runtime.transport, self._runtime.new_staging(PIPELINE_DEPTH))
 
     def _lease(self, request: FetchRequest, deadline_s: float) -> _Leased | None:
         """Leases the checkpoint and the blocks below it; None: it is gone. Runs in the engine's thread."""

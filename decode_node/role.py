@@ -13,7 +13,7 @@ from functools import partial
 from typing import assert_never
 
 from decode_node.accounting import HitAccounting
-from decode_node.config import DecodeNodeConfig
+from decode_node.config import DecodeConfig
 from decode_node.fetch_server import FetchServer
 from decode_node.lifecycle import (
     Adopted,
@@ -63,11 +63,11 @@ DEADLINE_MARGIN_S = 1.0
 class DecodeRole:
     """Serves any number of requests at a time, and the fetches of prefill nodes."""
 
-    def __init__(self, runtime: NodeRuntime, config: DecodeNodeConfig) -> None:
+    def __init__(self, runtime: NodeRuntime, config: DecodeConfig) -> None:
         self.fetch_server = FetchServer(runtime)
         self._runtime = runtime
         self._config = config
-        self._receiver = TransferReceiver(runtime.transport, runtime.staging)
+        self._receiver = TransferReceiver(runtime.transport, runtime.incoming)
         self._accounting = HitAccounting(runtime.layout)
         self._orphans: Orphans[DecodeDriver] = Orphans(config.orphan_timeout_s, runtime.status_changed)
 
@@ -112,7 +112,7 @@ class DecodeDriver:
     def __init__(
         self,
         runtime: NodeRuntime,
-        config: DecodeNodeConfig,
+        config: DecodeConfig,
         receiver: TransferReceiver,
         accounting: HitAccounting,
         orphans: Orphans[DecodeDriver],

@@ -8,16 +8,15 @@ from functools import partial
 
 import grpc.aio
 
-from decode_node.config import DecodeNodeConfig
+from decode_node.config import DecodeConfig
 from decode_node.role import DecodeRole
 from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import DecodeCommand, FetchRequest, Role, Start
+from headrace.wire.messages import DecodeCommand, FetchRequest, Start
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
-from node_runtime.server import NodeServer
 from node_runtime.service import errors_as_status, read, router_of, timeout_s
 
 
@@ -55,12 +54,8 @@ async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[
         yield read(codecs.decode_one_of, message)
 
 
-def decode_node(config: DecodeNodeConfig) -> NodeServer:
-    """Returns a decode node that has not been started."""
-
-    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> DecodeRole:
-        role = DecodeRole(runtime, config)
-        rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls), server)
-        return role
-
-    return NodeServer(config, Role.DECODE, "Decode", serve)
+def serve_decode(config: DecodeConfig, runtime: NodeRuntime, server: grpc.aio.Server) -> DecodeRole:
+    """Adds the service to a node's gRPC server; returns the role."""
+    role = DecodeRole(runtime, config)
+    rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls), server)
+    return role

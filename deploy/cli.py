@@ -11,13 +11,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from decode_node.__main__ import command as decode_command
 from deploy.errors import DeployError, NotRunning
 from deploy.runs import RunDirectory
 from headrace.command_line import START_FAILED_STATUS
 from headrace.config import ConfigError
 from headrace.host_process import log_to_stderr
-from prefill_node.__main__ import command as prefill_command
+from node.__main__ import command as node_command
 from router.__main__ import command as router_command
 
 app = typer.Typer(
@@ -46,6 +45,7 @@ def up(
     model: Annotated[Path | None, typer.Option(help="checkpoint folder, instead of a cluster file")] = None,
     prefill: Annotated[int | None, typer.Option(help="number of prefill nodes")] = None,
     decode: Annotated[int | None, typer.Option(help="number of decode nodes")] = None,
+    both: Annotated[int | None, typer.Option(help="number of nodes that prefill and decode")] = None,
     address: Annotated[str | None, typer.Option(help="of a running Ray cluster, or auto")] = None,
     port: Annotated[int | None, typer.Option(help="of the HTTP interface; 0: any free one")] = None,
     name: Annotated[str | None, typer.Option(help="the cluster's name")] = None,
@@ -57,9 +57,8 @@ def up(
     """
     from deploy.config import Overrides, cluster_from_options
 
-    cluster = cluster_from_options(
-        config, Overrides(model=model, prefill=prefill, decode=decode, address=address, port=port, name=name)
-    )
+    overrides = Overrides(model, prefill, decode, both, address, port, name)
+    cluster = cluster_from_options(config, overrides)
     if detach:
         from deploy.daemon import start_detached
 
@@ -136,8 +135,7 @@ def demo() -> None:
     run_demo(_runs(), console)
 
 
-app.command("prefill")(prefill_command)
-app.command("decode")(decode_command)
+app.command("node")(node_command)
 app.command("router")(router_command)
 
 

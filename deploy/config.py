@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from decode_node.config import DecodeNodeConfig
 from headrace.config import at_least, build, checkpoint_folders, error_in, override, positive, read_yaml, refuse
 from headrace.wire.tls_config import TlsConfig
-from prefill_node.config import PrefillNodeConfig
+from node.config import NodeConfig
 from router.config import RouterConfig
 
 DAY_S = 86400
@@ -71,37 +70,20 @@ class Routers(RouterConfig):
 
 
 @dataclass(frozen=True)
-class PrefillNodes:
-    """The prefill nodes p0, p1, ... of a cluster.
+class NodeGroup:
+    """The nodes of a cluster that start in one role: p0, p1, ... prefill, d0, d1, ... decode, n0, n1, ... do both.
 
     node       settings that all of them share
     count      number of nodes
     placement  resources of each node
     """
 
-    node: PrefillNodeConfig
-    count: int = 1
+    node: NodeConfig
+    count: int
     placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
-        refuse(at_least(self, 1, "count", remedy=" node in each role"))
-
-
-@dataclass(frozen=True)
-class DecodeNodes:
-    """The decode nodes d0, d1, ... of a cluster.
-
-    node       settings that all of them share
-    count      number of nodes
-    placement  resources of each node
-    """
-
-    node: DecodeNodeConfig
-    count: int = 1
-    placement: Placement = field(default_factory=Placement)
-
-    def __post_init__(self) -> None:
-        refuse(at_least(self, 1, "count", remedy=" node in each role"))
+        refuse(at_least(self, 0, "count"))
 
 
 @dataclass(frozen=True)
@@ -135,8 +117,9 @@ class ClusterConfig:
 
     model    the checkpoint's folder; it must be at the same path on every host
     router   the routers' settings, and their number
-    prefill  the prefill nodes
-    decode   the decode nodes
+    prefill  the nodes that start as prefill nodes: one, if the cluster has none that do both
+    decode   the nodes that start as decode nodes, likewise
+    both     the nodes that start with both roles: none, if left out
     ray      the Ray cluster in which they run
     name     `headrace status`, `chat` and `down` find the cluster by this name
     tls      certificates of the control plane, for the router and every node: each host has its own at these paths
@@ -144,8 +127,9 @@ class ClusterConfig:
 
     model: Path
     router: Routers
-    prefill: PrefillNodes
-    decode: DecodeNodes
+    prefill: NodeGroup
+    decode: NodeGroup
+    both: NodeGroup
     ray: RayConfig = field(default_factory=RayConfig)
     name: str = "default"
     tls: TlsConfig | None = None
@@ -154,7 +138,17 @@ class ClusterConfig:
         name = []
         if not self.name or not all(letter.isalnum() or letter in "-_" for letter in self.name):
             name = [f"name {self.name!r}: use letters, digits, - and _; it names a file"]
-        refuse(name, checkpoint_folders(self, "model"))
+        refuse(name, checkpoint_folders(self, "model"), self._role_faults())
+
+    @property
+    def groups(self) -> tuple[NodeGroup, ...]:
+        """All nodes, by the role in which they start."""
+        return (self.prefill, self.decode, self.both)
+
+    def _role_faults(self) -> Iterator[str]:
+        is_known = self.decode is not None and self.both is not None  # not while the loader looks for more faults
+        if is_known and not self.decode.count + self.both.count:
+            yield "decode.count 0: no node would decode; give at least one here, or in both"
 
 
 @dataclass(frozen=True)
@@ -164,6 +158,7 @@ class Overrides:
     model: Path | None = None
     prefill: int | None = None
     decode: int | None = None
+    both: int | None = None
     address: str | None = None
     port: int | None = None
     name: str | None = None
@@ -174,6 +169,7 @@ class Overrides:
             "model": None if self.model is None else str(self.model.resolve()),
             "prefill.count": self.prefill,
             "decode.count": self.decode,
+            "both.count": self.both,
             "ray.address": self.address,
             "router.port": self.port,
             "name": self.name,
@@ -193,8 +189,9 @@ def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConf
     return cluster_config(data, source=source, base=base)
 
 
-_NODE_KEYS = ("name", "model_path", "router_addresses", "host", "port", "tls")
-_DERIVED = {("router",): ("model_path", "tls"), ("prefill", "node"): _NODE_KEYS, ("decode", "node"): _NODE_KEYS}
+_NODE_KEYS = ("name", "role", "model_path", "router_addresses", "host", "port", "tls")
+_GROUPS = {"prefill": "p", "decode": "d", "both": "n"}  # role -> what the names of its nodes begin with
+_DERIVED = {("router",): ("model_path", "tls")} | {(role, "node"): _NODE_KEYS for role in _GROUPS}
 
 
 def cluster_config(data: Mapping[str, Any], *, source: str, base: Path) -> ClusterConfig:
@@ -203,14 +200,17 @@ def cluster_config(data: Mapping[str, Any], *, source: str, base: Path) -> Clust
     Raises ConfigError with every fault.
     """
     model, tls = _absolute(data.get("model"), base), _resolved(data.get("tls"), base)
+    num_both = _count(data.get("both"), 0)
+    defaults = {"prefill": int(not num_both), "decode": int(not num_both), "both": 0}
     whole = {
         **data,
         "model": model,
         "tls": tls,
         # Nodes get the registry's address from the router, so any free port will do.
         "router": _with({"control_port": 0}, data.get("router"), model_path=model, tls=tls),
-        "prefill": _role(data.get("prefill"), name="p", model_path=model, tls=tls),
-        "decode": _role(data.get("decode"), name="d", model_path=model, tls=tls),
+    } | {
+        role: _group(data.get(role), defaults[role], name=name, role=role, model_path=model, tls=tls)
+        for role, name in _GROUPS.items()
     }
     config, faults = build(ClusterConfig, whole)
     faults = [*_derived_faults(data), *(fault for fault in faults if not _is_copy(fault))]
@@ -257,9 +257,13 @@ def _resolved(tls: object, base: Path) -> object:
     return {**tls, **{name: str((base / path).absolute()) for name, path in files.items()}}
 
 
-def _role(data: object, **derived: object) -> object:
+def _count(group: object, default: int) -> object:
+    return group.get("count", default) if isinstance(group, Mapping) else default
+
+
+def _group(data: object, count: int, **derived: object) -> object:
     if data is None or isinstance(data, Mapping):
-        return {**(data or {}), "node": _with({}, (data or {}).get("node"), **derived)}
+        return {"count": count, **(data or {}), "node": _with({}, (data or {}).get("node"), **derived)}
     return data
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from decode_node.actor import DecodeActor
-from deploy.config import ClusterConfig, DecodeNodes, Placement, PrefillNodes
+from deploy.config import ClusterConfig, NodeGroup, Placement
 from deploy.ports import free_ports
 from deploy.resources import Demand
 from headrace.host_process import own_niceness
-from prefill_node.actor import PrefillActor
+from node.actor import NodeActor
+from node.config import NodeConfig
 from router.actor import RouterActor
 
 ROUTER_CPUS = 0.25
@@ -76,26 +76,22 @@ def planned_routers(config: ClusterConfig, host_id: str, host: str) -> list[Plan
 
 
 def planned_nodes(config: ClusterConfig, router_addresses: Sequence[str]) -> list[PlannedActor]:
-    """The prefill nodes p0, p1, ... and the decode nodes d0, d1, ..., which register at `router_addresses`."""
+    """The nodes p0, p1, ..., d0, d1, ..., and n0, n1, ..., which register at `router_addresses`."""
     host = LOCALHOST if config.ray.address is None else None
-    roles: tuple[tuple[type, PrefillNodes | DecodeNodes], ...] = (
-        (PrefillActor, config.prefill),
-        (DecodeActor, config.decode),
-    )
     return [
         PlannedActor(
-            actor_class,
-            (_named(role, index, router_addresses), host, own_niceness()),
-            Demand(f"{role.node.name}{index}", _resources(role.placement)),
-            _node_options(role.placement),
+            NodeActor,
+            (_named(group, index, router_addresses), host, own_niceness()),
+            Demand(f"{group.node.name}{index}", _resources(group.placement)),
+            _node_options(group.placement),
         )
-        for actor_class, role in roles
-        for index in range(role.count)
+        for group in config.groups
+        for index in range(group.count)
     ]
 
 
-def _named(role: PrefillNodes | DecodeNodes, index: int, router_addresses: Sequence[str]) -> Any:
-    return replace(role.node, name=f"{role.node.name}{index}", router_addresses=tuple(router_addresses))
+def _named(group: NodeGroup, index: int, router_addresses: Sequence[str]) -> NodeConfig:
+    return replace(group.node, name=f"{group.node.name}{index}", router_addresses=tuple(router_addresses))
 
 
 def _resources(placement: Placement) -> dict[str, float]:

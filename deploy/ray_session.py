@@ -15,7 +15,7 @@ import ray
 from ray._private import state  # its public twin, ray.util.state, needs Ray's dashboard
 from ray.exceptions import RayError
 
-from deploy.config import ClusterConfig, DecodeNodes, PrefillNodes
+from deploy.config import ClusterConfig
 from deploy.errors import RayFailed, StartFailed, StopRequested, first_line
 from deploy.plan import ROUTER_CPUS
 from deploy.resources import Host
@@ -117,5 +117,5 @@ def _write_token(path: Path) -> Path:
 
 def _cpus_wanted(config: ClusterConfig) -> float:
     """Logical CPUs of the router and all nodes: in a new Ray they share the host's cores rather than wait for more."""
-    roles: tuple[PrefillNodes | DecodeNodes, ...] = (config.prefill, config.decode)
-    return config.router.count * ROUTER_CPUS + sum(role.count * role.placement.num_cpus for role in roles)
+    of_nodes = sum(group.count * group.placement.num_cpus for group in config.groups)
+    return config.router.count * ROUTER_CPUS + of_nodes

@@ -1,4 +1,4 @@
-"""Settings that prefill and decode nodes share."""
+"""Settings of a node that neither role adds."""
 
 from __future__ import annotations
 
@@ -14,27 +14,10 @@ from transfer.ucx import UcxConfig
 MIN_WATCHDOG_S = 3
 HOST_MESSAGE_BYTES, GPU_MESSAGE_BYTES = 4 << 20, 32 << 20
 
-NODE_FLAGS = {
-    "--model": "model_path",
-    "--name": "name",
-    "--router": "router_addresses",
-    "--host": "host",
-    "--port": "port",
-    "--device": "engine.device",
-    "--threads": "engine.threads",
-    "--cache-bytes": "engine.cache_bytes",
-    "--load-format": "engine.load_format",
-    "--tls-ca": "tls.ca",
-    "--tls-cert": "tls.cert",
-    "--tls-key": "tls.key",
-    "--tls-server-name": "tls.server_name",
-}
-"""Flags of `headrace prefill` and `headrace decode`: flag -> the field that it sets."""
-
 
 @dataclass(frozen=True)
-class NodeConfig:
-    """Settings of one node; each role adds its own.
+class RuntimeConfig:
+    """Settings of one node; each role adds its own, and `NodeConfig` has all of them.
 
     name                 unique in the cluster; a restarted node takes its name over
     model_path           folder with config.json, safetensors and tokenizer
@@ -42,8 +25,7 @@ class NodeConfig:
                          none
     host                 address at which the router and other nodes reach this one (gRPC and transfer)
     port                 port of the gRPC service; 0 takes a free one
-    staging_buffers      messages of transfers that may be in flight at once; a prefill node's fetches from decode nodes
-                         have 2 buffers of their own on both sides
+    staging_buffers      messages of transfers that may be in flight at once in each direction, from and to this node
     max_message_bytes    largest message into which attention blocks are packed; if left out, 4 MiB on a host and 32 MiB
                          on a GPU, where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
     state_wire_dtype     dtype in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
@@ -80,7 +62,7 @@ class NodeConfig:
         refuse(self._faults())
 
     def _faults(self) -> list[str]:
-        """Settings out of range; a role's config adds its own."""
+        """Settings out of range; each role's config adds its own."""
         return [
             *not_empty(self, "name", remedy="give each node its own, such as p0"),
             *ports(self, "port"),

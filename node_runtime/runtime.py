@@ -1,4 +1,4 @@
-"""The running parts of a node that its role works with: engine, transport, staging, config."""
+"""The running parts of a node that its roles work with: engine, transport, staging, config."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ from headrace.engine.engine import Engine
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import CacheMemory
 from headrace.wire.tls import Identity
-from node_runtime.config import NodeConfig
+from node_runtime.config import RuntimeConfig
 from node_runtime.packing import Packing, packing_of
 from node_runtime.router_calls import RouterCalls
 from transfer.backend import Transport
 from transfer.protocol.errors import LayoutMismatch
-from transfer.staging import Staging, StagingConfig
+from transfer.staging import Staging
 
 
 @dataclass(frozen=True)
 class NodeRuntime:
-    """A started node without its role.
+    """A started node without its roles.
 
-    staging   buffers for the transfers of requests. Fetches, which go from decode to prefill nodes, use `new_staging`:
-              one pool that both a sender and a receiver take buffers from can deadlock
+    outgoing  buffers of the transfers from this node, whichever role sends
+    incoming  buffers of the transfers to this node. A pool for each direction: a buffer here comes back when this node
+              has landed it, whatever other nodes do, and one of `outgoing` when its receiver has found one there. In
+              one pool for both, nodes that send to each other could wait for each other in a circle
     identity  this node's TLS certificate; None: plain text
     watchers  called when the status has news that routers should get before the next heartbeat is due
     calls     calls in progress, by router
     tasks     clean-up work in progress
     """
 
-    config: NodeConfig
+    config: RuntimeConfig
     built: BuiltEngine
     loop: EngineLoop
     transport: Transport
-    staging: Staging
+    outgoing: Staging
+    incoming: Staging
     identity: Identity | None = None
     watchers: list[Callable[[], None]] = field(default_factory=list)
     calls: RouterCalls = field(default_factory=RouterCalls)
@@ -66,7 +69,7 @@ class NodeRuntime:
     @cached_property
     def packing(self) -> Packing:
         """Copies between cache memory and staging buffers."""
-        return packing_of(self.memory, self.loop, self.staging.memory)
+        return packing_of(self.memory, self.loop, self.outgoing.memory)
 
     def status_changed(self) -> None:
         """Has the watchers called."""
@@ -78,11 +81,6 @@ class NodeRuntime:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
-
-    def new_staging(self, num_buffers: int) -> Staging:
-        """Another pool of buffers as large as those of `staging`."""
-        config = StagingConfig(num_buffers, self.staging.buffer_bytes)
-        return Staging(config, self.staging.memory, self.staging.waits)
 
     def require_layout(self, peers: CacheLayout) -> None:
         """Raises LayoutMismatch unless this node can exchange blocks and states with a peer of this layout."""

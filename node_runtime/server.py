@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from headrace.wire.messages import NodeInfo, NodeStatus, Role
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import load_identity
 from node_runtime.cache_feed import CacheFeed
-from node_runtime.config import NodeConfig
+from node_runtime.config import RuntimeConfig
 from node_runtime.link_monitor import LinkMonitor
 from node_runtime.packing import staging_memory
 from node_runtime.registration import Registrations
@@ -41,7 +41,8 @@ WARM_UP_TIMEOUT_S = 60.0  # for a staging buffer that nobody else can hold yet
 
 
 class RoleService(Protocol):
-    """A role that serves requests: its counters and orphans, and how to close what it opened."""
+    """A role that serves requests: its counters (no two roles have one of the same name), its orphans, and how to close
+    what it opened."""
 
     def counters(self) -> dict[str, float]: ...
     def orphans(self) -> tuple[str, ...]: ...
@@ -49,23 +50,22 @@ class RoleService(Protocol):
 
 
 class NodeServer:
-    """Starts and stops a node of one role.
+    """Starts and stops a node.
 
-    service  the name of the role's gRPC service
-    serve    adds that service to a gRPC server and returns the role
+    role      the one with which it starts, for routers to know; it serves every role all the time
+    services  by the name of each role's gRPC service: adds that to a gRPC server and returns the role
     """
 
     def __init__(
         self,
-        config: NodeConfig,
+        config: RuntimeConfig,
         role: Role,
-        service: str,
-        serve: Callable[[NodeRuntime, Any], RoleService],
+        services: Mapping[str, Callable[[NodeRuntime, Any], RoleService]],
     ) -> None:
         self.config = config
         self._role = role
-        self._service = service
-        self._serve = serve
+        self._services = services
+        self._roles: list[RoleService] = []
         self._incarnation = secrets.randbits(63) | 1
         self._closed = asyncio.Event()
         self._crash: BaseException | None = None
@@ -92,12 +92,14 @@ class NodeServer:
             transport: Transport = open_transport(ucx)
             undo.push_async_callback(transport.close)
             buffer_bytes = max(self.config.message_bytes, built.layout.max_state_bytes)
-            staging = Staging(StagingConfig(self.config.staging_buffers, buffer_bytes), memory)
-            self._link_monitor = LinkMonitor(self.config.name, transport, staging.memory, self._device)
+            staging = StagingConfig(self.config.staging_buffers, buffer_bytes)
+            outgoing = Staging(staging, memory)
+            incoming = Staging(staging, outgoing.memory, outgoing.waits)
+            self._link_monitor = LinkMonitor(self.config.name, transport, outgoing.memory, self._device)
             undo.push_async_callback(self._link_monitor.close)
             self._cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
-            self.runtime = NodeRuntime(self.config, built, self._engine, transport, staging, identity)
-            await self.runtime.packing.warm_up(staging, clock() + WARM_UP_TIMEOUT_S)
+            self.runtime = NodeRuntime(self.config, built, self._engine, transport, outgoing, incoming, identity)
+            await self.runtime.packing.warm_up(outgoing, clock() + WARM_UP_TIMEOUT_S)
             self._engine.post(lambda: use_device(self.config.engine.device))
             self._engine.start()
             undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
@@ -105,7 +107,7 @@ class NodeServer:
             self._watchdog.start()
             undo.callback(self._watchdog.stop)
             self._server = ControlServer(
-                [self._service, "Node"],
+                [*self._services, "Node"],
                 self._add_services,
                 identity,
                 silence_s=self.config.control_silence_s,
@@ -134,14 +136,14 @@ class NodeServer:
         except TimeoutError:
             if self._status is None:
                 raise
-        transfers = transfer_counters(self.runtime.transport.stats, self.runtime.staging.waits)
-        counters = {**self._status.counters, **transfers, **self._role_service.counters()}
+        transfers = transfer_counters(self.runtime.transport.stats, self.runtime.outgoing.waits)
+        of_roles = {name: count for role in self._roles for name, count in role.counters().items()}
         return replace(
             self._status,
-            counters=counters,
+            counters={**self._status.counters, **transfers, **of_roles},
             links=self._link_monitor.report(),
             calls=self.runtime.calls.counts(),
-            orphans=self._role_service.orphans(),
+            orphans=tuple(request_id for role in self._roles for request_id in role.orphans()),
             stalled_s=self._watchdog.stalled_s,
         )
 
@@ -161,7 +163,8 @@ class NodeServer:
             await self._server.stop(self.config.shutdown_grace_s)
             if self.runtime.tasks:
                 await asyncio.wait(self.runtime.tasks, timeout=self.config.shutdown_grace_s)
-            await self._role_service.close()
+            for role in self._roles:
+                await role.close()
             await self._link_monitor.close()
             await self.runtime.transport.close()
             if self._crash is None:
@@ -181,7 +184,7 @@ class NodeServer:
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def _add_services(self, server: Any) -> None:
-        self._role_service = self._serve(self.runtime, server)
+        self._roles = [serve(self.runtime, server) for serve in self._services.values()]
         add_node_service(server, lambda: self.info, self.status, self._cache_feed.updates)
 
     def _describe(self, address: str, *, start_s: float) -> NodeInfo:
@@ -201,6 +204,7 @@ class NodeServer:
             max_message_bytes=self.config.message_bytes,
             transfer_version=VERSION,
             start_s=start_s,
+            max_step_tokens=self.config.engine.max_step_tokens,
         )
 
     @property

@@ -30,14 +30,15 @@ _GROUPED = {
 def node_status(built: BuiltEngine) -> NodeStatus:
     """Returns the engine's part of the status. Call in the engine's thread only."""
     engine = built.engine
-    stats = engine.cache.stats()
+    stats, load = engine.cache.stats(), engine.load
     return NodeStatus(
         running=engine.num_running,
         waiting=engine.num_waiting,
         blocks=_pool(stats.blocks, stats.num_indexed_blocks),
         slots=_pool(stats.slots, stats.num_checkpoints),
-        waiting_tokens=engine.waiting_tokens,
         prefill_tokens_per_s=engine.prefill_rate.tokens_per_s,
+        costs=engine.cost_fit.costs,
+        **asdict(load),
         counters={
             **cache_counters(stats.totals),
             "computed_tokens": engine.computed_tokens,

@@ -1,16 +1,16 @@
-"""Settings of a prefill node."""
+"""Settings of the prefill role."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from headrace.config import at_least, positive, refuse
-from node_runtime.config import NodeConfig
+from node_runtime.config import RuntimeConfig
 
 
 @dataclass(frozen=True)
 class FetchConfig:
-    """When a prefill node fetches cached parts of a prompt (answers of earlier turns) from a decode node.
+    """When a node that computes a prompt fetches cached parts of it (answers of earlier turns) from another node.
 
     enabled         false: the node computes everything that its own cache lacks
     min_tokens      a fetch must save at least this many tokens
@@ -32,10 +32,10 @@ class FetchConfig:
 
 
 @dataclass(frozen=True)
-class PrefillNodeConfig(NodeConfig):
-    """Settings of a prefill node: those of `NodeConfig`, and its own.
+class PrefillConfig(RuntimeConfig):
+    """Settings of a node as it prefills: those of `RuntimeConfig`, and these.
 
-    fetch_from_decode  when it fetches cached parts of a prompt from decode nodes
+    fetch_from_decode  when it fetches cached parts of a prompt from other nodes
     """
 
     fetch_from_decode: FetchConfig = field(default_factory=FetchConfig)

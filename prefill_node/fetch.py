@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
 
 from headrace.cache.conversion import BlockConversion
 from headrace.cache.types import PrefixKey
@@ -37,7 +36,6 @@ from transfer.protocol.errors import LayoutMismatch, TransferFailed
 from transfer.protocol.events import Cause
 from transfer.protocol.stats import TransferStats
 from transfer.receiver import IncomingTransfer, TransferReceiver
-from transfer.transfer import PIPELINE_DEPTH
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +65,7 @@ class Fetches:
     ) -> None:
         self.costs = MeasuredCosts()
         self._runtime = runtime
+        self._receiver = TransferReceiver(runtime.transport, runtime.incoming)
         self._config = config
         self._clock = asyncio.get_running_loop().time
         self._channels = FetchChannels(connect, self._clock, runtime.spawn, config.timeout_s)
@@ -162,11 +161,6 @@ class Fetches:
 
     async def close(self) -> None:
         await self._channels.close()
-
-    @cached_property
-    def _receiver(self) -> TransferReceiver:
-        """Made for the first fetch: its staging buffers take memory."""
-        return TransferReceiver(self._runtime.transport, self._runtime.new_staging(PIPELINE_DEPTH))
 
 
 def _fetch_source_key(sequence: Sequence, fetch_source: FetchSource) -> PrefixKey:

@@ -25,7 +25,7 @@ from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release,
 from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import LEASE_MARGIN_S, NoCapacity, plan_of
-from prefill_node.config import PrefillNodeConfig
+from prefill_node.config import PrefillConfig
 from prefill_node.fetch import Fetches, FetchFailed
 from prefill_node.fetch_policy import FetchPolicy
 from prefill_node.lifecycle import (
@@ -56,10 +56,10 @@ class PrefillRole:
     """Serves any number of prefills at a time. `connect` opens a channel to a decode node."""
 
     def __init__(
-        self, runtime: NodeRuntime, config: PrefillNodeConfig, connect: Callable[[FetchSource], FetchClient]
+        self, runtime: NodeRuntime, config: PrefillConfig, connect: Callable[[FetchSource], FetchClient]
     ) -> None:
         self._runtime = runtime
-        self._sender = TransferSender(runtime.transport, runtime.staging)
+        self._sender = TransferSender(runtime.transport, runtime.outgoing)
         self._fetches = Fetches(runtime, config.fetch_from_decode, connect)
 
     def counters(self) -> dict[str, float]:

@@ -12,12 +12,11 @@ from headrace.wire import codecs
 from headrace.wire.client import GrpcFetchClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import FetchSource, PrefillRequest, Role
+from headrace.wire.messages import FetchSource, PrefillRequest
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
-from node_runtime.server import NodeServer
 from node_runtime.service import errors_as_status, read, router_of, timeout_s
-from prefill_node.config import PrefillNodeConfig
+from prefill_node.config import PrefillConfig
 from prefill_node.role import PrefillRole
 
 
@@ -36,15 +35,12 @@ class PrefillService(rpc.PrefillServicer):
                     yield codecs.encode_one_of(reply, pb.PrefillEvent())
 
 
-def prefill_node(config: PrefillNodeConfig) -> NodeServer:
-    """Returns a prefill node that has not been started."""
+def serve_prefill(config: PrefillConfig, runtime: NodeRuntime, server: grpc.aio.Server) -> PrefillRole:
+    """Adds the service to a node's gRPC server; returns the role."""
 
-    def serve(runtime: NodeRuntime, server: grpc.aio.Server) -> PrefillRole:
-        def connect(fetch_source: FetchSource) -> GrpcFetchClient:
-            return GrpcFetchClient(fetch_source, runtime.identity, silence_s=config.control_silence_s)
+    def connect(fetch_source: FetchSource) -> GrpcFetchClient:
+        return GrpcFetchClient(fetch_source, runtime.identity, silence_s=config.control_silence_s)
 
-        role = PrefillRole(runtime, config, connect)
-        rpc.add_PrefillServicer_to_server(PrefillService(role, runtime.calls), server)
-        return role
-
-    return NodeServer(config, Role.PREFILL, "Prefill", serve)
+    role = PrefillRole(runtime, config, connect)
+    rpc.add_PrefillServicer_to_server(PrefillService(role, runtime.calls), server)
+    return role

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -116,6 +117,7 @@ class ClusterCollector(Collector):
         nodes = self._nodes()
         yield self._open_requests()
         yield from _node_gauges(nodes)
+        yield from _load_gauges(nodes)
         yield from _link_gauges(nodes)
         yield from _node_counters(nodes)
         yield _overlap(nodes)
@@ -163,6 +165,21 @@ def _node_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
         indexed.add_metric([*labels, "state"], status.slots.indexed)
         tombstones.add_metric(labels, status.blocks.indexed - status.slots.indexed)
     yield from (up, stalled, requests, calls, pools, indexed, tombstones)
+
+
+def _load_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:
+    decoding = _gauge("node_decoding", "Sequences of a node that generate, or whose state arrives for that")
+    context = _gauge("node_context_tokens", "Tokens of the contexts of sequences that generate")
+    waiting = _gauge("node_waiting_tokens", "Tokens of prompts that a node has yet to compute")
+    costs = _gauge("node_step_cost_seconds", "Seconds of a node's steps by their contents, as it measures them", "part")
+    for node in nodes:
+        labels, status = _labels_of(node), node.status
+        decoding.add_metric(labels, status.num_decoding)
+        context.add_metric(labels, status.context_tokens)
+        waiting.add_metric(labels, status.waiting_tokens)
+        for name, seconds in asdict(status.costs).items():
+            costs.add_metric([*labels, name.removesuffix("_s")], seconds)
+    yield from (decoding, context, waiting, costs)
 
 
 def _link_gauges(nodes: Sequence[NodeEntry]) -> Iterator[GaugeMetricFamily]:

@@ -71,7 +71,6 @@ class RouterServer:
             config.heartbeat_s,
             clock,
             connect_to or connect,
-            fetch_from_decode=config.fetch_from_decode,
             stalled_after_s=config.stalled_after_s,
             node_return_timeout_s=config.node_return_timeout_s,
         )

@@ -96,6 +96,13 @@ def _node(node: NodeEntry) -> dict[str, Any]:
         "waiting": status.waiting,
         "calls": dict(status.calls),
         "orphans": len(status.orphans),
+        "load": {
+            "num_decoding": status.num_decoding,
+            "context_tokens": status.context_tokens,
+            "waiting_tokens": status.waiting_tokens,
+            "waiting_lengths": list(status.waiting_lengths),
+        },
+        "costs": asdict(status.costs),
         "blocks": asdict(status.blocks),
         "slots": asdict(status.slots),
         "counters": dict(status.counters),

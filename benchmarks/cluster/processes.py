@@ -33,7 +33,7 @@ LOOK_TIMEOUT_S = 2.0
 POLL_S = 0.02
 
 NodeSettings = Mapping[str, tuple[str, Mapping[str, Any]]]
-"""Each node's name: its role (`prefill` or `decode`) and the settings of `node` in a cluster file."""
+"""Each node's name: its role (`prefill`, `decode` or `both`) and the settings of `node` in a cluster file."""
 
 
 def prefill_and_decode(engine: Mapping[str, Any], prefill: Mapping[str, Any] | None = None) -> NodeSettings:
@@ -87,7 +87,7 @@ class Processes:
             self._start("router", "router", router)
             for name, (role, settings) in self._nodes.items():
                 derived = {"name": name, "model_path": self._model, "router_addresses": [f"127.0.0.1:{control_port}"]}
-                self._start(name, f"{role}_node", {**settings, **derived})
+                self._start(name, "node", {**settings, **derived, "role": role})
         except BaseException:
             self._end()
             raise

@@ -39,6 +39,10 @@ class HitPolicy(Protocol):
         """Tokens whose attention blocks are shared instead of computed or received."""
         ...
 
+    def computed_tokens(self, hit: PrefixHit, num_tokens: int) -> int:
+        """Tokens of a prompt of `num_tokens` that are computed here."""
+        ...
+
     def resume_tokens(self, hit: PrefixHit) -> int | None:
         """Position of the checkpoint that the request reads first; None: it reads none."""
         ...
@@ -64,6 +68,9 @@ class ResumeLocally:
     def reusable_tokens(self, hit: PrefixHit) -> int:
         return hit.resumable_tokens
 
+    def computed_tokens(self, hit: PrefixHit, num_tokens: int) -> int:
+        return num_tokens - hit.resumable_tokens
+
     def resume_tokens(self, hit: PrefixHit) -> int | None:
         return hit.resumable_tokens or None
 
@@ -88,6 +95,9 @@ class ReceiveState:
 
     def reusable_tokens(self, hit: PrefixHit) -> int:
         return hit.attention_tokens
+
+    def computed_tokens(self, hit: PrefixHit, num_tokens: int) -> int:
+        return 0
 
     def resume_tokens(self, hit: PrefixHit) -> int | None:
         return None
@@ -115,6 +125,9 @@ class FetchState:
 
     def reusable_tokens(self, hit: PrefixHit) -> int:
         return min(hit.attention_tokens, self.num_tokens)
+
+    def computed_tokens(self, hit: PrefixHit, num_tokens: int) -> int:
+        return num_tokens - self.num_tokens
 
     def resume_tokens(self, hit: PrefixHit) -> int | None:
         return None

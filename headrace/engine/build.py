@@ -15,6 +15,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig, PoolSizes
+from headrace.engine.cost_fit import prior_costs
 from headrace.engine.engine import Engine
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import LatestArrival, Scheduler
@@ -86,6 +87,7 @@ def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], 
         vocab_size=model.config.vocab_size,
         max_model_tokens=max_model_tokens,
         num_blocks=sizes.num_blocks,
+        prior_costs=prior_costs(attention_parity_position(model.config)),
         overlap=config.overlaps,
         clock=clock,
     )

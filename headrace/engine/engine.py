@@ -19,9 +19,10 @@ import torch
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.client_work import ClientWork
+from headrace.engine.cost_fit import CostFit
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
+from headrace.engine.load import shape_of
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.prefill_rate import RateMark
 from headrace.engine.requests import EngineRequests
@@ -31,6 +32,7 @@ from headrace.engine.sequence import Computed, Failed, Sampled, Scored, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.request import FinishReason
+from headrace.step_costs import StepCosts, StepShape
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class InFlight:
 
     draw_index    the sequences that get a token, and its index among the launch's draws
     scored        the chunks whose rows are scored, in the order of the launch's scores
+    shape         its contents, by which its time is judged
+    began_s       when it was launched
     rate_mark     of the step in `Engine.prefill_rate`
     """
 
@@ -50,6 +54,8 @@ class InFlight:
     draw_index: dict[Sequence, int]
     scored: list[ScheduledChunk[Sequence]]
     launched: Launched
+    shape: StepShape
+    began_s: float
     rate_mark: RateMark
 
 
@@ -75,6 +81,7 @@ class Engine(EngineRequests):
         vocab_size: int,
         max_model_tokens: int,
         num_blocks: int,
+        prior_costs: StepCosts,
         overlap: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -90,10 +97,11 @@ class Engine(EngineRequests):
         )
         self._runner = runner
         self._scheduler = scheduler
-        self._client_work = ClientWork()
         self._overlap = overlap
         self._in_flight: InFlight | None = None
         self._in_step: list[ScheduledChunk[Sequence]] = []
+        self._known_done_s = 0.0  # when the last step was known to be done
+        self.cost_fit = CostFit(prior_costs)
         self.shortages = 0  # steps given up because the device had too little memory
         self.computed_tokens = 0
         self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
@@ -138,18 +146,12 @@ class Engine(EngineRequests):
 
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
-        now_s = self._clock()
-        for sequence in self._running:
-            sequence.client_work = self._client_work.of(sequence.request.client, now_s)
         while True:
             chunks = self._scheduler.schedule(s for s in self._running if self._takes_part(s))
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if not self._settle():
                 self._preempt(self._settled_paused() or self._victims.victim(self._running))
-        for chunk in chunks:
-            cost = self._scheduler.token_cost.of(chunk.span)
-            self._client_work.add(chunk.sequence.request.client, cost, now_s)
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
         return chunks
@@ -195,7 +197,8 @@ class Engine(EngineRequests):
         began_s = self._clock()
         launched = self._runner.launch([self._sequence_input(chunk) for chunk in chunks], draws, rows)
         draw_index = {sequence: index for index, sequence in enumerate(drawing)}
-        return InFlight(chunks, draw_index, scored, launched, self._rate_mark(chunks, began_s))
+        rate_mark = self._rate_mark(chunks, began_s)
+        return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s, rate_mark)
 
     def _draw(self, sequence: Sequence) -> Draw:
         request, counts_row = sequence.request, None
@@ -206,7 +209,7 @@ class Engine(EngineRequests):
 
     def _rate_mark(self, chunks: list[ScheduledChunk[Sequence]], began_s: float) -> RateMark:
         num_tokens = sum(c.span.end - c.span.start for c in chunks if c.sequence.is_prefilling)
-        leaves_some = bool(num_tokens) and self.waiting_tokens > num_tokens
+        leaves_some = bool(num_tokens) and self.load.waiting_tokens > num_tokens
         return self.prefill_rate.launched(num_tokens, leaves_some=leaves_some, began_s=began_s)
 
     def _sequence_input(self, chunk: ScheduledChunk[Sequence]) -> SequenceInput:
@@ -296,7 +299,7 @@ class Engine(EngineRequests):
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
         running = set(self._running)
         tokens = step.launched.drawn.tokens()
-        self.prefill_rate.done(step.rate_mark, self._clock())
+        self._note_time(step)
         for chunk, scores in zip(step.scored, step.launched.scores, strict=True):
             if chunk.sequence in running:
                 self._take_scores(chunk, scores)
@@ -311,6 +314,14 @@ class Engine(EngineRequests):
                 self._end(sequence, finish)
             elif sequence.num_sampled >= sequence.job.max_new:
                 self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
+
+    def _note_time(self, step: InFlight) -> None:
+        """Notes that a step is done. It took the time since the step before it was, because steps overlap."""
+        now_s = self._clock()
+        self.prefill_rate.done(step.rate_mark, now_s)
+        if not step.scored:  # scoring costs far more than the step's shape says
+            self.cost_fit.observe(step.shape, now_s - max(step.began_s, self._known_done_s))
+        self._known_done_s = now_s
 
     def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
         sequence = chunk.sequence

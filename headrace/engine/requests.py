@@ -20,6 +20,7 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
+from headrace.engine.load import EngineLoad
 from headrace.engine.prefill_rate import PrefillRate
 from headrace.engine.scheduler import VictimPolicy
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Job, Sequence
@@ -125,18 +126,24 @@ class EngineRequests:
         """Queues a job for admission, or refuses it; from here on `release` gives back what it holds."""
         request = sequence.request
         sequence.arrival = (self._clock() - request.age_s, next(self._arrivals))
-        hit = self.cache.match(sequence.keys, max_tokens=sequence.prompt_length - 1)
-        sequence.num_expected = sequence.prompt_length - (0 if sequence.to_score else hit.resumable_tokens)
+        sequence.num_expected = self._num_expected(sequence)
         refusal = self._line_refusal(sequence)
         if refusal is not None:
             sequence.job.on_event(AdmissionTimedOut(refusal))
             return
         self._waiting.join(sequence)
 
+    def _num_expected(self, sequence: Sequence) -> int:
+        """Tokens that it will compute before it decodes, by what is cached now."""
+        if sequence.to_score:
+            return sequence.prefill_length
+        hit = self.cache.match(sequence.keys, max_tokens=sequence.prefill_length - 1)
+        return sequence.hit_policy(hit).computed_tokens(hit, sequence.prefill_length)
+
     @property
-    def waiting_tokens(self) -> int:
-        """Tokens of prompts that are to be computed here: of those that wait, and the rest of the running ones."""
-        return sum(map(_left, self._running)) + sum(s.num_expected for s in self._waiting)
+    def load(self) -> EngineLoad:
+        """The work that is here now, as heartbeats report it."""
+        return EngineLoad.of(self._running, self._receiving, self._waiting)
 
     def _line_refusal(self, sequence: Sequence) -> str | None:
         """Why the sequence had better not wait here: the prompts before it take longer than it has."""
@@ -258,7 +265,7 @@ class EngineRequests:
         self.cache.release(sequence.claim)
         sequence.claim = None
         sequence.prefill_locally()
-        self._waiting.put_back(sequence)
+        self._wait_again(sequence)
 
     # ------------------------------------------------------------ pauses
 
@@ -320,8 +327,12 @@ class EngineRequests:
         self.cache.release(sequence.held)
         sequence.claim = None
         sequence.start_over()
-        self._waiting.put_back(sequence)
+        self._wait_again(sequence)
         self.preemptions += 1
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        sequence.num_expected = self._num_expected(sequence)
+        self._waiting.put_back(sequence)
 
 
 def _left(sequence: Sequence) -> int:

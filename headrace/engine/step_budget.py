@@ -62,6 +62,5 @@ class StepBudget:
         left = max(0.0, self.cost - self.token_cost.of(span))
         return replace(self, num_tokens=self.num_tokens - (span.end - span.start), cost=left)
 
-    def part(self, share: float) -> StepBudget:
-        """Budget of such a share of it, in whole tokens."""
-        return replace(self, num_tokens=int(self.num_tokens * share), cost=self.cost * share)
+    def half(self) -> StepBudget:
+        return replace(self, num_tokens=self.num_tokens // 2, cost=self.cost / 2)

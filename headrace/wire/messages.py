@@ -12,6 +12,7 @@ from enum import Enum
 
 from headrace.cache.layout import CacheLayout
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
+from headrace.step_costs import StepCosts
 
 # ---------------------------------------------------------------- transfer
 
@@ -221,17 +222,22 @@ class FetchReply:
 
 
 class Role(Enum):
-    """The kind of work for which the router uses a node."""
+    """The work for which the router prefers a node; every node can do all of it."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
+
+    def includes(self, work: Role) -> bool:
+        """True if a node of this role does this work."""
+        return self in (work, Role.BOTH)
 
 
 @dataclass(frozen=True)
 class NodeInfo:
     """A node's registration.
 
+    role               the one with which it starts
     incarnation        random at start: a restarted node has the same name and another incarnation
     address            host:port of its gRPC service
     transfer_address   where peers connect to send to it
@@ -239,6 +245,7 @@ class NodeInfo:
     max_message_bytes  equal on nodes that can transfer to each other: a message holds as many blocks as fit
     transfer_version   version of the protocol between nodes: the router refuses a mix
     start_s            how long its start took, mostly to load the model
+    max_step_tokens    the most tokens in one of its steps
     """
 
     name: str
@@ -255,6 +262,7 @@ class NodeInfo:
     max_message_bytes: int
     transfer_version: int
     start_s: float = 0.0
+    max_step_tokens: int = 1024
 
 
 @dataclass(frozen=True)
@@ -317,6 +325,11 @@ class NodeStatus:
     orphans               ids of running requests whose router was lost, for the router that is asked for one of them
     calls                 open calls of each router, by its name; a request has one on its prefill and its decode node
     prefill_tokens_per_s  measured while prompts were computed; 0: not measured yet
+    costs                 what its steps take, by its own measurement
+    num_decoding          sequences that generate, or whose state arrives for that
+    context_tokens        tokens of their contexts
+    waiting_depths        the positions of the waiting tokens, summed; see `StepShape`
+    waiting_lengths       the waiting tokens by how many their prompt has left: at k those of 2**k up to 2**(k + 1) - 1
     """
 
     running: int
@@ -330,6 +343,11 @@ class NodeStatus:
     prefill_tokens_per_s: float = 0.0
     calls: Mapping[str, int] = field(default_factory=dict)
     orphans: tuple[str, ...] = ()
+    costs: StepCosts = field(default_factory=StepCosts)
+    num_decoding: int = 0
+    context_tokens: int = 0
+    waiting_depths: int = 0
+    waiting_lengths: tuple[int, ...] = ()
 
 
 def transfer_refusal(device: str, peer_device: str) -> str | None:

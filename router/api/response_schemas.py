@@ -299,7 +299,7 @@ class NodeRow(_Response):
     """One node, as of its last heartbeat."""
 
     name: str
-    role: Literal["prefill", "decode"]
+    role: Literal["prefill", "decode", "both"]
     incarnation: str
     """Differs for each start of the node."""
     address: str
@@ -355,7 +355,7 @@ class HitRow(_Response):
     """Prefix-cache hits of one cache group of a node."""
 
     node: str
-    role: Literal["prefill", "decode"]
+    role: Literal["prefill", "decode", "both"]
     group: Literal["attention", "state"]
     hit_tokens: int
     looked_up_tokens: int

@@ -1,4 +1,4 @@
-"""The choice of a decode node to fetch from. Pure, except that long prompts are hashed in a thread."""
+"""The choice of a node to fetch from. Pure, except that long prompts are hashed in a thread."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class PromptKeys:
 
 
 def choose_fetch_source(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> FetchSource | None:
-    """The decode node with the prompt's deepest checkpoint; None if the prefill node has one as deep.
+    """The node with the prompt's deepest checkpoint; None if the prefill node has one as deep.
 
-    held   hits of the decode nodes
+    held   hits of the other nodes
     own    the prefill node's hit; None: not known
     """
     info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))

@@ -34,8 +34,8 @@ class LostNodes:
         """Forgets a node that is back, or has left."""
         self._lost.pop(name, None)
 
-    def awaited(self, role: Role, now_s: float) -> list[LostNode]:
-        """Nodes of this role that may still come back, the next one first."""
+    def awaited(self, work: Role, now_s: float) -> list[LostNode]:
+        """Nodes for this work that may still come back, the next one first."""
         self._lost = {name: node for name, node in self._lost.items() if now_s - node.at_s < self.return_timeout_s}
-        found = [node for node in self._lost.values() if node.info.role is role]
+        found = [node for node in self._lost.values() if node.info.role.includes(work)]
         return sorted(found, key=lambda node: node.expected_at_s)

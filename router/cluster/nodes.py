@@ -87,13 +87,11 @@ class NodeTable:
         clock: Callable[[], float],
         connect: Callable[[NodeInfo], NodeClient],
         *,
-        fetch_from_decode: bool = True,
         stalled_after_s: float = 15.0,
         node_return_timeout_s: float = 120.0,
     ) -> None:
         self._stalled_after_s = stalled_after_s
         self._lost = LostNodes(node_return_timeout_s)
-        self._fetch_from_decode = fetch_from_decode
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._first_expected_by_s = self._new_expiry_s()
@@ -140,18 +138,15 @@ class NodeTable:
         self._notify()
         return True
 
-    def receivers_of(self, role: Role) -> list[Peer]:
-        """Peers that a node of this role may have to send to: decode nodes for a prefill node, and prefill nodes for a
-        decode node if prefill nodes fetch from it."""
-        if role is Role.DECODE and not self._fetch_from_decode:
-            return []
-        others = (node.info for node in self.all() if node.info.role is not role)
+    def receivers_of(self, sender: str) -> list[Peer]:
+        """Peers that the node of this name may have to send to: all others, because roles change at any time."""
+        others = (node.info for node in self.all() if node.info.name != sender)
         return [Peer(info.name, info.incarnation, info.transfer_address, info.device) for info in others]
 
-    def senders_to(self, receiver: NodeInfo) -> list[NodeEntry]:
-        """Live nodes of the other role that can transfer to this one, by name."""
-        role = Role.PREFILL if receiver.role is Role.DECODE else Role.DECODE
-        return [node for node in self.live(role) if transfer_refusal(node.info.device, receiver.device) is None]
+    def senders_to(self, receiver: NodeInfo, work: Role | None = None) -> list[NodeEntry]:
+        """Live nodes for this work that can transfer to this one, by name; None: for any work."""
+        others = (node for node in self.live(work) if node.info.name != receiver.name)
+        return [node for node in others if transfer_refusal(node.info.device, receiver.device) is None]
 
     def leave(self, name: str, incarnation: int) -> None:
         """Removes a node, which nobody waits for; calls in progress on it may finish."""
@@ -188,23 +183,22 @@ class NodeTable:
             log.warning("node %s missed its heartbeats and does not answer: taken for dead: %s", node.info.name, cause)
             self._lose(node)
 
-    def live(self, role: Role) -> list[NodeEntry]:
-        """Nodes of a role that may be given work, by name: those that are neither suspect nor stalled."""
-        nodes = self._nodes.values()
-        found = [node for node in nodes if node.info.role is role and not node.suspect and not node.stalled]
-        return sorted(found, key=lambda node: node.info.name)
+    def live(self, work: Role | None = None) -> list[NodeEntry]:
+        """Nodes that may be given this work, by name: those that are neither suspect nor stalled. None: any work."""
+        found = (node for node in self.all() if work is None or node.info.role.includes(work))
+        return [node for node in found if not node.suspect and not node.stalled]
 
-    def awaited(self, role: Role) -> list[LostNode]:
-        """Nodes of a role that may come back, the next one first: lost ones, and those present that get no work."""
+    def awaited(self, work: Role) -> list[LostNode]:
+        """Nodes for this work that may come back, the next one first: lost ones, and those present that get none."""
         now_s = self._clock()
-        nodes = (node for node in self.all() if node.info.role is role and (node.suspect or node.stalled))
-        return [LostNode(node.info, now_s) for node in nodes] + self._lost.awaited(role, now_s)
+        nodes = (node for node in self.all() if node.info.role.includes(work) and (node.suspect or node.stalled))
+        return [LostNode(node.info, now_s) for node in nodes] + self._lost.awaited(work, now_s)
 
-    def may_come(self, role: Role) -> bool:
-        """True while a node of this role is awaited, and until the first registers: those that serve register with a
+    def may_come(self, work: Role) -> bool:
+        """True while a node for this work is awaited, and until the first registers: those that serve register with a
         restarted router within a heartbeat."""
-        is_first = role not in self._roles_seen and self._clock() < self._first_expected_by_s
-        return is_first or bool(self.awaited(role))
+        is_first = not any(role.includes(work) for role in self._roles_seen)
+        return (is_first and self._clock() < self._first_expected_by_s) or bool(self.awaited(work))
 
     def all(self) -> list[NodeEntry]:
         """Every registered node, suspects included, by name."""

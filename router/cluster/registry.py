@@ -39,7 +39,7 @@ class RegistryService(rpc.RegistryServicer):
             log.warning("refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         reply = pb.RegisterReply()
-        codecs.encode(m.RegisterReply(self._heartbeat_s, tuple(self._nodes.receivers_of(info.role))), reply)
+        codecs.encode(m.RegisterReply(self._heartbeat_s, tuple(self._nodes.receivers_of(info.name))), reply)
         return reply
 
     async def Leave(

@@ -34,7 +34,7 @@ class NodeSearch:
     def candidates(self, role: Role, receiver: NodeEntry | None = None) -> list[NodeEntry]:
         """Live nodes of this role; with a receiver, those that can transfer to it."""
         nodes = self._context.nodes
-        return nodes.live(role) if receiver is None else nodes.senders_to(receiver.info)
+        return nodes.live(role) if receiver is None else nodes.senders_to(receiver.info, role)
 
     async def pick_decode_node(self) -> NodeEntry:
         """The node that has kept this request since its router was lost, or else the policy's choice.
@@ -106,7 +106,7 @@ class NodeSearch:
     # ------------------------------------------------------------ the prompt in the cluster's caches
 
     async def fetch_source(self, request: Request, prefill_node: NodeEntry) -> FetchSource | None:
-        """A live decode node that may hold more of the prompt than the prefill node does."""
+        """A live node that may hold more of the prompt than the prefill node does."""
         nodes, index = self._context.nodes, self._context.index
         keys = await self.prompt_keys(request)
         if keys is None:

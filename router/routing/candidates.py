@@ -16,16 +16,21 @@ class Load:
 
     num_decoding      sequences that generate
     context_tokens    tokens of their contexts
+    num_coming        sequences that will generate here once their prompts are computed, here or elsewhere
+    coming_tokens     tokens of their prompts
     waiting_tokens    tokens of prompts that are to be computed, those that are being computed included
     waiting_depths    the positions of these tokens, summed; see `StepShape`
     waiting_lengths   the waiting tokens by how many their prompt has left: at index k those of prompts with 2**k up to
                       2**(k + 1) - 1; a node lets short prompts go before long ones
-    free_tokens       tokens for which blocks are free or can be evicted
-    free_slots        states for which a slot is free or can be evicted
+    free_tokens       tokens for which blocks are free or can be evicted, less those of the sequences that come
+    free_slots        states for which a slot is free or can be evicted, less those of the sequences that come: negative
+                      while some wait for one
     """
 
     num_decoding: int = 0
     context_tokens: int = 0
+    num_coming: int = 0
+    coming_tokens: int = 0
     waiting_tokens: int = 0
     waiting_depths: int = 0
     waiting_lengths: tuple[int, ...] = ()

@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from decode_node.config import DecodeNodeConfig
 from headrace.wire.errors import NodeCrashed, NodeLost, RequestRefused
 from headrace.wire.messages import Reservation, Start
+from node.config import NodeConfig
 from tests.support.cluster.broken_node import POISON, BrokenNode
 from tests.support.cluster.cluster import SMALL, Cluster
 from tests.support.cluster.nodes import decode_alone, node_client, status_of
@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE_S
 
 
 def start(fault: str, model: Path, folder: Path, **changes: Any) -> Process:
-    config = DecodeNodeConfig("d0", str(model), engine=SMALL, **changes)
+    config = NodeConfig("d0", str(model), engine=SMALL, **changes)
     return Process.start("d0", BrokenNode(config, fault), folder)  # type: ignore[arg-type]
 
 

@@ -7,11 +7,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from decode_node.config import DecodeNodeConfig
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Start
+from node.config import NodeConfig
 from tests.support.cluster.cluster import SMALL, Process
 from tests.support.cluster.nodes import status_of
 from tests.support.engine.driving import GREEDY, request
@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE_S
 
 
 async def test_a_command_of_another_version_ends_the_request_at_once(tiny_checkpoint, tmp_path: Path) -> None:
-    config = DecodeNodeConfig("d0", str(tiny_checkpoint("granite")), engine=SMALL)
+    config = NodeConfig("d0", str(tiny_checkpoint("granite")), engine=SMALL)
     d0 = Process.start("d0", config, tmp_path)
     try:
         async with grpc.aio.insecure_channel(d0.ready["address"]) as channel:

@@ -126,7 +126,7 @@ def test_a_killed_supervisor_takes_everything_with_it(shell):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("moment", ["gcs_server", "raylet", "ray::RouterActor", "ray::PrefillActor"])
+@pytest.mark.parametrize("moment", ["gcs_server", "raylet", "ray::RouterActor", "ray::NodeActor"])
 def test_a_stop_while_starting_leaves_nothing(shell, number, moment):
     process = shell.start("up", "-c", shell.never_ready())
     until(lambda: any(moment in command for command in shell.processes().values()), START_S, f"{moment} has started")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from decode_node.config import DecodeNodeConfig
 from headrace.request import Request
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.messages import FetchSource, NodeStatus
-from prefill_node.config import FetchConfig, PrefillNodeConfig
+from node.config import NodeConfig
+from prefill_node.config import FetchConfig
 from tests.support.cluster.cluster import SMALL, Process, with_engine
 from tests.support.cluster.nodes import decode_alone, first_token, node_client, status_of, total
 from tests.support.engine.driving import GREEDY, request
@@ -66,10 +66,10 @@ async def pair(
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL}
     with ExitStack() as processes:
         p0 = Process.start(
-            "p0", PrefillNodeConfig(**{"name": "p0", "fetch_from_decode": ALWAYS} | common | (prefill or {})), folder
+            "p0", NodeConfig(**{"name": "p0", "fetch_from_decode": ALWAYS} | common | (prefill or {})), folder
         )
         processes.callback(p0.stop)
-        d0 = Process.start("d0", DecodeNodeConfig(**{"name": "d0"} | common | (decode or {})), folder)
+        d0 = Process.start("d0", NodeConfig(**{"name": "d0"} | common | (decode or {})), folder)
         processes.callback(d0.stop)
         async with node_client("p0", p0.ready["address"]) as to_p0, node_client("d0", d0.ready["address"]) as to_d0:
             yield Pair(p0, d0, to_p0, to_d0)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
+from headrace.step_costs import StepCosts
 from tests.support.cluster.cluster import Cluster, with_engine
 from tests.support.cluster.nodes import status_of
 from tests.support.patience import PATIENCE_S
@@ -40,3 +41,5 @@ def test_every_prompt_of_a_long_line_is_answered_and_computed_once(tiny_checkpoi
         status = asyncio.run(status_of(cluster.processes["p0"].ready["address"]))
         assert status.counters["computed_tokens"] == (num_prompts + 2) * PROMPT_TOKENS
         assert status.waiting_tokens == 0 and status.prefill_tokens_per_s > 0
+        reported = cluster.nodes()["p0"]["costs"]
+        assert reported["token_s"] != StepCosts().token_s, "heartbeats bring what it has measured"

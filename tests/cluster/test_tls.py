@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from decode_node.config import DecodeNodeConfig
 from headrace.wire.errors import NodeLost
 from headrace.wire.tls import Identity, load_identity
 from headrace.wire.tls_config import TlsConfig
+from node.config import NodeConfig
 from prefill_node.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.certificates import Authority
@@ -92,7 +92,7 @@ async def test_a_node_of_another_authority_or_without_tls_is_never_registered(
 ) -> None:
     """It goes on trying, and its log says what to look at."""
     for name, tls in (("d8", None), ("d9", foreign)):
-        config = DecodeNodeConfig(
+        config = NodeConfig(
             name, str(cluster.model), (cluster.processes["router"].ready["control_address"],), engine=SMALL, tls=tls
         )
         process = Process.start(name, config, tmp_path)

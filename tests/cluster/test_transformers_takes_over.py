@@ -15,8 +15,8 @@ from headrace.engine.build import build_engine
 from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.messages import PrefillRequest, Reservation
+from node.config import NodeConfig
 from node_runtime.sessions import plan_of
-from prefill_node.config import PrefillNodeConfig
 from tests.support.cluster.cluster import SMALL, Process
 from tests.support.engine.oracle import greedy, oracle, random_prompt
 from transfer.protocol.authentication import new_secret
@@ -121,7 +121,7 @@ async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
 ) -> None:
     path = tiny_checkpoint(family)
     layout = build_engine(str(path), SMALL, lambda: 0.0).layout
-    config = PrefillNodeConfig("p0", str(path), engine=SMALL, max_message_bytes=4 * layout.block_bytes)
+    config = NodeConfig("p0", str(path), engine=SMALL, max_message_bytes=4 * layout.block_bytes)
     node = Process.start("p0", config, tmp_path)
     with contextlib.ExitStack() as undo:
         undo.callback(node.stop)

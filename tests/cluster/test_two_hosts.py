@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from decode_node.config import DecodeNodeConfig
-from prefill_node.config import PrefillNodeConfig
+from node.config import NodeConfig
 from router.config import RouterConfig
 from tests.support.cluster.cluster import ALWAYS_REMOTE, SMALL, Process
 from tests.support.cluster.netns import Namespace, NamespacesUnavailable, two_namespaces
@@ -62,8 +61,8 @@ def test_two_hosts_answer_like_transformers(family: str, tiny_checkpoint, tmp_pa
             "router",
             RouterConfig(model, host=left.address, port=0, control_host=left.address, control_port=0),
         )
-        start(left, "p0", PrefillNodeConfig(**node(left, "p0")))
-        start(right, "d0", DecodeNodeConfig(**node(right, "d0"), local_prefill=ALWAYS_REMOTE))
+        start(left, "p0", NodeConfig(**node(left, "p0"), role="prefill"))
+        start(right, "d0", NodeConfig(**node(right, "d0"), role="decode", local_prefill=ALWAYS_REMOTE))
         answers = ask_inside(left, router.ready["url"], prompts)
     assert [answer["tokens"] for answer in answers] == [greedy(model, prompt, 64) for prompt in prompts]
     assert {answer["usage"]["headrace"]["path"] for answer in answers} == {"remote"}

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from decode_node.config import DecodeNodeConfig
 from headrace.wire.messages import DecodeDone, LocalPrefill, NodeStatus, Start, Tokens
+from node.config import NodeConfig
 from tests.support.cluster.cluster import with_engine
 from tests.support.cluster.nodes import decode_alone, node_client, status_of
 from tests.support.cluster.process import Process
@@ -18,7 +18,7 @@ WINDOW_TOKENS = 200
 
 
 async def test_it_pauses_after_a_bounded_number_of_tokens_and_ends_when_it_is_read(tiny_checkpoint, tmp_path) -> None:
-    config = DecodeNodeConfig("d0", str(tiny_checkpoint("granite")), engine=with_engine(), max_unsent_tokens=64)
+    config = NodeConfig("d0", str(tiny_checkpoint("granite")), engine=with_engine(), max_unsent_tokens=64)
     node = Process.start("d0", config, tmp_path)
     address = node.ready["address"]
 
@@ -53,7 +53,7 @@ async def test_it_pauses_after_a_bounded_number_of_tokens_and_ends_when_it_is_re
 
 
 async def test_a_paused_answer_gives_everything_back_when_its_caller_leaves(tiny_checkpoint, tmp_path) -> None:
-    config = DecodeNodeConfig("d0", str(tiny_checkpoint("granite")), engine=with_engine(), max_unsent_tokens=64)
+    config = NodeConfig("d0", str(tiny_checkpoint("granite")), engine=with_engine(), max_unsent_tokens=64)
     node = Process.start("d0", config, tmp_path)
     try:
         async with node_client("d0", node.ready["address"]) as client, asyncio.timeout(PATIENCE_S):

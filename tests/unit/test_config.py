@@ -18,14 +18,13 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "ClusterConfig": {
         "model": MODEL,
         "router": {"model_path": MODEL},
-        "prefill": {"node": NODE},
-        "decode": {"node": NODE},
+        "prefill": {"count": 1, "node": NODE},
+        "decode": {"count": 1, "node": NODE},
+        "both": {"count": 0, "node": NODE},
     },
     "Routers": {"model_path": MODEL, "control_port": 9000},
-    "PrefillNodes": {"node": NODE},
-    "DecodeNodes": {"node": NODE},
-    "PrefillNodeConfig": NODE,
-    "DecodeNodeConfig": NODE,
+    "NodeGroup": {"node": NODE, "count": 1},
+    "NodeConfig": NODE,
     "TlsConfig": {"ca": "a", "cert": "c", "key": "k"},
     "EngineConfig": {"device": "cuda"},  # a CPU has one state_dtype only
 }
@@ -51,8 +50,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "resources": ([{}, {"fast": 1}], [{"fast": -1}]),
         "strategy": (["pack", "spread"], []),
     },
-    "PrefillNodes": {"count": COUNT},
-    "DecodeNodes": {"count": COUNT},
+    "NodeGroup": {"count": ([0, 1, 300], [-1])},
     "Routers": {"count": COUNT},
     "RouterConfig": {
         "model_path": ([MODEL], ["/none"]),
@@ -96,7 +94,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "body_timeout_s": SECONDS,
         "unread_timeout_s": SECONDS,
     },
-    "NodeConfig": {
+    "RuntimeConfig": {
         "name": NAME,
         "model_path": TEXT,
         "router_addresses": (
@@ -113,7 +111,8 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "watchdog_s": ([3, 60.0], [2.9, 0]),
         "shutdown_grace_s": ([0, 2.0], [-1.0]),
     },
-    "DecodeNodeConfig": {"reservation_timeout_s": SECONDS, "orphan_timeout_s": SECONDS, "max_unsent_tokens": COUNT},
+    "NodeConfig": {"role": (["prefill", "decode", "both"], [])},
+    "DecodeConfig": {"reservation_timeout_s": SECONDS, "orphan_timeout_s": SECONDS, "max_unsent_tokens": COUNT},
     "LocalPrefillConfig": {"max_tokens": ([0, 64], [-1]), "max_share": ([0.5, 1], [0, 1.1])},
     "FetchConfig": {
         "min_tokens": COUNT,
@@ -294,7 +293,7 @@ def test_every_fault_of_a_file_is_reported_at_once_with_its_path() -> None:
         "nmae": "x",
         "name": "a/b",
         "router": {"model_path": MODEL, "port": "abc", "max_queue": -1},
-        "prefill": {"node": {**NODE, "engine": {"max_running": 0, "block_size": 0, "threads": "two"}}, "count": 0},
+        "prefill": {"node": {**NODE, "engine": {"max_running": 0, "block_size": 0, "threads": "two"}}, "count": -1},
     }
     with pytest.raises(ConfigError) as failure:
         load(ClusterConfig, data, "c.yaml")
@@ -304,6 +303,7 @@ def test_every_fault_of_a_file_is_reported_at_once_with_its_path() -> None:
         "nmae",
         "name",
         "decode",
+        "both",
         "router.port",
         "router.max_queue",
         "prefill.count",

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import decode_node.__main__
-import prefill_node.__main__
+import node.__main__
 import router.__main__
 from headrace.command_line import START_FAILED_STATUS
 
@@ -255,21 +254,15 @@ def ends_with_one_line(status: int, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_node_names_what_is_wrong_with_its_model(case: str, copy_of, capsys: pytest.CaptureFixture[str]):
     family, break_it, message = NODE_CASES[case]
     break_it(path := copy_of(family))
-    line = ends_with_one_line(prefill_node.__main__.main(["--model", str(path)]), capsys)
-    assert line.startswith("p0: ")
+    line = ends_with_one_line(node.__main__.main(["--model", str(path)]), capsys)
+    assert line.startswith("n0: ")
     assert re.search(message, line)
-
-
-def test_a_decode_node_does_so_too(copy_of, capsys: pytest.CaptureFixture[str]):
-    family, break_it, message = NODE_CASES["truncated weights"]
-    break_it(path := copy_of(family))
-    assert re.search(message, ends_with_one_line(decode_node.__main__.main(["--model", str(path)]), capsys))
 
 
 def test_random_weights_need_a_sound_config_too(copy_of, capsys: pytest.CaptureFixture[str]):
     family, break_it, message = NODE_CASES["negative size"]
     break_it(path := copy_of(family))
-    status = prefill_node.__main__.main(["--model", str(path), "--load-format", "dummy"])
+    status = node.__main__.main(["--model", str(path), "--load-format", "dummy"])
     assert re.search(message, ends_with_one_line(status, capsys))
 
 
@@ -285,7 +278,7 @@ def test_a_router_names_what_is_wrong_with_its_model(case: str, copy_of, capsys:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_a_device_that_is_not_there_is_named(copy_of, capsys: pytest.CaptureFixture[str]):
-    status = prefill_node.__main__.main(["--model", str(copy_of("granite")), "--device", "cuda"])
+    status = node.__main__.main(["--model", str(copy_of("granite")), "--device", "cuda"])
     assert re.search(
-        r"prefill: device cuda: this process sees 0 GPUs; give one of them, or cpu", ends_with_one_line(status, capsys)
+        r"node: device cuda: this process sees 0 GPUs; give one of them, or cpu", ends_with_one_line(status, capsys)
     )

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"headrace", "transfer", "node_runtime", "prefill_node", "decode_node", "router", "deploy"}
+PACKAGES = {"headrace", "transfer", "node_runtime", "prefill_node", "decode_node", "node", "router", "deploy"}
 NOT_COPIED = (".*", "build", "*.egg-info", "__pycache__", "shared", "docs", "headrace-tiny-granite-h")
 
 

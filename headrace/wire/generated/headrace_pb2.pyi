@@ -169,17 +169,17 @@ class Request(_message.Message):
     BOUNDARIES_FIELD_NUMBER: _builtins.int
     AGE_S_FIELD_NUMBER: _builtins.int
     IS_RESUMABLE_FIELD_NUMBER: _builtins.int
-    CLIENT_FIELD_NUMBER: _builtins.int
+    TOKEN_GAP_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     salt: _builtins.bytes
     """separates tenants in every prefix index"""
     age_s: _builtins.float
-    """since the router admitted the request: nodes serve their waiting lines in that order"""
+    """since the router took the request in: nodes serve their waiting lines in that order"""
     is_resumable: _builtins.bool
     """its client chose request_id: the decode node keeps it for a while if the router is lost"""
-    client: _builtins.int
-    """a number for the client that asks, the same at every router: nodes share their steps by it"""
+    token_gap_s: _builtins.float
+    """wanted between two tokens of the answer: bounds the prompts in a step beside it"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then what other nodes generated before a migration"""
@@ -201,13 +201,15 @@ class Request(_message.Message):
         boundaries: _abc.Iterable[_builtins.int] | None = ...,
         age_s: _builtins.float = ...,
         is_resumable: _builtins.bool = ...,
-        client: _builtins.int = ...,
+        token_gap_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_token_gap_s", b"_token_gap_s", "sampling", b"sampling", "token_gap_s", b"token_gap_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "boundaries", b"boundaries", "client", b"client", "is_resumable", b"is_resumable", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_gap_s", b"_token_gap_s", "age_s", b"age_s", "boundaries", b"boundaries", "is_resumable", b"is_resumable", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "token_gap_s", b"token_gap_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__token_gap_s: _TypeAlias = _typing.Literal["token_gap_s"]  # noqa: Y015
+    _WhichOneofArgType__token_gap_s: _TypeAlias = _typing.Literal["_token_gap_s", b"_token_gap_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__token_gap_s) -> _WhichOneofReturnType__token_gap_s | None: ...
 
 Global___Request: _TypeAlias = Request  # noqa: Y015
 
@@ -1018,6 +1020,7 @@ class NodeInfo(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     TRANSFER_VERSION_FIELD_NUMBER: _builtins.int
     START_S_FIELD_NUMBER: _builtins.int
+    MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     incarnation: _builtins.int
@@ -1037,6 +1040,8 @@ class NodeInfo(_message.Message):
     """version of the protocol between nodes; 0: a release before sessions had secrets"""
     start_s: _builtins.float
     """how long its start took, mostly to load the model"""
+    max_step_tokens: _builtins.int
+    """the most tokens in one of its steps"""
     @_builtins.property
     def layout(self) -> Global___Layout: ...
     def __init__(
@@ -1056,10 +1061,11 @@ class NodeInfo(_message.Message):
         max_message_bytes: _builtins.int = ...,
         transfer_version: _builtins.int = ...,
         start_s: _builtins.float = ...,
+        max_step_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "start_s", b"start_s", "transfer_address", b"transfer_address", "transfer_version", b"transfer_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "max_step_tokens", b"max_step_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "start_s", b"start_s", "transfer_address", b"transfer_address", "transfer_version", b"transfer_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1184,6 +1190,48 @@ class PoolStatus(_message.Message):
 Global___PoolStatus: _TypeAlias = PoolStatus  # noqa: Y015
 
 @_typing.final
+class StepCosts(_message.Message):
+    """Seconds of a step by its contents; see headrace/step_costs.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    CONTEXT_S_FIELD_NUMBER: _builtins.int
+    CHUNK_S_FIELD_NUMBER: _builtins.int
+    TOKEN_S_FIELD_NUMBER: _builtins.int
+    DEPTH_S_FIELD_NUMBER: _builtins.int
+    step_s: _builtins.float
+    """of a step that decodes"""
+    decode_s: _builtins.float
+    """for each decoding sequence"""
+    context_s: _builtins.float
+    """for each token that these attend to"""
+    chunk_s: _builtins.float
+    """of a step that computes prompts"""
+    token_s: _builtins.float
+    """for each token of a prompt"""
+    depth_s: _builtins.float
+    """for each token of a prompt and each position before it"""
+    def __init__(
+        self,
+        *,
+        step_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        context_s: _builtins.float = ...,
+        chunk_s: _builtins.float = ...,
+        token_s: _builtins.float = ...,
+        depth_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_s", b"chunk_s", "context_s", b"context_s", "decode_s", b"decode_s", "depth_s", b"depth_s", "step_s", b"step_s", "token_s", b"token_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCosts: _TypeAlias = StepCosts  # noqa: Y015
+
+@_typing.final
 class NodeStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1238,6 +1286,11 @@ class NodeStatus(_message.Message):
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     ORPHANS_FIELD_NUMBER: _builtins.int
+    COSTS_FIELD_NUMBER: _builtins.int
+    NUM_DECODING_FIELD_NUMBER: _builtins.int
+    CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    WAITING_DEPTHS_FIELD_NUMBER: _builtins.int
+    WAITING_LENGTHS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     stalled_s: _builtins.float
@@ -1246,6 +1299,12 @@ class NodeStatus(_message.Message):
     """tokens of prompts that are to be computed: waiting ones, and the rest of running ones"""
     prefill_tokens_per_s: _builtins.float
     """measured while prompts were computed; 0: not measured yet"""
+    num_decoding: _builtins.int
+    """sequences that generate, or whose state arrives for that"""
+    context_tokens: _builtins.int
+    """tokens of their contexts"""
+    waiting_depths: _builtins.int
+    """the positions of the waiting tokens, summed: what their attention costs"""
     @_builtins.property
     def blocks(self) -> Global___PoolStatus: ...
     @_builtins.property
@@ -1266,6 +1325,14 @@ class NodeStatus(_message.Message):
     def orphans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of running requests whose router was lost, at most 256"""
 
+    @_builtins.property
+    def costs(self) -> Global___StepCosts:
+        """what its steps take, by its own measurement"""
+
+    @_builtins.property
+    def waiting_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """at k: waiting tokens of prompts that have 2^k up to 2^(k+1)-1 left"""
+
     def __init__(
         self,
         *,
@@ -1280,10 +1347,15 @@ class NodeStatus(_message.Message):
         prefill_tokens_per_s: _builtins.float = ...,
         calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         orphans: _abc.Iterable[_builtins.str] | None = ...,
+        costs: Global___StepCosts | None = ...,
+        num_decoding: _builtins.int = ...,
+        context_tokens: _builtins.int = ...,
+        waiting_depths: _builtins.int = ...,
+        waiting_lengths: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "slots", b"slots"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "costs", b"costs", "slots", b"slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "counters", b"counters", "links", b"links", "orphans", b"orphans", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "context_tokens", b"context_tokens", "costs", b"costs", "counters", b"counters", "links", b"links", "num_decoding", b"num_decoding", "orphans", b"orphans", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_depths", b"waiting_depths", "waiting_lengths", b"waiting_lengths", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,8 +13,13 @@ from router.routing.candidates import Candidate
 from router.routing.plan import RoutedRequest
 from router.routing.policies.times import NodePace, first_token_s, line, place_wait_s, prompt_work_s
 
-LATER_SHARE = 1.0
-"""Later prompts wait for a prompt's work as well: so many of them, beside those that wait already."""
+PROMPT_WEIGHT = 3.0
+"""Work on a prompt delays the prompts that wait, and in a busy cluster as many again that come until these are done:
+a second of theirs counts so much."""
+WITHIN_GAP_WEIGHT = 0.5
+"""A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
+MEANT_FOR_PROMPTS = 2.0
+"""Prompts that are taken to wait, at the least, at a node whose role is to compute them: they will come."""
 STORED_SHARE = 0.25
 """Blocks that a node stores anew push out others: so much of the work of a token is done again for each."""
 
@@ -98,7 +103,8 @@ def _prompt_part(
     pace = NodePace.of(node, load.num_decoding, load.context_tokens, request.objectives.token_gap_s)
     waiting = line(load, costs, num_tokens)
     steps_s = own_s + own_s / pace.step_work_s * costs.chunk_s
-    others_s = steps_s * (load.num_decoding + waiting.num_all + LATER_SHARE)
+    answer_weight = 1.0 if request.objectives.token_gap_s is None else WITHIN_GAP_WEIGHT
+    others_s = steps_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
     stored_s = STORED_SHARE * costs.token_s * max(0, request.num_tokens - node.hit.attention_tokens)
     arrival_s = max(ready_s, first_token_s(pace, waiting, own_s))
     return PromptPart(node, arrival_s, others_s, stored_s, num_tokens, pace.keeps_gap, fetch_from)
@@ -109,23 +115,26 @@ def answer_part(request: RoutedRequest, node: Candidate) -> AnswerPart:
     costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
     number = max(request.answer_tokens, 1)
     num_tokens = request.num_tokens + number
-    context_tokens = request.num_tokens + number // 2
-    before = NodePace.of(node, load.num_decoding, load.context_tokens, gap_s)
-    after = NodePace.of(node, load.num_decoding + 1, load.context_tokens + context_tokens, gap_s)
+    mean_tokens = request.num_tokens + number // 2
+    batch, context_tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
+    before = NodePace.of(node, batch, context_tokens, gap_s)
+    after = NodePace.of(node, batch + 1, context_tokens + mean_tokens, gap_s)
     answer_s = number * after.decode_s
     waiting = line(load, costs, 0)
-    line_s = after.seconds(waiting.ahead_s + waiting.behind_s)
     # Prompts that wait here are computed between the answer's steps.
-    rest_s = answer_s + min(line_s, number * (after.step_work_s + costs.chunk_s))
-    slower_s = number * (costs.decode_s + costs.context_s * context_tokens) * load.num_decoding
-    # What the answer takes from the prompts here: a node that is meant for prompts always has one.
-    lost_share = 1.0 - after.useful_share / before.useful_share
-    prompts_s = lost_share * waiting.num_all * min(rest_s, line_s)
+    rest_s = answer_s + min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
+    slower_s = batch * number * (costs.decode_s + costs.context_s * mean_tokens)
+    work_s = max(waiting.work_s, prompt_work_s(costs, resumable_tokens(request, node), request.num_tokens))
+    pure_share, share = NodePace.of(node, 0, 0, gap_s).prompt_share(work_s), after.prompt_share(work_s)
+    num_prompts = waiting.number
+    # One answer more costs the prompts little where many are generated anyway: they share what all cost together.
+    lost_share = max(1.0 - share / before.prompt_share(work_s), (1.0 - share / pure_share) / (batch + 1))
     if node.role is Role.PREFILL:
-        prompts_s = max(prompts_s, lost_share * rest_s * max(waiting.num_all, 1.0))
+        num_prompts, lost_share = max(num_prompts, MEANT_FOR_PROMPTS), 1.0 - share / pure_share
+    others_s = slower_s + num_prompts * lost_share * rest_s
     stored_s = STORED_SHARE * costs.token_s * max(0, num_tokens - node.hit.attention_tokens)
     wait_s = place_wait_s(node, num_tokens, answer_s)
-    return AnswerPart(node, wait_s, rest_s, slower_s + prompts_s, stored_s, after.decode_s)
+    return AnswerPart(node, wait_s, rest_s, others_s, stored_s, after.decode_s)
 
 
 def hand_over_s(request: RoutedRequest, sender: Candidate, receiver: Candidate) -> float | None:

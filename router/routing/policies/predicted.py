@@ -27,7 +27,7 @@ HOLDERS = 2
 """Nodes that may be fetched from: those with the deepest checkpoints."""
 
 
-class PredictedPolicy:
+class Predicted:
     """Compares plans by their predicted seconds: the request's own, and what it adds to those of the others.
 
     A plan within the objectives goes before any that misses one; among those that miss, the one that misses least.

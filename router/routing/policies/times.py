@@ -48,10 +48,10 @@ class NodePace:
         """Time of prompt work, in whole steps beside the decodes."""
         return work_s + max(1.0, work_s / self.step_work_s) * self.overhead_s if work_s > 0 else 0.0
 
-    @property
-    def useful_share(self) -> float:
-        """Share of the node's time that goes into prompts while some wait."""
-        return self.step_work_s / (self.step_work_s + self.overhead_s)
+    def prompt_share(self, work_s: float) -> float:
+        """Share of a step's time that goes into prompts while so much of their work waits."""
+        in_step_s = min(work_s, self.step_work_s)
+        return in_step_s / (in_step_s + self.overhead_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,19 @@ class Line:
 
     ahead_s    work that is done before it: of prompts that are shorter, or hardly longer
     behind_s   work of longer prompts: the first of them keeps half of each step
-    num_behind how many these are
-    num_all    how many wait
+    number     how many prompts wait, about
     """
 
     ahead_s: float
     behind_s: float
-    num_behind: float
-    num_all: float
+    number: float
+
+    @property
+    def work_s(self) -> float:
+        return self.ahead_s + self.behind_s
 
 
-NO_LINE = Line(0.0, 0.0, 0.0, 0.0)
+NO_LINE = Line(0.0, 0.0, 0.0)
 
 
 def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
@@ -84,23 +86,14 @@ def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
     work_s = costs.token_s * load.waiting_tokens + costs.depth_s * load.waiting_depths
     lengths = load.waiting_lengths
     if not lengths:
-        return Line(work_s, 0.0, 0.0, 1.0)
+        return Line(work_s, 0.0, 1.0)
     middle = max(num_tokens, 1).bit_length() - 1
     ahead = float(sum(lengths[: middle + 1]))
-    num_behind = num_all = 0.0
-    for index, tokens in enumerate(lengths):
-        if not tokens:
-            continue
-        number = max(1.0, tokens / (1.5 * 2**index))
-        num_all += number
-        if index == middle + 1:  # as many of these as are at most twice as long
-            share = num_tokens / 2**middle - 1
-            ahead += share * tokens
-            num_behind += (1 - share) * number
-        elif index > middle:
-            num_behind += number
+    if middle + 1 < len(lengths):  # as many of these as are at most twice as long
+        ahead += (num_tokens / 2**middle - 1) * lengths[middle + 1]
     ahead_s = work_s * min(1.0, ahead / load.waiting_tokens)
-    return Line(ahead_s, work_s - ahead_s, num_behind, num_all)
+    number = sum(max(1.0, tokens / (1.5 * 2**index)) for index, tokens in enumerate(lengths) if tokens)
+    return Line(ahead_s, work_s - ahead_s, number)
 
 
 def prompt_work_s(costs: StepCosts, start: int, end: int) -> float:
@@ -119,7 +112,7 @@ def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
     all_s = before_s + waiting.behind_s
     needed_s = before_s + min(waiting.behind_s, before_s)
     work_s = min(all_s, max(needed_s, pace.step_work_s))
-    running_s = (min(waiting.ahead_s + waiting.behind_s, pace.step_work_s) + pace.decode_s) / 2
+    running_s = (min(waiting.work_s, pace.step_work_s) + pace.decode_s) / 2
     return running_s + pace.seconds(work_s)
 
 

@@ -6,12 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from decode_node.config import DecodeNodeConfig
-from decode_node.service import decode_node
 from headrace.engine.runner import ModelRunner
+from node.config import NodeConfig
+from node.server import node_server
 from node_runtime.server import NodeServer
-from prefill_node.config import PrefillNodeConfig
-from prefill_node.service import prefill_node
 
 POISON = 499
 HANG_S = 600.0
@@ -21,7 +19,7 @@ HANG_S = 600.0
 class BrokenNode:
     """fault   what a step with POISON among its tokens does: it raises, finds too little memory, or does not return"""
 
-    config: PrefillNodeConfig | DecodeNodeConfig
+    config: NodeConfig
     fault: Literal["raises", "no memory", "hangs"]
 
 
@@ -42,4 +40,4 @@ def broken_node(node: BrokenNode) -> NodeServer:
     vars_of_runner: Any = ModelRunner
     vars_of_runner.launch = launch_or_break
     config = node.config
-    return prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
+    return node_server(config)

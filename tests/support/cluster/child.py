@@ -22,14 +22,10 @@ def server_for(config: Any) -> Any:
             from router.server import RouterServer
 
             return RouterServer(config)
-        case "PrefillNodeConfig":
-            from prefill_node.service import prefill_node
+        case "NodeConfig":
+            from node.server import node_server
 
-            return prefill_node(config)
-        case "DecodeNodeConfig":
-            from decode_node.service import decode_node
-
-            return decode_node(config)
+            return node_server(config)
         case "FaultyNode":
             from tests.support.cluster.fault_node import FaultyServer
 

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import httpx
 
-from decode_node.config import DecodeNodeConfig, LocalPrefillConfig
+from decode_node.config import LocalPrefillConfig
 from headrace.engine.config import EngineConfig
-from prefill_node.config import PrefillNodeConfig
+from node.config import NodeConfig
 from router.config import RouterConfig
 from tests.support.cluster.process import Process
 from tests.support.patience import PATIENCE_S
@@ -25,7 +25,8 @@ class Cluster:
     """`with Cluster(model, folder) as cluster:` yields when every node is registered.
 
     num_routers               the first is `router` at `url`, the next ones `router1` and so on, at `urls`
-    prefill, decode, router   changes to the defaults of each kind's config
+    prefill, decode, both     changes to the defaults of the nodes that start in each role
+    router                    changes to the defaults of the routers
     inside                    what is put before a process's command, by its name: `ip netns exec NAME`, say
     """
 
@@ -33,10 +34,12 @@ class Cluster:
     folder: Path
     num_prefill: int = 1
     num_decode: int = 1
+    num_both: int = 0
     num_routers: int = 1
     engine: EngineConfig = SMALL
     prefill: dict[str, Any] = field(default_factory=dict)
     decode: dict[str, Any] = field(default_factory=dict)
+    both: dict[str, Any] = field(default_factory=dict)
     router: dict[str, Any] = field(default_factory=dict)
     inside: dict[str, Sequence[str]] = field(default_factory=dict)
 
@@ -55,7 +58,9 @@ class Cluster:
                 self.start_node(f"p{index}")
             for index in range(self.num_decode):
                 self.start_node(f"d{index}")
-            self.wait_for_nodes(self.num_prefill + self.num_decode)
+            for index in range(self.num_both):
+                self.start_node(f"n{index}")
+            self.wait_for_nodes(self.num_prefill + self.num_decode + self.num_both)
             self._undo = undo.pop_all()
         return self
 
@@ -63,7 +68,7 @@ class Cluster:
         self._undo.close()
 
     def start_node(self, name: str) -> Process:
-        """Starts p<i> or d<i>; again under the same name after it was killed."""
+        """Starts p<i>, d<i> or n<i>; again under the same name after it was killed."""
         self.processes[name] = self._start_process(name, self.config_of(name))
         return self.processes[name]
 
@@ -78,7 +83,7 @@ class Cluster:
     def _start_process(self, name: str, config: object) -> Process:
         return Process.start(name, config, self.folder, inside=self.inside.get(name, ()))
 
-    def config_of(self, name: str) -> PrefillNodeConfig | DecodeNodeConfig:
+    def config_of(self, name: str) -> NodeConfig:
         common: dict[str, Any] = {
             "name": name,
             "model_path": str(self.model),
@@ -86,8 +91,10 @@ class Cluster:
             "engine": self.engine,
         }
         if name.startswith("p"):
-            return PrefillNodeConfig(**common | self.prefill)
-        return DecodeNodeConfig(**common | {"local_prefill": ALWAYS_REMOTE} | self.decode)
+            return NodeConfig(**common | {"role": "prefill"} | self.prefill)
+        if name.startswith("d"):
+            return NodeConfig(**common | {"role": "decode", "local_prefill": ALWAYS_REMOTE} | self.decode)
+        return NodeConfig(**common | {"role": "both"} | self.both)
 
     def nodes(self, url: str | None = None) -> dict[str, Any]:
         """The live nodes of a router's /cluster, by name; of the first router by default."""

@@ -3,24 +3,22 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from decode_node.config import DecodeNodeConfig
-from decode_node.service import decode_node
 from headrace.wire.messages import NodeInfo
+from node.config import NodeConfig
+from node.server import node_server
 from node_runtime.server import NodeServer
-from prefill_node.config import PrefillNodeConfig
-from prefill_node.service import prefill_node
 from tests.support.cluster.cluster import Cluster
 
 
 @dataclass(frozen=True)
 class NodeThatSays:
-    config: PrefillNodeConfig | DecodeNodeConfig
+    config: NodeConfig
     device: str
 
 
 def node_that_says(told: NodeThatSays) -> NodeServer:
     config = told.config
-    node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
+    node = node_server(config)
     describe = node._describe
 
     def describe_otherwise(address: str, *, start_s: float) -> NodeInfo:

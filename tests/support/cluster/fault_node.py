@@ -15,12 +15,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from decode_node.config import DecodeNodeConfig
-from decode_node.service import decode_node
 from headrace.wire.messages import NodeInfo
+from node.config import NodeConfig
+from node.server import node_server
 from node_runtime import server
-from prefill_node.config import PrefillNodeConfig
-from prefill_node.service import prefill_node
 from tests.support.transfer.faulty import FaultyTransport, flip_chosen
 from transfer.backend import Arrival, ArrivalListener, Connection, Transport
 from transfer.buffers import Buffer
@@ -40,7 +38,7 @@ class FaultyNode:
     late_share   of the payloads that it sends, those that the network keeps for `late_s` after it took them
     """
 
-    config: PrefillNodeConfig | DecodeNodeConfig
+    config: NodeConfig
     journal: Path
     flip_share: float = 0.0
     late_share: float = 0.0
@@ -141,7 +139,7 @@ class FaultyServer:
         self._faulty = node
         vars(server)["open_transport"] = self._open_faulty
         config = node.config
-        self._node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
+        self._node = node_server(config)
 
     def _open_faulty(self, config: UcxConfig) -> Transport:
         self._transport = open_transport(config)
@@ -163,11 +161,13 @@ class FaultyServer:
         self._node._engine.post(lambda: time.sleep(STALLED_S))
 
     def _note_held(self) -> None:
-        staging = self._node.runtime.staging
-        staging.check()
+        runtime = self._node.runtime
+        pools = (runtime.outgoing, runtime.incoming)
+        for pool in pools:
+            pool.check()
         self._journal.note(
             "held",
-            staging=self._node.config.staging_buffers - staging.num_free,
+            staging=sum(self._node.config.staging_buffers - pool.num_free for pool in pools),
             dropped=self._transport.stats.dropped_parts,
             operations=self._transport.progress.num_operations,
             nonces=len(self._transport._demultiplexer) - 1,  # the link's sink is always expected

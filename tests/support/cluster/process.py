@@ -1,6 +1,6 @@
 """One Headrace process of a test: started from a config in full, killed or stopped, and gone at the end.
 
-    with_logs = Process.start("d0", DecodeNodeConfig(...), folder)
+    with_logs = Process.start("d0", NodeConfig(...), folder)
     with_logs.ready["address"]
 
 A process that has imported all that a node needs is forked for each (Python's `forkserver`), so that hundreds of

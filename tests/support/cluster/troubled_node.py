@@ -3,12 +3,10 @@
 import asyncio
 from dataclasses import dataclass
 
-from decode_node.config import DecodeNodeConfig
-from decode_node.service import decode_node
 from headrace.engine.runner import ModelRunner
 from headrace.wire.messages import NodeInfo
-from prefill_node.config import PrefillNodeConfig
-from prefill_node.service import prefill_node
+from node.config import NodeConfig
+from node.server import node_server
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class TroubledNode:
     start_after_s  time that its start takes longer, as for a larger model
     """
 
-    config: PrefillNodeConfig | DecodeNodeConfig
+    config: NodeConfig
     poison: int | None = None
     start_after_s: float = 0.0
 
@@ -30,7 +28,7 @@ class TroubledServer:
         if node.poison is not None:
             _poison(node.poison)
         config = node.config
-        self._node = prefill_node(config) if isinstance(config, PrefillNodeConfig) else decode_node(config)
+        self._node = node_server(config)
 
     @property
     def info(self) -> NodeInfo:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from decode_node.config import DecodeNodeConfig
 from decode_node.fetch_server import FetchServer
 from decode_node.role import DecodeRole
 from headrace.engine.build import build_engine
@@ -34,10 +33,11 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.config import NodeConfig
+from node.config import NodeConfig
+from node_runtime.config import RuntimeConfig
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import CheckpointMissing
-from prefill_node.config import FetchConfig, PrefillNodeConfig
+from prefill_node.config import FetchConfig
 from prefill_node.role import PrefillRole
 from tests.support.engine.driving import SMALL
 from tests.support.patience import PATIENCE_S
@@ -167,8 +167,8 @@ async def linked(
     """`distort` wraps the prefill node's transport; `prefill` and `decode` change their configs."""
     network = InProcessNetwork()
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL, "max_message_bytes": max_message_bytes}
-    prefill_config = PrefillNodeConfig("p0", fetch_from_decode=fetch, **common | (prefill or {}))
-    decode_config = DecodeNodeConfig(FETCH_SOURCE, **common | (decode or {}))
+    prefill_config = NodeConfig("p0", fetch_from_decode=fetch, **common | (prefill or {}))
+    decode_config = NodeConfig(FETCH_SOURCE, **common | (decode or {}))
     prefill_runtime = _runtime(prefill_config, distort(InProcessTransport(network, "p0")))
     decode_runtime = _runtime(decode_config, InProcessTransport(network, FETCH_SOURCE))
     decode_role = DecodeRole(decode_runtime, decode_config)
@@ -184,14 +184,14 @@ async def linked(
             await runtime.loop.stop(TIMEOUT_S)
 
 
-def _runtime(config: NodeConfig, transport: Transport) -> NodeRuntime:
+def _runtime(config: RuntimeConfig, transport: Transport) -> NodeRuntime:
     clock = asyncio.get_running_loop().time
     built = build_engine(config.model_path, config.engine, clock)
     loop = EngineLoop(built.engine, clock, _crashed)
     loop.start()
     buffer_bytes = max(config.message_bytes, built.layout.max_state_bytes)
-    staging = Staging(StagingConfig(config.staging_buffers, buffer_bytes))
-    return NodeRuntime(config, built, loop, transport, staging)
+    staging = StagingConfig(config.staging_buffers, buffer_bytes)
+    return NodeRuntime(config, built, loop, transport, Staging(staging), Staging(staging))
 
 
 def _crashed(error: BaseException) -> None:

@@ -33,7 +33,7 @@ except SystemExit:
 
 def test_every_command_is_listed() -> None:
     help_text = headrace("--help").stdout
-    names = ("up", "status", "chat", "down", "demo", "prefill", "decode", "router")
+    names = ("up", "status", "chat", "down", "demo", "node", "router")
     assert all(f"\n  {name} " in help_text for name in names)
 
 
@@ -42,8 +42,8 @@ def test_every_command_is_listed() -> None:
     [
         (["up"], "headrace: command line: model is missing: give the checkpoint's folder"),
         (["up", "-c", "/none.yaml"], "headrace: /none.yaml: No such file"),
-        (["prefill"], "prefill: command line: model_path is missing: give --model"),
-        (["decode", "--model", "m", "--port", "70000"], "decode: command line: port 70000: must lie in 0..65535"),
+        (["node"], "node: command line: model_path is missing: give --model"),
+        (["node", "--model", "m", "--port", "70000"], "node: command line: port 70000: must lie in 0..65535"),
         (["router", "--model-path", "/none"], "router: command line: model_path /none: no config.json there"),
     ],
 )

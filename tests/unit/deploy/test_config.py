@@ -4,7 +4,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from deploy.config import Overrides, RayConfig, cluster_config, cluster_from_options
+from deploy.config import ClusterConfig, Overrides, RayConfig, cluster_config, cluster_from_options
 from headrace.config import ConfigError
 from headrace.wire.tls_config import TlsConfig
 
@@ -36,6 +36,25 @@ def test_sections_reach_the_nodes_own_configs():
     assert config.router.port == 0
 
 
+def counts(config: ClusterConfig) -> tuple[int, ...]:
+    return tuple(group.count for group in config.groups)
+
+
+def test_nodes_that_do_both_replace_the_pair_that_a_cluster_has_by_default():
+    assert counts(load()) == (1, 1, 0)
+    assert counts(load(both={"count": 2})) == (0, 0, 2)
+    assert counts(load(both={"count": 2}, decode={"count": 3})) == (0, 3, 2)
+    assert counts(load(prefill={"count": 0})) == (0, 1, 0)
+
+
+def test_the_nodes_of_a_group_start_in_its_role():
+    assert [group.node.role for group in load().groups] == ["prefill", "decode", "both"]
+
+
+def test_the_command_line_asks_for_nodes_that_do_both():
+    assert counts(cluster_from_options(None, Overrides(model=Path(MODEL), both=3))) == (0, 0, 3)
+
+
 def test_the_last_of_several_routers_needs_a_port():
     assert load(router={"port": 65534, "count": 2}).router.count == 2
     with pytest.raises(ConfigError, match=r"count 3: the last router would have port 65536"):
@@ -61,7 +80,9 @@ def test_the_ports_of_several_routers_are_all_different():
         ),
         ({"router": {"port": "abc"}}, "c.yaml: router.port 'abc': must be a whole number"),
         ({"decode": [1]}, "c.yaml: decode [1]: must be a mapping of keys to values"),
-        ({"prefill": {"count": 0}}, "c.yaml: prefill.count 0: must be at least 1 node in each role"),
+        ({"prefill": {"count": -1}}, "c.yaml: prefill.count -1: must be at least 0"),
+        ({"decode": {"count": 0}}, "c.yaml: decode.count 0: no node would decode; give at least one here, or in both"),
+        ({"both": {"node": {"role": "decode"}}}, "c.yaml: both.node.role: set at start for each node; remove it"),
         (
             {"prefill": {"placement": {"strategy": "heap"}}},
             "placement.strategy 'heap': must be one of pack, spread",

@@ -37,18 +37,6 @@ def test_a_request_that_was_sent_on_keeps_its_place(tiny_checkpoint) -> None:
     assert order == ["running", "renewed", "new"]
 
 
-def test_a_client_that_asks_now_and_then_does_not_wait_for_one_that_always_does(tiny_checkpoint) -> None:
-    built = engine(tiny_checkpoint)
-    runs = [submit(built, request([5 + i] * 200, ONE, client=1)) for i in range(3)]
-    built.engine.admit()
-    for _ in range(3):
-        built.engine.step()
-    light = submit(built, request([9] * 100, ONE, client=2))
-    serve(built, light)
-    assert not any(run.is_finished for run in runs[1:])
-    serve(built, *runs)
-
-
 def test_a_prompt_starts_once_with_its_first_chunk(tiny_checkpoint) -> None:
     built = engine(tiny_checkpoint)
     run = submit(built, request(LONG[:200], ONE))
@@ -62,12 +50,12 @@ def test_waiting_tokens_are_those_still_to_be_computed(tiny_checkpoint) -> None:
     built = engine(tiny_checkpoint)
     submit(built, request(LONG[:300], ONE))
     submit(built, request([9] * 100, ONE))
-    assert built.engine.waiting_tokens == 400
+    assert built.engine.load.waiting_tokens == 400
     built.engine.admit()
     built.engine.step()
-    assert built.engine.waiting_tokens == 400 - 64
+    assert built.engine.load.waiting_tokens == 400 - 64
     run_all(built)
-    assert built.engine.waiting_tokens == 0
+    assert built.engine.load.waiting_tokens == 0
 
 
 def test_a_request_is_refused_at_once_when_the_line_lasts_longer_than_it_has(tiny_checkpoint) -> None:
@@ -78,7 +66,7 @@ def test_a_request_is_refused_at_once_when_the_line_lasts_longer_than_it_has(tin
         built.engine.step()
     rate = built.engine.prefill_rate.tokens_per_s
     assert rate > 0
-    now_s, line_s = time.monotonic(), built.engine.waiting_tokens / rate
+    now_s, line_s = time.monotonic(), built.engine.load.waiting_tokens / rate
     hasty = submit(built, request([9] * 600, ONE), compute_by_s=now_s + line_s / 10)
     patient = submit(built, request([8] * 600, ONE), compute_by_s=now_s + line_s * 10 + 60)
     old = submit(built, request([7] * 600, ONE, age_s=60.0), compute_by_s=now_s + line_s / 10)
@@ -95,7 +83,7 @@ def test_a_short_prompt_is_refused_for_long_ones_only_if_it_must_wait_for_their_
     built.engine.admit()
     for _ in range(4):
         built.engine.step()
-    line_s = built.engine.waiting_tokens / built.engine.prefill_rate.tokens_per_s
+    line_s = built.engine.load.waiting_tokens / built.engine.prefill_rate.tokens_per_s
 
     def chat(token: int) -> Run:
         return submit(built, request([token] * 10, ONE), compute_by_s=time.monotonic() + line_s / 10)

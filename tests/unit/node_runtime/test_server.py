@@ -10,15 +10,15 @@ from pathlib import Path
 START_ON_A_TAKEN_PORT = """
 import asyncio, json, sys, threading
 
-from decode_node.config import DecodeNodeConfig
-from decode_node.service import decode_node
+from node.config import NodeConfig
+from node.server import node_server
 from headrace.engine.config import EngineConfig
 from headrace.wire.server import ListenError
 
 
 async def main(model, taken):
-    config = DecodeNodeConfig("d0", model, port=taken, engine=EngineConfig(cache_bytes=8 << 20, threads=1))
-    node = decode_node(config)
+    config = NodeConfig("d0", model, port=taken, engine=EngineConfig(cache_bytes=8 << 20, threads=1))
+    node = node_server(config)
     try:
         await node.start()
     except ListenError as error:

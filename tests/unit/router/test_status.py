@@ -1,9 +1,10 @@
 """Links and sessions of nodes in /cluster and /metrics."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from headrace.step_costs import StepCosts
 from headrace.wire.messages import LinkStatus, NodeStatus, Role
 from tests.support.router.fake_nodes import fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
@@ -65,6 +66,26 @@ async def test_hits_are_those_that_the_nodes_count(start_router: StartRouter) ->
         ("p0", "prefill", "attention", 64, 100),
         ("p0", "prefill", "state", 48, 50),
     ]
+
+
+async def test_load_and_step_costs_are_shown(start_router: StartRouter) -> None:
+    running = await start_router(fake_cluster([1]), register=False)
+    costs = StepCosts(step_s=0.002, token_s=1e-5)
+    load = {"num_decoding": 3, "context_tokens": 700, "waiting_tokens": 40, "waiting_lengths": (0, 0, 0, 8, 0, 32)}
+    status = replace(node_status(), costs=costs, waiting_depths=900, **load)
+    running.server.nodes.register(node_info("d0", Role.DECODE), status)
+    node = (await running.http.get("/cluster")).json()["nodes"][0]
+    assert node["load"] == load | {"waiting_lengths": [0, 0, 0, 8, 0, 32]}
+    assert node["costs"] == asdict(costs)
+    lines = (await running.http.get("/metrics")).text.splitlines()
+    for line in (
+        'headrace_node_decoding{node="d0",role="decode"} 3.0',
+        'headrace_node_context_tokens{node="d0",role="decode"} 700.0',
+        'headrace_node_waiting_tokens{node="d0",role="decode"} 40.0',
+        'headrace_node_step_cost_seconds{node="d0",part="step",role="decode"} 0.002',
+        'headrace_node_step_cost_seconds{node="d0",part="token",role="decode"} 1e-05',
+    ):
+        assert line in lines
 
 
 async def test_the_calls_of_each_router_are_shown(start_router: StartRouter) -> None:

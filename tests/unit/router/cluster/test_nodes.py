@@ -240,14 +240,25 @@ def test_dead_nodes_do_not_hold_the_cluster_to_their_layout(nodes: NodeTable, cl
     assert names(nodes, Role.DECODE) == ["d0"]
 
 
-def test_a_decode_node_has_peers_to_send_to_only_if_prefill_nodes_fetch(clock: Clock, cluster: FakeCluster):
-    for fetches in (True, False):
-        nodes = NodeTable(2.0, clock, cluster.connect, fetch_from_decode=fetches)
-        for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE)):
-            nodes.register(node_info(name, role), node_status())
-        assert nodes.receivers_of(Role.PREFILL) == [Peer("d0", 1, "d0:2", "cpu")]
-        back = [peer.name for peer in nodes.receivers_of(Role.DECODE)]
-        assert back == (["p0", "p1"] if fetches else [])
+def test_a_node_may_have_to_send_to_every_other_one_whatever_their_roles(nodes: NodeTable):
+    for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE)):
+        nodes.register(node_info(name, role), node_status())
+    assert nodes.receivers_of("p1") == [Peer("d0", 1, "d0:2", "cpu"), Peer("p0", 1, "p0:2", "cpu")]
+    assert [peer.name for peer in nodes.receivers_of("d0")] == ["p0", "p1"]
+
+
+def test_a_node_with_both_roles_is_there_for_either_work(nodes: NodeTable, clock: Clock):
+    nodes.register(node_info("p0", Role.BOTH), node_status())
+    assert names(nodes, Role.PREFILL) == names(nodes, Role.DECODE) == ["p0"]
+    clock.now_s += 7
+    nodes.unanswered(nodes.all()[0], LOST)
+    assert [lost.info.name for work in (Role.PREFILL, Role.DECODE) for lost in nodes.awaited(work)] == ["p0", "p0"]
+
+
+def test_a_node_does_not_send_to_itself(nodes: NodeTable):
+    for name in ("p0", "p1", "d0"):
+        nodes.register(node_info(name, Role.BOTH), node_status())
+    assert [node.info.name for node in nodes.senders_to(node_info("p1", Role.BOTH), Role.PREFILL)] == ["d0", "p0"]
 
 
 def test_only_nodes_of_one_kind_of_device_transfer_to_each_other(nodes: NodeTable):

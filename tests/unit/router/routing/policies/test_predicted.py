@@ -7,7 +7,7 @@ from headrace.step_costs import StepCosts
 from headrace.wire.messages import Role
 from router.routing.candidates import Candidate, LinkCosts, Load
 from router.routing.plan import Objectives, Plan, RoutedRequest
-from router.routing.policies.predicted import PredictedPolicy
+from router.routing.policies.predicted import Predicted
 
 LINK = LinkCosts(latency_s=0.002, bytes_per_s=50e9)
 REQUEST = RoutedRequest(number=0, num_tokens=16384, answer_tokens=128)
@@ -45,7 +45,7 @@ def line(*lengths: int) -> dict[str, object]:
 
 
 def choose(*nodes: Candidate, request: RoutedRequest = REQUEST) -> Plan:
-    plan = PredictedPolicy().choose(request, sorted(nodes, key=lambda each: each.name))
+    plan = Predicted().choose(request, sorted(nodes, key=lambda each: each.name))
     assert plan is not None
     return plan
 
@@ -55,7 +55,7 @@ def where(plan: Plan) -> tuple[str, str | None]:
 
 
 def test_no_node_no_plan() -> None:
-    assert PredictedPolicy().choose(REQUEST, []) is None
+    assert Predicted().choose(REQUEST, []) is None
 
 
 def test_a_long_prompt_is_computed_away_from_the_node_that_decodes_many() -> None:
@@ -104,7 +104,7 @@ def test_a_node_that_only_prefills_never_decodes() -> None:
     decoding = replace(node("d", **busy(200)), may_prefill=False)
     assert where(choose(fixed, decoding)) == ("p", "d")
     assert where(choose(fixed, decoding, request=replace(REQUEST, needs_decode=False))) == ("p", None)
-    assert PredictedPolicy().choose(REQUEST, [fixed]) is None
+    assert Predicted().choose(REQUEST, [fixed]) is None
 
 
 def test_nodes_without_a_link_do_not_hand_over() -> None:

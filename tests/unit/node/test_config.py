@@ -4,17 +4,14 @@ from pathlib import Path
 
 import pytest
 
-import decode_node.__main__
-import prefill_node.__main__
-from decode_node.config import DecodeNodeConfig
-from node_runtime.config import NODE_FLAGS, NodeConfig
-from prefill_node.config import PrefillNodeConfig
+from node.__main__ import main
+from node.config import NODE_FLAGS, NodeConfig
 from tests.support.config.command_line import loaded
 
 
 def test_without_a_file_the_defaults_are_those_of_the_config() -> None:
-    config = loaded(PrefillNodeConfig, NODE_FLAGS, ["--model", "m"], name="p0")
-    assert config == PrefillNodeConfig(name="p0", model_path="m")
+    config = loaded(NodeConfig, NODE_FLAGS, ["--model", "m"], name="p0")
+    assert config == NodeConfig(name="p0", model_path="m")
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
@@ -24,7 +21,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         "local_prefill: {max_tokens: 0}\nucx: {transports: 'tcp,cuda_copy'}\n"
     )
     flags = ["-c", str(file), "--name", "d8", "--device", "cpu", "--port", "9"]
-    config = loaded(DecodeNodeConfig, NODE_FLAGS, flags, name="d0")
+    config = loaded(NodeConfig, NODE_FLAGS, flags, name="d0")
     assert (config.name, config.model_path, config.port) == ("d8", "m", 9)
     assert (config.engine.device, config.engine.load_format, config.engine.max_running) == ("cpu", "dummy", 8)
     assert (config.local_prefill.max_tokens, config.ucx.transports) == (0, "tcp,cuda_copy")
@@ -41,9 +38,8 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("ucx: {port: 70000}", "70000"),
     ],
 )
-@pytest.mark.parametrize("main", [prefill_node.__main__.main, decode_node.__main__.main])
 def test_a_faulty_file_is_named_with_its_fault(
-    text: str, fault: str, main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "node.yaml"
     file.write_text(text)
@@ -52,12 +48,30 @@ def test_a_faulty_file_is_named_with_its_fault(
 
 
 def test_no_model_at_all_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert prefill_node.__main__.main([]) == 2
-    assert capsys.readouterr().err == "prefill: command line: model_path is missing: give --model\n"
+    assert main([]) == 2
+    assert capsys.readouterr().err == "node: command line: model_path is missing: give --model\n"
 
 
-def test_a_node_comes_with_its_roles_name() -> None:
-    assert prefill_node.__main__.main(["--help"]) == decode_node.__main__.main(["--help"]) == 0
+def test_the_help_names_the_roles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "prefill, decode, or both" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "both"])
+def test_a_node_starts_in_the_role_that_it_is_given(role: str) -> None:
+    assert loaded(NodeConfig, NODE_FLAGS, ["--model", "m", "--role", role], name="n0").role == role
+
+
+def test_an_unknown_role_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", "m", "--role", "decoder"]) == 2
+    assert "role 'decoder': must be one of prefill, decode, both" in capsys.readouterr().err
+
+
+def test_a_node_has_the_settings_of_both_roles(tmp_path: Path) -> None:
+    file = tmp_path / "node.yaml"
+    file.write_text("model_path: m\nfetch_from_decode: {min_tokens: 32}\nreservation_timeout_s: 5\n")
+    config = loaded(NodeConfig, NODE_FLAGS, ["-c", str(file)], name="n0")
+    assert (config.fetch_from_decode.min_tokens, config.reservation_timeout_s) == (32, 5)
 
 
 @pytest.mark.parametrize("change", [{"name": ""}, {"port": 70000}, {"staging_buffers": 0}, {"shutdown_grace_s": -1}])

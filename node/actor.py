@@ -1,36 +1,31 @@
-"""The base of the Ray actors that run prefill and decode nodes."""
+"""A node as a Ray actor."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import ray
 import ray.util
 
 from headrace.actor import ServerActor
 from headrace.wire.messages import NodeInfo
-from node_runtime.config import NodeConfig
+from node.config import NodeConfig
+from node.server import node_server
 from node_runtime.process import START_ERRORS, forget_start_up
-from node_runtime.server import NodeServer
-
-Config = TypeVar("Config", bound=NodeConfig)
 
 
 class NodeActor(ServerActor):
     """Runs a node; a restarted one comes back with another incarnation."""
 
-    async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, make_node: Callable[[Config], NodeServer], config: Config, host: str | None, niceness: int
-    ) -> None:
+    async def __init__(self, config: NodeConfig, host: str | None, niceness: int) -> None:  # type: ignore[misc]
         """`host` None: the address of the host on which Ray runs the actor."""
         device = assigned_device(config.engine.device, ray.get_gpu_ids(), os.environ)
         here = replace(
             config, host=host or ray.util.get_node_ip_address(), engine=replace(config.engine, device=device)
         )
-        await super().__init__(config.name, niceness, lambda: make_node(here), START_ERRORS)  # type: ignore[misc]
+        await super().__init__(config.name, niceness, lambda: node_server(here), START_ERRORS)  # type: ignore[misc]
         forget_start_up()
 
     async def info(self) -> NodeInfo:

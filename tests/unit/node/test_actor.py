@@ -1,6 +1,6 @@
 import pytest
 
-from node_runtime.actor import assigned_device
+from node.actor import assigned_device
 
 
 @pytest.mark.parametrize(

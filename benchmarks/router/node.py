@@ -1,0 +1,385 @@
+"""A simulated node: the real cache, publisher and scheduler, and steps that take what `StepCosts` says.
+
+Steps without prompts come in strides: nothing changes until a sequence ends, so that as many steps as that takes are
+one event. What arrives meanwhile ends the stride with the step that is under way.
+
+Differences from a real node: all sequences take part in each step; a request claims blocks for its whole answer when it
+is admitted, so that nothing is ever preempted; the checkpoint that an answer leaves is published at its end; a landing
+waits for the end of a step as an admission does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from benchmarks.router.events import Events
+from benchmarks.router.workload import Arrival
+from headrace.cache.checkpoints import CheckpointPolicy
+from headrace.cache.claims import Claim
+from headrace.cache.events import CacheEvent
+from headrace.cache.eviction import eviction_policy
+from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.index import Checkpoint
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.publishing import Publisher, ScheduledChunk
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.step_budget import TokenCost
+from headrace.step_costs import StepCosts, StepShape
+from headrace.wire.messages import Role
+from router.routing.candidates import Load
+
+RECEIVE = ReceiveState()
+
+LEAST_PROMPT_TOKENS = 16
+"""Tokens of prompts that a step takes, however little of the token gap its decodes leave."""
+
+
+class AttentionAlone(ResumeLocally):
+    """A model without states: whatever its attention blocks cover need not be computed."""
+
+    def reusable_tokens(self, hit: PrefixHit) -> int:
+        return hit.attention_tokens
+
+    def resume_tokens(self, hit: PrefixHit) -> int | None:
+        return None
+
+    def branch_point(self, hit: PrefixHit) -> int | None:
+        return None
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """A node's sizes and costs.
+
+    is_hybrid   False: a model without states; every block can be resumed from
+    """
+
+    num_blocks: int
+    num_slots: int
+    block_size: int
+    costs: StepCosts
+    checkpoints: CheckpointPolicy
+    eviction: str
+    max_step_tokens: int = 8192
+    bytes_per_token: int = 8192
+    state_bytes: int = 0
+    is_hybrid: bool = True
+
+
+class Work:
+    """A request on one node; what the scheduler and the publisher ask of a sequence is here."""
+
+    __slots__ = (
+        "arrival", "boundaries", "checkpoints", "claim", "decoded", "first_stride", "hit_policy", "joined_s", "keys",
+        "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source",
+    )  # fmt: skip
+
+    def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy) -> None:
+        self.number = number
+        self.source = source
+        self.hit_policy = hit_policy
+        self.arrival = (source.at_s, number)
+        self.keys = source.keys
+        self.prompt_length = self.prefill_length = source.num_tokens
+        self.num_computed = 0
+        self.reused = 0
+        self.boundaries: tuple[int, ...] = ()
+        self.checkpoints: list[int] = []
+        self.decoded: list[Checkpoint] = []
+        self.claim: Claim | None = None
+        self.joined_s = 0.0
+        self.first_stride = self.last_stride = 0
+
+    @property
+    def held(self) -> Claim:
+        assert self.claim is not None
+        return self.claim
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.prefill_length
+
+
+@dataclass(slots=True)
+class StrideLog:
+    """Every stride with decoding sequences: how many steps, their seconds, and how many sequences decoded."""
+
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+
+
+class SimulatedNode:
+    """One node.
+
+    on_prefilled   called with a work whose prompt is computed: its first token is there
+    on_finished    called with a work whose last token is there; its claim has been released
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        shape: NodeShape,
+        events: Events,
+        *,
+        on_event: Callable[[CacheEvent], None],
+        on_prefilled: Callable[[Work], None],
+        on_finished: Callable[[Work], None],
+        token_gap_s: float | None = None,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.shape = shape
+        self.strides = StrideLog()
+        self.busy_s = 0.0
+        self.prefill_busy_s = 0.0
+        self.cache = PrefixCache(
+            num_blocks=shape.num_blocks,
+            num_slots=shape.num_slots,
+            block_size=shape.block_size,
+            eviction=eviction_policy(shape.eviction),
+            on_event=on_event,
+        )
+        self._events = events
+        self._costs = shape.costs
+        self._token_cost = TokenCost(shape.costs.token_s / shape.costs.depth_s)
+        self._publisher = Publisher(self.cache, shape.checkpoints)
+        self._on_prefilled = on_prefilled
+        self._on_finished = on_finished
+        self._token_gap_s = token_gap_s
+        self._line: deque[tuple[Work, Callable[[Work], None]]] = deque()
+        self._prefilling: list[Work] = []
+        self._landed: list[Work] = []
+        self._decoding: list[tuple[int, int, Work]] = []  # a heap by the step that ends each
+        self._context_tokens = 0
+        self._num_steps = 0  # that decoded
+        self._stride: _Stride | None = None
+        self._is_settling = False
+
+    # Orders
+
+    def prefill(self, work: Work) -> None:
+        """Computes a prompt once there is room for it, and decodes it unless `hand_over` takes it away."""
+        self._admit(work, self._start_prefill)
+
+    def reserve(self, work: Work, then: Callable[[Work], None]) -> None:
+        """Claims what a prompt that another node computes needs, once there is room, and calls `then`."""
+        self._admit(work, then)
+
+    def decode(self, work: Work) -> None:
+        """The prompt of a reserved work has landed: it decodes from the next step on."""
+        work.num_computed = work.prompt_length
+        self._publisher.publish_blocks(work)
+        self._publisher.keep_decoded(work)
+        self._landed.append(work)
+        self._cut_stride()
+        self._wake()
+
+    def release(self, work: Work) -> None:
+        """Gives back what a work holds that is not decoded here, and admits those that waited for it."""
+        self.cache.release(work.held)
+        work.claim = None
+        self._admit_waiting()
+
+    # State
+
+    def load(self) -> Load:
+        left = [work.prefill_length - work.num_computed for work in self._prefilling]
+        depths = sum(
+            StepShape.prefill(work.num_computed, work.prefill_length).prefill_depths for work in self._prefilling
+        )
+        for work, _ in self._line:
+            left.append(work.prefill_length)
+            depths += StepShape.prefill(0, work.prefill_length).prefill_depths
+        lengths = [0] * max((each.bit_length() for each in left), default=0)
+        for each in left:
+            lengths[each.bit_length() - 1] += each
+        stats = self.cache.stats()
+        return Load(
+            num_decoding=len(self._decoding),
+            context_tokens=self._context_tokens,
+            waiting_tokens=sum(left),
+            waiting_depths=depths,
+            waiting_lengths=tuple(lengths),
+            free_tokens=(stats.blocks.free + stats.blocks.cached) * self.shape.block_size,
+            free_slots=stats.slots.free + stats.slots.cached,
+        )
+
+    # Admission
+
+    def _admit(self, work: Work, then: Callable[[Work], None]) -> None:
+        self._line.append((work, then))
+        if len(self._line) == 1:
+            self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        line = self._line
+        while line:
+            work, then = line[0]
+            policy = work.hit_policy
+            claim = self.cache.claim(
+                work.keys,
+                num_tokens=work.prompt_length + work.source.answer_tokens,
+                hit_policy=policy,
+                max_reuse_tokens=policy.reuse_limit(work.prompt_length),
+            )
+            if claim is None:
+                return
+            line.popleft()
+            work.claim = claim
+            work.reused = claim.reused_tokens
+            then(work)
+
+    def _start_prefill(self, work: Work) -> None:
+        work.num_computed = work.reused
+        self._prefilling.append(work)
+        self._cut_stride()
+        self._wake()
+
+    def _join(self, work: Work) -> None:
+        remaining = work.source.answer_tokens - 1
+        work.joined_s = self._events.now_s
+        work.first_stride = len(self.strides.steps)
+        self._context_tokens += work.prompt_length + 1
+        heapq.heappush(self._decoding, (self._num_steps + remaining, work.number, work))
+
+    # Steps
+
+    def _wake(self) -> None:
+        if self._stride is None and not self._is_settling:
+            self._begin()
+
+    def _begin(self) -> None:
+        for work in self._landed:
+            self._join(work)
+        self._landed.clear()
+        num_decoding, context = len(self._decoding), self._context_tokens
+        costs = self._costs
+        decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context if num_decoding else 0.0
+        if self._prefilling:
+            chunks = self._schedule(num_decoding, decode_s)
+            self._publisher.prepare(chunks)
+            shape = StepShape()
+            for chunk in chunks:
+                shape += StepShape.prefill(chunk.span.start, chunk.span.end)
+            prefill_s = costs.prefill_part_s(shape)
+            self.prefill_busy_s += prefill_s
+            stride = _Stride(self._events.now_s, decode_s, 0.0, 1, chunks, prefill_s)
+        elif num_decoding:
+            stride = _Stride(
+                self._events.now_s, decode_s, costs.context_s * num_decoding, self._decoding[0][0] - self._num_steps
+            )
+        else:
+            return
+        self._stride = stride
+        self._events.at(stride.start_s + stride.seconds, self._end, stride)
+
+    def _schedule(self, num_decoding: int, decode_s: float) -> list[ScheduledChunk[Work]]:
+        shape, decodes = self.shape, [work for _, _, work in self._decoding]
+        budget = shape.max_step_tokens
+        if self._token_gap_s is not None and num_decoding:
+            left_s = self._token_gap_s - decode_s - self._costs.chunk_s
+            budget = max(min(budget, int(left_s / self._costs.token_s)), LEAST_PROMPT_TOKENS) + num_decoding
+        for end_step, _, work in self._decoding:
+            work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end_step - self._num_steps)
+        scheduler = Scheduler(budget, len(decodes) + len(self._prefilling), shape.block_size, self._token_cost)
+        chunks = scheduler.schedule([*decodes, *self._prefilling])  # type: ignore[list-item]
+        return chunks[num_decoding:]  # type: ignore[return-value]
+
+    def _cut_stride(self) -> None:
+        """Ends a stride of several steps with the one under way; the call for its former end finds it replaced."""
+        stride = self._stride
+        if stride is None or stride.num_steps == 1:
+            return
+        num_steps = stride.steps_by(self._events.now_s)
+        if num_steps < stride.num_steps:
+            self._stride = cut = replace(stride, num_steps=num_steps)
+            self._events.at(max(cut.start_s + cut.seconds, self._events.now_s), self._end, cut)
+
+    def _end(self, stride: _Stride) -> None:
+        if stride is not self._stride:
+            return  # it was cut
+        self._stride, self._is_settling = None, True
+        num_decoding = len(self._decoding)
+        self.busy_s += stride.seconds
+        if num_decoding:
+            log = self.strides
+            log.steps.append(stride.num_steps)
+            log.seconds.append(stride.seconds)
+            log.batch.append(num_decoding)
+            self._num_steps += stride.num_steps
+            self._context_tokens += stride.num_steps * num_decoding
+        finished = []
+        while self._decoding and self._decoding[0][0] <= self._num_steps:
+            finished.append(heapq.heappop(self._decoding)[2])
+        for chunk in stride.chunks:
+            self._computed(chunk)
+        for work in finished:
+            self._finish(work)
+        self._is_settling = False
+        self._begin()
+
+    def _computed(self, chunk: ScheduledChunk[Work]) -> None:
+        work = chunk.sequence
+        work.num_computed = chunk.span.end
+        self._publisher.written(chunk)
+        if not work.is_prefilling:
+            self._prefilling.remove(work)
+            self._on_prefilled(work)
+
+    def keep(self, work: Work) -> None:
+        """Goes on with a prompt just computed: decodes it, or finishes it if one token was all."""
+        if work.source.answer_tokens > 1:
+            self._join(work)
+        else:
+            self._finish(work)
+
+    def _finish(self, work: Work) -> None:
+        source, size = work.source, self.shape.block_size
+        work.last_stride = len(self.strides.steps)
+        if source.answer_tokens > 1:
+            self._context_tokens -= source.num_tokens + source.answer_tokens
+        num_computed = min(source.num_tokens + source.answer_tokens - 1, len(work.keys) * size)
+        if num_computed > work.num_computed:
+            boundary = num_computed // size * size
+            work.num_computed = boundary
+            self._publisher.publish_blocks(work)
+            self._publisher.keep_decoded(work)
+        self._on_finished(work)
+        self.release(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stride:
+    """Steps that differ by their growing contexts alone: step i takes `step_s + i * growth_s`.
+
+    extra_s   of prompts; such a stride is one step
+    """
+
+    start_s: float
+    step_s: float
+    growth_s: float
+    num_steps: int
+    chunks: Sequence[ScheduledChunk[Work]] = ()
+    extra_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        k = self.num_steps
+        return self.extra_s + k * self.step_s + self.growth_s * k * (k - 1) / 2
+
+    def steps_by(self, now_s: float) -> int:
+        """Steps that have begun by `now_s`, at least one."""
+        elapsed_s, growth_s = now_s - self.start_s, self.growth_s
+        linear_s = self.step_s - growth_s / 2
+        if growth_s * self.num_steps < 1e-9 * linear_s:
+            num_steps = math.ceil(elapsed_s / linear_s)
+        else:
+            root = math.sqrt(linear_s * linear_s + 2 * growth_s * elapsed_s)
+            num_steps = math.ceil((root - linear_s) / growth_s - 1e-9)
+        return min(max(num_steps, 1), self.num_steps)

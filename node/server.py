@@ -1,0 +1,20 @@
+"""A node with both roles: one engine, one cache and one transport, and the gRPC service of each role over them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from decode_node.service import serve_decode
+from headrace.wire.messages import Role
+from node.config import NodeConfig
+from node_runtime.server import NodeServer
+from prefill_node.service import serve_prefill
+
+
+def node_server(config: NodeConfig) -> NodeServer:
+    """Returns a node that has not been started."""
+    return NodeServer(
+        config,
+        Role(config.role),
+        {"Prefill": partial(serve_prefill, config), "Decode": partial(serve_decode, config)},
+    )

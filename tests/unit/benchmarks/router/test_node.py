@@ -1,0 +1,79 @@
+"""A simulated node: its steps take what the costs say, however many of them are one event."""
+
+import pytest
+
+from benchmarks.router.cluster import Arrangement, SimulatedCluster
+from benchmarks.router.node import NodeShape
+from benchmarks.router.report import Result
+from benchmarks.router.workload import Arrival, MooncakeTrace
+from headrace.cache.checkpoints import checkpoint_policy
+from headrace.cache.types import PrefixKey
+from headrace.step_costs import StepCosts, StepShape
+from router.routing.candidates import LinkCosts
+from router.routing.policies.round_robin import RoundRobin
+
+COSTS = StepCosts()
+SHAPE = NodeShape(64, 64, 512, COSTS, checkpoint_policy("none"), "lru", max_step_tokens=2048, is_hybrid=False)
+LINK = LinkCosts(latency_s=0.5, bytes_per_s=1e9)
+
+
+def arrival(at_s: float, num_tokens: int, answer_tokens: int) -> Arrival:
+    """A prompt like no other."""
+    keys = [PrefixKey(f"{at_s} {index}".encode()) for index in range(num_tokens // 512)]
+    return Arrival(at_s, num_tokens, answer_tokens, keys, chat=0)
+
+
+def run(*arrivals: Arrival, prefill: int = 0) -> SimulatedCluster:
+    nodes = Arrangement(1 - prefill, prefill, prefill, shape=SHAPE, link=LINK)
+    cluster = SimulatedCluster(nodes, RoundRobin(), MooncakeTrace("few", arrivals))
+    cluster.run()
+    return cluster
+
+
+def decode_s(*contexts: int) -> float:
+    return COSTS.seconds(StepShape(num_decoding=len(contexts), context_tokens=sum(contexts)))
+
+
+def test_a_lone_request_takes_its_chunks_and_its_steps() -> None:
+    (outcome,) = run(arrival(1.0, 3000, 50)).outcomes
+    assert outcome.first_s - 1.0 == pytest.approx(COSTS.prefill_s(0, 3000, chunk_tokens=2048))
+    assert outcome.end_s - outcome.first_s == pytest.approx(sum(decode_s(3001 + i) for i in range(49)))
+    assert outcome.computed_tokens == 3000
+
+
+def test_a_prompt_that_arrives_within_a_step_waits_for_its_end() -> None:
+    lone = run(arrival(0, 100, 20)).outcomes[0]
+    third_step_s = lone.first_s + decode_s(101) + decode_s(102)
+    cluster = run(arrival(0, 100, 20), arrival(third_step_s + 0.0001, 1000, 1))
+    first, second = cluster.outcomes
+    began_s = third_step_s + decode_s(103)
+    mixed_s = COSTS.seconds(StepShape(1, 104) + StepShape.prefill(0, 1000))
+    assert second.first_s == pytest.approx(began_s + mixed_s)
+    assert first.end_s == pytest.approx(lone.end_s + mixed_s - decode_s(104))
+    assert cluster.nodes[0].strides.steps == [3, 1, 15]
+
+
+def test_a_sequence_that_lands_decodes_from_the_next_step_on() -> None:
+    lone = run(arrival(0, 100, 1000), prefill=1).outcomes[0]
+    assert lone.decoding_s - lone.first_s == pytest.approx(LINK.seconds(100 * SHAPE.bytes_per_token))
+    cluster = run(arrival(0, 100, 1000), arrival(0.1, 100, 10), prefill=1)
+    second = cluster.outcomes[1]
+    landed_s = second.first_s + LINK.seconds(100 * SHAPE.bytes_per_token)
+    assert landed_s < second.decoding_s < landed_s + decode_s(600)
+    steps = cluster.nodes[0].strides
+    assert steps.batch == [1, 2, 1]
+    assert sum(steps.steps[1:2]) == 9
+    assert sum(steps.steps) == 999
+
+
+def test_the_longest_gap_of_a_handed_over_request_is_its_hand_over() -> None:
+    result = Result.of(run(arrival(0, 100, 5), prefill=1), cpu_s=1.0)
+    assert result.goodput == [0.0, 0.0, 0.0]
+    assert Result.of(run(arrival(0, 100, 5)), cpu_s=1.0).goodput == [1.0, 1.0, 1.0]
+
+
+def test_requests_wait_for_room_in_the_cache() -> None:
+    cluster = run(*(arrival(0.001 * i, 20_000, 100) for i in range(3)))
+    firsts = [outcome.first_s for outcome in cluster.outcomes]
+    assert firsts[1] > cluster.outcomes[0].end_s
+    assert firsts[2] > cluster.outcomes[1].end_s
