@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -47,6 +48,15 @@ class RouterApi:
         if response.is_error:
             raise RequestFailed(_error_message(response))
         return response.json()
+
+    def switch_role(self, node: str, role: str) -> None:
+        """Changes the work for which the cluster prefers a node; returns once the node has confirmed it."""
+        try:
+            response = self._client.post(f"/cluster/nodes/{quote(node, safe='')}/role", json={"role": role})
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"{self.url} does not answer: {error}") from error
+        if response.is_error:
+            raise RequestFailed(_error_message(response))
 
     def registered_nodes(self) -> set[str]:
         """Names of the registered nodes; none while the router does not answer yet."""

@@ -99,6 +99,21 @@ def status(name: Name = "default") -> None:
 
 
 @app.command()
+def role(
+    node: Annotated[str, typer.Argument(help="the node's name")],
+    role: Annotated[str, typer.Argument(help="prefill, decode or both")],
+    name: Annotated[str, typer.Option(help="the cluster's name")] = "default",
+    url: Annotated[str | None, typer.Option(help="a router elsewhere, instead of a cluster here")] = None,
+) -> None:
+    """Change what a running node is preferred for. New requests see it at once, running ones end where they are."""
+    from deploy.api import RouterApi, first_to_answer
+
+    api = RouterApi(url) if url else first_to_answer(_runs().ready_urls(name))[0]
+    api.switch_role(node, role)
+    console.print(f"{node} has the role {role} now")
+
+
+@app.command()
 def chat(
     name: Name = "default",
     report: Annotated[bool, typer.Option("--report", help="show where each answer's tokens came from")] = False,

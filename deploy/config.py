@@ -146,9 +146,12 @@ class ClusterConfig:
         return (self.prefill, self.decode, self.both)
 
     def _role_faults(self) -> Iterator[str]:
-        is_known = self.decode is not None and self.both is not None  # not while the loader looks for more faults
-        if is_known and not self.decode.count + self.both.count:
-            yield "decode.count 0: no node would decode; give at least one here, or in both"
+        if any(part is None for part in (self.router, *self.groups)):  # the loader looks for more faults
+            return
+        if not any(group.count for group in self.groups):
+            yield "decode.count 0: a cluster needs a node"
+        elif self.router.roles == "fixed" and not self.decode.count + self.both.count:
+            yield "decode.count 0: no node would decode; give one here or in both, or make router.roles elastic"
 
 
 @dataclass(frozen=True)

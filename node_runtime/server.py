@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from headrace.engine.build import build_engine
 from headrace.engine.host_memory import keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device
+from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.messages import NodeInfo, NodeStatus, Role
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import load_identity
@@ -52,7 +53,8 @@ class RoleService(Protocol):
 class NodeServer:
     """Starts and stops a node.
 
-    role      the one with which it starts, for routers to know; it serves every role all the time
+    role      the one with which it starts, for routers to know; it serves every role all the time, and keeps the role
+              that a router switched it to until it ends: a router that was restarted gets that from it
     services  by the name of each role's gRPC service: adds that to a gRPC server and returns the role
     """
 
@@ -64,6 +66,7 @@ class NodeServer:
     ) -> None:
         self.config = config
         self._role = role
+        self._role_switches = 0
         self._services = services
         self._roles: list[RoleService] = []
         self._incarnation = secrets.randbits(63) | 1
@@ -145,7 +148,24 @@ class NodeServer:
             calls=self.runtime.calls.counts(),
             orphans=tuple(request_id for role in self._roles for request_id in role.orphans()),
             stalled_s=self._watchdog.stalled_s,
+            role=self._role,
+            role_switches=self._role_switches,
         )
+
+    def cache_updates(self) -> AsyncGenerator[CacheUpdate, None]:
+        """Yields a snapshot of the cache, then every change; ends when the node stops."""
+        return self._cache_feed.updates()
+
+    def switch_role(self, role: Role) -> int:
+        """Changes the role that routers get with every status, the next one at once. Requests end where they are.
+
+        Returns how often that was done: of two routers that switch at once, both end with the role of the later switch.
+        """
+        self._role = role
+        self._role_switches += 1
+        log.info("node %s has the role %s now", self.config.name, role.value)
+        self.runtime.status_changed()
+        return self._role_switches
 
     async def stop(self) -> None:
         """Leaves the routers, ends requests in flight after the grace period, and releases everything.
@@ -185,7 +205,7 @@ class NodeServer:
 
     def _add_services(self, server: Any) -> None:
         self._roles = [serve(self.runtime, server) for serve in self._services.values()]
-        add_node_service(server, lambda: self.info, self.status, self._cache_feed.updates)
+        add_node_service(server, self)
 
     def _describe(self, address: str, *, start_s: float) -> NodeInfo:
         built = self.runtime.built

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -20,7 +21,7 @@ from headrace.wire.client import ROUTER_METADATA
 from headrace.wire.errors import CRASH_DETAILS, STOP_DETAILS
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import NodeInfo, NodeStatus
+from headrace.wire.messages import NodeInfo, NodeStatus, Role, SwitchRoleReply, SwitchRoleRequest
 from node_runtime.sessions import CheckpointMissing, NoCapacity
 from transfer.protocol.errors import LayoutMismatch, TransferError, TransferFailed
 
@@ -83,25 +84,28 @@ def router_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     return str(metadata.get(ROUTER_METADATA, ""))
 
 
-class NodeService(rpc.NodeServicer):
-    """The Node service: registration and status for operators with a gRPC client, cache contents for routers."""
+class Node(Protocol):
+    """A node as its Node service presents it; see `NodeServer`."""
 
-    def __init__(
-        self,
-        info: Callable[[], NodeInfo],
-        status: Callable[[], Awaitable[NodeStatus]],
-        cache_updates: Callable[[], AsyncGenerator[CacheUpdate, None]],
-    ) -> None:
-        self._info = info
-        self._status = status
-        self._cache_updates = cache_updates
+    @property
+    def info(self) -> NodeInfo: ...
+    async def status(self) -> NodeStatus: ...
+    def cache_updates(self) -> AsyncGenerator[CacheUpdate, None]: ...
+    def switch_role(self, role: Role) -> int: ...
+
+
+class NodeService(rpc.NodeServicer):
+    """The Node service: what every node does, whatever its role."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     async def Describe(
         self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeReply]
     ) -> pb.DescribeReply:
         reply = pb.DescribeReply()
-        codecs.encode(self._info(), reply.info)
-        codecs.encode(await self._status(), reply.status)
+        codecs.encode(self._node.info, reply.info)
+        codecs.encode(await self._node.status(), reply.status)
         return reply
 
     async def CacheUpdates(
@@ -109,15 +113,19 @@ class NodeService(rpc.NodeServicer):
         request: pb.CacheUpdatesRequest,
         context: grpc.aio.ServicerContext[pb.CacheUpdatesRequest, pb.CacheUpdate],
     ) -> AsyncIterator[pb.CacheUpdate]:
-        async with aclosing(self._cache_updates()) as updates:
+        async with aclosing(self._node.cache_updates()) as updates:
             async for update in updates:
                 yield encode_cache_update(update)
 
+    async def SwitchRole(
+        self,
+        request: pb.SwitchRoleRequest,
+        context: grpc.aio.ServicerContext[pb.SwitchRoleRequest, pb.SwitchRoleReply],
+    ) -> pb.SwitchRoleReply:
+        async with errors_as_status(context):
+            wanted = read(partial(codecs.decode, cls=SwitchRoleRequest), request)
+        return codecs.encode(SwitchRoleReply(self._node.switch_role(wanted.role)), pb.SwitchRoleReply())
 
-def add_node_service(
-    server: grpc.aio.Server,
-    info: Callable[[], NodeInfo],
-    status: Callable[[], Awaitable[NodeStatus]],
-    cache_updates: Callable[[], AsyncGenerator[CacheUpdate, None]],
-) -> None:
-    rpc.add_NodeServicer_to_server(NodeService(info, status, cache_updates), server)
+
+def add_node_service(server: grpc.aio.Server, node: Node) -> None:
+    rpc.add_NodeServicer_to_server(NodeService(node), server)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from headrace.config import at_least, checkpoint_folders, ports, positive, refuse
 from headrace.wire.connection_options import CONTROL_SILENCE_S
@@ -27,6 +28,8 @@ class RouterConfig(HttpLimits, ParseLimits):
     served_model_name   the model's name in /v1/models and in requests; empty: the folder's name
     name                under which the nodes count this router's calls, unlike any other router's; empty: the host's
                         name and `control_port`
+    roles               fixed: a node does the work of its role alone, at present; elastic: any node may do any work,
+                        and its role says what the policy prefers it for
     fetch_from_decode   prefill nodes fetch the cached part of a prompt from a decode node that holds more of it: its
                         blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
                         tokens
@@ -68,6 +71,7 @@ class RouterConfig(HttpLimits, ParseLimits):
     control_port: int = 8001
     served_model_name: str = ""
     name: str = ""
+    roles: Literal["fixed", "elastic"] = "fixed"
     fetch_from_decode: bool = True
     max_concurrent: int = 64
     max_concurrent_per_client: int | None = None

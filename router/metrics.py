@@ -121,6 +121,7 @@ class ClusterCollector(Collector):
         yield from _link_gauges(nodes)
         yield from _node_counters(nodes)
         yield _overlap(nodes)
+        yield _roles(nodes)
         yield from self._indexed(nodes)
 
     def _open_requests(self) -> GaugeMetricFamily:
@@ -225,6 +226,14 @@ def _overlap(nodes: Sequence[NodeEntry]) -> GaugeMetricFamily:
     return ratio
 
 
+def _roles(nodes: Sequence[NodeEntry]) -> GaugeMetricFamily:
+    """The roles that nodes have now; on all other metrics `role` is the one with which the node started."""
+    family = _gauge("node_role", "1 for the role that the node has now")
+    for node in nodes:
+        family.add_metric([node.info.name, node.role.value], 1)
+    return family
+
+
 def _counter_labels(prefix: str) -> dict[str, str]:
     """Labels of a counter's prefix, in the order of their names."""
     parts = (part.partition("=") for part in prefix.split(",") if part)
@@ -236,6 +245,7 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 
 def _labels_of(node: NodeEntry) -> list[str]:
+    """The role is that of the node's start: a counter whose labels changed would begin anew."""
     return [node.info.name, node.info.role.value]
 
 

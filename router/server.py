@@ -20,6 +20,7 @@ from router.cluster.liveness import Liveness
 from router.cluster.nodes import NodeTable
 from router.cluster.policy import Policy, RoundRobin
 from router.cluster.registry import registry_server
+from router.cluster.role_switch import RoleSwitch
 from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
 from router.errors import RouterError
@@ -71,6 +72,7 @@ class RouterServer:
             config.heartbeat_s,
             clock,
             connect_to or connect,
+            roles_are_fixed=config.roles == "fixed",
             stalled_after_s=config.stalled_after_s,
             node_return_timeout_s=config.node_return_timeout_s,
         )
@@ -99,7 +101,7 @@ class RouterServer:
             BodyParser(name, tokens), self._parsing, lambda: self.nodes.max_model_tokens, config.request_timeout_s
         )
         status = ClusterStatus(self.name, config.served_model_name, self.nodes, table, admission, metrics, index, clock)
-        app = build_app(service, parser, status, config, metrics.http_response)
+        app = build_app(service, parser, status, RoleSwitch(self.nodes), config, metrics.http_response)
         self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity, config.control_silence_s)
         self._closed = asyncio.Event()

@@ -85,7 +85,7 @@ def _node(node: NodeEntry) -> dict[str, Any]:
     info, status = node.info, node.status
     return {
         "name": info.name,
-        "role": info.role.value,
+        "role": node.role.value,
         "incarnation": str(info.incarnation),  # exceeds JavaScript's exact integers
         "address": info.address,
         "transfer_address": info.transfer_address,
@@ -116,7 +116,7 @@ def _hits(node: NodeEntry) -> Iterator[dict[str, Any]]:
         if counters.get(f"{group}/lookups"):
             yield {
                 "node": node.info.name,
-                "role": node.info.role.value,
+                "role": node.role.value,
                 "group": group,
                 "hit_tokens": int(counters[f"{group}/hit_tokens"]),
                 "looked_up_tokens": int(counters[f"{group}/looked_up_tokens"]),

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.timing import best_s, table_header, table_row
@@ -154,8 +155,8 @@ async def feed(num_blocks: int, pipe: Connection) -> None:
     engine: Any = IdleEngine()
     loop = EngineLoop(engine, asyncio.get_running_loop().time, print)
     loop.start()
-    unused: Any = None
-    service = NodeService(unused, unused, CacheFeed(loop, journal, cache, INCARNATION).updates)
+    node: Any = SimpleNamespace(cache_updates=CacheFeed(loop, journal, cache, INCARNATION).updates)
+    service = NodeService(node)
     server = ControlServer(["Node"], lambda server: rpc.add_NodeServicer_to_server(service, server))
     pipe.send(await server.start("127.0.0.1", 0))
     await asyncio.to_thread(pipe.recv)

@@ -120,6 +120,7 @@ class NodeClient(Protocol):
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
     def cache_updates(self) -> StreamCall[CacheUpdate]: ...
     async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]: ...
+    async def switch_role(self, role: m.Role, *, timeout_s: float) -> int: ...
     async def close(self) -> None: ...
 
 
@@ -179,6 +180,15 @@ class GrpcNodeClient:
         except grpc.aio.AioRpcError as error:
             raise node_error(self._name, error.code(), error.details()) from error
         return codecs.decode(reply.info, m.NodeInfo), codecs.decode(reply.status, m.NodeStatus)
+
+    async def switch_role(self, role: m.Role, *, timeout_s: float) -> int:
+        """Switches the node's role; returns how often that was done since the node's start. Raises NodeError."""
+        request = codecs.encode(m.SwitchRoleRequest(role), pb.SwitchRoleRequest())
+        try:
+            reply = await self._node.SwitchRole(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._name, error.code(), error.details()) from error
+        return codecs.decode(reply, m.SwitchRoleReply).role_switches
 
     async def close(self) -> None:
         await self._channel.close(None)

@@ -330,6 +330,8 @@ class NodeStatus:
     context_tokens        tokens of their contexts
     waiting_depths        the positions of the waiting tokens, summed; see `StepShape`
     waiting_lengths       the waiting tokens by how many their prompt has left: at k those of 2**k up to 2**(k + 1) - 1
+    role                  the one that it was last switched to; None: the one with which it started
+    role_switches         how often that was, since its start: of two reports the one with more switches is the later
     """
 
     running: int
@@ -348,6 +350,22 @@ class NodeStatus:
     context_tokens: int = 0
     waiting_depths: int = 0
     waiting_lengths: tuple[int, ...] = ()
+    role: Role | None = None
+    role_switches: int = 0
+
+
+@dataclass(frozen=True)
+class SwitchRoleRequest:
+    """Changes the work for which routers prefer a node."""
+
+    role: Role
+
+
+@dataclass(frozen=True)
+class SwitchRoleReply:
+    """`role_switches`: since the node's start, this one included."""
+
+    role_switches: int
 
 
 def transfer_refusal(device: str, peer_device: str) -> str | None:

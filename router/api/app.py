@@ -20,6 +20,7 @@ from router.api.bodies import Bodies
 from router.api.clients import client_of
 from router.api.completions import CompletionService
 from router.api.openapi import errors, generation_route, openapi_document
+from router.api.operator import add_operator_routes
 from router.api.request_ids import IdentifiedApp, identified, request_id_of
 from router.api.request_schemas import ChatBody, CompletionBody
 from router.api.response_counts import CountedApp, CountResponse, note_error
@@ -35,6 +36,7 @@ from router.api.response_schemas import (
     Readiness,
 )
 from router.api.responses import ANSWER_END
+from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError, internal_error
 from router.http.limits import HttpLimits
 from router.parsing.body_parser import Kind
@@ -53,6 +55,7 @@ def build_app(
     service: CompletionService,
     parser: RequestParser,
     status: ClusterStatus,
+    roles: RoleSwitch,
     limits: HttpLimits,
     count_response: CountResponse,
 ) -> ASGIApp:
@@ -124,6 +127,8 @@ def build_app(
     async def cluster() -> Response:
         """Nodes, links, requests and cache hits as the router knows them."""
         return JSONResponse(status.cluster())
+
+    add_operator_routes(app, roles, bodies, limits)
 
     @cache
     def document() -> dict[str, Any]:

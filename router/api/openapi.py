@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from router.api.request_ids import HEADER, VALID
-from router.api.request_schemas import ChatBody, CompletionBody
+from router.api.request_schemas import ChatBody, CompletionBody, RoleBody
 from router.api.response_schemas import ChatCompletionChunk, CompletionChunk, ErrorBody
 
 DESCRIPTION = """Prefill and decode of hybrid LLMs on different nodes, behind OpenAI's API.
@@ -41,31 +41,40 @@ REQUEST_ID = {
     "schema": {"type": "string", "pattern": f"^{VALID}$"},
 }
 
+BODIES = (ChatBody, CompletionBody, RoleBody)
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 RETRYABLE = (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 Responses = dict[int | str, dict[str, Any]]
 
 
-def errors(statuses: Iterable[HTTPStatus]) -> Responses:
-    """The `responses` of a route for these errors."""
+def errors(
+    statuses: Iterable[HTTPStatus],
+    causes: Mapping[HTTPStatus, str] = CAUSES,
+    retryable: Collection[HTTPStatus] = RETRYABLE,
+) -> Responses:
+    """The `responses` of a route for these errors; those of `retryable` come with a Retry-After."""
     return {
         int(status): {
             "model": ErrorBody,
-            "description": CAUSES[status],
-            "headers": RETRY_AFTER if status in RETRYABLE else {},
+            "description": causes[status],
+            "headers": RETRY_AFTER if status in retryable else {},
         }
         for status in statuses
     }
 
 
+def json_body(body: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads `body` itself."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(body)}}}}
+
+
 def generation_route(body: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
     """The description of a route that reads `body`, and answers whole or with `chunk`s as server-sent events."""
     stream = {"text/event-stream": {"schema": {"anyOf": [_reference(chunk), _reference(ErrorBody)]}}}
-    content = {"application/json": {"schema": _reference(body)}}
     return {
         "responses": {200: {"model": answer, "content": stream, "description": "The answer."}, **errors(CAUSES)},
-        "openapi_extra": {"requestBody": {"required": True, "content": content}, "parameters": [REQUEST_ID]},
+        "openapi_extra": {**json_body(body), "parameters": [REQUEST_ID]},
     }
 
 
@@ -76,7 +85,8 @@ def _reference(model: type[BaseModel]) -> dict[str, Any]:
 def openapi_document(app: FastAPI) -> dict[str, Any]:
     """The document at /openapi.json: the routes' own description, and the schemas of bodies and chunks."""
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
-    _, bodies = models_json_schema([(ChatBody, "validation"), (CompletionBody, "validation")], ref_template=REFERENCE)
+    read: list[tuple[type[BaseModel], JsonSchemaMode]] = [(body, "validation") for body in BODIES]
+    _, bodies = models_json_schema(read, ref_template=REFERENCE)
     chunks = [(ChatCompletionChunk, "serialization"), (CompletionChunk, "serialization")]
     _, answers = models_json_schema(chunks, ref_template=REFERENCE)  # type: ignore[arg-type]
     schemas = document["components"]["schemas"]

@@ -73,6 +73,7 @@ NoSuffix = Annotated[str | None, WithJsonSchema({"enum": ["", None]})]
 
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True)
+    unsupported: ClassVar[dict[str, Unsupported]] = {}
 
 
 class HeadraceOptions(_Body):
@@ -111,7 +112,6 @@ class GenerationBody(_Body):
     """The fields that chat and completions share; null is the default, as if the field were absent."""
 
     model_config = ConfigDict(extra="allow")  # kept until `parse_body` has looked for unsupported ones
-    unsupported: ClassVar[dict[str, Unsupported]]
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -269,7 +269,16 @@ class CompletionBody(GenerationBody):
         return self
 
 
-B = TypeVar("B", bound=GenerationBody)
+class RoleBody(_Body):
+    """A node's new role."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["prefill", "decode", "both"]
+    """The work for which the node is preferred from now on."""
+
+
+B = TypeVar("B", bound=_Body)
 
 
 def parse_body(cls: type[B], data: bytes) -> B:

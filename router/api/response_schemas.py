@@ -300,6 +300,7 @@ class NodeRow(_Response):
 
     name: str
     role: Literal["prefill", "decode", "both"]
+    """The work for which the node is preferred now."""
     incarnation: str
     """Differs for each start of the node."""
     address: str
@@ -376,3 +377,10 @@ class Cluster(_Response):
     """Requests in the admission queue."""
     requests: list[RequestRow]
     hits: list[HitRow]
+
+
+class SwitchedRole(_Response):
+    """A node's new role, confirmed by the node."""
+
+    node: str
+    role: Literal["prefill", "decode", "both"]

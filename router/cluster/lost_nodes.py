@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.wire.messages import NodeInfo, Role
@@ -21,10 +22,11 @@ class LostNode:
 
 
 class LostNodes:
-    """Lost nodes by name, each awaited for `return_timeout_s`."""
+    """Lost nodes by name, each awaited for `return_timeout_s`. `does`: whether nodes of a role do some work."""
 
-    def __init__(self, return_timeout_s: float) -> None:
+    def __init__(self, return_timeout_s: float, does: Callable[[Role, Role], bool]) -> None:
         self.return_timeout_s = return_timeout_s
+        self._does = does
         self._lost: dict[str, LostNode] = {}
 
     def add(self, info: NodeInfo, now_s: float) -> None:
@@ -37,5 +39,5 @@ class LostNodes:
     def awaited(self, work: Role, now_s: float) -> list[LostNode]:
         """Nodes for this work that may still come back, the next one first."""
         self._lost = {name: node for name, node in self._lost.items() if now_s - node.at_s < self.return_timeout_s}
-        found = [node for node in self._lost.values() if node.info.role.includes(work)]
+        found = [node for node in self._lost.values() if self._does(node.info.role, work)]
         return sorted(found, key=lambda node: node.expected_at_s)

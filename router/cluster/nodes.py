@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.cache.conversion import conversion_refusal
 from headrace.wire.client import NodeClient
@@ -49,6 +49,16 @@ class NodeEntry:
     def id(self) -> NodeId:
         return (self.info.name, self.info.incarnation)
 
+    @property
+    def role(self) -> Role:
+        """The work for which it is preferred now; `info.role` is the role with which it started."""
+        return self.status.role or self.info.role
+
+    def switched(self, role: Role, role_switches: int) -> None:
+        """Takes over a switch of its role; not an earlier one than is known, whose report came late."""
+        if role_switches > self.status.role_switches:
+            self.status = replace(self.status, role=role, role_switches=role_switches)
+
     def reaches(self, receiver: NodeInfo) -> bool:
         """True unless its last heartbeat reported a failed link check to the receiver, which may be out of date."""
         return all(link.error is None for link in self.status.links if link.peer == receiver.name)
@@ -66,7 +76,9 @@ class NodeEntry:
 
     def report(self, status: NodeStatus, *, stalled_after_s: float) -> None:
         """Takes over a status that has just arrived: the node is there."""
-        self.status, self.suspect = status, False
+        known, self.status, self.suspect = self.status, status, False
+        if known.role is not None:
+            self.switched(known.role, known.role_switches)
         was_stalled, self.stalled = self.stalled, status.stalled_s >= stalled_after_s
         if self.stalled and not was_stalled:
             log.error("node %s stands still for %.1f s: its requests are moved", self.info.name, status.stalled_s)
@@ -79,7 +91,10 @@ class NodeEntry:
 
 
 class NodeTable:
-    """Registered nodes by name. `clock` yields seconds; `connect` opens a client to a node."""
+    """Registered nodes by name. `clock` yields seconds; `connect` opens a client to a node.
+
+    roles_are_fixed   a node does the work of its role alone; otherwise its role says what it is preferred for
+    """
 
     def __init__(
         self,
@@ -87,11 +102,13 @@ class NodeTable:
         clock: Callable[[], float],
         connect: Callable[[NodeInfo], NodeClient],
         *,
+        roles_are_fixed: bool = True,
         stalled_after_s: float = 15.0,
         node_return_timeout_s: float = 120.0,
     ) -> None:
+        self.roles_are_fixed = roles_are_fixed
         self._stalled_after_s = stalled_after_s
-        self._lost = LostNodes(node_return_timeout_s)
+        self._lost = LostNodes(node_return_timeout_s, self.does)
         self._heartbeat_s = heartbeat_s
         self._clock = clock
         self._first_expected_by_s = self._new_expiry_s()
@@ -133,7 +150,7 @@ class NodeTable:
             replaced = (known.replaced | {known.info.incarnation}) - {info.incarnation}
             self._retire(known)
         self._lost.remove(info.name)
-        self._roles_seen.add(info.role)
+        self._roles_seen.add(status.role or info.role)
         self._nodes[info.name] = NodeEntry(info, status, self._connect(info), expires_at_s, replaced)
         self._notify()
         return True
@@ -147,6 +164,10 @@ class NodeTable:
         """Live nodes for this work that can transfer to this one, by name; None: for any work."""
         others = (node for node in self.live(work) if node.info.name != receiver.name)
         return [node for node in others if transfer_refusal(node.info.device, receiver.device) is None]
+
+    def named(self, name: str) -> NodeEntry | None:
+        """The node that has this name now."""
+        return self._nodes.get(name)
 
     def leave(self, name: str, incarnation: int) -> None:
         """Removes a node, which nobody waits for; calls in progress on it may finish."""
@@ -183,21 +204,25 @@ class NodeTable:
             log.warning("node %s missed its heartbeats and does not answer: taken for dead: %s", node.info.name, cause)
             self._lose(node)
 
+    def does(self, role: Role, work: Role) -> bool:
+        """True if nodes of this role do this work."""
+        return role.includes(work) or not self.roles_are_fixed
+
     def live(self, work: Role | None = None) -> list[NodeEntry]:
         """Nodes that may be given this work, by name: those that are neither suspect nor stalled. None: any work."""
-        found = (node for node in self.all() if work is None or node.info.role.includes(work))
+        found = (node for node in self.all() if work is None or self.does(node.role, work))
         return [node for node in found if not node.suspect and not node.stalled]
 
     def awaited(self, work: Role) -> list[LostNode]:
         """Nodes for this work that may come back, the next one first: lost ones, and those present that get none."""
         now_s = self._clock()
-        nodes = (node for node in self.all() if node.info.role.includes(work) and (node.suspect or node.stalled))
+        nodes = (node for node in self.all() if self.does(node.role, work) and (node.suspect or node.stalled))
         return [LostNode(node.info, now_s) for node in nodes] + self._lost.awaited(work, now_s)
 
     def may_come(self, work: Role) -> bool:
         """True while a node for this work is awaited, and until the first registers: those that serve register with a
         restarted router within a heartbeat."""
-        is_first = not any(role.includes(work) for role in self._roles_seen)
+        is_first = not any(self.does(role, work) for role in self._roles_seen)
         return (is_first and self._clock() < self._first_expected_by_s) or bool(self.awaited(work))
 
     def all(self) -> list[NodeEntry]:

@@ -54,6 +54,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
     "Routers": {"count": COUNT},
     "RouterConfig": {
         "model_path": ([MODEL], ["/none"]),
+        "roles": (["fixed", "elastic"], []),
         "host": TEXT,
         "port": PORT,
         "control_host": TEXT,

@@ -1291,6 +1291,8 @@ class NodeStatus(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     WAITING_DEPTHS_FIELD_NUMBER: _builtins.int
     WAITING_LENGTHS_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    ROLE_SWITCHES_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     stalled_s: _builtins.float
@@ -1305,6 +1307,10 @@ class NodeStatus(_message.Message):
     """tokens of their contexts"""
     waiting_depths: _builtins.int
     """the positions of the waiting tokens, summed: what their attention costs"""
+    role: Global___Role.ValueType
+    """the one that it was last switched to; unspecified: the one with which it started"""
+    role_switches: _builtins.int
+    """how often that was, since its start"""
     @_builtins.property
     def blocks(self) -> Global___PoolStatus: ...
     @_builtins.property
@@ -1352,10 +1358,12 @@ class NodeStatus(_message.Message):
         context_tokens: _builtins.int = ...,
         waiting_depths: _builtins.int = ...,
         waiting_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        role: Global___Role.ValueType = ...,
+        role_switches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "costs", b"costs", "slots", b"slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "context_tokens", b"context_tokens", "costs", b"costs", "counters", b"counters", "links", b"links", "num_decoding", b"num_decoding", "orphans", b"orphans", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_depths", b"waiting_depths", "waiting_lengths", b"waiting_lengths", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "context_tokens", b"context_tokens", "costs", b"costs", "counters", b"counters", "links", b"links", "num_decoding", b"num_decoding", "orphans", b"orphans", "prefill_tokens_per_s", b"prefill_tokens_per_s", "role", b"role", "role_switches", b"role_switches", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_depths", b"waiting_depths", "waiting_lengths", b"waiting_lengths", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1505,6 +1513,45 @@ class CacheChanges(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CacheChanges: _TypeAlias = CacheChanges  # noqa: Y015
+
+@_typing.final
+class SwitchRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: Global___Role.ValueType
+    def __init__(
+        self,
+        *,
+        role: Global___Role.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwitchRoleRequest: _TypeAlias = SwitchRoleRequest  # noqa: Y015
+
+@_typing.final
+class SwitchRoleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_SWITCHES_FIELD_NUMBER: _builtins.int
+    role_switches: _builtins.int
+    """since the node's start, this one included"""
+    def __init__(
+        self,
+        *,
+        role_switches: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role_switches", b"role_switches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwitchRoleReply: _TypeAlias = SwitchRoleReply  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):

@@ -237,6 +237,11 @@ class NodeStub:
                 request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.SerializeToString,
                 response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdate.FromString,
                 _registered_method=True)
+        self.SwitchRole = channel.unary_unary(
+                '/headrace.v1.Node/SwitchRole',
+                request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleRequest.SerializeToString,
+                response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -255,6 +260,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchRole(self, request, context):
+        """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -267,6 +279,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.CacheUpdates,
                     request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.FromString,
                     response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdate.SerializeToString,
+            ),
+            'SwitchRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchRole,
+                    request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleRequest.FromString,
+                    response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -323,6 +340,33 @@ class Node:
             '/headrace.v1.Node/CacheUpdates',
             headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.SerializeToString,
             headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Node/SwitchRole',
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleRequest.SerializeToString,
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -113,6 +113,8 @@ class NodeStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.DescribeRequest, _headrace_pb2.DescribeReply]
     CacheUpdates: _grpc.UnaryStreamMultiCallable[_headrace_pb2.CacheUpdatesRequest, _headrace_pb2.CacheUpdate]
     """Streams until the node stops or the subscriber leaves."""
+    SwitchRole: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.SwitchRoleRequest, _headrace_pb2.SwitchRoleReply]
+    """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -120,6 +122,8 @@ class NodeAsyncStub(NodeStub):
     Describe: _aio.UnaryUnaryMultiCallable[_headrace_pb2.DescribeRequest, _headrace_pb2.DescribeReply]  # type: ignore[assignment]
     CacheUpdates: _aio.UnaryStreamMultiCallable[_headrace_pb2.CacheUpdatesRequest, _headrace_pb2.CacheUpdate]  # type: ignore[assignment]
     """Streams until the node stops or the subscriber leaves."""
+    SwitchRole: _aio.UnaryUnaryMultiCallable[_headrace_pb2.SwitchRoleRequest, _headrace_pb2.SwitchRoleReply]  # type: ignore[assignment]
+    """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -136,6 +140,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_headrace_pb2.CacheUpdate], _abc.AsyncIterator[_headrace_pb2.CacheUpdate]]:
         """Streams until the node stops or the subscriber leaves."""
+
+    @_abc_1.abstractmethod
+    def SwitchRole(
+        self,
+        request: _headrace_pb2.SwitchRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_headrace_pb2.SwitchRoleReply, _abc.Awaitable[_headrace_pb2.SwitchRoleReply]]:
+        """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

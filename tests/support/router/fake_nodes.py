@@ -107,6 +107,8 @@ class _FakeNode:
         self.num_questions = 0
         self.open_calls = 0
         self.closed = False
+        self.switched_to: list[m.Role] = []
+        self.loses_switches = False
 
     def take_fault(self) -> Fault | None:
         return self.faults.pop(0) if self.faults else None
@@ -152,6 +154,12 @@ class _FakeNode:
             raise NodeLost(self.name, "nobody is there")
         await self.answers.wait()
         return node_info(self.name, self.role, incarnation=self.incarnation), node_status()
+
+    async def switch_role(self, role: m.Role, *, timeout_s: float) -> int:
+        if self.loses_switches:
+            raise NodeLost(self.name, "nobody is there")
+        self.switched_to.append(role)
+        return len(self.switched_to)
 
     def cache_updates(self) -> FakeCacheUpdatesCall:
         return FakeCacheUpdatesCall(self)

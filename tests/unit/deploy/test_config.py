@@ -45,6 +45,7 @@ def test_nodes_that_do_both_replace_the_pair_that_a_cluster_has_by_default():
     assert counts(load(both={"count": 2})) == (0, 0, 2)
     assert counts(load(both={"count": 2}, decode={"count": 3})) == (0, 3, 2)
     assert counts(load(prefill={"count": 0})) == (0, 1, 0)
+    assert counts(load(decode={"count": 0}, router={"roles": "elastic"})) == (1, 0, 0)
 
 
 def test_the_nodes_of_a_group_start_in_its_role():
@@ -81,7 +82,8 @@ def test_the_ports_of_several_routers_are_all_different():
         ({"router": {"port": "abc"}}, "c.yaml: router.port 'abc': must be a whole number"),
         ({"decode": [1]}, "c.yaml: decode [1]: must be a mapping of keys to values"),
         ({"prefill": {"count": -1}}, "c.yaml: prefill.count -1: must be at least 0"),
-        ({"decode": {"count": 0}}, "c.yaml: decode.count 0: no node would decode; give at least one here, or in both"),
+        ({"decode": {"count": 0}}, "c.yaml: decode.count 0: no node would decode; give one here or in both"),
+        ({"decode": {"count": 0}, "prefill": {"count": 0}}, "c.yaml: decode.count 0: a cluster needs a node"),
         ({"both": {"node": {"role": "decode"}}}, "c.yaml: both.node.role: set at start for each node; remove it"),
         (
             {"prefill": {"placement": {"strategy": "heap"}}},

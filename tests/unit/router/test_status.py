@@ -117,3 +117,11 @@ async def test_metrics_show_the_hidden_share_of_sent_transfers(start_router: Sta
         'headrace_node_transfer_overlap_ratio{node="p0",role="prefill"} 0.625',
         'headrace_node_transfer_overlap_ratio{node="p1",role="prefill"} 0.0',
     ]
+
+
+async def test_metrics_show_a_nodes_role_now_and_keep_the_labels_of_its_counters(start_router: StartRouter) -> None:
+    running = await start_router(fake_cluster([1], decode=2))
+    await running.http.post("/cluster/nodes/d0/role", json={"role": "both"})
+    lines = (await running.http.get("/metrics")).text.splitlines()
+    assert 'headrace_node_role{node="d0",role="both"} 1.0' in lines
+    assert 'headrace_node_steps_total{node="d0",role="decode"} 3.0' in lines

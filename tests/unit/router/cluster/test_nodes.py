@@ -255,6 +255,46 @@ def test_a_node_with_both_roles_is_there_for_either_work(nodes: NodeTable, clock
     assert [lost.info.name for work in (Role.PREFILL, Role.DECODE) for lost in nodes.awaited(work)] == ["p0", "p0"]
 
 
+def test_a_nodes_role_is_the_one_that_it_was_last_switched_to(nodes: NodeTable):
+    for name in ("p0", "p1"):
+        nodes.register(node_info(name, Role.PREFILL), node_status())
+    switched = nodes.named("p1")
+    assert switched is not None and switched.role is Role.PREFILL
+    switched.switched(Role.DECODE, 1)
+    assert (names(nodes, Role.PREFILL), names(nodes, Role.DECODE)) == (["p0"], ["p1"])
+
+
+def test_a_report_from_before_a_switch_that_comes_after_it_changes_nothing(nodes: NodeTable):
+    info = node_info("p0", Role.PREFILL)
+    nodes.register(info, node_status())
+    (node,) = nodes.all()
+    node.switched(Role.BOTH, 2)
+    nodes.register(info, replace(node_status(), role=Role.DECODE, role_switches=1, running=3))
+    assert (node.role, node.status.running) == (Role.BOTH, 3)
+    nodes.register(info, replace(node_status(), role=Role.DECODE, role_switches=3))
+    assert node.role is Role.DECODE, "another router's later switch counts"
+
+
+def test_a_restarted_router_gets_the_role_from_the_node(nodes: NodeTable):
+    nodes.register(node_info("p0", Role.PREFILL), replace(node_status(), role=Role.DECODE, role_switches=1))
+    assert names(nodes, Role.DECODE) == ["p0"]
+
+
+def test_a_restarted_node_has_the_role_with_which_it_starts(nodes: NodeTable):
+    nodes.register(node_info("p0", Role.PREFILL), replace(node_status(), role=Role.DECODE, role_switches=1))
+    nodes.register(node_info("p0", Role.PREFILL, incarnation=2), node_status())
+    assert names(nodes, Role.PREFILL) == ["p0"]
+
+
+def test_with_elastic_roles_every_node_may_do_any_work(clock: Clock, cluster: FakeCluster):
+    nodes = NodeTable(2.0, clock, cluster.connect, roles_are_fixed=False)
+    nodes.register(node_info("p0", Role.PREFILL), node_status())
+    assert names(nodes, Role.DECODE) == ["p0"]
+    clock.now_s += 7
+    nodes.unanswered(nodes.all()[0], LOST)
+    assert nodes.may_come(Role.DECODE)
+
+
 def test_a_node_does_not_send_to_itself(nodes: NodeTable):
     for name in ("p0", "p1", "d0"):
         nodes.register(node_info(name, Role.BOTH), node_status())
