@@ -53,9 +53,9 @@ class DecodeInputs:
         self._host_table = _HostTable(self._max_rows, self.max_blocks)
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
-        """True if `load` takes them: one token and one row of logits each, none too long."""
+        """True if `load` takes them: one token and at most one row of logits each, none too long."""
         return all(
-            entry.is_decode and entry.num_logits == 1 and len(entry.block_ids) <= self.max_blocks for entry in inputs
+            entry.is_decode and entry.num_logits <= 1 and len(entry.block_ids) <= self.max_blocks for entry in inputs
         )
 
     def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headrace.forward.forward_batch import ForwardBatch, check_inputs
 from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.lib.upload import upload_values
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,10 @@ class CapturedPasses:
 
 @dataclass
 class StepGraphs:
-    """The captured passes of a node: a step's decodes are one replay, and the short prefills behind them another.
+    """The captured passes of a node: a step's single tokens are one replay, and its longer chunks another, or several.
 
-    The weights are then read twice, which takes less time than launching the two together.
+    Each replay reads the weights anew, which takes less time than launching a step's passes together. So whatever the
+    number and the mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit.
     """
 
     block_size: int
@@ -95,18 +97,54 @@ class StepGraphs:
 
     def run(self, inputs: Sequence[SequenceInput]) -> Tensor | None:
         """Logits [sum of num_logits, V], which the next `run` may overwrite; None: such a step was not captured."""
-        num_decodes = next((i for i, entry in enumerate(inputs) if not entry.is_decode), len(inputs))
-        replays: list[Callable[[], Tensor]] = []
-        for passes, some in ((self.decodes, inputs[:num_decodes]), (self.prefills, inputs[num_decodes:])):
-            if some and (passes is None or not passes.fits(some)):
-                return None
-            if some and passes is not None:
-                replays.append(partial(passes.run, some))
+        replays = self._replays(inputs)
         if not replays:
             return None
         check_inputs(inputs, self.block_size)
-        logits = [replay() for replay in replays]
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
+        logits: list[Tensor] = []
+        for n, (passes, some) in enumerate(replays):
+            part = passes.run([inputs[i] for i in some])
+            is_overwritten = any(later is passes for later, _ in replays[n + 1 :])
+            logits.append(part.clone() if is_overwritten else part)
+        if len(logits) == 1:
+            return logits[0]
+        order = [i for _, some in replays for i in some if inputs[i].num_logits]
+        return _in_order(torch.cat(logits), order)
+
+    def _replays(self, inputs: Sequence[SequenceInput]) -> list[tuple[CapturedPasses, list[int]]]:
+        """The passes to replay, in order, each with the indices of its inputs; none if that does not cover the step.
+
+        Of a pass, the inputs with logits come first.
+        """
+        by_need = sorted(range(len(inputs)), key=lambda i: not inputs[i].num_logits)
+        single = [i for i in by_need if inputs[i].is_decode]
+        longer = [i for i in by_need if not inputs[i].is_decode]
+        replays: list[tuple[CapturedPasses, list[int]]] = []
+        # All decodes at once: they read the tokens of the launch before, which the pass replaces by its own.
+        for passes, groups in ((self.decodes, [single]), (self.prefills, _groups(self.prefills, inputs, longer))):
+            for some in filter(None, groups):
+                if passes is None or not passes.fits([inputs[i] for i in some]):
+                    return []
+                replays.append((passes, some))
+        return replays
+
+
+def _groups(passes: CapturedPasses | None, inputs: Sequence[SequenceInput], some: Sequence[int]) -> list[list[int]]:
+    """The indices `some` in groups, each as large as a pass takes, or of one input that none takes."""
+    groups: list[list[int]] = [[]]
+    for i in some:
+        if groups[-1] and (passes is None or not passes.fits([inputs[j] for j in (*groups[-1], i)])):
+            groups.append([])
+        groups[-1].append(i)
+    return groups
+
+
+def _in_order(logits: Tensor, order: Sequence[int]) -> Tensor:
+    """The rows of logits by ascending `order`."""
+    by_order = sorted(range(len(order)), key=order.__getitem__)
+    if by_order == list(range(len(order))):
+        return logits
+    return logits.index_select(0, upload_values(by_order, logits.device))
 
 
 def sizes_up_to(max_rows: int, sizes: Sequence[int]) -> list[int]:

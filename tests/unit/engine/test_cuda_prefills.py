@@ -87,14 +87,21 @@ class Prompts:
 
     def next_pass(self, num_rows: int) -> list[SequenceInput]:
         """A few sequences, fresh ones and resumed ones, some in place, some leaving states on the way."""
-        chosen = self._random.sample(range(NUM_SEQUENCES), self._random.choice((1, 1, 2, 3, MOST_SEQUENCES)))
+        return self._steps(num_rows, self._random.choice((1, 1, 2, 3, MOST_SEQUENCES)), 2)
+
+    def next_mix(self, num_rows: int) -> list[SequenceInput]:
+        """As `next_pass`, of all sequences, in any order; some of them compute one token, with logits or without."""
+        return self._steps(num_rows, NUM_SEQUENCES, 1)
+
+    def _steps(self, num_rows: int, num_sequences: int, fewest_tokens: int) -> list[SequenceInput]:
+        chosen = self._random.sample(range(NUM_SEQUENCES), num_sequences)
         used = {slot for _, slot in self._at if slot is not None}
         free = [slot for slot in range(NUM_SLOTS) if slot not in used]
-        return [self._step(sequence, num_rows // len(chosen), free) for sequence in chosen]
+        return [self._step(sequence, fewest_tokens, num_rows // num_sequences, free) for sequence in chosen]
 
-    def _step(self, sequence: int, most_tokens: int, free: list[int]) -> SequenceInput:
+    def _step(self, sequence: int, fewest_tokens: int, most_tokens: int, free: list[int]) -> SequenceInput:
         start, src = self._at[sequence]
-        length = self._random.randint(2, min(most_tokens, MAX_TOKENS))
+        length = self._random.randint(fewest_tokens, min(most_tokens, MAX_TOKENS))
         if start + length > MAX_TOKENS:
             start, src = 0, None  # another prompt in the same blocks
         end = start + length
@@ -144,6 +151,22 @@ def test_passes_in_a_row_equal_plain_ones_in_float32(family: str, tiny_checkpoin
         assert [token.id for token in ours.drawn.tokens()] == [token.id for token in theirs.drawn.tokens()], f"pass {n}"
         assert_same_memory(replayed, plain, 1e-2)
     assert capture.replays == 60
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_steps_of_any_mix_are_replays_and_equal_plain_ones(family: str, tiny_checkpoint) -> None:
+    """More prompts than a pass takes or writes states for, more rows than its largest size, and chunks of one token."""
+    path, prompts, capture = tiny_checkpoint(family), Prompts(seed=4), Counted()
+    plain, replayed = (runner_of(path, "float32", "float32") for _ in range(2))
+    replayed.capture_decodes(NUM_SEQUENCES, MAX_TOKENS, capture)
+    replayed.capture_prefills(128, MAX_TOKENS, capture)
+    for n in range(40):
+        steps, replays = prompts.next_mix(num_rows=NUM_SEQUENCES * (1, 2, 3, 12, 40)[n % 5]), capture.replays
+        ours, theirs = launch(replayed, steps), launch(plain, steps)
+        assert capture.replays > replays
+        assert ours.logits.shape == theirs.logits.shape
+        assert [token.id for token in ours.drawn.tokens()] == [token.id for token in theirs.drawn.tokens()], f"step {n}"
+        assert_same_memory(replayed, plain, 1e-2)
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])

@@ -128,9 +128,8 @@ def test_what_does_not_fit_is_left_to_the_plain_path(setup: Setup) -> None:
     assert setup.graphs.run([one]) is not None
     assert setup.graphs.run([]) is None
     assert setup.graphs.run([decode(1, 1, [i], i, i) for i in range(9)]) is None
-    assert setup.graphs.run([SequenceInput([1, 2], 1, [1], 1, 1), one]) is None  # the engine's steps begin with decodes
     assert setup.graphs.run([one, SequenceInput([1] * 17, 1, list(range(5)), 1, 1)]) is None
-    assert setup.graphs.run([SequenceInput([1], 1, [0], 0, 0, num_logits=0)]) is None
+    assert setup.graphs.run([SequenceInput([1, 2], 1, [1], 1, 1, num_logits=2)]) is None
     assert setup.graphs.run([decode(1, 1, [0] * 40, 0, 0)]) is None
 
 
@@ -162,6 +161,23 @@ def test_decodes_and_the_prefills_behind_them_are_two_replays(setup: Setup) -> N
     logits = setup.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
     assert [batch.num_decodes for batch in setup.model.seen] == [2, 0]
     assert logits.argmax(-1).tolist() == [11, 21, 8]
+
+
+def test_chunks_of_one_token_are_rows_of_the_decode_pass_wherever_they_stand(setup: Setup) -> None:
+    """A budget's rest of one token: such a step was launched kernel by kernel, which took 30 ms."""
+    begun, ended = SequenceInput([40], 0, [3], None, 3, num_logits=0), SequenceInput([41], 4, [4, 5], 4, 4)
+    prefill = SequenceInput([5, 6, 7], 0, [1], None, 1)
+    logits = setup.graphs.run([decode(10, 1, [0], 0, 0), prefill, begun, ended, decode(20, 1, [2], 2, 2)])
+    decodes, prefills = setup.model.seen
+    assert decodes.tokens_T.tolist() == [10, 41, 20, 40] and prefills.tokens_T.tolist()[:3] == [5, 6, 7]
+    assert logits.argmax(-1).tolist() == [11, 8, 42, 21]  # in the order of the step
+
+
+def test_more_prompts_than_a_pass_takes_are_several_passes(setup: Setup) -> None:
+    many = [SequenceInput([10 + i, 20 + i], 0, [i % 6], None, i, num_logits=i % 3 and 1) for i in range(9)]
+    logits = setup.graphs.run(many)
+    assert [sum(token >= 10 for token in batch.tokens_T.tolist()) for batch in setup.model.seen] == [16, 2]
+    assert logits.argmax(-1).tolist() == [21 + i for i in range(9) if i % 3]
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2]], ids=["decode", "prefill"])
