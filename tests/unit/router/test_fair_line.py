@@ -93,4 +93,37 @@ def test_clients_that_got_what_they_asked_for_are_forgotten_while_others_wait():
         for _ in range(2 * (number > 0)):
             line.take(anyone)
     assert len(line) == 2
-    assert len(line._asked) <= 4
+    assert len(line._clients) <= 4
+
+
+def test_a_lower_priority_number_goes_first_whatever_the_client_has_had():
+    line: FairLine[str] = FairLine()
+    line.join("batch", "b0", cost=1, priority=1)
+    line.join("many", "m0", cost=1)
+    line.join("many", "m1", cost=9)
+    line.join("many", "urgent", cost=1, priority=-1)
+    line.join("few", "f0", cost=1)
+    assert (line.position("batch", 1), line.position("few"), line.position("few", -1)) == (5, 3, 1)
+    assert order(line) == ["urgent", "f0", "m0", "m1", "b0"]
+
+
+def test_work_that_cost_less_than_it_said_gives_its_client_the_rest():
+    line: FairLine[str] = FairLine()
+    line.join("cached", "c0", cost=10)
+    line.join("cached", "c1", cost=10)
+    for number in range(5):
+        line.join("plain", f"p{number}", cost=2)
+    assert line.take(anyone) == "c0"
+    line.correct("cached", -9)
+    assert order(line) == ["p0", "c1", "p1", "p2", "p3", "p4"]
+
+
+def test_work_that_cost_more_than_it_said_is_made_up_for():
+    line: FairLine[str] = FairLine()
+    line.join("long", "l0", cost=1)
+    for number in range(3):
+        line.join("short", f"s{number}", cost=1)
+    assert line.take(anyone) == "l0"
+    line.correct("long", 1.5)
+    line.join("long", "l1", cost=1)
+    assert order(line) == ["s0", "s1", "s2", "l1"]
