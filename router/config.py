@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from headrace.config import at_least, checkpoint_folders, ports, positive, refuse
+from headrace.config import at_least, checkpoint_folders, one_of, ports, positive, refuse
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from router.http.limits import HttpLimits
 from router.parsing.limits import ParseLimits
+from router.routing.plan import NO_OBJECTIVES, Objectives
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
@@ -38,6 +40,15 @@ class RouterConfig(HttpLimits, ParseLimits):
     max_queue           requests that may wait for their turn, which clients share fairly; beyond that those that would
                         have their turn last get 429, with the estimated time until there is room as Retry-After. So
                         does a request whose estimated wait and answer would take longer than `request_timeout_s`
+    objectives          the times that each request should keep, where it names no other in `headrace.objectives`:
+                        `first_token_s`, from its arrival, and `token_gap_s`, between two tokens of its answer. Nodes
+                        bound the prompts in a step by the gap; empty: no bounds
+    on_missed_objectives  what becomes of a request that by all predictions keeps its objectives nowhere: `queue`, it is
+                        served as well as it can be, or `refuse`, it gets 429 at once, with the predicted time until
+                        there is room as Retry-After
+    priorities          by client, as the value of `client_header` or its address, the lowest number that it may give as
+                        `headrace.priority`; 0 for the others. Waiting requests of a lower number go before all of a
+                        higher one
     request_timeout_s   a request's whole life, its wait and the writing of its answer included; beyond that clients get
                         504, or the connection is closed
     max_unread_bytes    memory of one client's unread answer, all its choices together, beyond which the router reads no
@@ -76,6 +87,9 @@ class RouterConfig(HttpLimits, ParseLimits):
     max_concurrent: int = 64
     max_concurrent_per_client: int | None = None
     max_queue: int = 256
+    objectives: Objectives = NO_OBJECTIVES
+    on_missed_objectives: str = "queue"
+    priorities: Mapping[str, int] = field(default_factory=dict)
     request_timeout_s: float = 600.0
     max_unread_bytes: int = 1 << 20
     max_prompt_logprobs: int = 1 << 20
@@ -108,6 +122,12 @@ class RouterConfig(HttpLimits, ParseLimits):
                 "max_prompt_logprobs",
             ),
             at_least(self, 0, "max_queue"),
+            one_of(self, ("queue", "refuse"), "on_missed_objectives"),
+            (
+                f"priorities {name} {number}: must lie in -2147483648..2147483647"
+                for name, number in self.priorities.items()
+                if not -(2**31) <= number < 2**31
+            ),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
             positive(

@@ -14,6 +14,7 @@ from headrace.wire.messages import NodeInfo, Role
 from headrace.wire.server import ListenError
 from headrace.wire.tls import TlsError, load_identity
 from router.api.app import build_app
+from router.api.clients import named_client
 from router.api.completions import CompletionService
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.liveness import Liveness
@@ -83,6 +84,7 @@ class RouterServer:
             config.max_concurrent,
             config.max_queue,
             max_per_client=config.max_concurrent_per_client,
+            priorities={named_client(name, config.client_header): n for name, n in config.priorities.items()},
             timeout_s=config.request_timeout_s,
             clock=clock,
             nodes_line_s=lambda: self.nodes.prefill_line_s,

@@ -133,18 +133,21 @@ class CompletionService:
         self._check_scores(generation)
         self._check_nodes()
         self._check_ids(generation)
+        objectives = generation.objectives.over(self._context.config.objectives)
         choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes)
         async with AsyncExitStack() as stack:
             count, per_prompt = len(generation.requests), generation.choices_per_prompt
             followers = [index for index in range(count) if index % per_prompt]
-            permits = self._admission.acquire(client, generation.requests, followers=followers)
+            permits = self._admission.acquire(
+                client, generation.requests, followers=followers, priority=generation.priority
+            )
             for permit in permits:
                 stack.callback(permit.release)
             siblings = [Siblings(permits[i + 1 : i + per_prompt]) for i in range(0, count, per_prompt)]
             for choice, permit in zip(choices.all, permits, strict=True):
                 sink = choices.sink_of(choice.index)
                 group = siblings[choice.index // per_prompt]
-                driver = RequestDriver(self._context, choice.request, permit, sink, group)
+                driver = RequestDriver(self._context, choice.request, permit, sink, group, objectives)
                 choices.drivers.append(await stack.enter_async_context(driver))
             yield choices
 

@@ -12,6 +12,7 @@ from typing import Any
 from headrace.request import Request, Sampling
 from router.api.request_schemas import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, HeadraceOptions
 from router.errors import bad_request
+from router.routing.plan import Objectives
 from router.text.tokens import ModelTokens
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -34,7 +35,8 @@ class GenerationRequest:
     A `headrace.request.Request` is one stream of tokens on the nodes; a client asks for several at once with a list of
     prompts or with `n`.
 
-    is_seeded  the client gave the seed
+    is_seeded   the client gave the seed
+    objectives  those that the client gave
     """
 
     id: str
@@ -51,6 +53,8 @@ class GenerationRequest:
     report: bool
     echo: bool
     is_seeded: bool
+    objectives: Objectives
+    priority: int
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that a choice answers."""
@@ -186,6 +190,8 @@ class RequestBuilder:
             report=own.report,
             echo=echo,
             is_seeded=body.seed is not None,
+            objectives=Objectives(own.objectives.first_token_s, own.objectives.token_gap_s),
+            priority=own.priority,
         )
 
     @property

@@ -76,18 +76,10 @@ class _Body(BaseModel):
     unsupported: ClassVar[dict[str, Unsupported]] = {}
 
 
-class HeadraceOptions(_Body):
-    """Headrace's own part of a request."""
+class _OwnBody(_Body):
+    """A part of a request that is Headrace's own: an unknown key is an error."""
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
-
-    report: bool = False
-    """Adds `headrace` to the usage: which nodes served the request, what they reused and what moved. A stream then
-    ends with a usage chunk."""
-    checkpoint_at: list[Annotated[int, Field(ge=1, lt=2**32)]] = Field(default=[], max_length=1024)
-    """Token positions up to which later prompts will be the same: hints where to keep a checkpoint of the state."""
-    salt: Annotated[str, Field(max_length=1024)] = ""
-    """Separates the prefix caches of tenants: requests share cached prefixes only with the same salt."""
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +89,31 @@ class HeadraceOptions(_Body):
                 nearest = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0)[0]
                 raise ValueError(f"unknown key {key!r}: did you mean {nearest!r}?")
         return value
+
+
+class ObjectivesBody(_OwnBody):
+    """The times that a request should keep, in seconds; null: the operator's."""
+
+    first_token_s: Annotated[float, Field(gt=0)] | None = None
+    """From the request's arrival to its first token."""
+    token_gap_s: Annotated[float, Field(gt=0)] | None = None
+    """Between two tokens of the answer."""
+
+
+class HeadraceOptions(_OwnBody):
+    """Headrace's own part of a request."""
+
+    report: bool = False
+    """Adds `headrace` to the usage: which nodes served the request, what they reused and what moved. A stream then
+    ends with a usage chunk."""
+    checkpoint_at: list[Annotated[int, Field(ge=1, lt=2**32)]] = Field(default=[], max_length=1024)
+    """Token positions up to which later prompts will be the same: hints where to keep a checkpoint of the state."""
+    salt: Annotated[str, Field(max_length=1024)] = ""
+    """Separates the prefix caches of tenants: requests share cached prefixes only with the same salt."""
+    objectives: ObjectivesBody = ObjectivesBody()
+    """Times to keep; nodes and plans are chosen by them, and a request that cannot keep them may be refused."""
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    """A waiting request goes before all with a higher number. Below 0 only where the operator allows it."""
 
 
 class StreamOptions(_Body):

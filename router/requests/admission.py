@@ -6,26 +6,30 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from headrace.request import Request
-from router.errors import ApiError, too_many_requests
+from router.errors import ApiError, bad_request, too_many_requests
 from router.fair_line import FairLine
 from router.requests.wait_estimate import WaitEstimate
 
 MARGIN = 1.2  # on an estimated wait: those who are admitted should not run out of time
 ANSWER_TOKENS = 256
-"""Answers count as so many tokens at the most: `max_tokens` is often all that the model has left."""
+"""Answers count as so many tokens at the most, until they end: `max_tokens` is often all that the model has left."""
+ANSWER_WEIGHT = 2
+"""A token of an answer counts as so many of a prompt that is computed (Sheng et al. 2024)."""
 
 
 class Admission:
     """`max_concurrent` requests run, `max_queue` wait, more are refused.
 
     The clients take turns, each with as much work as the others (`FairLine`): one that sends more waits longer itself.
-    In a full queue the request goes that would have its turn last, whether it has just come or waits already. A
-    request that would wait longer than its time allows is refused at once, too.
+    Work is tokens that are computed: a prompt counts whole until it is known how much of it was cached. In a full queue
+    the request goes that would have its turn last, whether it has just come or waits already. A request that would wait
+    longer than its time allows is refused at once, too.
 
     max_per_client  places that one client may have at a time; None: all of them
+    priorities      by client, the lowest priority number that it may ask for; 0 for the others
     timeout_s       a request's whole time, its wait included
     clock           yields seconds
     nodes_line_s    returns the seconds in which the nodes will have computed the prompts that they have
@@ -37,6 +41,7 @@ class Admission:
         max_queue: int,
         *,
         max_per_client: int | None = None,
+        priorities: Mapping[str, int] | None = None,
         timeout_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         nodes_line_s: Callable[[], float] = lambda: 0.0,
@@ -44,6 +49,7 @@ class Admission:
         self._free = max_concurrent
         self._max_queue = max_queue
         self._max_per_client = max_per_client or max_concurrent
+        self._priorities = priorities or {}
         self._timeout_s = timeout_s
         self._clock = clock
         self._nodes_line_s = nodes_line_s
@@ -58,23 +64,28 @@ class Admission:
 
     def check_line(self, client: str) -> None:
         """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
-        position = self._waiting.position(client)
+        position = self._waiting.position(client, self._priorities.get(client, 0))
         if not self._free and self.waiting >= self._max_queue and position >= self.waiting:
             raise self._full(1)
         self._check_time(client, position + 1)
 
     def acquire(
-        self, client: str, requests: Sequence[Request], *, followers: Collection[int] = ()
+        self, client: str, requests: Sequence[Request], *, followers: Collection[int] = (), priority: int = 0
     ) -> list[AdmissionPermit]:
-        """One permit for each request of one client, all or none; raises ApiError (429) when the queue is full.
+        """One permit for each request of one client, all or none; raises ApiError: 429 when the queue is full, 400 for
+        a priority that is not the client's.
 
         Every permit must be released: only that frees its place. Those with an index in `followers` keep their places
         in the queue, but are passed over until `may_run`.
         """
-        self._check_time(client, self._waiting.position(client) + len(requests))
-        permits = [AdmissionPermit(self, client, held_back=index in followers) for index in range(len(requests))]
-        for permit, request in zip(permits, requests, strict=True):
-            self._waiting.join(client, permit, _cost(request, permit.held_back))
+        self._check_priority(client, priority)
+        self._check_time(client, self._waiting.position(client, priority) + len(requests))
+        permits = [
+            AdmissionPermit(self, client, _cost(request, index in followers), held_back=index in followers)
+            for index, request in enumerate(requests)
+        ]
+        for permit in permits:
+            self._waiting.join(client, permit, permit.cost, priority)
         last = self._waiting.last(max(0, self.waiting - self._free - self._max_queue))
         if not set(last).isdisjoint(permits):
             for permit in reversed(permits):
@@ -92,6 +103,15 @@ class Admission:
             code="queue_full",
             retry_after_s=self._wait_s(max(1, self.waiting + count - self._max_queue)),
         )
+
+    def _check_priority(self, client: str, priority: int) -> None:
+        lowest = self._priorities.get(client, 0)
+        if priority < lowest:
+            raise bad_request(
+                f"headrace.priority {priority}: this client may ask for {lowest} and above (router.priorities)",
+                "headrace",
+                "priority_not_allowed",
+            )
 
     def _check_time(self, client: str, position: int) -> None:
         """`position` in the line, counted from 1 and with the free places in front."""
@@ -136,12 +156,18 @@ class Admission:
             self._waiting.leave(permit)
         self._grant()
 
+    def _served(self, permit: AdmissionPermit, cost: int) -> None:
+        if permit in self._running:
+            self._waiting.correct(permit.client, cost - permit.cost)
+            permit.cost = cost
+
 
 class AdmissionPermit:
-    """The right of one request to run, once granted."""
+    """The right of one request to run, once granted. `cost`: its work in tokens, as far as it is known."""
 
-    def __init__(self, admission: Admission, client: str, *, held_back: bool) -> None:
+    def __init__(self, admission: Admission, client: str, cost: int, *, held_back: bool) -> None:
         self.client = client
+        self.cost = cost
         self.held_back = held_back
         self.granted_at_s = 0.0
         self._admission = admission
@@ -176,6 +202,10 @@ class AdmissionPermit:
         self.held_back = False
         self._admission._grant()
 
+    def served(self, *, computed_tokens: int, answer_tokens: int) -> None:
+        """Counts what the request has cost, so far or in the end; for nothing once its place is free."""
+        self._admission._served(self, _work(computed_tokens, answer_tokens))
+
     def release(self) -> None:
         """Frees the place, or leaves the queue; more than once does no harm."""
         if not self._is_released:
@@ -184,6 +214,10 @@ class AdmissionPermit:
 
 
 def _cost(request: Request, is_follower: bool) -> int:
-    """The tokens that a request asks for. A follower's prompt is computed for the first of its siblings."""
+    """The work that a request asks for. A follower's prompt is computed for the first of its siblings."""
     num_prompt = 0 if is_follower else len(request.tokens)
-    return num_prompt + min(request.sampling.max_tokens, ANSWER_TOKENS)
+    return _work(num_prompt, min(request.sampling.max_tokens, ANSWER_TOKENS))
+
+
+def _work(computed_tokens: int, answer_tokens: int) -> int:
+    return computed_tokens + ANSWER_WEIGHT * answer_tokens

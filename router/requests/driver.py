@@ -17,13 +17,14 @@ from headrace.wire.errors import NodeError, NodeLost
 from router.cluster.nodes import NodeEntry
 from router.errors import NODE_CRASHED, ApiError, deadline_passed, internal_error
 from router.requests import events as ev
-from router.requests.admission import AdmissionPermit
+from router.requests.admission import ANSWER_TOKENS, AdmissionPermit
 from router.requests.attempt import Attempt
 from router.requests.context import RouterContext
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.node_search import NodeSearch
 from router.requests.siblings import Siblings
 from router.requests.states import Completed, RequestPhase
+from router.routing.plan import NO_OBJECTIVES, Objectives
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +75,14 @@ class RequestDriver:
         permit: AdmissionPermit,
         sink: OutputSink,
         siblings: Siblings | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
     ) -> None:
         self._context = context
         self._permit = permit
         self._now_s = context.clock
         self._deadline_s = context.clock() + context.config.request_timeout_s
         self._sink = sink
+        self._objectives = objectives
         self._stop_is_handled = False
         self._siblings = siblings or Siblings()
         self._search = NodeSearch(context, request, self._siblings)
@@ -103,14 +106,20 @@ class RequestDriver:
         """Gives everything back that the request holds in the router. Waits for nothing: no cancellation skips it."""
         if self._attempt is not None:
             self._attempt.end()  # calls may still be closing: their last events are for nobody
-        self._permit.release()
+        self.give_place_back()
         self._give_up(ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left"))
         self._context.table.close(self.life)
         self._context.metrics.request_ended(self.life)
 
     def give_place_back(self) -> None:
         """Lets the next request run: the client has taken the whole answer. More than once does no harm."""
+        self._count_work(len(self.life.generated))
         self._permit.release()
+
+    def _count_work(self, answer_tokens: int) -> None:
+        num_prompt = self.life.request.num_prompt_tokens
+        computed = num_prompt - self.life.report.cached_tokens(num_prompt)
+        self._permit.served(computed_tokens=computed, answer_tokens=answer_tokens)
 
     async def _drive(self) -> None:
         timeout_s = self._context.config.request_timeout_s
@@ -137,7 +146,9 @@ class RequestDriver:
 
     async def _try_once(self) -> None:
         age_s = self._now_s() - self.life.entered_s[RequestPhase.QUEUED]
-        attempt = self._attempt = Attempt(replace(self.life.request_so_far, age_s=age_s))
+        attempt = self._attempt = Attempt(
+            replace(self.life.request_so_far, age_s=age_s, token_gap_s=self._objectives.token_gap_s)
+        )
         try:
             if self.life.needs_decode or not self._search.candidates(m.Role.PREFILL):
                 await self._decode(attempt)
@@ -257,6 +268,8 @@ class RequestDriver:
             return
         for instruction in self.life.on(event, self._now_s()):
             await self._obey(attempt, instruction)
+        if isinstance(event, m.PrefillDone | m.LocalPrefill):
+            self._count_work(min(self.life.request.sampling.max_tokens, ANSWER_TOKENS))
         if self.life.has_computed_prompt:
             self._siblings.prompt_computed(attempt.prefill_node, attempt.decode_node)
         if self._sink.is_complete and not self._stop_is_handled and not self.life.is_over:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.config import positive, refuse
 from router.routing.candidates import Candidate
 
 
@@ -19,6 +20,19 @@ class Objectives:
 
     first_token_s: float | None = None
     token_gap_s: float | None = None
+
+    def __post_init__(self) -> None:
+        refuse(positive(self, "first_token_s", "token_gap_s"))
+
+    def over(self, default: Objectives) -> Objectives:
+        """These, and what they leave open from `default`."""
+        return Objectives(
+            default.first_token_s if self.first_token_s is None else self.first_token_s,
+            default.token_gap_s if self.token_gap_s is None else self.token_gap_s,
+        )
+
+
+NO_OBJECTIVES = Objectives()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +53,7 @@ class RoutedRequest:
     needs_decode: bool = True
     waited_s: float = 0.0
     is_scored: bool = False
-    objectives: Objectives = Objectives()
+    objectives: Objectives = NO_OBJECTIVES
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,8 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_concurrent_per_client": COUNT,
         "max_unread_bytes": COUNT,
         "max_queue": ([0, 9], [-1]),
+        "on_missed_objectives": (["queue", "refuse"], ["drop"]),
+        "priorities": ([{}, {"ops": -5}], [{"ops": 1 << 31}]),
         "request_timeout_s": SECONDS,
         "node_return_timeout_s": SECONDS,
         "stalled_after_s": SECONDS,
@@ -76,6 +78,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "shutdown_grace_s": SECONDS,
     },
+    "Objectives": {"first_token_s": SECONDS, "token_gap_s": SECONDS},
     "ParseLimits": {
         "parse_processes": COUNT,
         "max_parsing": COUNT,

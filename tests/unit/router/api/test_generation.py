@@ -9,6 +9,7 @@ from router.api.generation import GenerationRequest, RequestBuilder
 from router.api.request_schemas import ChatBody, CompletionBody, parse_body
 from router.api.unsupported_fields import FOR_CHATS
 from router.errors import ApiError
+from router.routing.plan import Objectives
 from router.text.tokens import ModelTokens
 from tests.support.router.template_counter import count_renderings
 
@@ -44,7 +45,8 @@ def test_every_field_arrives(builder: RequestBuilder):
         max_completion_tokens=9, temperature=0, top_p=0.5, top_k=-1, min_p=0.1, seed=-1, repetition_penalty=1.5,
         presence_penalty=-1, frequency_penalty=2, logprobs=True, top_logprobs=3, stop="x", stop_token_ids=[5],
         min_tokens=2, ignore_eos=True, stream=True, stream_options={"include_usage": True},
-        headrace={"checkpoint_at": [3], "salt": "tenant"}, user="someone", unknown_field={"a": 1},
+        headrace={"checkpoint_at": [3], "salt": "tenant", "objectives": {"token_gap_s": 0.01}, "priority": 3},
+        user="someone", unknown_field={"a": 1},
     )  # fmt: skip
     (request,) = generation.requests
     sampling = request.sampling
@@ -55,6 +57,7 @@ def test_every_field_arrives(builder: RequestBuilder):
     assert request.salt == b"tenant"
     assert 3 in request.boundaries
     assert generation.stops == ("x",)
+    assert (generation.objectives, generation.priority) == (Objectives(token_gap_s=0.01), 3)
     assert (generation.stream, generation.include_usage, generation.report) == (True, True, False)
 
 
@@ -124,6 +127,12 @@ def test_content_parts_are_joined(builder: RequestBuilder):
         ({"response_format": {"type": "json_object"}}, "type 'json_object' is not supported; use 'text'"),
         ({"tools": [{"type": "function"}]}, "knows no tools"),
         ({"headrace": {"reprot": True}}, "headrace: unknown key 'reprot': did you mean 'report'?"),
+        (
+            {"headrace": {"objectives": {"token_gap": 1}}},
+            "headrace.objectives: unknown key 'token_gap': did you mean 'token_gap_s'?",
+        ),
+        ({"headrace": {"objectives": {"first_token_s": 0}}}, "headrace.objectives.first_token_s 0"),
+        ({"headrace": {"priority": 2**31}}, "headrace.priority 2147483648"),
         ({"headrace": {"checkpoint_at": [0]}}, "headrace.checkpoint_at.0 0: "),
         ({"headrace": {"checkpoint_at": [99]}}, "checkpoint_at 99 lies beyond the prompt"),
     ],

@@ -73,7 +73,7 @@ def cluster(tokens: ModelTokens) -> FakeCluster:
 
 @pytest.fixture
 async def running(start_router: StartRouter, cluster: FakeCluster) -> Running:
-    return await start_router(cluster, max_body_bytes=10_000)
+    return await start_router(cluster, max_body_bytes=10_000, priorities={"127.0.0.1": -(2**31)})
 
 
 @pytest.fixture

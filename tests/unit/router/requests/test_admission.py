@@ -61,6 +61,57 @@ def test_a_client_that_sends_much_waits_longer_itself():
     assert granted(other, *more[1:]) == [True, False, False]
 
 
+def test_a_cached_prompt_costs_its_client_no_turn():
+    prompt = Request("r", (1,) * 1000, 1000, Sampling(max_tokens=2, seed=1))
+    admission = Admission(max_concurrent=1, max_queue=9)
+    cached = admission.acquire("cached", [prompt] * 3)
+    plain = admission.acquire("plain", [prompt] * 3)
+    order = []
+    while waiting := [permit for permit in (*cached, *plain) if permit.is_granted and permit not in order]:
+        order += waiting
+        computed = 10 if waiting[0].client == "cached" else 1000
+        waiting[0].served(computed_tokens=computed, answer_tokens=2)
+        waiting[0].release()
+    assert [permit.client for permit in order] == ["cached", "plain", "cached", "cached", "plain", "plain"]
+
+
+def test_answers_count_by_their_tokens():
+    chatty = Request("r", (1,) * 10, 10, Sampling(max_tokens=4096, seed=1))
+    admission = Admission(max_concurrent=1, max_queue=9)
+    (long,) = admission.acquire("long", [chatty])
+    next_long = admission.acquire("long", [chatty])
+    short = admission.acquire("short", [chatty] * 3)
+    long.served(computed_tokens=10, answer_tokens=4096)
+    long.release()
+    for permit in short:
+        assert permit.is_granted and not next_long[0].is_granted
+        permit.served(computed_tokens=10, answer_tokens=20)
+        permit.release()
+    assert next_long[0].is_granted
+
+
+def test_a_lower_priority_number_goes_first():
+    admission = Admission(max_concurrent=1, max_queue=9, priorities={"ops": -5})
+    (first,) = admission.acquire("a", ONE)
+    (background,) = admission.acquire("b", ONE, priority=7)
+    (plain,) = admission.acquire("a", ONE)
+    (urgent,) = admission.acquire("ops", ONE, priority=-5)
+    order, last = [], first
+    for _ in range(3):
+        last.release()
+        last = next(permit for permit in (background, plain, urgent) if permit.is_granted and permit not in order)
+        order.append(last)
+    assert order == [urgent, plain, background]
+
+
+def test_only_the_clients_that_may_go_first():
+    admission = Admission(max_concurrent=1, max_queue=9, priorities={"ops": -5, "batch": 3})
+    for client, priority, lowest in (("a", -1, 0), ("ops", -6, -5), ("batch", 0, 3)):
+        with pytest.raises(ApiError, match=rf"priority {priority}: this client may ask for {lowest} and above"):
+            admission.acquire(client, ONE, priority=priority)
+    assert admission.acquire("batch", ONE, priority=3)
+
+
 async def test_a_full_queue_drops_the_request_that_would_go_last():
     admission = Admission(max_concurrent=1, max_queue=2)
     first, second, third = admission.acquire("many", ONE * 3)

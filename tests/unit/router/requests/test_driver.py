@@ -5,6 +5,7 @@ import json
 
 from headrace.wire import messages as m
 from headrace.wire.errors import TransferBroken
+from router.routing.plan import Objectives
 from router.text.tokens import ModelTokens
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import Fault, fake_cluster
@@ -110,6 +111,17 @@ async def test_the_first_token_does_not_wait_for_the_transfer(start_router: Star
         for _ in range(len(answer)):
             node.gate.release()
         assert "data: [DONE]" in [line async for line in lines]
+
+
+async def test_nodes_are_told_the_token_gap_of_the_request_or_the_operator(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer)
+    running = await start_router(cluster, objectives=Objectives(first_token_s=2.0, token_gap_s=0.05))
+    await ask(running)
+    await ask(running, headrace={"report": True, "objectives": {"token_gap_s": 0.01}})
+    for name in ("p0", "d0"):
+        assert [request.token_gap_s for request in cluster.nodes[name].requests] == [0.05, 0.01]
 
 
 async def test_waiting_tokens_travel_together(start_router: StartRouter, answer: list[int]):
