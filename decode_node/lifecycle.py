@@ -5,6 +5,7 @@
     Receiving -> Interrupted -> Receiving        the transfer failed, and the router asked for another session
     Receiving -> Renewing -> Receiving           the router asked for another session before this one had failed
     Running -> Orphaned -> Running               the router was lost, and another one continues the request
+    Running -> Standing -> HandingOver -> Done   another decode node receives blocks and state, and goes on
 
 From any of them to Released when the router's call ends, with or without an error.
 """
@@ -12,9 +13,34 @@ From any of them to Released when the router's call ends, with or without an err
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
+from decode_node.events import (
+    Adopted,
+    CancelSending,
+    CancelSession,
+    CountAdmission,
+    DecodeInput,
+    DecodeInstruction,
+    DecodeState,
+    FinishAnswer,
+    HaltAnswer,
+    HandingOver,
+    Interrupted,
+    OpenSession,
+    Orphaned,
+    Receiving,
+    Renewing,
+    ReplyDecoded,
+    ResumeAnswer,
+    RouterLost,
+    RunDecode,
+    Running,
+    SendRequest,
+    SessionLanded,
+    Standing,
+    StateSent,
+)
 from headrace.engine.sequence import (
     AdmissionTimedOut,
     Admitted,
@@ -22,19 +48,24 @@ from headrace.engine.sequence import (
     Event,
     Failed,
     Finished,
+    Halted,
     Sampled,
     Scored,
     Started,
 )
-from headrace.request import FinishReason, PromptLogprobs, Token
+from headrace.request import FinishReason, Token
 from headrace.wire.messages import (
     DecodeReport,
+    GoOn,
+    Halt,
+    HaltReply,
+    HandedOver,
+    HandOver,
     LocalPrefill,
     Renew,
     SessionFailed,
     Stop,
     Tokens,
-    TransferReport,
 )
 from node_runtime.lifecycle import (
     Admitting,
@@ -48,134 +79,6 @@ from node_runtime.lifecycle import (
     Released,
     Reply,
 )
-
-# ---------------------------------------------------------------- states
-
-
-@dataclass(frozen=True)
-class Receiving:
-    """A session is open in which a prefill node sends the prompt's blocks and state."""
-
-    admitted: Admitted
-    nonce: int
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """The session failed and the router knows; it may renew it."""
-
-    admitted: Admitted
-    nonce: int
-
-
-@dataclass(frozen=True)
-class Renewing:
-    """The session is being cancelled; the next one opens when nothing of this one can land any more."""
-
-    admitted: Admitted
-    nonce: int
-
-
-@dataclass(frozen=True)
-class Running:
-    """The engine has the prompt's state, or computes it, and generates."""
-
-    admitted: Admitted
-
-
-@dataclass(frozen=True)
-class Orphaned:
-    """As Running, but the router is lost. What the engine reports waits until another router continues the request."""
-
-    admitted: Admitted
-
-
-DecodeState: TypeAlias = Admitting | Receiving | Interrupted | Renewing | Running | Orphaned | Done | Released
-
-# ---------------------------------------------------------------- events
-
-
-@dataclass(frozen=True)
-class SessionLanded:
-    """All blocks and the state have landed, verified. `first_token`: sampled by the prefill node."""
-
-    nonce: int
-    first_token: int
-    report: TransferReport
-
-
-@dataclass(frozen=True)
-class RouterLost:
-    """The call of a resumable request broke, and the router had not abandoned it."""
-
-
-@dataclass(frozen=True)
-class Adopted:
-    """Another router continues the request.
-
-    num_prompt_tokens   of the request: none of them is computed for this router
-    answer              the tokens that it has not shown to its client
-    """
-
-    num_prompt_tokens: int
-    answer: Tokens
-
-
-DecodeInput: TypeAlias = (
-    Admitted | AdmissionTimedOut | Started | Computed | Scored | Tokens | Finished | Failed  # from the engine
-    | SessionLanded | SessionFailed  # from the session; each session ends in one of them
-    | Renew | Stop | CallEnded | RouterLost | Adopted  # from the router
-    | CallBroken  # by a command that cannot be read, or a session of another version
-)  # fmt: skip
-
-# ---------------------------------------------------------------- instructions
-
-
-@dataclass(frozen=True)
-class CountAdmission:
-    """Record what the request found in the cache."""
-
-    admitted: Admitted
-
-
-@dataclass(frozen=True)
-class OpenSession:
-    """Expect a transfer of what `admitted` has no blocks for, and send its Reservation to the router."""
-
-    admitted: Admitted
-    nonce: int
-
-
-@dataclass(frozen=True)
-class CancelSession:
-    """Cancel the open session. It still reports how it ended: it may land before the cancellation takes effect."""
-
-
-@dataclass(frozen=True)
-class RunDecode:
-    """Have the engine generate, starting after `first_token`."""
-
-    first_token: int
-
-
-@dataclass(frozen=True)
-class FinishAnswer:
-    """Have the engine end the answer now. Without effect on a request that the engine does not run yet."""
-
-
-@dataclass(frozen=True)
-class ReplyDecoded:
-    """Send DecodeDone, the last message, to the router; see `decode_report`."""
-
-    reason: FinishReason
-    admitted: Admitted
-
-
-DecodeReply: TypeAlias = LocalPrefill | SessionFailed | TransferReport | Tokens | PromptLogprobs
-DecodeInstruction: TypeAlias = (
-    CountAdmission | OpenSession | CancelSession | RunDecode | FinishAnswer
-    | Reply[DecodeReply] | ReplyDecoded | Refuse | Fail | Release
-)  # fmt: skip
 
 
 class DecodeLifecycle(Lifecycle[DecodeState]):
@@ -205,10 +108,14 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Scored(logprobs):
                 self._expect(event, Running)
                 return [Reply(logprobs)]
-            case Finished(reason):
-                admitted = self._expect(event, Running).admitted
+            case Finished():
+                return self._finished(event)
+            case Halted(computed):
+                return self._halted(computed, self._expect(event, Running))
+            case StateSent():
+                self._expect(event, HandingOver)
                 self.state = Done()
-                return [ReplyDecoded(reason, admitted)]
+                return [Reply(HandedOver())]
             case SessionLanded():
                 return self._session_landed(event)
             case SessionFailed():
@@ -216,8 +123,11 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
             case Renew():
                 return self._renew(event.failed_nonce)
             case Stop():
-                # In any state: the engine may run the request already while its Admitted is on the way here.
-                return [] if self.is_over else [FinishAnswer()]
+                # In any state: the engine may run the request already while its Admitted is on the way here. But what
+                # is handed over ends on the other node.
+                return [] if self.is_over or isinstance(self.state, HandingOver) else [FinishAnswer()]
+            case Halt() | HandOver() | GoOn():
+                return self._move(event)
             case CallBroken(error) | Failed(error):
                 return [] if self.is_over else [Fail(error)]
             case RouterLost():
@@ -266,6 +176,33 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
                 return [CancelSession()]
         return []
 
+    def _move(self, command: Halt | HandOver | GoOn) -> list[DecodeInstruction]:
+        """Ignores what has crossed with the answer's end."""
+        match command, self.state:
+            case Halt(), Running():
+                return [HaltAnswer()]
+            case Halt(), Admitting() | Receiving() | Interrupted() | Renewing():
+                return [Reply(HaltReply(False))]
+            case GoOn(), Standing(admitted):
+                self.state = Running(admitted)
+                return [ResumeAnswer()]
+            case HandOver(reservation), Standing(_, computed):
+                self.state = HandingOver()
+                return [SendRequest(reservation, computed)]
+        return []
+
+    def _finished(self, event: Finished) -> list[DecodeInstruction]:
+        if isinstance(self.state, HandingOver):
+            return []  # a stop came before the order to hand it over, which counts: it ends on the other node
+        before = self.state if isinstance(self.state, Standing) else self._expect(event, Running)
+        self.state = Done()
+        return [ReplyDecoded(event.reason, before.admitted)]
+
+    def _halted(self, computed: Computed | None, before: Running) -> list[DecodeInstruction]:
+        if computed is not None:
+            self.state = Standing(before.admitted, computed)
+        return [Reply(HaltReply(computed is not None))]
+
     def _router_lost(self) -> list[DecodeInstruction]:
         if not isinstance(self.state, Running):
             return self._call_ended()
@@ -273,9 +210,13 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
         return []
 
     def _call_ended(self) -> list[DecodeInstruction]:
-        is_open = isinstance(self.state, Receiving | Renewing)
-        self.state = Released()
-        return [CancelSession(), Release()] if is_open else [Release()]
+        before, self.state = self.state, Released()
+        match before:
+            case Receiving() | Renewing():
+                return [CancelSession(), Release()]
+            case HandingOver():
+                return [CancelSending(), Release()]
+        return [Release()]
 
 
 def with_joined_tokens(events: Iterable[Event | DecodeInput]) -> list[DecodeInput]:

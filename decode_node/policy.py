@@ -12,17 +12,21 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocall
 class PrefillLocation:
     """Picks the hit policy of one request.
 
-    num_tokens   the prompt's length
-    is_scored    the whole prompt must be computed for its logprobs, so that no hit shortens it
+    num_tokens       the prompt's length
+    is_scored        the whole prompt must be computed for its logprobs, so that no hit shortens it
+    is_handed_over   another decode node sends the state: nothing is to be computed
     """
 
     config: LocalPrefillConfig
     num_tokens: int
     may_prefill_remotely: bool
     is_scored: bool = False
+    is_handed_over: bool = False
 
     def hit_policy(self, hit: PrefixHit) -> HitPolicy:
         """Returns the policy for this hit, which covers at most all tokens but one."""
+        if self.is_handed_over:
+            return ReceiveState()
         left = self.num_tokens - hit.resumable_tokens
         is_short = left <= self.config.max_tokens and left <= self.config.max_share * self.num_tokens
         if not self.may_prefill_remotely or (hit.resumable_tokens and is_short and not self.is_scored):

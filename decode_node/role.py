@@ -14,29 +14,32 @@ from typing import assert_never
 
 from decode_node.accounting import HitAccounting
 from decode_node.config import DecodeConfig
-from decode_node.fetch_server import FetchServer
-from decode_node.lifecycle import (
+from decode_node.events import (
     Adopted,
+    CancelSending,
     CancelSession,
     CountAdmission,
     DecodeInput,
     DecodeInstruction,
-    DecodeLifecycle,
     FinishAnswer,
+    HaltAnswer,
     OpenSession,
     ReplyDecoded,
+    ResumeAnswer,
     RouterLost,
     RunDecode,
     Running,
+    SendRequest,
     SessionLanded,
-    decode_report,
-    with_joined_tokens,
+    StateSent,
 )
+from decode_node.fetch_server import FetchServer
+from decode_node.lifecycle import DecodeLifecycle, decode_report, with_joined_tokens
 from decode_node.orphans import AnswerSoFar, Orphans
 from decode_node.policy import PrefillLocation
 from decode_node.unsent import UnsentTokens
 from headrace.engine.requests import BadRequest
-from headrace.engine.sequence import Admitted, Event, Job, Sampled
+from headrace.engine.sequence import Admitted, Computed, Event, Job, Sampled
 from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import (
     Abandon,
@@ -52,10 +55,11 @@ from headrace.wire.messages import (
 )
 from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release, Reply
 from node_runtime.runtime import NodeRuntime
-from node_runtime.sessions import NoCapacity, reserve
+from node_runtime.sessions import NoCapacity, reserve, send
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import TransferFailed
 from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import OutgoingTransfer
 
 DEADLINE_MARGIN_S = 1.0
 
@@ -136,6 +140,7 @@ class DecodeDriver:
         self._inbox: asyncio.Queue[Event | DecodeInput] = asyncio.Queue()
         self._sequence = self._engine.sequence(self._job(start))
         self._session: IncomingTransfer | None = None
+        self._outgoing: OutgoingTransfer | None = None
         self._unsent = UnsentTokens(config.max_unsent_tokens)
 
     async def run(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
@@ -179,7 +184,11 @@ class DecodeDriver:
         request, sampling = start.request, start.request.sampling
         is_scored = sampling.prompt_logprobs is not None
         location = PrefillLocation(
-            self._config.local_prefill, len(request.tokens), start.may_prefill_remotely, is_scored
+            self._config.local_prefill,
+            len(request.tokens),
+            start.may_prefill_remotely,
+            is_scored=is_scored,
+            is_handed_over=start.is_handed_over,
         )
         return Job(
             request=request,
@@ -258,6 +267,15 @@ class DecodeDriver:
                 self._loop.post(lambda: self._engine.run_decode(self._sequence, first_token))
             case FinishAnswer():
                 self._loop.post(lambda: self._engine.finish(self._sequence, FinishReason.STOP))
+            case HaltAnswer():
+                self._loop.post(lambda: self._engine.halt(self._sequence))
+            case ResumeAnswer():
+                self._loop.post(lambda: self._engine.go_on_halted(self._sequence))
+            case SendRequest(reservation, computed):
+                await self._send(reservation, computed)
+            case CancelSending():
+                if self._outgoing is not None:  # None: opening it failed
+                    self._outgoing.cancel()
             case CountAdmission(admitted):
                 self._accounting.admitted(admitted)
             case Refuse(message):
@@ -283,6 +301,28 @@ class DecodeDriver:
         )
         self._runtime.spawn(self._watch(self._session))
         return reservation
+
+    async def _send(self, reservation: Reservation, computed: Computed) -> None:
+        """Opens the transfer of a halted request and lets it send everything. Raises BadRequest, LayoutMismatch."""
+        if reservation.num_tokens != computed.num_tokens:
+            raise BadRequest(
+                f"the request has halted after {computed.num_tokens} computed tokens, and {reservation.num_tokens} "
+                "are reserved for it: reserve for all its tokens but the last one"
+            )
+        self._runtime.require_layout(reservation.layout)
+        self._outgoing = send(self._runtime, self._sequence, reservation, deadline_s=self._deadline_s)
+        self._runtime.spawn(self._watch_sending(self._outgoing))
+        await self._runtime.packing.wait_event(computed.device_event)
+        self._outgoing.tokens_computed(computed.num_tokens)
+        self._outgoing.finish(self._sequence.tokens[-1])
+
+    async def _watch_sending(self, transfer: OutgoingTransfer) -> None:
+        try:
+            await transfer.done()
+        except TransferFailed as failure:
+            self._inbox.put_nowait(CallBroken(failure))
+        else:
+            self._inbox.put_nowait(StateSent())
 
     def _report(self, admitted: Admitted) -> DecodeReport:
         sequence = self._sequence
@@ -321,8 +361,12 @@ class DecodeDriver:
             await self._obey(instruction)
 
     async def _release(self) -> None:
-        """Releases blocks and slot after the last session: those before it had ended when it was opened."""
+        """Releases blocks and slot after the last session, those before it had ended when it was opened, and after a
+        transfer to another node."""
         if self._session is not None:
             with suppress(TransferFailed):
                 await self._session.landed()
+        if self._outgoing is not None:
+            with suppress(TransferFailed):
+                await self._outgoing.done()
         self._loop.post(lambda: self._engine.release(self._sequence))

@@ -12,6 +12,7 @@ from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
+from transfer.sender import OutgoingTransfer, TransferSender
 
 LEASE_MARGIN_S = 5.0
 """How long a lease outlives its session's deadline. Copies enqueued on a device before the deadline may run after it:
@@ -78,6 +79,28 @@ def reserve(
     plan = plan_of(reservation, runtime.config.message_bytes)
     incoming = receiver.expect(plan, secret=reservation.secret, land=land, deadline_s=deadline_s, timeout_s=timeout_s)
     return reservation, incoming
+
+
+def send(runtime: NodeRuntime, sequence: Sequence, reservation: Reservation, *, deadline_s: float) -> OutgoingTransfer:
+    """Opens the session in which a sequence's own blocks and state go to another node's reservation.
+
+    The sequence keeps them until its release, or a little beyond `deadline_s` (on the event loop's clock) should that
+    never come. Raises LayoutMismatch when there is no such plan, or a message of it fits no staging buffer.
+    """
+    plan = plan_of(reservation, runtime.config.message_bytes)
+    lease_ends_s = deadline_s + LEASE_MARGIN_S
+    runtime.loop.post(lambda: runtime.engine.lease(sequence, lease_ends_s))
+    return TransferSender(runtime.transport, runtime.outgoing).open(
+        plan,
+        reservation.transfer_address,
+        secret=reservation.secret,
+        pack=partial(
+            runtime.packing.gather,
+            locate=lambda: BlockLocation(sequence.held.block_ids, sequence.state_slot, reservation.layout),
+        ),
+        deadline_s=deadline_s,
+        timeout_s=reservation.timeout_s,
+    )
 
 
 async def _land(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from functools import partial
 from typing import assert_never
 
 from headrace.engine.sequence import Admitted, Computed, Event, Job, Started
@@ -19,12 +18,10 @@ from headrace.wire.messages import (
     PrefillEvent,
     PrefillReport,
     PrefillRequest,
-    Reservation,
 )
 from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release, Reply
-from node_runtime.packing import BlockLocation
 from node_runtime.runtime import NodeRuntime
-from node_runtime.sessions import LEASE_MARGIN_S, NoCapacity, plan_of
+from node_runtime.sessions import NoCapacity, send
 from prefill_node.config import PrefillConfig
 from prefill_node.fetch import Fetches, FetchFailed
 from prefill_node.fetch_policy import FetchPolicy
@@ -49,7 +46,7 @@ from prefill_node.lifecycle import (
     prefill_report,
 )
 from transfer.protocol.errors import TransferFailed
-from transfer.sender import OutgoingTransfer, TransferSender
+from transfer.sender import OutgoingTransfer
 
 
 class PrefillRole:
@@ -59,7 +56,6 @@ class PrefillRole:
         self, runtime: NodeRuntime, config: PrefillConfig, connect: Callable[[FetchSource], FetchClient]
     ) -> None:
         self._runtime = runtime
-        self._sender = TransferSender(runtime.transport, runtime.outgoing)
         self._fetches = Fetches(runtime, config.fetch_from_decode, connect)
 
     def counters(self) -> dict[str, float]:
@@ -81,7 +77,7 @@ class PrefillRole:
         if request.reservation is not None:
             self._runtime.require_layout(request.reservation.layout)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        return PrefillDriver(self._runtime, self._sender, self._fetches, request=request, deadline_s=deadline_s).run()
+        return PrefillDriver(self._runtime, self._fetches, request=request, deadline_s=deadline_s).run()
 
 
 class PrefillDriver:
@@ -90,7 +86,6 @@ class PrefillDriver:
     def __init__(
         self,
         runtime: NodeRuntime,
-        sender: TransferSender,
         fetches: Fetches,
         *,
         request: PrefillRequest,
@@ -99,7 +94,6 @@ class PrefillDriver:
         self._runtime = runtime
         self._engine = runtime.engine
         self._loop = runtime.loop
-        self._sender = sender
         self._fetches = fetches
         self._clock = asyncio.get_running_loop().time
         self._request = request
@@ -189,21 +183,8 @@ class PrefillDriver:
     def _open_transfer(self) -> None:
         reservation = self._request.reservation
         assert reservation is not None, "the lifecycle sends only what a reservation came for"
-        # Should this call's clean-up never run, the blocks come back a little after the deadline.
-        lease_ends_s = self._deadline_s + LEASE_MARGIN_S
-        self._loop.post(lambda: self._engine.lease(self._sequence, lease_ends_s))
-        self._transfer = self._sender.open(
-            plan_of(reservation, self._runtime.config.message_bytes),
-            reservation.transfer_address,
-            secret=reservation.secret,
-            pack=partial(self._runtime.packing.gather, locate=partial(self._location, reservation)),
-            deadline_s=self._deadline_s,
-            timeout_s=reservation.timeout_s,
-        )
+        self._transfer = send(self._runtime, self._sequence, reservation, deadline_s=self._deadline_s)
         self._runtime.spawn(self._watch(self._transfer))
-
-    def _location(self, reservation: Reservation) -> BlockLocation:
-        return BlockLocation(self._sequence.held.block_ids, self._sequence.state_slot, reservation.layout)
 
     async def _watch(self, transfer: OutgoingTransfer) -> None:
         try:

@@ -28,7 +28,7 @@ from headrace.engine.prefill_rate import RateMark
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
-from headrace.engine.sequence import Computed, Failed, Sampled, Scored, Sequence, Started
+from headrace.engine.sequence import Computed, Failed, Halted, Sampled, Scored, Sequence, Started
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.request import FinishReason
@@ -294,6 +294,20 @@ class Engine(EngineRequests):
             return False
         self._take_tokens(step)
         return True
+
+    def halt(self, sequence: Sequence) -> None:
+        """Takes a decoding sequence out of all steps, with its tokens known and its state written, and reports Halted.
+
+        It keeps its blocks, whoever else needs some. Nothing is reported of a sequence that has ended, or ends now.
+        """
+        if sequence in self._running and not sequence.is_prefilling:
+            self._settle()  # its newest token may be on the device
+            if sequence in self._running:
+                self._running.remove(sequence)
+                self._halted.add(sequence)
+                sequence.job.on_event(Halted(Computed(sequence.num_computed, self._record_event())))
+        elif sequence in self._running or sequence in self._waiting.preempted:
+            sequence.job.on_event(Halted(None))
 
     def _take_tokens(self, step: InFlight) -> None:
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""

@@ -4,6 +4,7 @@
     waiting -> receiving -> running      the state arrives by transfer
     receiving -> waiting                 it does not arrive: `prefill_locally`
     running -> waiting                   preempted
+    running -> halted -> running         to be handed over to another node, or not after all
 
 A claim covers the tokens that are there and grows with the answer. When a running request needs a block and none is
 available, the victim policy's choice is preempted: its computed blocks stay findable in the cache as long as they last,
@@ -75,6 +76,7 @@ class EngineRequests:
         self._is_full = False  # the first of the line found no blocks or slot
         self._receiving: set[Sequence] = set()  # admitted, and their state has yet to arrive
         self._running: list[Sequence] = []  # those that have waited longest for a step first
+        self._halted: set[Sequence] = set()  # keep what they hold: another node receives it
 
     @property
     def num_running(self) -> int:
@@ -82,8 +84,8 @@ class EngineRequests:
 
     @property
     def sequences(self) -> Iterator[Sequence]:
-        """All sequences that wait, receive or run."""
-        return chain(self._waiting, self._receiving, self._running)
+        """All sequences that wait, receive, run or are halted."""
+        return chain(self._waiting, self._receiving, self._running, self._halted)
 
     @property
     def num_waiting(self) -> int:
@@ -277,12 +279,21 @@ class EngineRequests:
     def go_on(self, sequence: Sequence) -> None:
         sequence.is_paused = False
 
+    def go_on_halted(self, sequence: Sequence) -> None:
+        """Has a sequence decode on that was halted."""
+        if sequence in self._halted:
+            self._halted.remove(sequence)
+            self._running.append(sequence)
+
     # ------------------------------------------------------------ the end
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends it now, with its blocks and checkpoints published; the claim is held until `release`."""
         if sequence in self._running:
             self._end(sequence, reason)
+        elif sequence in self._halted:
+            self._halted.remove(sequence)
+            sequence.job.on_event(Finished(reason))
         elif sequence in self._waiting.preempted:
             self._waiting.leave(sequence)
             sequence.job.on_event(Finished(reason))
@@ -295,6 +306,7 @@ class EngineRequests:
         """Gives back all it holds, in whatever phase it is; does nothing if it holds nothing (any more)."""
         self._waiting.leave(sequence)
         self._receiving.discard(sequence)
+        self._halted.discard(sequence)
         if sequence in self._running:
             self._running.remove(sequence)
         if sequence.lease is not None:

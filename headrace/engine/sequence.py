@@ -86,6 +86,17 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Halted:
+    """The answer to `Engine.halt`: no token follows until `Engine.go_on`.
+
+    computed  all tokens but the last one, whose blocks and state are final and stay; None: the request was preempted,
+              holds nothing, and goes on by itself
+    """
+
+    computed: Computed | None
+
+
+@dataclass(frozen=True)
 class AdmissionTimedOut:
     """The cache had no capacity for the request before its deadline, or the line before it would last longer than that.
 
@@ -102,7 +113,7 @@ class Failed:
     error: Exception
 
 
-Event = Admitted | Started | Computed | Sampled | Scored | Finished | AdmissionTimedOut | Failed
+Event = Admitted | Started | Computed | Sampled | Scored | Finished | Halted | AdmissionTimedOut | Failed
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,15 @@ PrefillEvent = ComputeStarted | FirstToken | PromptLogprobs | PrefillDone
 
 @dataclass(frozen=True)
 class Start:
-    """First command of a decode call. `may_prefill_remotely` False: no prefill node can send to this node."""
+    """First command of a decode call.
+
+    may_prefill_remotely  False: no prefill node can send to this node
+    is_handed_over        another decode node sends blocks and state of all these tokens: this one computes none of them
+    """
 
     request: Request
     may_prefill_remotely: bool = True
+    is_handed_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,27 @@ class Abandon:
     means that the router is lost: the node keeps the request for another one."""
 
 
-DecodeCommand = Start | Renew | Stop | Abandon
+@dataclass(frozen=True)
+class Halt:
+    """Sample no more tokens, for the request is to go on elsewhere. HaltReply follows the last token."""
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """Send blocks and state of the halted request to another decode node, and end the call with HandedOver.
+
+    reservation  of all its tokens but the last one, which nobody has computed yet: it goes as the first token
+    """
+
+    reservation: Reservation
+
+
+@dataclass(frozen=True)
+class GoOn:
+    """The halted request stays after all: decode on."""
+
+
+DecodeCommand = Start | Renew | Stop | Abandon | Halt | HandOver | GoOn
 
 
 @dataclass(frozen=True)
@@ -196,7 +221,23 @@ class DecodeDone:
     report: DecodeReport
 
 
-DecodeEvent = Reservation | LocalPrefill | SessionFailed | TransferReport | Tokens | DecodeDone | PromptLogprobs
+@dataclass(frozen=True)
+class HaltReply:
+    """The answer to Halt, behind the last token. `is_halted` False: the request holds no state that could be handed
+    over, because it was preempted; it goes on by itself."""
+
+    is_halted: bool
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """The last event of a decode call whose request goes on elsewhere: everything was sent."""
+
+
+DecodeEvent = (
+    Reservation | LocalPrefill | SessionFailed | TransferReport | Tokens | DecodeDone | PromptLogprobs
+    | HaltReply | HandedOver
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

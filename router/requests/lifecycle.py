@@ -146,6 +146,8 @@ class RequestLifecycle:
                 return self._on_landed(event)
             case m.DecodeDone():
                 return self._on_decode_done(event)
+            case m.HaltReply() | m.HandedOver():
+                raise self._illegal(event)
             case StopFound():
                 return self._on_stop_found(event)
             case PrefillFailed(nonce, cause):

@@ -673,6 +673,9 @@ class DecodeCommand(_message.Message):
     RENEW_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     ABANDON_FIELD_NUMBER: _builtins.int
+    HALT_FIELD_NUMBER: _builtins.int
+    HAND_OVER_FIELD_NUMBER: _builtins.int
+    GO_ON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___Start:
         """first, once"""
@@ -689,6 +692,18 @@ class DecodeCommand(_message.Message):
     def abandon(self) -> Global___Abandon:
         """the router cancels this call next, deliberately"""
 
+    @_builtins.property
+    def halt(self) -> Global___Halt:
+        """sample no more tokens: the request is to go on elsewhere"""
+
+    @_builtins.property
+    def hand_over(self) -> Global___HandOver:
+        """send blocks and state of the halted request to another decode node"""
+
+    @_builtins.property
+    def go_on(self) -> Global___GoOn:
+        """the halted request stays after all"""
+
     def __init__(
         self,
         *,
@@ -696,12 +711,15 @@ class DecodeCommand(_message.Message):
         renew: Global___Renew | None = ...,
         stop: Global___Stop | None = ...,
         abandon: Global___Abandon | None = ...,
+        halt: Global___Halt | None = ...,
+        hand_over: Global___HandOver | None = ...,
+        go_on: Global___GoOn | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "go_on", b"go_on", "halt", b"halt", "hand_over", b"hand_over", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "go_on", b"go_on", "halt", b"halt", "hand_over", b"hand_over", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "renew", "stop", "abandon"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "renew", "stop", "abandon", "halt", "hand_over", "go_on"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -730,8 +748,11 @@ class Start(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     MAY_PREFILL_REMOTELY_FIELD_NUMBER: _builtins.int
+    IS_HANDED_OVER_FIELD_NUMBER: _builtins.int
     may_prefill_remotely: _builtins.bool
     """false: no prefill node can send to this node, which computes the prompt"""
+    is_handed_over: _builtins.bool
+    """another decode node sends blocks and state of all these tokens: nothing is computed"""
     @_builtins.property
     def request(self) -> Global___Request: ...
     def __init__(
@@ -739,10 +760,11 @@ class Start(_message.Message):
         *,
         request: Global___Request | None = ...,
         may_prefill_remotely: _builtins.bool = ...,
+        is_handed_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_handed_over", b"is_handed_over", "may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -783,6 +805,58 @@ class Stop(_message.Message):
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final
+class Halt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Halt: _TypeAlias = Halt  # noqa: Y015
+
+@_typing.final
+class HandOver(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESERVATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def reservation(self) -> Global___Reservation:
+        """of all tokens but the last one, which goes with the state as first token"""
+
+    def __init__(
+        self,
+        *,
+        reservation: Global___Reservation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reservation", b"reservation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reservation", b"reservation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOver: _TypeAlias = HandOver  # noqa: Y015
+
+@_typing.final
+class GoOn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GoOn: _TypeAlias = GoOn  # noqa: Y015
+
+@_typing.final
 class DecodeEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -793,6 +867,8 @@ class DecodeEvent(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    HALT_REPLY_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def reserved(self) -> Global___Reservation: ...
     @_builtins.property
@@ -807,6 +883,12 @@ class DecodeEvent(_message.Message):
     def done(self) -> Global___DecodeDone: ...
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs: ...
+    @_builtins.property
+    def halt_reply(self) -> Global___HaltReply: ...
+    @_builtins.property
+    def handed_over(self) -> Global___HandedOver:
+        """last: everything was sent"""
+
     def __init__(
         self,
         *,
@@ -817,16 +899,54 @@ class DecodeEvent(_message.Message):
         tokens: Global___Tokens | None = ...,
         done: Global___DecodeDone | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        halt_reply: Global___HaltReply | None = ...,
+        handed_over: Global___HandedOver | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "halt_reply", b"halt_reply", "handed_over", b"handed_over", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "halt_reply", b"halt_reply", "handed_over", b"handed_over", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["reserved", "local", "session_failed", "landed", "tokens", "done", "prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["reserved", "local", "session_failed", "landed", "tokens", "done", "prompt_logprobs", "halt_reply", "handed_over"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___DecodeEvent: _TypeAlias = DecodeEvent  # noqa: Y015
+
+@_typing.final
+class HaltReply(_message.Message):
+    """Comes after the request's last token here. A request that cannot be handed over was preempted: it goes on by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_HALTED_FIELD_NUMBER: _builtins.int
+    is_halted: _builtins.bool
+    def __init__(
+        self,
+        *,
+        is_halted: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_halted", b"is_halted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HaltReply: _TypeAlias = HaltReply  # noqa: Y015
+
+@_typing.final
+class HandedOver(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandedOver: _TypeAlias = HandedOver  # noqa: Y015
 
 @_typing.final
 class LocalPrefill(_message.Message):

@@ -4,34 +4,46 @@ from itertools import count
 
 import pytest
 
-from decode_node.lifecycle import (
+from decode_node.events import (
     Adopted,
+    CancelSending,
     CancelSession,
     CountAdmission,
     DecodeInput,
-    DecodeLifecycle,
     DecodeState,
     FinishAnswer,
+    HaltAnswer,
+    HandingOver,
     Interrupted,
     OpenSession,
     Orphaned,
     Receiving,
     Renewing,
     ReplyDecoded,
+    ResumeAnswer,
     RouterLost,
     RunDecode,
     Running,
+    SendRequest,
     SessionLanded,
-    decode_report,
-    with_joined_tokens,
+    Standing,
+    StateSent,
 )
+from decode_node.lifecycle import DecodeLifecycle, decode_report, with_joined_tokens
 from headrace.cache.hits import PrefixHit
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored
+from headrace.cache.layout import CacheLayout
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Halted, Sampled, Scored
 from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire.messages import (
     DecodeReport,
+    GoOn,
+    Halt,
+    HaltReply,
+    HandedOver,
+    HandOver,
     LocalPrefill,
     Renew,
+    Reservation,
     SessionFailed,
     Stop,
     Tokens,
@@ -43,6 +55,9 @@ from transfer.protocol.errors import IllegalTransition
 REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
 LOCAL = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
 MOVED = TransferReport(attention_tokens=36, attention_bytes=12_288, state_bytes=744, seconds=0.002)
+COMPUTED = Computed(100)
+LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+RESERVED = Reservation(9, 64, 100, "there", LAYOUT, 60.0, b"secret")
 UNREADABLE = ValueError("another version")
 SECOND, THIRD = Tokens((Token(7),)), Tokens((Token(9),), FinishReason.LENGTH)
 
@@ -52,6 +67,8 @@ STATES: dict[str, DecodeState] = {
     "interrupted": Interrupted(REMOTE, 1),
     "renewing": Renewing(REMOTE, 1),
     "running": Running(REMOTE),
+    "standing": Standing(REMOTE, COMPUTED),
+    "handing over": HandingOver(),
     "done": Done(),
     "released": Released(),
 }
@@ -117,7 +134,57 @@ def test_a_request_that_no_router_continues_is_released() -> None:
     assert request.state == Released()
 
 
-@pytest.mark.parametrize("name", ["admitting", "receiving", "interrupted", "renewing", "done"])
+def test_a_running_request_is_handed_over() -> None:
+    request = new_lifecycle(Running(REMOTE))
+    assert request.on(Halt()) == [HaltAnswer()]
+    assert request.on(SECOND) == [Reply(SECOND)], "sampled before the engine halted it"
+    assert request.on(Halted(COMPUTED)) == [Reply(HaltReply(is_halted=True))]
+    assert request.on(HandOver(RESERVED)) == [SendRequest(RESERVED, COMPUTED)]
+    assert request.on(StateSent()) == [Reply(HandedOver())]
+    assert request.is_over
+    assert request.on(CallEnded()) == [Release()]
+
+
+def test_a_halted_request_may_go_on_and_halt_again() -> None:
+    request = new_lifecycle(Standing(REMOTE, COMPUTED))
+    assert request.on(GoOn()) == [ResumeAnswer()]
+    assert request.on(SECOND) == [Reply(SECOND)]
+    assert request.on(Halt()) == [HaltAnswer()]
+
+
+def test_a_preempted_request_is_not_halted() -> None:
+    request = new_lifecycle(Running(REMOTE))
+    assert request.on(Halted(None)) == [Reply(HaltReply(is_halted=False))]
+    assert request.on(SECOND) == [Reply(SECOND)]
+
+
+def test_a_halted_request_may_be_stopped() -> None:
+    request = new_lifecycle(Standing(REMOTE, COMPUTED))
+    assert request.on(Stop()) == [FinishAnswer()]
+    assert request.on(Finished(FinishReason.STOP)) == [ReplyDecoded(FinishReason.STOP, REMOTE)]
+
+
+def test_a_request_that_is_being_handed_over_ends_elsewhere() -> None:
+    request = new_lifecycle(HandingOver())
+    assert [request.on(command) for command in (Stop(), GoOn(), Halt(), HandOver(RESERVED))] == [[]] * 4
+    assert request.on(Finished(FinishReason.STOP)) == [], "by a stop that came before"
+    assert request.on(CallBroken(UNREADABLE)) == [Fail(UNREADABLE)], "the transfer failed"
+    assert request.on(CallEnded()) == [CancelSending(), Release()]
+
+
+@pytest.mark.parametrize("name", ["admitting", "receiving", "interrupted", "renewing"])
+def test_a_request_without_a_token_of_its_own_is_not_halted(name: str) -> None:
+    request = new_lifecycle(STATES[name])
+    assert request.on(Halt()) == [Reply(HaltReply(is_halted=False))]
+    assert request.state == STATES[name]
+
+
+def test_commands_to_move_that_cross_with_the_end_change_nothing() -> None:
+    request = new_lifecycle(Done())
+    assert [request.on(command) for command in (Halt(), GoOn(), HandOver(RESERVED))] == [[]] * 3
+
+
+@pytest.mark.parametrize("name", [name for name in STATES if name not in ("running", "released")])
 def test_a_request_that_does_not_run_is_released_when_its_router_is_lost(name: str) -> None:
     request, ended = new_lifecycle(STATES[name]), new_lifecycle(STATES[name])
     assert request.on(RouterLost()) == ended.on(CallEnded())
@@ -168,7 +235,7 @@ def test_a_renewal_of_an_older_session_is_ignored() -> None:
     assert request.state == Interrupted(REMOTE, 2)
 
 
-@pytest.mark.parametrize("name", [name for name in STATES if name not in ("done", "released")])
+@pytest.mark.parametrize("name", [name for name in STATES if name not in ("handing over", "done", "released")])
 def test_a_stop_always_reaches_the_engine(name: str) -> None:
     """Even while this side has not heard of the admission: the engine may run the request already."""
     request = new_lifecycle(STATES[name])
@@ -201,6 +268,8 @@ def test_a_command_that_cannot_be_read_changes_nothing_after_the_end() -> None:
         (Renewing(REMOTE, 1), [CancelSession(), Release()]),
         (Running(REMOTE), [Release()]),
         (Running(LOCAL), [Release()]),
+        (Standing(LOCAL, COMPUTED), [Release()]),
+        (HandingOver(), [CancelSending(), Release()]),
         (Done(), [Release()]),
     ],
     ids=str,
@@ -223,21 +292,28 @@ EVENTS: dict[str, DecodeInput] = {
     "failed": SessionFailed(1, "digest"),
     "another landed": SessionLanded(2, 5, MOVED),
     "another failed": SessionFailed(2, "digest"),
+    "halted": Halted(COMPUTED),
+    "sent": StateSent(),
     "ended": CallEnded(),
+    "halt": Halt(),
+    "hand over": HandOver(RESERVED),
+    "go on": GoOn(),
     "renew": Renew(1),
     "stop": Stop(),
     "broken": CallBroken(UNREADABLE),
 }
 ADMISSION = {"admitted", "admitted to compute", "refused"}
-ENGINE = {"computed", "scored", "tokens", "finished"}
+ENGINE = {"computed", "scored", "tokens", "finished", "halted"}
 OUTCOME = {"landed", "failed"}
-COMMANDS = {"ended", "renew", "stop", "broken"}
+COMMANDS = {"ended", "renew", "stop", "broken", "halt", "hand over", "go on"}
 LEGAL = {
     "admitting": ADMISSION | COMMANDS,
     "receiving": OUTCOME | COMMANDS,
     "interrupted": COMMANDS,
     "renewing": OUTCOME | COMMANDS,
     "running": ENGINE | COMMANDS,
+    "standing": {"finished"} | COMMANDS,
+    "handing over": {"sent", "finished"} | COMMANDS,
     "done": COMMANDS,
     "released": set(),
 }

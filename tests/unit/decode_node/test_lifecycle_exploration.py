@@ -6,31 +6,40 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from decode_node.lifecycle import (
+from decode_node.events import (
     Adopted,
+    CancelSending,
     CancelSession,
     DecodeInput,
     DecodeInstruction,
-    DecodeLifecycle,
     DecodeState,
     FinishAnswer,
+    HaltAnswer,
     OpenSession,
     Orphaned,
     Receiving,
     ReplyDecoded,
+    ResumeAnswer,
     RouterLost,
     RunDecode,
+    Running,
+    SendRequest,
     SessionLanded,
+    StateSent,
 )
+from decode_node.lifecycle import DecodeLifecycle
 from headrace.cache.hits import PrefixHit
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, Finished
+from headrace.cache.layout import CacheLayout
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Halted
 from headrace.request import FinishReason, Token
-from headrace.wire.messages import Renew, SessionFailed, Stop, Tokens, TransferReport
-from node_runtime.lifecycle import Admitting, CallEnded, Refuse, Release, Reply
+from headrace.wire.messages import GoOn, Halt, HandOver, Renew, Reservation, SessionFailed, Stop, Tokens, TransferReport
+from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Fail, Refuse, Release, Reply
 from tests.support.transfer.exploration import Violation, explore
 
 REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
 LOCAL = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
+LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+RESERVED = Reservation(9, 64, 64, "there", LAYOUT, 60.0, b"secret")
 MOVED = TransferReport(36, 12_288, 744, 0.002)
 
 
@@ -38,9 +47,11 @@ MOVED = TransferReport(36, 12_288, 744, 0.002)
 class World:
     """One request, and what surrounds it. Events wait in `inbox` while other things happen.
 
-    engine    waiting, expecting a state, running, finished or released
+    engine    waiting, expecting a state, running, halted, finished or released
+    sending   blocks and state are on their way to another node
     session   the nonce of the one that may still land, if any
     call      open, answered, failed, lost with its router, or ended
+    halt      what the engine has been told and not done yet: halt, go on, or nothing
     """
 
     lifecycle: type[DecodeLifecycle] = DecodeLifecycle
@@ -54,6 +65,9 @@ class World:
     num_stops: int = 1
     num_tokens: int = 2
     num_losses: int = 1
+    num_moves: int = 0
+    halt: str = ""
+    sending: bool = False
 
     def key(self) -> World:
         return self
@@ -62,6 +76,10 @@ class World:
         actions: list[tuple] = []
         if self.engine == "waiting":
             actions += [("admits", REMOTE, "expecting"), ("admits", LOCAL, "running"), ("refuses",)]
+        if self.halt:
+            actions.append(("obeys",))
+        if self.sending:
+            actions += [("sent",), ("sending_fails",)]
         if self.engine == "running":
             actions += [("finishes",)] + [("samples",)] * (self.num_tokens > 0)
         if self.session is not None:
@@ -70,6 +88,7 @@ class World:
             nonces = range(1, self.num_sessions + 1) if self.num_renewals else ()
             actions += [("renews", nonce) for nonce in nonces]
             actions += [("stops",)] * (self.num_stops > 0) + [("is_taken",)] * bool(self.inbox)
+            actions += [("moves", command) for command in (Halt(), HandOver(RESERVED), GoOn()) if self.num_moves]
             actions += [("is_lost",)] * (self.num_losses > 0)
         if self.call == "lost":
             actions.append(("adopts",))
@@ -100,6 +119,14 @@ class World:
                 return replace(self, num_renewals=self.num_renewals - 1)._arrived(Renew(nonce))
             case ("stops",):
                 return replace(self, num_stops=self.num_stops - 1)._arrived(Stop())
+            case ("moves", command):
+                return replace(self, num_moves=self.num_moves - 1)._arrived(command)
+            case ("obeys",):
+                return self._engine_obeys()
+            case ("sent",):
+                return self._sending_over(StateSent())
+            case ("sending_fails",):
+                return self._sending_over(CallBroken(ConnectionError()))
             case ("is_lost",):
                 world = replace(self, num_losses=self.num_losses - 1, call="ended")._fed(RouterLost())
                 return replace(world, call="lost") if isinstance(world.state, Orphaned) else world
@@ -117,6 +144,19 @@ class World:
     def _session_over(self, event: DecodeInput) -> World:
         released = self.call == "ended"  # which waits for the session's end
         return replace(self, session=None, engine="released" if released else self.engine)._arrived(event)
+
+    def _engine_obeys(self) -> World:
+        """As `Engine.halt` and `go_on_halted`: without effect on what does not run, or is not halted."""
+        world = replace(self, halt="")
+        if self.halt == "halt" and self.engine == "running":
+            return replace(world, engine="halted")._arrived(Halted(Computed(64)))
+        if self.halt == "go on" and self.engine == "halted":
+            return replace(world, engine="running")
+        return world
+
+    def _sending_over(self, event: DecodeInput) -> World:
+        released = self.call == "ended"
+        return replace(self, sending=False, engine="released" if released else self.engine)._arrived(event)
 
     def _fed(self, event: DecodeInput) -> World:
         lifecycle = self.lifecycle(lambda: self.num_sessions + 1)
@@ -138,8 +178,20 @@ class World:
             case RunDecode():
                 assert self.session is None and self.engine == "expecting"
                 return replace(self, engine="running")
-            case FinishAnswer() if self.engine == "running":
+            case FinishAnswer() if self.engine in ("running", "halted"):
                 return replace(self, engine="finished")._arrived(Finished(FinishReason.STOP))
+            case HaltAnswer():
+                return replace(self, halt="halt")
+            case ResumeAnswer():
+                return replace(self, halt="go on")
+            case SendRequest():
+                assert self.engine in ("halted", "finished"), "its state would change while it is sent"
+                assert not self.sending
+                return replace(self, sending=True)
+            case CancelSending():
+                assert self.engine in ("halted", "finished"), "the blocks of an open transfer are nobody else's"
+            case Fail():
+                return replace(self, call="failed", inbox=())
             case Reply():
                 assert self.call == "open", "a reply after the last one"
             case ReplyDecoded():
@@ -148,14 +200,24 @@ class World:
             case Refuse():
                 return replace(self, call="failed", inbox=())
             case Release():
-                return replace(self, inbox=(), engine="released" if self.session is None else self.engine)
+                is_free = self.session is None and not self.sending
+                return replace(self, inbox=(), halt="", engine="released" if is_free else self.engine)
         return self
 
 
 def test_every_run_ends_with_everything_given_back() -> None:
     explored = explore(World())
     assert explored.num_states > 1_000
-    assert {(world.engine, world.session, world.call) for world, _ in explored.ends} == {("released", None, "ended")}
+    ends = {(world.engine, world.session, world.sending, world.call) for world, _ in explored.ends}
+    assert ends == {("released", None, False, "ended")}
+
+
+def test_a_request_that_is_told_to_move_and_to_stay_in_any_order_ends_with_everything_given_back() -> None:
+    running = World(state=Running(LOCAL), engine="running", num_renewals=0, num_losses=0, num_tokens=1, num_moves=3)
+    explored = explore(running)
+    assert explored.num_states > 1_000
+    ends = {(world.engine, world.sending, world.call) for world, _ in explored.ends}
+    assert ends == {("released", False, "ended")}
 
 
 class Hasty(DecodeLifecycle):

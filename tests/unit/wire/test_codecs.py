@@ -53,9 +53,10 @@ def instances_of(cls: type) -> st.SearchStrategy[Any]:
 
 
 PREFILL_EVENTS = (m.ComputeStarted, m.FirstToken, m.PromptLogprobs, m.PrefillDone)
-DECODE_COMMANDS = (m.Start, m.Renew, m.Stop, m.Abandon)
+DECODE_COMMANDS = (m.Start, m.Renew, m.Stop, m.Abandon, m.Halt, m.HandOver, m.GoOn)
 DECODE_EVENTS = (
     m.Reservation, m.LocalPrefill, m.SessionFailed, m.TransferReport, m.Tokens, m.DecodeDone, m.PromptLogprobs,
+    m.HaltReply, m.HandedOver,
 )  # fmt: skip
 PLAIN = (
     m.NodeInfo, m.NodeStatus, Request, Sampling, m.PrefillReport, m.DecodeReport, m.FetchRequest, m.FetchReply,
