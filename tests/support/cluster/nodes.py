@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
 
@@ -20,6 +20,7 @@ from headrace.wire.messages import (
     PrefillDone,
     PrefillReport,
     PrefillRequest,
+    Reservation,
     Start,
     Tokens,
 )
@@ -83,3 +84,24 @@ async def until_the_router_knows(cluster: Cluster, identity: Identity | None = N
             assert isinstance(truth, CacheSnapshotPart)
             while (cluster.nodes()[node["name"]]["index"]["sequence"] or 0) < truth.sequence:
                 await asyncio.sleep(0.02)
+
+
+async def handed_over(
+    prefill: GrpcNodeClient, decode: GrpcNodeClient, request: Request, fetch_source: FetchSource | None = None
+) -> tuple[list[int], PrefillReport]:
+    """One node computes the prompt and hands it over to the other, as a router has them do it."""
+    tokens: list[int] = []
+    async with AsyncExitStack() as calls:
+        call = await calls.enter_async_context(decode.decode(Start(request), timeout_s=CALL_TIMEOUT_S))
+        async for event in call:
+            if isinstance(event, Reservation):
+                work = PrefillRequest(request, event, fetch_source=fetch_source)
+                prefilling = await calls.enter_async_context(prefill.prefill(work, timeout_s=CALL_TIMEOUT_S))
+                _, first, done = [each async for each in prefilling]
+                assert isinstance(first, FirstToken) and isinstance(done, PrefillDone)
+                tokens.append(first.token.id)
+            if isinstance(event, Tokens):
+                tokens += [token.id for token in event.tokens]
+            if isinstance(event, DecodeDone):
+                break
+    return tokens, done.report
