@@ -14,6 +14,7 @@ from headrace.wire.tls_config import TlsConfig
 from router.http.limits import HttpLimits
 from router.parsing.limits import ParseLimits
 from router.routing.plan import NO_OBJECTIVES, Objectives
+from router.routing.policies.by_name import POLICIES
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
@@ -32,6 +33,8 @@ class RouterConfig(HttpLimits, ParseLimits):
                         name and `control_port`
     roles               fixed: a node does the work of its role alone, at present; elastic: any node may do any work,
                         and its role says what the policy prefers it for
+    policy              chooses the nodes of each request, and what each does (docs/routing.md): `predicted`,
+                        `round_robin`, `least_loaded`, `dynamo`, `dynamo_tuned` or `llm_d`
     fetch_from_decode   prefill nodes fetch the cached part of a prompt from a decode node that holds more of it: its
                         blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
                         tokens
@@ -83,6 +86,7 @@ class RouterConfig(HttpLimits, ParseLimits):
     served_model_name: str = ""
     name: str = ""
     roles: Literal["fixed", "elastic"] = "fixed"
+    policy: str = "round_robin"
     fetch_from_decode: bool = True
     max_concurrent: int = 64
     max_concurrent_per_client: int | None = None
@@ -129,6 +133,7 @@ class RouterConfig(HttpLimits, ParseLimits):
                 if not -(2**31) <= number < 2**31
             ),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
+            one_of(self, POLICIES, "policy"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
             positive(
                 self,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from headrace.wire.client import GrpcNodeClient, NodeClient
-from headrace.wire.messages import NodeInfo, Role
+from headrace.wire.messages import NodeInfo
 from headrace.wire.server import ListenError
 from headrace.wire.tls import TlsError, load_identity
 from router.api.app import build_app
@@ -19,7 +19,6 @@ from router.api.completions import CompletionService
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.liveness import Liveness
 from router.cluster.nodes import NodeTable
-from router.cluster.policy import Policy, RoundRobin
 from router.cluster.registry import registry_server
 from router.cluster.role_switch import RoleSwitch
 from router.cluster.subscriptions import Subscriptions
@@ -34,6 +33,9 @@ from router.parsing.pool import WorkerPool
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
 from router.requests.table import RequestTable
+from router.routing.plan import Policy
+from router.routing.policies.by_name import POLICIES
+from router.routing.snapshots import Snapshots
 from router.status import ClusterStatus
 from router.text.tokens import ModelTokens
 
@@ -47,7 +49,7 @@ class RouterServer:
     """Starts in a running event loop, of any thread.
 
     connect_to   opens the client to a registered node; None: over gRPC
-    new_policy   makes the object that picks the nodes of one role
+    policy       chooses a plan for each request; None: the config's
 
     Raises TlsError, ModelFolderError.
     """
@@ -57,7 +59,7 @@ class RouterServer:
         config: RouterConfig,
         *,
         connect_to: Callable[[NodeInfo], NodeClient] | None = None,
-        new_policy: Callable[[], Policy] = RoundRobin,
+        policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -93,8 +95,11 @@ class RouterServer:
         self.index = index = ClusterIndex()
         self._subscriptions = Subscriptions(self.nodes, index)
         metrics.watch(self.nodes.all, table.counts, index)
-        policies = {role: new_policy() for role in Role}
-        context = RouterContext(config, self.nodes, table, policies, metrics, index, clock)
+        snapshots = Snapshots(index, roles_are_fixed=config.roles == "fixed")
+        self.nodes.watch(lambda: snapshots.keep([node.info.name for node in self.nodes.all()]))
+        self.nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status))
+        policy = policy or POLICIES[config.policy]
+        context = RouterContext(config, self.nodes, table, policy, snapshots, metrics, index, clock)
         service = CompletionService(tokens, context, admission)
         name = config.served_model_name
         settings = WorkerSettings(config.model_path, name, special, config.parse_cpu_s, config.parse_memory_bytes)

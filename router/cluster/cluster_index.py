@@ -13,7 +13,7 @@ from headrace.cache.conversion import BlockConversion
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
-from router.cluster.nodes import NodeId
+from router.cluster.node_id import NodeId
 from router.errors import MissedUpdates
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from headrace.wire.errors import NodeError
-from router.cluster.nodes import NodeEntry, NodeId, NodeTable
+from router.cluster.node_id import NodeId
+from router.cluster.nodes import NodeEntry, NodeTable
 
 ANSWER_TIMEOUT_S = 10.0
 """For a node that stands still. One that is stopped or cut off fails sooner: the connection breaks by its keepalive."""

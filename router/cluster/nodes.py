@@ -12,15 +12,13 @@ from headrace.cache.conversion import conversion_refusal
 from headrace.wire.client import NodeClient
 from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
 from router.cluster.lost_nodes import LostNode, LostNodes
+from router.cluster.node_id import NodeId
 from router.errors import LayoutRefused, NameTaken
 
 log = logging.getLogger(__name__)
 
 MISSED_HEARTBEATS = 3
 """After so many a node that does not answer either is dead; it is asked after one less."""
-
-NodeId = tuple[str, int]
-"""Name and incarnation: a restarted node has another id."""
 
 
 @dataclass
@@ -117,11 +115,16 @@ class NodeTable:
         self._nodes: dict[str, NodeEntry] = {}
         self._retired: list[NodeEntry] = []
         self._watchers: list[Callable[[], None]] = []
+        self._status_watchers: list[Callable[[NodeEntry], None]] = []
         self._max_model_tokens: int | None = None
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Calls `changed` after each node added or removed; `all` lists the present ones."""
         self._watchers.append(changed)
+
+    def watch_status(self, reported: Callable[[NodeEntry], None]) -> None:
+        """Calls `reported` with each node that has just reported its status, new ones included."""
+        self._status_watchers.append(reported)
 
     def register(self, info: NodeInfo, status: NodeStatus) -> bool:
         """Adds a node (True) or renews its registration (False). A new incarnation takes its name over at once.
@@ -143,7 +146,7 @@ class NodeTable:
         expires_at_s = self._new_expiry_s()
         if known is not None and known.info == info:
             known.expires_at_s = expires_at_s
-            known.report(status, stalled_after_s=self._stalled_after_s)
+            self._report(known, status)
             return False
         replaced: frozenset[int] = frozenset()
         if known is not None:
@@ -151,7 +154,8 @@ class NodeTable:
             self._retire(known)
         self._lost.remove(info.name)
         self._roles_seen.add(status.role or info.role)
-        self._nodes[info.name] = NodeEntry(info, status, self._connect(info), expires_at_s, replaced)
+        self._nodes[info.name] = node = NodeEntry(info, status, self._connect(info), expires_at_s, replaced)
+        self._report(node, status)
         self._notify()
         return True
 
@@ -193,7 +197,7 @@ class NodeTable:
         if node.expires_at_s <= self._clock():
             log.info("node %s missed its heartbeats, but answers", node.info.name)
         node.expires_at_s = self._new_expiry_s()
-        node.report(status, stalled_after_s=self._stalled_after_s)
+        self._report(node, status)
 
     def unanswered(self, node: NodeEntry, cause: Exception) -> None:
         """Gives no more work to a node that did not answer; removes it once it has missed its heartbeats, too."""
@@ -262,6 +266,11 @@ class NodeTable:
         for node in self.all():
             self._retire(node)
         await self.close_retired()
+
+    def _report(self, node: NodeEntry, status: NodeStatus) -> None:
+        node.report(status, stalled_after_s=self._stalled_after_s)
+        for reported in self._status_watchers:
+            reported(node)
 
     def _new_expiry_s(self) -> float:
         return self._clock() + self._heartbeat_s * MISSED_HEARTBEATS

@@ -7,7 +7,8 @@ import logging
 
 from headrace.wire.errors import NodeLost
 from router.cluster.cluster_index import ClusterIndex, NodeIndex
-from router.cluster.nodes import NodeEntry, NodeId, NodeTable
+from router.cluster.node_id import NodeId
+from router.cluster.nodes import NodeEntry, NodeTable
 
 log = logging.getLogger(__name__)
 

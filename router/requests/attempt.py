@@ -11,18 +11,21 @@ from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeError
 from headrace.wire.messages import DecodeCommand
 from router.cluster.nodes import NodeEntry
+from router.requests.node_search import Placement
 
 
 class Attempt:
     """One decode call with the prefill calls for it, or one prefill call alone.
 
-    `over` is done when the attempt has nothing more to do, or holds the exception of a task that broke.
+    `placement` is the plan until its prefill has begun: a repeated one is planned anew. `over` is done when the attempt
+    has nothing more to do, or holds the exception of a task that broke.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call: DecodeCall | None = None
+        self.placement: Placement | None = None
         self.decode_node: NodeEntry | None = None
         self.prefill: asyncio.Task[None] | None = None
         self.prefill_node: NodeEntry | None = None

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
-from headrace.wire.messages import Role
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeTable
-from router.cluster.policy import Policy
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.table import RequestTable
+from router.routing.plan import Policy
+from router.routing.snapshots import Snapshots
 
 
 @dataclass(frozen=True)
 class RouterContext:
     """Made once, by `RouterServer`; each request's driver gets it.
 
-    policies   one object a role, since each keeps its own turn
-    clock      yields seconds
+    clock     yields seconds
+    numbers   count the decisions
     """
 
     config: RouterConfig
     nodes: NodeTable
     table: RequestTable
-    policies: Mapping[Role, Policy]
+    policy: Policy
+    snapshots: Snapshots
     metrics: RouterMetrics
     index: ClusterIndex
     clock: Callable[[], float]
+    numbers: Iterator[int] = field(default_factory=count)

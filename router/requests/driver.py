@@ -21,7 +21,7 @@ from router.requests.admission import ANSWER_TOKENS, AdmissionPermit
 from router.requests.attempt import Attempt
 from router.requests.context import RouterContext
 from router.requests.lifecycle import RequestLifecycle
-from router.requests.node_search import NodeSearch
+from router.requests.node_search import NodeSearch, Placement
 from router.requests.siblings import Siblings
 from router.requests.states import Completed, RequestPhase
 from router.routing.plan import NO_OBJECTIVES, Objectives
@@ -85,7 +85,7 @@ class RequestDriver:
         self._objectives = objectives
         self._stop_is_handled = False
         self._siblings = siblings or Siblings()
-        self._search = NodeSearch(context, request, self._siblings)
+        self._search = NodeSearch(context, request, self._siblings, objectives)
         self._attempt: Attempt | None = None
         self._last_shown_s: float | None = None
         self.life = RequestLifecycle(request, max_attempts=context.config.max_attempts, now_s=context.clock())
@@ -150,17 +150,17 @@ class RequestDriver:
             replace(self.life.request_so_far, age_s=age_s, token_gap_s=self._objectives.token_gap_s)
         )
         try:
-            if self.life.needs_decode or not self._search.candidates(m.Role.PREFILL):
-                await self._decode(attempt)
+            attempt.placement = placement = await self._search.place(attempt.request)
+            if placement.decode is not None:
+                await self._decode(attempt, placement.decode, placement.is_handed_over)
             else:
                 attempt.prefill = attempt.spawn(self._prefill(attempt, None, None))
                 await attempt.over
         finally:
             await attempt.cancel()
 
-    async def _decode(self, attempt: Attempt) -> None:
-        node = attempt.decode_node = await self._search.pick_decode_node()
-        may_prefill_remotely = self.life.needs_decode and bool(self._search.candidates(m.Role.PREFILL, node))
+    async def _decode(self, attempt: Attempt, node: NodeEntry, may_prefill_remotely: bool) -> None:
+        attempt.decode_node = node
         start = m.Start(attempt.request, may_prefill_remotely)
         try:
             async with (
@@ -171,8 +171,6 @@ class RequestDriver:
                 try:
                     await self._handle(attempt, ev.DecodeStarted(node.info.name))
                     attempt.spawn(self._read(attempt, node, call))
-                    if start.may_prefill_remotely:
-                        await self._search.prompt_keys(attempt.request)  # hashed while the decode node reserves
                     await attempt.over
                     if isinstance(self.life.state, Completed) and attempt.prefill is not None:
                         # The client has every token; only the final usage waits for the prefill node's report.
@@ -199,12 +197,12 @@ class RequestDriver:
 
     async def _prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         nonce = None if reservation is None else reservation.nonce
-        receiver = None if reservation is None else attempt.decode_node
-        node = attempt.prefill_node = await self._search.pick_prefill_node(receiver)
-        if node is None:
+        placement = await self._prefill_placement(attempt)
+        if placement is None:
             await self._handle(attempt, ev.PrefillFailed(nonce, None))
             return
-        fetch_source = await self._search.fetch_source(attempt.request, node)
+        node = attempt.prefill_node = placement.prefill
+        fetch_source = await self._search.fetch_source(attempt.request, placement)
         work = m.PrefillRequest(attempt.request, reservation, first_token, fetch_source)
         try:
             async with (
@@ -223,6 +221,15 @@ class RequestDriver:
             raise NodeLost(node.info.name, "ended the call before the prefill was done")
         except NodeError as error:
             await self._handle(attempt, ev.PrefillFailed(nonce, self._search.call_failed(node, error)))
+
+    async def _prefill_placement(self, attempt: Attempt) -> Placement | None:
+        """The attempt's plan; for a repeated prefill, or if its node is gone meanwhile, another one for the node that
+        waits for it. None: nobody can send to that one."""
+        placement, attempt.placement = attempt.placement, None
+        if placement is not None and self._search.may_still(placement.prefill):
+            return placement
+        receiver = attempt.decode_node
+        return None if receiver is None else await self._search.place_prefill(attempt.request, receiver)
 
     async def _fail_unless_landed(self, attempt: Attempt, node: NodeEntry, nonce: int) -> None:
         """Repeats a prefill whose transfer has not landed in time. A message that the network damaged may fail its

@@ -1,93 +1,131 @@
-"""The choice of nodes for one request: avoids nodes that failed it, waits for busy ones, and finds what to fetch."""
+"""The choice of nodes for one request: asks the policy, avoids nodes that failed the request, waits for busy ones."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
 from headrace.wire.errors import NodeError, NodeLost, NodeStopped
 from headrace.wire.messages import FetchSource, Role
-from router.cluster.fetch_sources import PromptKeys, choose_fetch_source
-from router.cluster.nodes import NodeEntry, NodeId
+from router.cluster.node_id import NodeId
+from router.cluster.nodes import NodeEntry
 from router.errors import no_node
 from router.requests.context import RouterContext
+from router.requests.prompt_keys import PromptKeys
 from router.requests.siblings import Siblings
+from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, RoutedRequest
+from router.routing.snapshots import ANYWHERE, Pins
 
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.05  # before a node that was busy or failed is asked again
 
 
+@dataclass(frozen=True)
+class Placement:
+    """A plan with its nodes. `decode` None: the first token is enough."""
+
+    plan: Plan
+    prefill: NodeEntry
+    decode: NodeEntry | None
+
+    @property
+    def is_handed_over(self) -> bool:
+        return self.decode is not self.prefill
+
+
 class NodeSearch:
     """Nodes for one request, over all its attempts."""
 
-    def __init__(self, context: RouterContext, request: Request, siblings: Siblings) -> None:
+    def __init__(
+        self, context: RouterContext, request: Request, siblings: Siblings, objectives: Objectives = NO_OBJECTIVES
+    ) -> None:
         self._context = context
+        self._arrived_s = context.clock()
+        self._objectives = objectives
         self._siblings = siblings
         self._request = request
         self._avoided: set[NodeId] = set()
         self._migrated_keys = PromptKeys()  # of the prompt with this request's own tokens
 
-    def candidates(self, role: Role, receiver: NodeEntry | None = None) -> list[NodeEntry]:
-        """Live nodes of this role; with a receiver, those that can transfer to it."""
-        nodes = self._context.nodes
-        return nodes.live(role) if receiver is None else nodes.senders_to(receiver.info, role)
-
-    async def pick_decode_node(self) -> NodeEntry:
-        """The node that has kept this request since its router was lost, or else the policy's choice.
+    async def place(self, request: Request) -> Placement:
+        """The policy's plan, on the node that has kept this request since its router was lost, or where its siblings
+        are, if they are there.
 
         Waits for busy nodes as long as the request's own time allows, and for lost ones as long as they may come back;
         raises ApiError (503) when there is nobody to wait for.
         """
-        holder = self._orphan_holder()
-        if holder is not None:
-            return holder
         nodes = self._context.nodes
-        while (node := await self._pick(Role.DECODE, None)) is None:
-            if not nodes.may_come(Role.DECODE):
+        while True:
+            holder = self._orphan_holder()
+            pins = self._siblings_pins() if holder is None else Pins(decode=holder.info.name)
+            if (placement := await self._ask(request, pins)) is not None:
+                return placement
+            if not nodes.live(Role.DECODE) and not nodes.may_come(Role.DECODE):
                 raise no_node(Role.DECODE, [], self._context.clock())
-            await self._pause(Role.DECODE)
-        return node
+            await self._pause()
 
-    async def pick_prefill_node(self, receiver: NodeEntry | None) -> NodeEntry | None:
-        """The policy's choice, if possible among those that reach the receiver. Waits for busy nodes; None when no
-        prefill node is there: the decode nodes can compute prompts."""
-        return await self._pick(Role.PREFILL, receiver)
+    async def place_prefill(self, request: Request, receiver: NodeEntry) -> Placement | None:
+        """A plan for a prompt that `receiver` waits for. Waits for busy nodes; None when nobody can send to it."""
+        pins = Pins(prefill=self._siblings_pins().prefill, decode=receiver.info.name, is_reserved=True)
+        while self._context.nodes.senders_to(receiver.info, Role.PREFILL):
+            if (placement := await self._ask(request, pins)) is not None:
+                return placement
+            await self._pause()
+        return None
+
+    async def _ask(self, request: Request, pins: Pins) -> Placement | None:
+        """The policy's plan among the nodes that have not failed this request. None when all who could serve it have,
+        or the policy finds nobody: then none is avoided any longer."""
+        context = self._context
+        keys = await self.prompt_keys(request)
+        live = {node.info.name: node for node in context.nodes.live()}
+        roles = {name: node.role for name, node in live.items()}
+        avoided = {name for name, node in live.items() if node.id in self._avoided}
+        routed = self._routed(request)
+        for pinned in (pins, Pins(decode=pins.decode, is_reserved=True) if pins.is_reserved else ANYWHERE):
+            candidates = context.snapshots.take(roles, keys, len(request.tokens), avoided=avoided, pins=pinned)
+            if (plan := context.policy.choose(routed, candidates)) is not None:
+                return Placement(plan, live[plan.prefill], None if plan.decode is None else live[plan.decode])
+        self._avoided -= {node.id for node in live.values()}
+        return None
+
+    def _routed(self, request: Request) -> RoutedRequest:
+        sampling = request.sampling
+        return RoutedRequest(
+            number=next(self._context.numbers),
+            num_tokens=len(request.tokens),
+            answer_tokens=sampling.max_tokens - (len(request.tokens) - request.num_prompt_tokens),
+            needs_decode=sampling.max_tokens > 1,
+            waited_s=self._context.clock() - self._arrived_s,
+            is_scored=sampling.prompt_logprobs is not None,
+            may_fetch=self._context.config.fetch_from_decode,
+            objectives=self._objectives,
+        )
 
     def _orphan_holder(self) -> NodeEntry | None:
         """The decode node that goes on with this request since its router was lost; None: there is none."""
         if not self._request.is_resumable:
             return None
         request_id = self._request.request_id
-        holders = (node for node in self.candidates(Role.DECODE) if request_id in node.status.orphans)
+        holders = (node for node in self._context.nodes.live() if request_id in node.status.orphans)
         return next((node for node in holders if node.id not in self._avoided), None)
 
-    async def _pick(self, role: Role, receiver: NodeEntry | None) -> NodeEntry | None:
-        """One of the candidates that have not failed this request; when all have, any of them, after a pause. None when
-        there are no candidates."""
-        while live := {node.info.name: node for node in self.candidates(role, receiver)}:
-            fresh = [node for node in live.values() if node.id not in self._avoided]
-            if fresh:
-                reaching = [node for node in fresh if receiver is None or node.reaches(receiver.info)]
-                return self._choose(role, reaching or fresh)
-            await self._pause(role)
-            self._avoided -= {node.id for node in live.values()}
-        return None
+    def _siblings_pins(self) -> Pins:
+        """The nodes of the request's siblings, as far as they are there and have not failed it."""
+        live = self._context.nodes.live()
+        there = {node.id: node.info.name for node in live if node.id not in self._avoided}
+        prefill, decode = (there.get(node_id) if node_id else None for node_id in self._siblings.nodes)
+        return Pins(prefill, decode)
 
-    def _choose(self, role: Role, nodes: Sequence[NodeEntry]) -> NodeEntry:
-        """The node that has the blocks of the request's siblings, or else the policy's choice."""
-        by_name = {node.info.name: node for node in nodes}
-        for node in nodes:
-            if node.id == self._siblings.nodes.get(role):
-                return node
-        infos = [node.info for node in nodes]
-        return by_name[self._context.policies[role].pick(infos, self._request).name]
-
-    async def _pause(self, role: Role) -> None:
-        with self._context.metrics.waiting_for_node(role):
+    async def _pause(self) -> None:
+        decode_nodes = self._context.nodes.live(Role.DECODE)
+        is_free = any(node.id not in self._avoided for node in decode_nodes)
+        with self._context.metrics.waiting_for_node(Role.PREFILL if is_free else Role.DECODE):
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def call_failed(self, node: NodeEntry, error: NodeError) -> NodeError:
@@ -103,25 +141,31 @@ class NodeSearch:
         """Avoids a sender whose failure the receiver may have reported: a stopped process reports nothing itself."""
         self._avoided.add(sender.id)
 
+    def may_still(self, node: NodeEntry) -> bool:
+        """True if a node that was planned for this request can be asked: it lives, and has not failed it meanwhile."""
+        return node.id not in self._avoided and any(each is node for each in self._context.nodes.live())
+
     # ------------------------------------------------------------ the prompt in the cluster's caches
 
-    async def fetch_source(self, request: Request, prefill_node: NodeEntry) -> FetchSource | None:
-        """A live node that may hold more of the prompt than the prefill node does."""
-        nodes, index = self._context.nodes, self._context.index
+    async def fetch_source(self, request: Request, placement: Placement) -> FetchSource | None:
+        """The plan's node to fetch from, if it still holds more of the prompt than the prefill node does."""
+        nodes, index, receiver = self._context.nodes, self._context.index, placement.prefill
+        source = next((node for node in nodes.all() if node.info.name == placement.plan.fetch_from), None)
+        if source is None:
+            return None
         keys = await self.prompt_keys(request)
-        if keys is None:
-            return None
         max_tokens = len(request.tokens) - 1  # at least one token is always computed
-        hits = index.match(keys, max_tokens=max_tokens, receiver_block_size=prefill_node.info.layout.block_size)
-        senders = (node for node in nodes.senders_to(prefill_node.info) if node.reaches(prefill_node.info))
-        holders = [(node.info, hits[node.id]) for node in senders if node.id in hits]
-        return choose_fetch_source(holders, hits.get(prefill_node.id))
-
-    async def prompt_keys(self, request: Request) -> Mapping[int, Sequence[PrefixKey]] | None:
-        """The prompt's keys by block size, hashed once; None when there is no cache to look them up in."""
-        index = self._context.index
-        if not self._context.config.fetch_from_decode or not len(index):
+        hits = index.match(keys, max_tokens=max_tokens, receiver_block_size=receiver.info.layout.block_size)
+        if source.id not in hits:
             return None
+        num_tokens = hits[source.id].state_tokens
+        own_tokens = hits[receiver.id].resumable_tokens if receiver.id in hits else 0
+        if num_tokens <= own_tokens:
+            return None
+        return FetchSource(source.info.name, source.info.address, num_tokens, source.info.layout.block_size)
+
+    async def prompt_keys(self, request: Request) -> Mapping[int, Sequence[PrefixKey]]:
+        """The prompt's keys by block size, hashed once; empty when there is no cache to look them up in."""
         is_prompt = len(request.tokens) == request.num_prompt_tokens
         keys = self._siblings.keys if is_prompt else self._migrated_keys
-        return await keys.of(request, index.block_sizes)
+        return await keys.of(request, self._context.index.block_sizes)

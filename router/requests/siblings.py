@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.wire.messages import Role
-from router.cluster.fetch_sources import PromptKeys
-from router.cluster.nodes import NodeEntry, NodeId
+from router.cluster.node_id import NodeId
+from router.cluster.nodes import NodeEntry
 from router.requests.admission import AdmissionPermit
+from router.requests.prompt_keys import PromptKeys
 
 
 class Siblings:
@@ -15,17 +15,18 @@ class Siblings:
 
     followers   permits of all but the first, held back until the prompt's blocks can be found on `nodes`
     keys        the prompt's keys, hashed once
+    nodes       those that computed the prompt and that generate; None: not known
     """
 
     def __init__(self, followers: Sequence[AdmissionPermit] = ()) -> None:
         self._followers = followers
         self.keys = PromptKeys()
-        self.nodes: dict[Role, NodeId] = {}
+        self.nodes: tuple[NodeId | None, NodeId | None] = (None, None)
 
-    def prompt_computed(self, *nodes: NodeEntry | None) -> None:
+    def prompt_computed(self, prefill: NodeEntry | None = None, decode: NodeEntry | None = None) -> None:
         """Lets the followers run, on these nodes first. Also when the first has failed. Later calls change nothing."""
         followers, self._followers = self._followers, ()
         if followers:
-            self.nodes = {node.info.role: node.id for node in nodes if node is not None}
+            self.nodes = (prefill.id if prefill else None, decode.id if decode else None)
         for permit in followers:
             permit.may_run()

@@ -54,15 +54,16 @@ class Candidate:
     """One node, as it may serve one request.
 
     role               what the router prefers it for; BOTH: for either
-    hit                how much of the prompt it holds or will hold soon, for each cache group
+    hit                how much of the prompt it holds or will hold soon, for each cache group; all but the last token
+                       at most
     costs              what its steps take, by its own measurement
     chunk_tokens       the most tokens of prompts in one of its steps
     block_size         tokens of a block of its cache
     bytes_per_token    attention KV that travels for each token
     state_bytes        the state that travels for each request
     links              what sending to each other node takes, by name; a node that is missing cannot be sent to
-    may_prefill        False: its role is fixed, and it only decodes
-    may_decode         False: its role is fixed, and it only prefills
+    may_prefill        False: it only decodes, for its role is fixed, or its place is reserved for another's prompt
+    may_decode         False: it only prefills, for its role is fixed, or another node must generate
     """
 
     name: str

@@ -45,6 +45,7 @@ class RoutedRequest:
     needs_decode    False: one token is enough, and the node that computes the prompt draws it
     waited_s        since the request's arrival
     is_scored       the whole prompt is computed for its logprobs, whatever is cached
+    may_fetch       False: no node fetches what another one has cached
     """
 
     number: int
@@ -53,6 +54,7 @@ class RoutedRequest:
     needs_decode: bool = True
     waited_s: float = 0.0
     is_scored: bool = False
+    may_fetch: bool = True
     objectives: Objectives = NO_OBJECTIVES
 
 

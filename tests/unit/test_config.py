@@ -61,6 +61,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "control_port": PORT,
         "served_model_name": TEXT,
         "name": (["", "a.b-c_d:8001", "x" * 64], ["a b", "x" * 65, "é"]),
+        "policy": (["round_robin", "predicted", "dynamo"], ["robin", ""]),
         "max_concurrent": COUNT,
         "max_concurrent_per_client": COUNT,
         "max_unread_bytes": COUNT,

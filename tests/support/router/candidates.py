@@ -1,4 +1,4 @@
-"""Candidates for tests of routing policies."""
+"""Candidates for tests of routing policies, and a policy whose choice is known."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,6 +7,8 @@ from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts
 from headrace.wire.messages import Role
 from router.routing.candidates import Candidate, LinkCosts, Load
+from router.routing.plan import Plan, RoutedRequest
+from router.routing.policies.round_robin import RoundRobin
 
 
 def candidate(name: str, role: Role = Role.BOTH, *, hit: int | PrefixHit = 0, load: Load | None = None) -> Candidate:
@@ -30,3 +32,10 @@ def linked(*nodes: Candidate) -> Sequence[Candidate]:
         replace(node, links={other.name: LinkCosts() for other in nodes if other is not node})
         for node in sorted(nodes, key=lambda node: node.name)
     ]
+
+
+class AlwaysTheFirst:
+    """The first nodes by name that can serve a request."""
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan | None:
+        return RoundRobin().choose(replace(request, number=0), candidates)

@@ -75,10 +75,22 @@ class Transfers:
         return nonce
 
 
-class _FakeNode:
-    """The common part of both roles: the answer, the faults, and a record of the calls."""
+class FakeNode:
+    """Computes prompts, samples the first token, transfers and decodes; with faults, and a record of the calls.
+
+    num_lost_transfers   how many of its next transfers never land
+    hold_done            delays the reports of its prefills
+    tokens_per_event     decoded tokens
+    gate                 each event of decoded tokens takes one permit
+    """
 
     role: m.Role
+    num_lost_transfers = 0
+    hold_done: asyncio.Event | None = None
+    tokens_per_event = 1
+    gate: asyncio.Semaphore | None = None
+    step_s = 0.0
+    wants_local = False
 
     def __init__(
         self,
@@ -109,6 +121,8 @@ class _FakeNode:
         self.closed = False
         self.switched_to: list[m.Role] = []
         self.loses_switches = False
+        self.commands: list[m.DecodeCommand] = []
+        self.abandoned: list[str] = []
 
     def take_fault(self) -> Fault | None:
         return self.faults.pop(0) if self.faults else None
@@ -143,10 +157,10 @@ class _FakeNode:
         self.closed = True
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> FakePrefillCall:
-        raise AssertionError(f"{self.name} is no prefill node")
+        return FakePrefillCall(self, request)
 
     def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
-        raise AssertionError(f"{self.name} is no decode node")
+        return FakeDecodeCall(self, start)
 
     async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]:
         self.num_questions += 1
@@ -165,41 +179,16 @@ class _FakeNode:
         return FakeCacheUpdatesCall(self)
 
 
-class FakePrefillNode(_FakeNode):
-    """Samples the first token and transfers.
-
-    num_lost_transfers   how many of its next transfers never land
-    hold_done            delays its report
-    """
-
+class FakePrefillNode(FakeNode):
     role = m.Role.PREFILL
-    hold_done: asyncio.Event | None = None
-    num_lost_transfers = 0
-
-    def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> FakePrefillCall:
-        return FakePrefillCall(self, request)
 
 
-class FakeDecodeNode(_FakeNode):
-    """Decodes `tokens_per_event` at a time. `gate`: each event of tokens takes one permit."""
-
+class FakeDecodeNode(FakeNode):
     role = m.Role.DECODE
-    gate: asyncio.Semaphore | None = None
-    tokens_per_event = 1
-    step_s = 0.0
-    wants_local = False
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.commands: list[m.DecodeCommand] = []
-        self.abandoned: list[str] = []
-
-    def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
-        return FakeDecodeCall(self, start)
 
 
 class _Call:
-    def __init__(self, node: _FakeNode) -> None:
+    def __init__(self, node: FakeNode) -> None:
         self._opened_on = node
 
     async def __aenter__(self) -> Any:
@@ -213,7 +202,7 @@ class _Call:
 class FakeCacheUpdatesCall:
     """Streams the node's `updates`; raises those that are errors."""
 
-    def __init__(self, node: _FakeNode) -> None:
+    def __init__(self, node: FakeNode) -> None:
         self._node = node
         node.num_subscriptions += 1
 
@@ -233,7 +222,7 @@ class FakeCacheUpdatesCall:
 
 
 class FakePrefillCall(_Call):
-    def __init__(self, node: FakePrefillNode, work: m.PrefillRequest) -> None:
+    def __init__(self, node: FakeNode, work: m.PrefillRequest) -> None:
         super().__init__(node)
         self._node, self._work = node, work
         node.requests.append(work.request)
@@ -269,7 +258,7 @@ class FakePrefillCall(_Call):
 
 
 class FakeDecodeCall(_Call):
-    def __init__(self, node: FakeDecodeNode, start: m.Start) -> None:
+    def __init__(self, node: FakeNode, start: m.Start) -> None:
         super().__init__(node)
         self._node, self._start = node, start
         self._renewed: asyncio.Queue[m.Renew] = asyncio.Queue()

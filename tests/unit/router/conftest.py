@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cluster.policy import Policy, RoundRobin
 from router.config import RouterConfig
+from router.routing.plan import Policy
 from router.server import RouterServer
 from router.text.tokens import ModelTokens
 from tests.support.patience import PATIENCE_S
@@ -52,13 +52,13 @@ async def start_router(model_folder: Path) -> AsyncIterator[StartRouter]:
         async def start(
             cluster: FakeCluster,
             register: bool = True,
-            new_policy: Callable[[], Policy] = RoundRobin,
+            policy: Policy | None = None,
             **settings: object,
         ) -> Running:
             # Fake nodes send no heartbeats: they live for 3 x 60 s.
             defaults = {"port": 0, "control_port": 0, "heartbeat_s": 60.0, "shutdown_grace_s": 2.0}
             server = RouterServer(
-                RouterConfig(model_folder, **(defaults | settings)), connect_to=cluster.connect, new_policy=new_policy
+                RouterConfig(model_folder, **(defaults | settings)), connect_to=cluster.connect, policy=policy
             )
             await server.start()
             stack.push_async_callback(server.stop)

@@ -9,10 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.request import Request, Sampling
-from headrace.wire.messages import Role
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeTable
-from router.cluster.policy import RoundRobin
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
@@ -20,6 +18,8 @@ from router.requests.context import RouterContext
 from router.requests.driver import Output, RequestDriver
 from router.requests.states import RequestPhase
 from router.requests.table import RequestTable
+from router.routing.policies.round_robin import RoundRobin
+from router.routing.snapshots import Snapshots
 from tests.support.patience import PATIENCE_S
 from tests.support.router import hanging_up
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster, node_status
@@ -40,12 +40,13 @@ class Unread:
 
 
 def context_of(cluster: FakeCluster, model_folder: Path) -> RouterContext:
-    nodes = NodeTable(60.0, time.monotonic, cluster.connect)
+    nodes, index = NodeTable(60.0, time.monotonic, cluster.connect), ClusterIndex()
+    snapshots = Snapshots(index)
+    nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status))
     for info in cluster.infos():
         nodes.register(info, node_status())
-    policies = {role: RoundRobin() for role in Role}
-    config = RouterConfig(model_folder)
-    return RouterContext(config, nodes, RequestTable(), policies, RouterMetrics(), ClusterIndex(), time.monotonic)
+    config, table, metrics = RouterConfig(model_folder), RequestTable(), RouterMetrics()
+    return RouterContext(config, nodes, table, RoundRobin(), snapshots, metrics, index, time.monotonic)
 
 
 @pytest.mark.parametrize("is_decoding", [True, False])

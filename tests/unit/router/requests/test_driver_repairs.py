@@ -8,6 +8,7 @@ import pytest
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
 from tests.support.patience import PATIENCE_S
+from tests.support.router.candidates import AlwaysTheFirst
 from tests.support.router.fake_nodes import FakeDecodeNode, Fault, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, prefill_node, text_of
@@ -133,7 +134,7 @@ async def test_nodes_that_leave_one_after_the_other_do_not_end_a_request(start_r
     gates = {name: CutOff() for name in ("d0", "d1")}
     for name, gate in gates.items():
         decode_node(cluster, name).gate = gate
-    running = await start_router(cluster)
+    running = await start_router(cluster, policy=AlwaysTheFirst())
     asking = asyncio.create_task(ask(running))
     async with asyncio.timeout(PATIENCE_S):
         for name, gate in gates.items():

@@ -1,30 +1,24 @@
 """The choice of nodes for a request: busy nodes, failed nodes, and nodes that cannot transfer to each other."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from headrace.request import Request
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, TransferBroken
 from tests.support.patience import PATIENCE_S
+from tests.support.router.candidates import AlwaysTheFirst
 from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, text_of
-
-
-class AlwaysTheFirst:
-    def pick(self, candidates: Sequence[m.NodeInfo], request: Request) -> m.NodeInfo:
-        return candidates[0]
 
 
 async def test_after_a_failed_transfer_another_prefill_node_is_asked(start_router: StartRouter, answer: list[int]):
     """A stopped prefill node reports nothing: the decode node reports the failure, at the session's deadline."""
     cluster = fake_cluster(answer, prefill=2, eos_id=0)
     cluster.nodes["d0"].faults = [Fault(TransferBroken("d0", "deadline"))]
-    running = await start_router(cluster, new_policy=AlwaysTheFirst)
+    running = await start_router(cluster, policy=AlwaysTheFirst())
     result = await ask(running)
     assert text_of(result) == TEXT
     assert result["usage"]["headrace"]["prefill"]["node"] == "p1"
@@ -40,7 +34,7 @@ async def test_a_busy_decode_node_passes_the_request_on(start_router: StartRoute
 
 async def test_a_request_goes_on_on_the_node_that_has_kept_it(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer, decode=3, eos_id=0)
-    running = await start_router(cluster, new_policy=AlwaysTheFirst)
+    running = await start_router(cluster, policy=AlwaysTheFirst())
     (holder,) = (info for info in cluster.infos() if info.name == "d1")
     body, headers = {"prompt": "a", "max_tokens": 5}, {"x-request-id": "kept"}
     running.server.nodes.register(holder, replace(node_status(), orphans=("cmpl-kept-0",)))
@@ -53,7 +47,7 @@ async def test_a_request_goes_on_on_the_node_that_has_kept_it(start_router: Star
 async def test_a_node_that_kept_a_request_and_fails_it_is_not_asked_again(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer, decode=2, eos_id=0)
     cluster.nodes["d1"].faults = [Fault(NodeBusy("d1", "full"))]
-    running = await start_router(cluster, new_policy=AlwaysTheFirst)
+    running = await start_router(cluster, policy=AlwaysTheFirst())
     (holder,) = (info for info in cluster.infos() if info.name == "d1")
     running.server.nodes.register(holder, replace(node_status(), orphans=("cmpl-kept-0",)))
     body, headers = {"prompt": "a", "max_tokens": 5}, {"x-request-id": "kept"}

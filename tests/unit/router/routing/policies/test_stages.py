@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.cache.hits import PrefixHit
 from headrace.wire.messages import Role
+from router.routing.candidates import LinkCosts
 from router.routing.plan import Plan, Policy, RoutedRequest
 from router.routing.policies.dynamo import Dynamo
 from router.routing.policies.least_loaded import LeastLoaded
@@ -54,7 +56,38 @@ def test_decode_nodes_alone_prefill_as_well(policy: Policy) -> None:
 
 def test_a_prefill_node_that_reaches_no_other_decodes_itself(policy: Policy) -> None:
     islands = [replace(node, links={}) for node in DIVIDED]
-    assert nodes(policy.choose(REQUEST, islands)) == ("p0", "p0")
+    chosen = {nodes(policy.choose(replace(REQUEST, number=number), islands)) for number in range(4)}
+    assert {("p0", "p0"), ("p1", "p1")} <= chosen
+
+
+def test_nobody_does_what_is_not_allowed(policy: Policy) -> None:
+    may = {"p0": (True, False), "p1": (True, False), "d0": (False, False), "d1": (False, True)}
+    fixed = [replace(node, may_prefill=may[node.name][0], may_decode=may[node.name][1]) for node in DIVIDED]
+    chosen = {nodes(policy.choose(replace(REQUEST, number=number), fixed)) for number in range(4)}
+    assert chosen == {("p0", "d1"), ("p1", "d1")}
+    assert policy.choose(REQUEST, [node for node in fixed if node.role is Role.DECODE]) is None
+    assert policy.choose(REQUEST, [replace(node, links={}) for node in fixed]) is None
+
+
+def test_a_decode_node_that_no_prefill_node_reaches_serves_alone_in_its_turn() -> None:
+    d0, d1, p0 = linked(candidate("p0", Role.PREFILL), *(candidate(f"d{i}", Role.DECODE) for i in range(2)))
+    apart = sorted([replace(p0, links={"d1": LinkCosts()}), d0, d1], key=lambda node: node.name)
+    chosen = {nodes(RoundRobin().choose(replace(REQUEST, number=number), apart)) for number in range(4)}
+    assert chosen == {("p0", "d1"), ("d0", "d0")}
+
+
+def test_the_prefill_node_fetches_from_the_one_with_the_deepest_checkpoint(policy: Policy) -> None:
+    def fetched(own: PrefixHit, **facts: bool) -> str | None:
+        hits = {"p0": own, "d0": PrefixHit(96, 32, 32), "d1": PrefixHit(64, 64, 64)}
+        nodes = [replace(node, hit=hits[node.name]) for node in DIVIDED if node.name in hits]
+        plan = policy.choose(replace(REQUEST, **facts), nodes)
+        assert plan is not None
+        return plan.fetch_from
+
+    assert fetched(PrefixHit(32, 32, 32)) == "d1"
+    assert fetched(PrefixHit(64, 64, 64)) is None
+    assert fetched(PrefixHit(32, 32, 32), may_fetch=False) is None
+    assert fetched(PrefixHit(32, 32, 32), is_scored=True) is None
 
 
 def test_a_scored_prompt_is_expected_to_be_computed_whole(policy: Policy) -> None:

@@ -1,4 +1,4 @@
-"""The choice of a node to fetch from. Pure, except that long prompts are hashed in a thread."""
+"""The prefix keys of a request's prompt, hashed once and, for long prompts, in a thread."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.cache.hashing import prefix_keys
-from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
-from headrace.wire.messages import FetchSource, NodeInfo
 
 LONG_PROMPT_TOKENS = 1 << 14  # hashed in a millisecond; longer prompts would block the event loop
 
@@ -37,15 +35,3 @@ class PromptKeys:
                 else:
                     self._keys[size] = await asyncio.to_thread(prefix_keys, tokens, size, request.salt)
             return self._keys
-
-
-def choose_fetch_source(held: Sequence[tuple[NodeInfo, PrefixHit]], own: PrefixHit | None) -> FetchSource | None:
-    """The node with the prompt's deepest checkpoint; None if the prefill node has one as deep.
-
-    held   hits of the other nodes
-    own    the prefill node's hit; None: not known
-    """
-    info, hit = max(held, key=lambda each: each[1].state_tokens, default=(None, None))
-    if info is None or hit is None or hit.state_tokens <= (0 if own is None else own.resumable_tokens):
-        return None
-    return FetchSource(info.name, info.address, hit.state_tokens, info.layout.block_size)

@@ -1,0 +1,114 @@
+"""Snapshots of nodes as candidates: what they hold, what they may do, and whom they reach."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit
+from headrace.step_costs import StepCosts
+from headrace.wire.cache_updates import CacheSnapshotPart
+from headrace.wire.messages import LinkStatus, NodeStatus, PoolStatus, Role
+from router.cluster.cluster_index import ClusterIndex
+from router.routing.candidates import Candidate, LinkCosts
+from router.routing.snapshots import Pins, Snapshots
+from tests.support.router.fake_nodes import LAYOUT, node_info, node_status
+
+ROLES = {"d0": Role.DECODE, "d1": Role.DECODE, "p0": Role.PREFILL, "p1": Role.PREFILL}
+KEYS = {16: prefix_keys(range(64), 16)}
+
+
+class Cluster:
+    """Nodes that have reported once, and what each has cached."""
+
+    def __init__(self, devices: dict[str, str] | None = None, *, roles_are_fixed: bool = True) -> None:
+        self.index = ClusterIndex()
+        self.snapshots = Snapshots(self.index, roles_are_fixed=roles_are_fixed)
+        self.devices = devices or dict.fromkeys(ROLES, "cpu")
+        for name in self.devices:
+            self.report(name)
+
+    def report(self, name: str, status: NodeStatus | None = None) -> None:
+        info = node_info(name, ROLES[name], device=self.devices[name])
+        self.snapshots.heartbeat(info, status or node_status())
+
+    def take(self, **how: Any) -> dict[str, Candidate]:
+        roles = {name: role for name, role in ROLES.items() if name in self.devices}
+        return {each.name: each for each in self.snapshots.take(roles, KEYS, 64, **how)}
+
+
+def reaching(candidates: dict[str, Candidate]) -> dict[str, str]:
+    """Names that each node can send to, joined."""
+    return {name: " ".join(sorted(each.links)) for name, each in candidates.items()}
+
+
+def able(candidates: dict[str, Candidate]) -> dict[str, str]:
+    """What each node may do."""
+    return {name: "P" * each.may_prefill + "D" * each.may_decode for name, each in candidates.items()}
+
+
+def test_hits_load_and_sizes_are_those_of_each_node() -> None:
+    cluster = Cluster()
+    cluster.index.add(("d1", 1), 16).apply(CacheSnapshotPart(1, 1, tuple(KEYS[16][:3]), (KEYS[16][1],), True))
+    busy = NodeStatus(3, 2, PoolStatus(64, 10, 20, 34, 9), PoolStatus(8, 1, 2, 5, 3), waiting_tokens=700)
+    cluster.report("d1", replace(busy, num_decoding=2, costs=StepCosts(token_s=0.001)))
+    found = cluster.take()
+    assert list(found) == ["d0", "d1", "p0", "p1"]
+    assert (found["d0"].hit, found["d1"].hit) == (PrefixHit(0, 0, 0), PrefixHit(48, 32, 32))
+    load = found["d1"].load
+    assert (load.num_decoding, load.waiting_tokens, load.free_tokens, load.free_slots) == (2, 700, 480, 3)
+    assert found["d1"].costs.token_s == 0.001
+    assert found["d1"].bytes_per_token * 16 == LAYOUT.block_bytes
+    assert found["d1"].state_bytes == LAYOUT.state_bytes
+
+
+def test_fixed_roles_forbid_the_other_role_s_work_and_elastic_ones_nothing() -> None:
+    assert able(Cluster().take()) == {"d0": "D", "d1": "D", "p0": "P", "p1": "P"}
+    assert set(able(Cluster(roles_are_fixed=False).take()).values()) == {"PD"}
+
+
+def test_a_decode_node_computes_prompts_only_if_nobody_can_send_to_it() -> None:
+    assert able(Cluster({"d0": "cpu", "d1": "cpu"}).take()) == {"d0": "PD", "d1": "PD"}
+    mixed = Cluster({"d0": "cpu", "d1": "cuda", "p0": "cuda"}).take()
+    assert able(mixed) == {"d0": "PD", "d1": "D", "p0": "P"}
+    assert reaching(mixed) == {"d0": "", "d1": "p0", "p0": "d1"}
+    avoided = Cluster({"d0": "cpu", "p0": "cpu"}).take(avoided={"p0"})
+    assert able(avoided) == {"d0": "D"}, "a prefill node that is busy is waited for"
+
+
+def test_links_have_the_costs_that_were_measured() -> None:
+    cluster = Cluster()
+    links = (LinkStatus("d0", ("tcp",), 0.001, 2e9), LinkStatus("d1"))
+    cluster.report("p0", replace(node_status(), links=links))
+    found = cluster.take()["p0"].links
+    assert (found["d0"], found["d1"]) == (LinkCosts(0.001, 2e9), LinkCosts())
+    with pytest.raises(KeyError):
+        found["p0"]
+    assert len(found) == 3
+
+
+def test_a_failed_link_counts_unless_nobody_else_reaches_the_receiver() -> None:
+    cluster = Cluster()
+    broken = replace(node_status(), links=(LinkStatus("d0", error="nobody is there"),))
+    cluster.report("p0", broken)
+    assert reaching(cluster.take())["p0"] == "d1 p1"
+    cluster.report("p1", broken)
+    assert reaching(cluster.take()) == {"d0": "d1 p0 p1", "d1": "d0 p0 p1", "p0": "d0 d1 p1", "p1": "d0 d1 p0"}
+    cluster.report("p1")
+    assert reaching(cluster.take())["p0"] == "d1 p1"
+
+
+def test_pins_leave_one_node_for_each_part() -> None:
+    cluster = Cluster()
+    assert able(cluster.take(pins=Pins("p1", "d0"))) == {"d0": "D", "d1": "", "p0": "", "p1": "P"}
+    elastic = Cluster(roles_are_fixed=False)
+    assert able(elastic.take(pins=Pins(decode="d0", is_reserved=True))) == {"d0": "D", "d1": "P", "p0": "P", "p1": "P"}
+    assert able(elastic.take(pins=Pins("d0", "d0"))) == {"d0": "PD", "d1": "", "p0": "", "p1": ""}
+
+
+def test_only_nodes_that_may_be_given_work_are_candidates() -> None:
+    cluster = Cluster()
+    assert [each.name for each in cluster.snapshots.take({"p1": Role.PREFILL, "x": Role.DECODE}, {}, 64)] == ["p1"]
+    cluster.snapshots.keep(["d0", "p0"])
+    assert list(cluster.take()) == ["d0", "p0"]
