@@ -8,7 +8,14 @@ from tests.support.cluster.hostile_clients import KINDS
 from tests.support.cluster.hostile_load import HostileLoad, run
 
 MODEL = Path(__file__).parents[2] / "tiny_models" / "headrace-tiny-qwen3.5"
-SHORT = {"num_chats": 6, "think_s": 2.0, "max_concurrent": 8, "long_prompt": 4000, "crowd": dict.fromkeys(KINDS, 1)}
+SHORT = {
+    "num_chats": 6,
+    "think_s": 2.0,
+    "max_concurrent": 8,
+    "long_prompt": 4000,
+    "num_filling": 0,
+    "crowd": dict.fromkeys(KINDS, 1),
+}
 CAMPAIGN_S = 120.0
 """From so many seconds on it is the campaign: 50 chats, whose delays are judged, and what stays in the processes."""
 MAX_RATIO = 1.5
