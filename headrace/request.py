@@ -49,8 +49,9 @@ class Request:
     salt               separates tenants: prefixes are shared only under the same salt
     boundaries         positions in the prompt that are good places for a checkpoint
     is_resumable       its client chose `request_id`, and may ask for the rest of the answer at another router
-    age_s              seconds since the router took the request in: nodes serve their waiting lines in that order
+    age_s              seconds since the router admitted the request: nodes serve their waiting lines in that order
     token_gap_s        wanted between two tokens of the answer: bounds the prompts in a step beside it; None: no bound
+    client             a number for the client that asks, the same at every router: nodes share their steps by it
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class Request:
     age_s: float = 0.0
     is_resumable: bool = False
     token_gap_s: float | None = None
+    client: int = 0
 
 
 @dataclass(frozen=True)

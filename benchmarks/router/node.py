@@ -77,6 +77,7 @@ class Work:
         "arrival", "boundaries", "checkpoints", "claim", "decoded", "first_stride", "hit_policy", "joined_s", "keys",
         "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source",
     )  # fmt: skip
+    client_work = 0.0  # traces name no clients
 
     def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy) -> None:
         self.number = number

@@ -19,6 +19,7 @@ import torch
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.client_work import ClientWork
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
@@ -97,6 +98,7 @@ class Engine(EngineRequests):
         )
         self._runner = runner
         self._scheduler = scheduler
+        self._client_work = ClientWork()
         self._overlap = overlap
         self._in_flight: InFlight | None = None
         self._in_step: list[ScheduledChunk[Sequence]] = []
@@ -146,12 +148,18 @@ class Engine(EngineRequests):
 
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
+        now_s = self._clock()
+        for sequence in self._running:
+            sequence.client_work = self._client_work.of(sequence.request.client, now_s)
         while True:
             chunks = self._scheduler.schedule(s for s in self._running if self._takes_part(s))
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if not self._settle():
                 self._preempt(self._settled_paused() or self._victims.victim(self._running))
+        for chunk in chunks:
+            cost = self._scheduler.token_cost.of(chunk.span)
+            self._client_work.add(chunk.sequence.request.client, cost, now_s)
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
         return chunks

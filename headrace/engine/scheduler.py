@@ -1,25 +1,31 @@
 """Scheduling: which sequences run in the next step, how many tokens of each, and which one is preempted.
 
 Pure: no tensors, no clock. Decoding sequences go first (one token each). Prefills share what they leave of the budget,
-B. Prompts with less than half as many tokens left as the one that arrived first get up to half of it, those with the
-fewest first; it gets the rest, and what it leaves goes by arrival. So a short prompt does not wait for a long one, and
-prompts of one length are computed one after another.
+B. Prompts with less than half as many tokens left as the one that arrived first get up to SHORT_SHARE of it, those with
+the fewest first; it gets the rest, and what it leaves goes by arrival. So a short prompt does not wait for a long one,
+and prompts of one length are computed one after another.
 
-B is `max_step_tokens`, in tokens and in their cost (`TokenCost`). A step that is shared, with decodes or shorter
-prompts, costs as much as B tokens at depth 0: a long prompt's chunks shrink as it gets deeper, and it delays no other
-request's next token by more. Where nobody waits for the step to end but the prompt that arrived first, it costs as much
-as B tokens of that one: a lone prompt, or prompts of one length, take as few steps as can be, but a short one does not
-wait for deep tokens of another.
+Before shorter prompts come those of lighter clients, whose requests took less of this engine lately (`ClientWork`, in
+doublings of a step): with one, the others get up to LIGHT_SHARE. So a client that asks now and then does not wait for
+one that always does, in however many short requests. If all are of one client, only lengths count.
+
+B is `max_step_tokens`, in tokens and in their cost (`TokenCost`). A step that is shared, with decodes or with shorter
+prompts or those of lighter clients, costs as much as B tokens at depth 0: a long prompt's chunks shrink as it gets
+deeper, and it delays no other request's next token by more. Where nobody waits for the step to end but the prompt that
+arrived first, it costs as much as B tokens of that one: a lone prompt, or prompts of one length, take as few steps as
+can be, but a short one does not wait for deep tokens of another.
 
 None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
 decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
-4 C/B steps, where C is the cost of its tokens and of those of the prompts that arrived before it, and a step for each
-of these: half of the budget may go to shorter prompts, and half of the rest may be less than a block. When there are
-more sequences than a step takes, they take turns: all decoding ones, and the prefill that arrived first.
+4 C/B steps, 8 C/B beside lighter clients, where C is the cost of its tokens and of those of the prompts that arrived
+before it, and a step for each of these: up to a half or three quarters of the budget may go to others, and half of the
+rest may be less than a block. When there are more sequences than a step takes, they take turns: all decoding ones, and
+the prefill that arrived first.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -29,6 +35,8 @@ from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
 
+SHORT_SHARE = 1 / 2
+LIGHT_SHARE = 3 / 4
 LEAST_SHARE = 1 / 4
 """Share of a step's cost that prompts have, whatever its decodes cost."""
 
@@ -62,12 +70,16 @@ class Scheduler:
         """Chunks of prompts, at least one, in what the decodes leave of places and budget. `prefilling`: by arrival."""
         first = prefilling[0]
         places = self.max_running - len(decodes)
-        shorter = sorted((s for s in prefilling if 2 * _left(s) < _left(first)), key=_left)
+        level = self._level(first)
+        lighter = [s for s in prefilling if self._level(s) < level]
+        shorter = [s for s in prefilling if self._level(s) == level and 2 * _left(s) < _left(first)]
+        preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
         full = ChunkSpan(0, self.max_step_tokens)
-        if not decodes and not shorter:
+        if not decodes and not preferred:
             full = ChunkSpan(first.num_computed, first.num_computed + self.max_step_tokens)
         budget = self._beside(decodes, self.token_cost.of(full))
-        chunks = self._chunks(shorter[: places - 1], budget.half())
+        share = LIGHT_SHARE if lighter else SHORT_SHARE
+        chunks = self._chunks(preferred[: places - 1], budget.part(share))
         for chunk in chunks:
             budget = budget.without(chunk.span)
         span = self._span(first, max(budget.fitting(first.num_computed), min(self.block_size, budget.num_tokens)))
@@ -76,6 +88,10 @@ class Scheduler:
         taken = {chunk.sequence for chunk in chunks}
         others = [sequence for sequence in prefilling if sequence not in taken]
         return chunks + self._chunks(others[: places - len(chunks)], budget.without(span))
+
+    def _level(self, sequence: Sequence) -> int:
+        """How much its client has had lately, in doublings: 0 is less than a step, 3 is 7 to 15 steps."""
+        return int(math.log2(1 + sequence.client_work / self.max_step_tokens))
 
     def _beside(self, decodes: list[ScheduledChunk[Sequence]], cost: float) -> StepBudget:
         """Budget that the decodes leave to prompts of a step that may cost so much."""

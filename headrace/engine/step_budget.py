@@ -62,5 +62,6 @@ class StepBudget:
         left = max(0.0, self.cost - self.token_cost.of(span))
         return replace(self, num_tokens=self.num_tokens - (span.end - span.start), cost=left)
 
-    def half(self) -> StepBudget:
-        return replace(self, num_tokens=self.num_tokens // 2, cost=self.cost / 2)
+    def part(self, share: float) -> StepBudget:
+        """Budget of such a share of it, in whole tokens."""
+        return replace(self, num_tokens=int(self.num_tokens * share), cost=self.cost * share)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from hashlib import blake2b
 from http import HTTPStatus
 from typing import Protocol, assert_never
 
@@ -88,6 +89,7 @@ class RequestDriver:
         self._search = NodeSearch(context, request, self._siblings, objectives)
         self._attempt: Attempt | None = None
         self._last_shown_s: float | None = None
+        self._admitted_s = context.clock()
         self.life = RequestLifecycle(request, max_attempts=context.config.max_attempts, now_s=context.clock())
         context.table.add(self.life)
 
@@ -126,6 +128,7 @@ class RequestDriver:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._permit.wait()
+                self._admitted_s = self._now_s()
                 while not self.life.is_over:
                     await self._try_once()
         except TimeoutError:
@@ -145,10 +148,14 @@ class RequestDriver:
     # ------------------------------------------------------------ calls
 
     async def _try_once(self) -> None:
-        age_s = self._now_s() - self.life.entered_s[RequestPhase.QUEUED]
-        attempt = self._attempt = Attempt(
-            replace(self.life.request_so_far, age_s=age_s, token_gap_s=self._objectives.token_gap_s)
+        # Its time in the line does not count: clients have taken turns there, and nodes must not undo that.
+        request = replace(
+            self.life.request_so_far,
+            age_s=self._now_s() - self._admitted_s,
+            token_gap_s=self._objectives.token_gap_s,
+            client=_number(self._permit.client),
         )
+        attempt = self._attempt = Attempt(request)
         try:
             attempt.placement = placement = await self._search.place(attempt.request)
             if placement.decode is not None:
@@ -324,3 +331,8 @@ def _shape_of(request: Request) -> str:
     defaults = {field.name: field.default for field in fields(request.sampling)}
     flags = {name: value for name, value in settings.items() if value != defaults[name]}
     return f"{request.request_id}, {request.num_prompt_tokens} prompt tokens, {flags}"
+
+
+def _number(client: str) -> int:
+    """64 bits of a hash of its name: nodes need to tell clients apart, not to know them."""
+    return int.from_bytes(blake2b(client.encode(), digest_size=8).digest())

@@ -170,16 +170,19 @@ class Request(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     IS_RESUMABLE_FIELD_NUMBER: _builtins.int
     TOKEN_GAP_S_FIELD_NUMBER: _builtins.int
+    CLIENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     num_prompt_tokens: _builtins.int
     salt: _builtins.bytes
     """separates tenants in every prefix index"""
     age_s: _builtins.float
-    """since the router took the request in: nodes serve their waiting lines in that order"""
+    """since the router admitted the request: nodes serve their waiting lines in that order"""
     is_resumable: _builtins.bool
     """its client chose request_id: the decode node keeps it for a while if the router is lost"""
     token_gap_s: _builtins.float
     """wanted between two tokens of the answer: bounds the prompts in a step beside it"""
+    client: _builtins.int
+    """a number for the client that asks, the same at every router: nodes share their steps by it"""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, then what other nodes generated before a migration"""
@@ -202,10 +205,11 @@ class Request(_message.Message):
         age_s: _builtins.float = ...,
         is_resumable: _builtins.bool = ...,
         token_gap_s: _builtins.float | None = ...,
+        client: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_token_gap_s", b"_token_gap_s", "sampling", b"sampling", "token_gap_s", b"token_gap_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_gap_s", b"_token_gap_s", "age_s", b"age_s", "boundaries", b"boundaries", "is_resumable", b"is_resumable", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "token_gap_s", b"token_gap_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_token_gap_s", b"_token_gap_s", "age_s", b"age_s", "boundaries", b"boundaries", "client", b"client", "is_resumable", b"is_resumable", "num_prompt_tokens", b"num_prompt_tokens", "request_id", b"request_id", "salt", b"salt", "sampling", b"sampling", "token_gap_s", b"token_gap_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__token_gap_s: _TypeAlias = _typing.Literal["token_gap_s"]  # noqa: Y015
     _WhichOneofArgType__token_gap_s: _TypeAlias = _typing.Literal["_token_gap_s", b"_token_gap_s"]  # noqa: Y015

@@ -37,6 +37,18 @@ def test_a_request_that_was_sent_on_keeps_its_place(tiny_checkpoint) -> None:
     assert order == ["running", "renewed", "new"]
 
 
+def test_a_client_that_asks_now_and_then_does_not_wait_for_one_that_always_does(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    runs = [submit(built, request([5 + i] * 200, ONE, client=1)) for i in range(3)]
+    built.engine.admit()
+    for _ in range(3):
+        built.engine.step()
+    light = submit(built, request([9] * 100, ONE, client=2))
+    serve(built, light)
+    assert not any(run.is_finished for run in runs[1:])
+    serve(built, *runs)
+
+
 def test_a_prompt_starts_once_with_its_first_chunk(tiny_checkpoint) -> None:
     built = engine(tiny_checkpoint)
     run = submit(built, request(LONG[:200], ONE))

@@ -180,6 +180,41 @@ def test_a_deep_prompt_is_done_in_time_however_many_short_ones_come() -> None:
     assert num_steps <= 4 * DEEP.token_cost.of(ChunkSpan(0, 8000)) / 256 + 1
 
 
+def of_client(work: float, made: Sequence) -> Sequence:
+    made.client_work = work
+    return made
+
+
+def test_a_prompt_of_a_lighter_client_goes_first_however_many_came_before() -> None:
+    heavy = [of_client(50_000, sequence(300, arrival=i)) for i in range(6)]
+    light = of_client(200, sequence(180, arrival=9))
+    chunks = DEEP.schedule([*heavy, light])
+    assert [chunk.sequence for chunk in chunks[:2]] == [light, heavy[0]]
+    assert chunks[0].span.end == 180
+
+
+def test_short_prompts_of_a_heavy_client_come_after_longer_ones_of_a_lighter_client() -> None:
+    heavy = of_client(50_000, sequence(32_000, arrival=0))
+    short, light = of_client(50_000, sequence(10, arrival=1)), of_client(0, sequence(100, arrival=2))
+    assert [chunk.sequence for chunk in DEEP.schedule([heavy, short, light])] == [light, short, heavy]
+
+
+def test_clients_of_about_the_same_work_go_by_arrival() -> None:
+    first, second = of_client(5000, sequence(300, arrival=1)), of_client(4500, sequence(300, arrival=2))
+    assert DEEP.schedule([first, second])[0].sequence is first
+
+
+def test_a_heavy_clients_prompt_is_done_in_time_however_many_come_from_light_ones() -> None:
+    heavy, num_steps = of_client(50_000, sequence(3200, arrival=0)), 0
+    running = [heavy]
+    while heavy.is_prefilling:
+        running = [*(s for s in running if s.is_prefilling), *(sequence(90, arrival=1 + num_steps) for _ in range(4))]
+        for chunk in DEEP.schedule(running):
+            chunk.sequence.num_computed = chunk.span.end
+        num_steps += 1
+    assert num_steps <= 8 * DEEP.token_cost.of(ChunkSpan(0, 3200)) / 256 + 1
+
+
 def test_a_budget_for_one_token_goes_to_the_prompt_that_arrived_first() -> None:
     one = Scheduler(max_step_tokens=1, max_running=1, block_size=16, token_cost=FLAT)
     long, short = sequence(100, arrival=1), sequence(5, arrival=2)

@@ -47,5 +47,5 @@ def test_what_was_taken_is_gone() -> None:
     budget = StepBudget(COST, num_tokens=256, cost=300).without(ChunkSpan(1000, 1100))
     assert (budget.num_tokens, budget.cost) == (156, pytest.approx(95))
     assert StepBudget(COST, num_tokens=256, cost=10).without(ChunkSpan(1000, 1100)).fitting(0) == 0
-    half = StepBudget(COST, num_tokens=9, cost=10).half()
+    half = StepBudget(COST, num_tokens=9, cost=10).part(1 / 2)
     assert (half.num_tokens, half.cost) == (4, 5)

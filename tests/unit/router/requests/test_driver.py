@@ -12,6 +12,8 @@ from tests.support.router.fake_nodes import Fault, fake_cluster
 from tests.unit.router.conftest import StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, text_of
 
+LINE_S = 0.3
+
 
 async def test_the_deadline_ends_in_504_and_leaves_the_nodes(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer)
@@ -206,6 +208,31 @@ async def test_a_full_queue_refuses_with_429(start_router: StartRouter, answer: 
     for _ in range(2 * len(answer)):
         node.gate.release()
     assert [text_of(result) for result in await asyncio.gather(*waiting)] == [TEXT, TEXT]
+
+
+async def test_nodes_count_a_requests_age_from_its_admission_and_tell_clients_apart(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, eos_id=0)
+    node = decode_node(cluster, "d0")
+    node.gate = asyncio.Semaphore(0)
+    running = await start_router(cluster, max_concurrent=1, max_queue=2, client_header="x-tenant")
+
+    async def ask_as(tenant: str) -> None:
+        reply = await running.http.post("/v1/completions", json={"prompt": "a"}, headers={"x-tenant": tenant})
+        assert reply.status_code == 200
+
+    asking = [asyncio.create_task(ask_as(tenant)) for tenant in ("one", "two", "one")]
+    async with asyncio.timeout(PATIENCE_S):
+        while (await running.http.get("/cluster")).json()["waiting"] != 2:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(LINE_S)
+    for _ in range(3 * len(answer)):
+        node.gate.release()
+    await asyncio.gather(*asking)
+    assert all(request.age_s < LINE_S for request in node.requests)
+    clients = [request.client for request in node.requests]
+    assert len(clients) == 3 and len(set(clients)) == 2
 
 
 async def test_no_node_is_503_and_not_ready(start_router: StartRouter, answer: list[int]):
