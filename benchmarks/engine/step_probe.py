@@ -7,6 +7,7 @@ The probe wraps methods of an engine and its loop before the loop starts; it cos
 from __future__ import annotations
 
 import gc
+import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -78,8 +79,12 @@ class StepRecord:
 
     passes       replayed ones, and "eager" for those that were launched
     host         by phase
+    at_s         when it ended, from the start of the recording
     away_s       in which the engine's thread neither ran nor waited for the device: the interpreter's lock, or the core
     collected_s  in garbage collections of any thread
+    kernel_s     of the engine's thread in the operating system
+    num_faults   pages that its thread touched first, or that had been taken from it
+    num_ousted   times that another thread took its core
     device_s     from the end of the step before, on the device, to the end of this one
     own_s        from where this step was launched, on the device, to its end
     """
@@ -90,9 +95,13 @@ class StepRecord:
     passes: list[str]
     marks: tuple[Any, Any]
     host: dict[str, float] = field(default_factory=dict)
+    at_s: float = 0.0
     wall_s: float = 0.0
     away_s: float = 0.0
     collected_s: float = 0.0
+    kernel_s: float = 0.0
+    num_faults: int = 0
+    num_ousted: int = 0
     device_s: float = 0.0
     own_s: float = 0.0
 
@@ -116,7 +125,8 @@ class StepProbe:
         self._launched: StepRecord | None = None
         self._collected_s, self._collecting_since_s = 0.0, 0.0
         self._wait_cpu_s = 0.0
-        self._last_end: tuple[float, float] | None = None
+        self._last_end: tuple[float, float, resource.struct_rusage] | None = None
+        self._began_s = 0.0
         self._undo = ExitStack()
         self._wrap(engine, loop)
         gc.callbacks.append(self._collecting)
@@ -197,10 +207,16 @@ class StepProbe:
     def _ended(self, step: Callable[[], bool]) -> Callable[[], bool]:
         def run() -> bool:
             did_something = step()
-            end, before = (time.perf_counter(), time.thread_time()), self._last_end
+            usage = resource.getrusage(resource.RUSAGE_THREAD)
+            end, before = (time.perf_counter(), time.thread_time(), usage), self._last_end
             host, record, self._launched = self._clock.take(), self._launched, None
             if record is not None and before is not None and self.is_recording:
                 record.host, record.wall_s = host, end[0] - before[0]
+                self._began_s = self._began_s if self._records else end[0]
+                record.at_s = end[0] - self._began_s
+                record.kernel_s = usage.ru_stime - before[2].ru_stime
+                record.num_faults = usage.ru_minflt - before[2].ru_minflt
+                record.num_ousted = usage.ru_nivcsw - before[2].ru_nivcsw
                 waited_s = host.get("wait", 0.0) - self._wait_cpu_s
                 record.away_s = max(0.0, record.wall_s - (end[1] - before[1]) - waited_s)
                 record.collected_s = self._collected_s
@@ -285,7 +301,20 @@ def phases_row(name: str, records: Sequence[StepRecord]) -> str:
 
 
 def slowest_header() -> str:
-    return table_header("load", "step ms", "by its contents", "own ms", "host ms", "away", "GC", "contents", "phases")
+    return table_header(
+        "load",
+        "at s",
+        "step ms",
+        "by its contents",
+        "own ms",
+        "host ms",
+        "away",
+        "GC",
+        "kernel",
+        "faults, ousted",
+        "contents",
+        "phases",
+    )
 
 
 def slowest_rows(name: str, records: Sequence[StepRecord], costs: StepCosts, count: int) -> list[str]:
@@ -301,7 +330,9 @@ def slowest_rows(name: str, records: Sequence[StepRecord], costs: StepCosts, cou
         rows.append(
             table_row(
                 name,
-                *(f"{1e3 * s:.2f}" for s in (*seconds, record.away_s, record.collected_s)),
+                f"{record.at_s:.2f}",
+                *(f"{1e3 * s:.2f}" for s in (*seconds, record.away_s, record.collected_s, record.kernel_s)),
+                f"{record.num_faults}, {record.num_ousted}",
                 record,
                 ", ".join(f"{phase} {1e3 * s:.1f}" for phase, s in phases),
             )

@@ -6,9 +6,9 @@
 One engine in its own thread, beside an event loop that submits requests and takes their tokens, as in a node. Standing
 sequences decode all the time; each load adds something: chunks of a long prompt, many short prompts behind a cached
 prefix, requests that come and go, messages that land, prompts that arrive and are only read and hashed. Prints, for
-each load, the steps' times on the device beside what `StepCosts` expects of their contents, the gaps between a
-sequence's tokens in the event loop, the host's phases, and the slowest steps with what was in them: `d64` and `p512`
-are replays of captured passes of so many rows, `eager` is a pass that was launched kernel by kernel.
+each load, the steps' times on the device beside what the costs that the engine has fitted expect of their contents, the
+gaps between a sequence's tokens in the event loop, the host's phases, and the slowest steps with their contents: `d64`
+and `p512` are replays of captured passes of so many rows, `eager` is a pass that was launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ from headrace.engine.loop import EngineLoop
 from headrace.engine.sequence import Event, Failed, Finished, Sampled
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.models.weights import random_model
-from headrace.step_costs import StepCosts
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
@@ -273,7 +272,6 @@ async def under(bench: Bench, chunk: int, tasks: Load, seconds: float) -> None:
 
 
 async def profile(built: BuiltEngine, sizes: Sizes, only: str, seconds: float, slowest: int) -> None:
-    costs = StepCosts()
     summary, phases, slow = [summary_header()], [phases_header()], [slowest_header()]
     async with running(built, sizes) as (bench, probe):
         for name, (chunk, tasks) in loads_of(sizes).items():
@@ -284,12 +282,13 @@ async def profile(built: BuiltEngine, sizes: Sizes, only: str, seconds: float, s
             allocations = _allocations(built)
             await under(bench, chunk, tasks, seconds)
             probe.is_recording = False
-            gaps_s, records = bench.gaps_s, probe.take()
+            gaps_s, records, costs = bench.gaps_s, probe.take(), built.engine.cost_fit.costs
             summary.append(summary_row(name, records, gaps_s, costs))
             phases.append(phases_row(name, records))
             slow += slowest_rows(name, records, costs, slowest)
             print(f"  {name}: {len(records)} steps, {_allocations(built) - allocations} device allocations", flush=True)
         await _report_waits(built, bench, seconds)
+    print(f"  {built.engine.cost_fit.costs}")
     for table in (summary, phases, slow):
         print("\n" + "\n".join(table), flush=True)
 
