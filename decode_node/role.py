@@ -33,7 +33,6 @@ from decode_node.events import (
     SessionLanded,
     StateSent,
 )
-from decode_node.fetch_server import FetchServer
 from decode_node.lifecycle import DecodeLifecycle, decode_report, with_joined_tokens
 from decode_node.orphans import AnswerSoFar, Orphans
 from decode_node.policy import PrefillLocation
@@ -65,10 +64,9 @@ DEADLINE_MARGIN_S = 1.0
 
 
 class DecodeRole:
-    """Serves any number of requests at a time, and the fetches of prefill nodes."""
+    """Serves any number of requests at a time."""
 
     def __init__(self, runtime: NodeRuntime, config: DecodeConfig) -> None:
-        self.fetch_server = FetchServer(runtime)
         self._runtime = runtime
         self._config = config
         self._receiver = TransferReceiver(runtime.transport, runtime.incoming)
@@ -77,7 +75,7 @@ class DecodeRole:
 
     def counters(self) -> dict[str, float]:
         orphans = {"orphans_kept": float(self._orphans.num_kept), "orphans_adopted": float(self._orphans.num_adopted)}
-        return {**self._accounting.counters(), **self.fetch_server.counters(), **orphans}
+        return {**self._accounting.counters(), **orphans}
 
     def orphans(self) -> tuple[str, ...]:
         return self._orphans.ids

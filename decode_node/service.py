@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from functools import partial
 
 import grpc.aio
 
@@ -14,7 +13,7 @@ from headrace.engine.requests import BadRequest
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import DecodeCommand, FetchRequest, Start
+from headrace.wire.messages import DecodeCommand, Start
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
 from node_runtime.service import errors_as_status, read, router_of, timeout_s
@@ -38,15 +37,6 @@ class DecodeService(rpc.DecodeServicer):
             async with aclosing(self._role.run(start, commands, timeout_s(context))) as replies:
                 async for reply in replies:
                     yield codecs.encode_one_of(reply, pb.DecodeEvent())
-
-    async def Fetch(
-        self, request: pb.FetchRequest, context: grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
-    ) -> pb.FetchReply:
-        reply = pb.FetchReply()
-        async with errors_as_status(context):
-            wanted = read(partial(codecs.decode, cls=FetchRequest), request)
-            codecs.encode(await self._role.fetch_server.run(wanted, timeout_s(context)), reply)
-        return reply
 
 
 async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[DecodeCommand]:

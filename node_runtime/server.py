@@ -17,11 +17,12 @@ from headrace.engine.host_memory import keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device
 from headrace.wire.cache_updates import CacheUpdate
-from headrace.wire.messages import NodeInfo, NodeStatus, Role
+from headrace.wire.messages import FetchReply, FetchRequest, NodeInfo, NodeStatus, Role
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import load_identity
 from node_runtime.cache_feed import CacheFeed
 from node_runtime.config import RuntimeConfig
+from node_runtime.fetch_server import FetchServer
 from node_runtime.link_monitor import LinkMonitor
 from node_runtime.packing import staging_memory
 from node_runtime.registration import Registrations
@@ -102,6 +103,7 @@ class NodeServer:
             undo.push_async_callback(self._link_monitor.close)
             self._cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
             self.runtime = NodeRuntime(self.config, built, self._engine, transport, outgoing, incoming, identity)
+            self._fetch_server = FetchServer(self.runtime)
             await self.runtime.packing.warm_up(outgoing, clock() + WARM_UP_TIMEOUT_S)
             self._engine.post(lambda: use_device(self.config.engine.device))
             self._engine.start()
@@ -143,7 +145,7 @@ class NodeServer:
         of_roles = {name: count for role in self._roles for name, count in role.counters().items()}
         return replace(
             self._status,
-            counters={**self._status.counters, **transfers, **of_roles},
+            counters={**self._status.counters, **transfers, **self._fetch_server.counters(), **of_roles},
             links=self._link_monitor.report(),
             calls=self.runtime.calls.counts(),
             orphans=tuple(request_id for role in self._roles for request_id in role.orphans()),
@@ -155,6 +157,10 @@ class NodeServer:
     def cache_updates(self) -> AsyncGenerator[CacheUpdate, None]:
         """Yields a snapshot of the cache, then every change; ends when the node stops."""
         return self._cache_feed.updates()
+
+    async def fetch(self, request: FetchRequest, timeout_s: float) -> FetchReply:
+        """Sends another node what it wants to fetch; see `FetchServer.run`."""
+        return await self._fetch_server.run(request, timeout_s)
 
     def switch_role(self, role: Role) -> int:
         """Changes the role that routers get with every status, the next one at once. Requests end where they are.

@@ -21,7 +21,15 @@ from headrace.wire.client import ROUTER_METADATA
 from headrace.wire.errors import CRASH_DETAILS, STOP_DETAILS
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import NodeInfo, NodeStatus, Role, SwitchRoleReply, SwitchRoleRequest
+from headrace.wire.messages import (
+    FetchReply,
+    FetchRequest,
+    NodeInfo,
+    NodeStatus,
+    Role,
+    SwitchRoleReply,
+    SwitchRoleRequest,
+)
 from node_runtime.sessions import CheckpointMissing, NoCapacity
 from transfer.protocol.errors import LayoutMismatch, TransferError, TransferFailed
 
@@ -91,6 +99,7 @@ class Node(Protocol):
     def info(self) -> NodeInfo: ...
     async def status(self) -> NodeStatus: ...
     def cache_updates(self) -> AsyncGenerator[CacheUpdate, None]: ...
+    async def fetch(self, request: FetchRequest, timeout_s: float) -> FetchReply: ...
     def switch_role(self, role: Role) -> int: ...
 
 
@@ -116,6 +125,15 @@ class NodeService(rpc.NodeServicer):
         async with aclosing(self._node.cache_updates()) as updates:
             async for update in updates:
                 yield encode_cache_update(update)
+
+    async def Fetch(
+        self, request: pb.FetchRequest, context: grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchReply]
+    ) -> pb.FetchReply:
+        reply = pb.FetchReply()
+        async with errors_as_status(context):
+            wanted = read(partial(codecs.decode, cls=FetchRequest), request)
+            codecs.encode(await self._node.fetch(wanted, timeout_s(context)), reply)
+        return reply
 
     async def SwitchRole(
         self,

@@ -1,7 +1,7 @@
-"""Fetches from a decode node what it holds of a prompt: blocks beyond this node's attention hit, and a state.
+"""Fetches from another node what it holds of a prompt: blocks beyond this node's attention hit, and a state.
 
 A transfer in the other direction: this node reserves (the sequence holds blocks for the whole prompt and a slot), and
-the decode node sends. What has landed is verified, and published in this node's cache.
+the other node sends. What has landed is verified, and published in this node's cache.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FetchFailed(Exception):
 
 
 class Fetches:
-    """All fetches of one prefill node: its channels to decode nodes, the measured costs, and the counters."""
+    """All fetches of one prefill node: its channels to other nodes, the measured costs, and the counters."""
 
     def __init__(
         self, runtime: NodeRuntime, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]

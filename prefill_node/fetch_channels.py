@@ -1,4 +1,4 @@
-"""A prefill node's gRPC clients for the decode nodes that it fetches from."""
+"""A prefill node's gRPC clients for the nodes that it fetches from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides whether a prefill node fetches what a decode node holds of a prompt, or computes it. Pure.
+"""Decides whether a prefill node fetches what another node holds of a prompt, or computes it. Pure.
 
     seconds to compute = saved tokens / prefill_tokens_per_s
     seconds to fetch   = latency_s + bytes of (blocks beyond this node's own hit + one state) / bytes_per_s
@@ -40,7 +40,7 @@ class FetchPolicy:
     """Picks the hit policy of one request.
 
     num_tokens           the prompt's length
-    fetch_source_tokens  leading tokens that a decode node probably holds, with a checkpoint at their end; None: no
+    fetch_source_tokens  leading tokens that another node probably holds, with a checkpoint at their end; None: no
                          source is known
     is_scored            the whole prompt must be computed for its logprobs: nothing of it is skipped
     """

@@ -2,7 +2,7 @@
 
     Admitting -> Ready -> Computing -> Sending -> Done   the decode node receives blocks and state
     Admitting -> Ready -> Computing -> Done              nothing to send: no reservation, or the answer has ended
-    Admitting -> Fetching -> Ready                       a decode node holds more of the prompt than this node
+    Admitting -> Fetching -> Ready                       another node holds more of the prompt
     Admitting -> Fetching -> Readmitting -> Ready        the fetch failed: the prompt is computed instead
 
 A transfer opens with the first chunk: its clock must not run while the prompt waits for others.

@@ -50,7 +50,7 @@ from transfer.sender import OutgoingTransfer
 
 
 class PrefillRole:
-    """Serves any number of prefills at a time. `connect` opens a channel to a decode node."""
+    """Serves any number of prefills at a time. `connect` opens a channel to a fetch source."""
 
     def __init__(
         self, runtime: NodeRuntime, config: PrefillConfig, connect: Callable[[FetchSource], FetchClient]
@@ -66,7 +66,7 @@ class PrefillRole:
         return ()
 
     async def close(self) -> None:
-        """Closes the channels to decode nodes; no prefill may be running."""
+        """Closes the channels to fetch sources; no prefill may be running."""
         await self._fetches.close()
 
     def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:

@@ -125,7 +125,7 @@ class NodeClient(Protocol):
 
 
 class FetchClient(Protocol):
-    """A prefill node's client for a decode node that it fetches from; tests pass a fake."""
+    """A node's client for another one that it fetches from; tests pass a fake."""
 
     async def fetch(self, request: m.FetchRequest, *, timeout_s: float) -> m.FetchReply:
         """Returns when the source has sent everything; raises NodeError. Cancelling it ends the source's part, too."""
@@ -294,13 +294,13 @@ class GrpcFetchClient:
     ) -> None:
         self._name = fetch_source.node
         self._channel = open_channel(fetch_source.address, identity, silence_s)
-        self._decode = rpc.DecodeStub(self._channel)
+        self._node = rpc.NodeStub(self._channel)
 
     async def fetch(self, request: m.FetchRequest, *, timeout_s: float) -> m.FetchReply:
         """Raises CheckpointGone, RequestRefused (the layouts differ), TransferBroken, NodeLost, DeadlineExceeded."""
         message = codecs.encode(request, pb.FetchRequest())
         try:
-            reply = await self._decode.Fetch(message, timeout=timeout_s)
+            reply = await self._node.Fetch(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._name, error.code(), error.details()) from error
         try:

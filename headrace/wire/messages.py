@@ -54,10 +54,10 @@ class TransferReport:
 
 @dataclass(frozen=True)
 class FetchSource:
-    """A decode node with blocks and a checkpoint of a prompt's prefix; by now it may have evicted them.
+    """A node with blocks and a checkpoint of a prompt's prefix; by now it may have evicted them.
 
     num_tokens  length of the prefix, a multiple of both nodes' block sizes
-    block_size  the decode node's, of which its prefix keys are made
+    block_size  the source's, of which its prefix keys are made
     """
 
     node: str
@@ -242,7 +242,7 @@ DecodeEvent = (
 
 @dataclass(frozen=True)
 class FetchRequest:
-    """Asks a decode node to send its checkpoint of a prefix, and the blocks beyond the reservation's hit.
+    """Asks a node to send its checkpoint of a prefix, and the blocks beyond the reservation's hit.
 
     key  of the prefix of `reservation.num_tokens` tokens. The tenant's salt is hashed into it: only a node that knows
          tokens and salt can compute it
@@ -254,7 +254,7 @@ class FetchRequest:
 
 @dataclass(frozen=True)
 class FetchReply:
-    """The decode node has sent everything; its receiver knows whether it landed. `layout` is the decode node's."""
+    """The source has sent everything; its receiver knows whether it landed. `layout` is the source's."""
 
     layout: CacheLayout
 

@@ -432,7 +432,7 @@ class PrefillRequest(_message.Message):
 
     @_builtins.property
     def fetch_source(self) -> Global___FetchSource:
-        """unset: no decode node is known to hold more of the prompt"""
+        """unset: no other node is known to hold more of the prompt"""
 
     def __init__(
         self,
@@ -463,7 +463,7 @@ Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
 @_typing.final
 class FetchSource(_message.Message):
-    """A decode node with the blocks of the prompt's first num_tokens tokens and a checkpoint there, by the router's
+    """A node with the blocks of the prompt's first num_tokens tokens and a checkpoint there, by the router's
     index. It may have evicted them by now.
     """
 
@@ -479,7 +479,7 @@ class FetchSource(_message.Message):
     num_tokens: _builtins.int
     """a multiple of both nodes' block sizes"""
     block_size: _builtins.int
-    """the decode node's, of which its prefix keys are made"""
+    """the source's, of which its prefix keys are made"""
     def __init__(
         self,
         *,
@@ -513,7 +513,7 @@ class PrefillReport(_message.Message):
     resumed_tokens: _builtins.int
     computed_tokens: _builtins.int
     fetched_tokens: _builtins.int
-    """resumed tokens beyond its own checkpoint, sent by a decode node"""
+    """resumed tokens beyond its own checkpoint, sent by another node"""
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1077,56 +1077,6 @@ class DecodeDone(_message.Message):
 Global___DecodeDone: _TypeAlias = DecodeDone  # noqa: Y015
 
 @_typing.final
-class FetchRequest(_message.Message):
-    """Asks a decode node for its checkpoint of a prefix and the blocks beyond the prefill node's own hit."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    KEY_FIELD_NUMBER: _builtins.int
-    RESERVATION_FIELD_NUMBER: _builtins.int
-    key: _builtins.bytes
-    """of the prefix of reservation.num_tokens tokens; the tenant's salt is hashed into it"""
-    @_builtins.property
-    def reservation(self) -> Global___Reservation: ...
-    def __init__(
-        self,
-        *,
-        key: _builtins.bytes = ...,
-        reservation: Global___Reservation | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reservation", b"reservation"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "reservation", b"reservation"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
-
-@_typing.final
-class FetchReply(_message.Message):
-    """Everything was sent; the receiver knows whether it landed."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LAYOUT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def layout(self) -> Global___Layout:
-        """the fetch source's"""
-
-    def __init__(
-        self,
-        *,
-        layout: Global___Layout | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FetchReply: _TypeAlias = FetchReply  # noqa: Y015
-
-@_typing.final
 class NodeInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1676,6 +1626,56 @@ class SwitchRoleReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SwitchRoleReply: _TypeAlias = SwitchRoleReply  # noqa: Y015
+
+@_typing.final
+class FetchRequest(_message.Message):
+    """Asks a node for its checkpoint of a prefix and the blocks beyond the asking node's own hit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    RESERVATION_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """of the prefix of reservation.num_tokens tokens; the tenant's salt is hashed into it"""
+    @_builtins.property
+    def reservation(self) -> Global___Reservation: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        reservation: Global___Reservation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reservation", b"reservation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "reservation", b"reservation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class FetchReply(_message.Message):
+    """Everything was sent; the receiver knows whether it landed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def layout(self) -> Global___Layout:
+        """the fetch source's"""
+
+    def __init__(
+        self,
+        *,
+        layout: Global___Layout | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchReply: _TypeAlias = FetchReply  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):

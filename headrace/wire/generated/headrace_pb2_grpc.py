@@ -114,11 +114,6 @@ class DecodeStub:
                 request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeCommand.SerializeToString,
                 response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeEvent.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_unary(
-                '/headrace.v1.Decode/Fetch',
-                request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.SerializeToString,
-                response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.FromString,
-                _registered_method=True)
 
 
 class DecodeServicer:
@@ -131,14 +126,6 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Fetch(self, request, context):
-        """Sends a checkpoint and the blocks below it to a prefill node's reservation. Cancelling the call aborts it.
-        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,11 +133,6 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeCommand.FromString,
                     response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeEvent.SerializeToString,
-            ),
-            'Fetch': grpc.unary_unary_rpc_method_handler(
-                    servicer.Fetch,
-                    request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.FromString,
-                    response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -190,33 +172,6 @@ class Decode:
             metadata,
             _registered_method=True)
 
-    @staticmethod
-    def Fetch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headrace.v1.Decode/Fetch',
-            headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.SerializeToString,
-            headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
 
 class NodeStub:
     """Missing associated documentation comment in .proto file."""
@@ -236,6 +191,11 @@ class NodeStub:
                 '/headrace.v1.Node/CacheUpdates',
                 request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.SerializeToString,
                 response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdate.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/headrace.v1.Node/Fetch',
+                request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.SerializeToString,
+                response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.FromString,
                 _registered_method=True)
         self.SwitchRole = channel.unary_unary(
                 '/headrace.v1.Node/SwitchRole',
@@ -260,6 +220,14 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fetch(self, request, context):
+        """Sends a checkpoint and the blocks below it to another node's reservation. Cancelling the call aborts it.
+        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SwitchRole(self, request, context):
         """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on.
         """
@@ -279,6 +247,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.CacheUpdates,
                     request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.FromString,
                     response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdate.SerializeToString,
+            ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.FromString,
+                    response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.SerializeToString,
             ),
             'SwitchRole': grpc.unary_unary_rpc_method_handler(
                     servicer.SwitchRole,
@@ -340,6 +313,33 @@ class Node:
             '/headrace.v1.Node/CacheUpdates',
             headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdatesRequest.SerializeToString,
             headrace_dot_wire_dot_generated_dot_headrace__pb2.CacheUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Node/Fetch',
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchRequest.SerializeToString,
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.FetchReply.FromString,
             options,
             channel_credentials,
             insecure,

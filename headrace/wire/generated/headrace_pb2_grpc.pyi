@@ -69,20 +69,12 @@ class DecodeStub:
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Run: _grpc.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]
     """One request on the decode node. Ending the call early aborts the request and releases what it held."""
-    Fetch: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.FetchRequest, _headrace_pb2.FetchReply]
-    """Sends a checkpoint and the blocks below it to a prefill node's reservation. Cancelling the call aborts it.
-    NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
-    """
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]  # type: ignore[assignment]
     """One request on the decode node. Ending the call early aborts the request and releases what it held."""
-    Fetch: _aio.UnaryUnaryMultiCallable[_headrace_pb2.FetchRequest, _headrace_pb2.FetchReply]  # type: ignore[assignment]
-    """Sends a checkpoint and the blocks below it to a prefill node's reservation. Cancelling the call aborts it.
-    NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
-    """
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -92,16 +84,6 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_headrace_pb2.DecodeEvent], _abc.AsyncIterator[_headrace_pb2.DecodeEvent]]:
         """One request on the decode node. Ending the call early aborts the request and releases what it held."""
-
-    @_abc_1.abstractmethod
-    def Fetch(
-        self,
-        request: _headrace_pb2.FetchRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_headrace_pb2.FetchReply, _abc.Awaitable[_headrace_pb2.FetchReply]]:
-        """Sends a checkpoint and the blocks below it to a prefill node's reservation. Cancelling the call aborts it.
-        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
-        """
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -113,6 +95,10 @@ class NodeStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.DescribeRequest, _headrace_pb2.DescribeReply]
     CacheUpdates: _grpc.UnaryStreamMultiCallable[_headrace_pb2.CacheUpdatesRequest, _headrace_pb2.CacheUpdate]
     """Streams until the node stops or the subscriber leaves."""
+    Fetch: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.FetchRequest, _headrace_pb2.FetchReply]
+    """Sends a checkpoint and the blocks below it to another node's reservation. Cancelling the call aborts it.
+    NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
+    """
     SwitchRole: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.SwitchRoleRequest, _headrace_pb2.SwitchRoleReply]
     """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
 
@@ -122,6 +108,10 @@ class NodeAsyncStub(NodeStub):
     Describe: _aio.UnaryUnaryMultiCallable[_headrace_pb2.DescribeRequest, _headrace_pb2.DescribeReply]  # type: ignore[assignment]
     CacheUpdates: _aio.UnaryStreamMultiCallable[_headrace_pb2.CacheUpdatesRequest, _headrace_pb2.CacheUpdate]  # type: ignore[assignment]
     """Streams until the node stops or the subscriber leaves."""
+    Fetch: _aio.UnaryUnaryMultiCallable[_headrace_pb2.FetchRequest, _headrace_pb2.FetchReply]  # type: ignore[assignment]
+    """Sends a checkpoint and the blocks below it to another node's reservation. Cancelling the call aborts it.
+    NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
+    """
     SwitchRole: _aio.UnaryUnaryMultiCallable[_headrace_pb2.SwitchRoleRequest, _headrace_pb2.SwitchRoleReply]  # type: ignore[assignment]
     """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
 
@@ -140,6 +130,16 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_headrace_pb2.CacheUpdate], _abc.AsyncIterator[_headrace_pb2.CacheUpdate]]:
         """Streams until the node stops or the subscriber leaves."""
+
+    @_abc_1.abstractmethod
+    def Fetch(
+        self,
+        request: _headrace_pb2.FetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_headrace_pb2.FetchReply, _abc.Awaitable[_headrace_pb2.FetchReply]]:
+        """Sends a checkpoint and the blocks below it to another node's reservation. Cancelling the call aborts it.
+        NOT_FOUND: the checkpoint is gone; FAILED_PRECONDITION: the layouts differ; ABORTED: the transfer failed.
+        """
 
     @_abc_1.abstractmethod
     def SwitchRole(

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from decode_node.fetch_server import FetchServer
 from decode_node.role import DecodeRole
 from headrace.engine.build import build_engine
 from headrace.engine.engine import Engine
@@ -35,6 +34,7 @@ from headrace.wire.messages import (
 )
 from node.config import NodeConfig
 from node_runtime.config import RuntimeConfig
+from node_runtime.fetch_server import FetchServer
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import CheckpointMissing
 from prefill_node.config import FetchConfig
@@ -172,7 +172,7 @@ async def linked(
     prefill_runtime = _runtime(prefill_config, distort(InProcessTransport(network, "p0")))
     decode_runtime = _runtime(decode_config, InProcessTransport(network, FETCH_SOURCE))
     decode_role = DecodeRole(decode_runtime, decode_config)
-    fetch_source = LocalFetchSource(decode_role.fetch_server)
+    fetch_source = LocalFetchSource(FetchServer(decode_runtime))
     prefill_role = PrefillRole(prefill_runtime, prefill_config, lambda _: fetch_source)
     try:
         yield Linked(prefill_role, prefill_runtime, decode_role, decode_runtime, fetch_source)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,8 +47,8 @@ class Served:
         engine: Any = IdleEngine()
         self.loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: pytest.fail(str(error)))
         self.feed = CacheFeed(self.loop, self.journal, self.node.cache, INCARNATION, max_keys)
-        nobody: Any = None
-        service = NodeService(nobody, nobody, self.feed.updates)
+        node: Any = SimpleNamespace(cache_updates=self.feed.updates)
+        service = NodeService(node)
         self.server = ControlServer(["Node"], lambda server: rpc.add_NodeServicer_to_server(service, server))
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Serves the fetches of prefill nodes: sends a checkpoint of this node and the blocks below it.
+"""Serves the fetches of other nodes: sends a checkpoint of this node and the blocks below it.
 
 Both are immutable and stay leased while they are sent; the request that published them may have ended long ago.
 """
