@@ -136,7 +136,9 @@ class PrefixCache:
     def extend(self, claim: Claim, num_tokens: int) -> bool:
         """Appends blocks until `claim` covers `num_tokens`. False, and no change, if there are too few."""
         claim.require_held()
-        num_new = max(0, self._num_blocks(num_tokens) - len(claim.block_ids))
+        num_new = self._num_blocks(num_tokens) - len(claim.block_ids)
+        if num_new <= 0:
+            return True  # as for most tokens
         if self._storage.blocks.capacity() < num_new:
             return False
         claim.block_ids.extend(self._storage.reserve_blocks(num_new))

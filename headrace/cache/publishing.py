@@ -88,6 +88,8 @@ class Publisher:
         wanted: list[tuple[Boundary, ScheduledChunk[S]]] = []
         for chunk in chunks:
             boundaries = self._boundaries(chunk)
+            if not boundaries:
+                continue
             chunk.at_end = next((boundary for boundary in boundaries if boundary.num_tokens == chunk.span.end), None)
             inside = [boundary for boundary in boundaries if boundary is not chunk.at_end]
             wanted += [(boundary, chunk) for boundary in by_need(inside)]
@@ -95,7 +97,7 @@ class Publisher:
             slot = self._cache.reserve_slot(chunk.sequence.held, boundary.tier)
             if slot is not None:
                 chunk.emit.append((boundary, slot))
-        for chunk in chunks:
+        for _, chunk in wanted:
             chunk.emit.sort(key=lambda pair: pair[0].num_tokens)
 
     def written(self, chunk: ScheduledChunk[S]) -> None:

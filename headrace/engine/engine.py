@@ -187,10 +187,11 @@ class Engine(EngineRequests):
             return Shortage(first_line(error))  # not the error itself: it would keep the step's tensors alive
 
     def _launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight:
-        drawing: list[Sequence] = []
+        draw_index: dict[Sequence, int] = {}
         draws: list[tuple[int, Draw]] = []
         scored: list[ScheduledChunk[Sequence]] = []
         rows: list[PromptRows] = []
+        inputs: list[SequenceInput] = []
         num_rows = 0
         self._runner.token_counts.keep_only(self._running)
         for chunk in chunks:
@@ -198,13 +199,15 @@ class Engine(EngineRequests):
             if to_score := _to_score(chunk):
                 scored.append(chunk)
                 rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - chunk.span.start))
-            num_rows += _num_logits(chunk)
-            if _draws_token(chunk):
-                drawing.append(sequence)
+            draws_token = _draws_token(chunk)
+            num_logits = chunk.span.end - chunk.span.start if to_score else int(draws_token)
+            num_rows += num_logits
+            if draws_token:
+                draw_index[sequence] = len(draws)
                 draws.append((num_rows - 1, self._draw(sequence)))
+            inputs.append(self._sequence_input(chunk, num_logits))
         began_s = self._clock()
-        launched = self._runner.launch([self._sequence_input(chunk) for chunk in chunks], draws, rows)
-        draw_index = {sequence: index for index, sequence in enumerate(drawing)}
+        launched = self._runner.launch(inputs, draws, rows)
         rate_mark = self._rate_mark(chunks, began_s)
         return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s, rate_mark)
 
@@ -220,7 +223,7 @@ class Engine(EngineRequests):
         leaves_some = bool(num_tokens) and self.load.waiting_tokens > num_tokens
         return self.prefill_rate.launched(num_tokens, leaves_some=leaves_some, began_s=began_s)
 
-    def _sequence_input(self, chunk: ScheduledChunk[Sequence]) -> SequenceInput:
+    def _sequence_input(self, chunk: ScheduledChunk[Sequence], num_logits: int) -> SequenceInput:
         sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
         future_token = self._in_flight.draw_index.get(sequence) if self._in_flight is not None else None
         return SequenceInput(
@@ -230,7 +233,7 @@ class Engine(EngineRequests):
             src_slot=sequence.state_slot if span.start else None,
             dst_slot=claim.slot,
             emit=tuple((boundary.num_tokens, slot) for boundary, slot in chunk.emit),
-            num_logits=_num_logits(chunk),
+            num_logits=num_logits,
             future_token=future_token,
         )
 
@@ -251,6 +254,8 @@ class Engine(EngineRequests):
         """Reports the prompt's newly computed tokens; those computed before a preemption are not reported again."""
         sequence, span = chunk.sequence, chunk.span
         self.computed_tokens += span.end - span.start
+        if span.start >= sequence.prefill_length:
+            return  # a new token of the answer, as most
         self.recomputed_tokens += max(0, min(span.end, sequence.computed_before) - span.start)
         start, end = max(span.start, sequence.computed_before), min(span.end, sequence.prompt_length)
         if start < end:
@@ -358,13 +363,10 @@ def _draws_token(chunk: ScheduledChunk[Sequence]) -> bool:
     return chunk.span.end >= chunk.sequence.prefill_length and chunk.sequence.job.max_new > 0
 
 
-def _num_logits(chunk: ScheduledChunk[Sequence]) -> int:
-    """Rows of logits: one to draw a token from, or all of a chunk that is scored."""
-    return chunk.span.end - chunk.span.start if _to_score(chunk) else int(_draws_token(chunk))
-
-
 def _to_score(chunk: ScheduledChunk[Sequence]) -> range:
     """Positions of the chunk's tokens with which the prompt's next ones are scored."""
+    if chunk.sequence.job.prompt_logprobs is None:
+        return range(0)
     to_score, span = chunk.sequence.to_score, chunk.span
     return range(max(to_score.start, span.start), min(to_score.stop, span.end))
 
