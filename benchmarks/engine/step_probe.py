@@ -160,9 +160,10 @@ class StepProbe:
         self._replace(runner, "_hidden", timed("eager", self._noted("eager", runner._hidden)))
         self._replace(runner, "launch", timed("launch", self._recorded(runner.launch)))
         self._replace(engine, "step", self._ended(timed("rest", engine.step)))
-        for name, passes in (("d", runner._graphs.decodes), ("p", runner._graphs.prefills)):
+        graphs = runner._graphs
+        for name, passes in (("d", graphs.decodes), ("p", graphs.prefills), *(("m", mix) for mix in graphs.mixes)):
             if passes is not None:
-                self._replace(passes._inputs, "load", timed("load", passes._inputs.load))
+                self._replace(passes.inputs, "load", timed("load", passes.inputs.load))
                 for size, captured in passes._graphs.items():
                     replay = timed("replay", self._noted(f"{name}{size}", captured.replay))
                     passes._graphs[size] = Captured(replay, captured.logits)

@@ -7,8 +7,9 @@ One engine in its own thread, beside an event loop that submits requests and tak
 sequences decode all the time; each load adds something: chunks of a long prompt, many short prompts behind a cached
 prefix, requests that come and go, messages that land, prompts that arrive and are only read and hashed. Prints, for
 each load, the steps' times on the device beside what the costs that the engine has fitted expect of their contents, the
-gaps between a sequence's tokens in the event loop, the host's phases, and the slowest steps with their contents: `d64`
-and `p512` are replays of captured passes of so many rows, `eager` is a pass that was launched kernel by kernel.
+gaps between a sequence's tokens in the event loop, the host's phases, and the slowest steps with their contents: `d64`,
+`p512` and `m576` are replays of captured passes of decodes, of prompts and of both, of so many rows; `eager` is a pass
+that was launched kernel by kernel.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ class DecodeInputs:
 
     def __init__(self, memory: CacheMemory, drawn: Tensor, max_rows: int, max_tokens: int):
         """`drawn` int64 [max_rows or more]: the last launch's tokens. No sequence is longer than `max_tokens`."""
+        self.device = memory.device
         self._block_size = memory.layout.block_size
         self._drawn = drawn
         # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are not.
@@ -51,6 +52,9 @@ class DecodeInputs:
         self._fields = torch.from_numpy(self._padding)[:, None].repeat(1, self._max_rows).to(memory.device)
         self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
         self._host_table = _HostTable(self._max_rows, self.max_blocks)
+
+    def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
+        return len(inputs)
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
         """True if `load` takes them: one token and at most one row of logits each, none too long."""

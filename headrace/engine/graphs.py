@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Launching a prefill takes the host of an H200 18 to 38 ms, which its device needs for two thousand rows; a row more,
 # or one of padding, is 10 us of the device, and capturing a size 50 ms.
+# A chunk in one pass with the decodes before it takes 1.5 to 2 ms less than in one of its own, which reads the weights
+# again; many rows of padding would cost that much in a long chunk.
+MIXED_DECODES = (16, 64)
 PREFILL_ROWS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048)
 
 
@@ -42,6 +45,10 @@ Capture = Callable[[Callable[[], Tensor]], Captured]
 
 class Inputs(Protocol):
     """The inputs of captured passes: tensors at fixed addresses."""
+
+    def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
+        """Rows of a pass of these inputs, without padding up to a captured number."""
+        ...
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
         """True if `load` takes them; the number of rows is checked elsewhere."""
@@ -63,40 +70,55 @@ class CapturedPasses:
         self, forward: Callable[[ForwardBatch], Tensor], inputs: Inputs, sizes: Sequence[int], capture: Capture
     ):
         """`forward` gives logits [num_rows or fewer, V], first those of the inputs that were loaded."""
-        self._inputs = inputs
-        self._sizes = sorted(sizes)
+        self.inputs = inputs
+        self.sizes = sorted(sizes)
         self._graphs: dict[int, Captured] = {}
-        for size in reversed(self._sizes):  # the largest first: smaller ones fit into its memory
+        for size in reversed(self.sizes):  # the largest first: smaller ones fit into its memory
             self._graphs[size] = capture(partial(self._forward, forward, size))
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
-        return 0 < _num_rows(inputs) <= self._sizes[-1] and self._inputs.fits(inputs)
+        return 0 < self.inputs.num_rows(inputs) <= self.sizes[-1] and self.inputs.fits(inputs)
 
     def run(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """Logits [sum of num_logits, V], which the next `run` overwrites. Caches advance; nothing is waited for."""
-        size = next(size for size in self._sizes if size >= _num_rows(inputs))
-        self._inputs.load(inputs, size)
+        num_rows = self.inputs.num_rows(inputs)
+        size = next(size for size in self.sizes if size >= num_rows)
+        self.inputs.load(inputs, size)
         self._graphs[size].replay()
         return self._graphs[size].logits[: sum(entry.num_logits for entry in inputs)]
 
     def _forward(self, forward: Callable[[ForwardBatch], Tensor], size: int) -> Tensor:
-        return forward(self._inputs.batch(size))
+        return forward(self.inputs.batch(size))
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A replayed step.
+
+    logits     [sum of num_logits, V], which the next one may overwrite
+    is_drawn   the passes have drawn each row's best token themselves: row i's is draw i
+    """
+
+    logits: Tensor
+    is_drawn: bool
 
 
 @dataclass
 class StepGraphs:
-    """The captured passes of a node: a step's single tokens are one replay, and its longer chunks another, or several.
+    """The captured passes of a node: those of single tokens, of longer chunks, and of both in one.
 
-    Each replay reads the weights anew, which takes less time than launching a step's passes together. So whatever the
-    number and the mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit.
+    A step's single tokens and as many of its chunks as a pass takes are one replay, its other chunks as many as they
+    need. Each reads the weights anew, which takes less time than launching all together. So whatever the number and the
+    mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit.
     """
 
     block_size: int
     decodes: CapturedPasses | None = None
     prefills: CapturedPasses | None = None
+    mixes: tuple[CapturedPasses, ...] = ()  # those of fewer decode rows first
 
-    def run(self, inputs: Sequence[SequenceInput]) -> Tensor | None:
-        """Logits [sum of num_logits, V], which the next `run` may overwrite; None: such a step was not captured."""
+    def run(self, inputs: Sequence[SequenceInput]) -> Replayed | None:
+        """Replays a step; None: such a step was not captured."""
         replays = self._replays(inputs)
         if not replays:
             return None
@@ -104,57 +126,51 @@ class StepGraphs:
         logits: list[Tensor] = []
         for n, (passes, some) in enumerate(replays):
             part = passes.run([inputs[i] for i in some])
-            is_overwritten = any(later is passes for later, _ in replays[n + 1 :])
-            logits.append(part.clone() if is_overwritten else part)
-        if len(logits) == 1:
-            return logits[0]
+            is_last = n == len(replays) - 1
+            logits.append(part if is_last else part.clone())  # the next replay may overwrite it
         order = [i for _, some in replays for i in some if inputs[i].num_logits]
-        return _in_order(torch.cat(logits), order)
+        by_input = sorted(range(len(order)), key=order.__getitem__)
+        joined = logits[0] if len(logits) == 1 else torch.cat(logits)
+        if by_input != list(range(len(order))):
+            return Replayed(joined.index_select(0, upload_values(by_input, joined.device)), is_drawn=False)
+        return Replayed(joined, is_drawn=len(replays) == 1 and replays[0][0] is not self.prefills)
 
     def _replays(self, inputs: Sequence[SequenceInput]) -> list[tuple[CapturedPasses, list[int]]]:
         """The passes to replay, in order, each with the indices of its inputs; none if that does not cover the step.
 
-        Of a pass, the inputs with logits come first.
+        Of a pass, single tokens come first, and among them and among the longer chunks those with logits.
         """
         by_need = sorted(range(len(inputs)), key=lambda i: not inputs[i].num_logits)
         single = [i for i in by_need if inputs[i].is_decode]
-        longer = [i for i in by_need if not inputs[i].is_decode]
-        replays: list[tuple[CapturedPasses, list[int]]] = []
-        # All decodes at once: they read the tokens of the launch before, which the pass replaces by its own.
-        for passes, groups in ((self.decodes, [single]), (self.prefills, _groups(self.prefills, inputs, longer))):
-            for some in filter(None, groups):
-                if passes is None or not passes.fits([inputs[i] for i in some]):
-                    return []
-                replays.append((passes, some))
-        return replays
+        groups = _groups(self.prefills, inputs, [i for i in by_need if not inputs[i].is_decode])
+        replays: list[tuple[CapturedPasses | None, list[int]]] = [(self.prefills, group) for group in groups]
+        # All single tokens at once: they read the tokens of the launch before, which the pass replaces by its own.
+        if single and groups:
+            both = [*single, *groups[0]]
+            mix = next((mix for mix in self.mixes if mix.fits([inputs[i] for i in both])), None)
+            replays[:1] = [(self.decodes, single), replays[0]] if mix is None else [(mix, both)]
+        elif single:
+            replays = [(self.decodes, single)]
+        covering = [(passes, some) for passes, some in replays if passes is not None]
+        is_covered = all(passes.fits([inputs[i] for i in some]) for passes, some in covering)
+        return covering if is_covered and len(covering) == len(replays) else []
 
 
 def _groups(passes: CapturedPasses | None, inputs: Sequence[SequenceInput], some: Sequence[int]) -> list[list[int]]:
     """The indices `some` in groups, each as large as a pass takes, or of one input that none takes."""
-    groups: list[list[int]] = [[]]
+    groups: list[list[int]] = []
     for i in some:
-        if groups[-1] and (passes is None or not passes.fits([inputs[j] for j in (*groups[-1], i)])):
-            groups.append([])
-        groups[-1].append(i)
+        if groups and passes is not None and passes.fits([inputs[j] for j in (*groups[-1], i)]):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
     return groups
-
-
-def _in_order(logits: Tensor, order: Sequence[int]) -> Tensor:
-    """The rows of logits by ascending `order`."""
-    by_order = sorted(range(len(order)), key=order.__getitem__)
-    if by_order == list(range(len(order))):
-        return logits
-    return logits.index_select(0, upload_values(by_order, logits.device))
 
 
 def sizes_up_to(max_rows: int, sizes: Sequence[int]) -> list[int]:
     """The sizes to capture for steps of at most `max_rows` rows: up to the first that holds them, or all."""
     within = [size for size in sizes if size < max_rows]
     return within + [size for size in sizes if size >= max_rows][:1]
-
-
-def _num_rows(inputs: Sequence[SequenceInput]) -> int:
-    return sum(len(entry.tokens) for entry in inputs)
 
 
 class CudaCapture:

@@ -47,6 +47,9 @@ class PrefillInputs:
         self._max_blocks = cdiv(max(max_tokens, max_rows), 16 * memory.layout.block_size) * 16
         self._passes: dict[int, _Pass] = {}
 
+    def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
+        return sum(len(entry.tokens) for entry in inputs)
+
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
         """True if `load` takes them: chunks of prompts, each with the logits of its last token or none."""
         return (

@@ -11,6 +11,7 @@ from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import (
     BATCH_SIZES,
+    MIXED_DECODES,
     PREFILL_ROWS,
     Capture,
     CapturedPasses,
@@ -19,7 +20,8 @@ from headrace.engine.graphs import (
     sizes_up_to,
 )
 from headrace.engine.logprobs import PromptScores, rows_at_once
-from headrace.engine.prefill_inputs import PrefillInputs
+from headrace.engine.mixed_inputs import MixedInputs
+from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from headrace.engine.sampler import Drawn, choose
 from headrace.engine.token_counts import TokenCounts
 from headrace.forward.forward_batch import ForwardBatch
@@ -51,7 +53,7 @@ class ModelRunner:
         self.model = model
         self.memory = memory
         # The last launch's tokens, in the order of its draws. Each sequence of a step has a slot of its own.
-        most_draws = max(memory.num_slots, BATCH_SIZES[-1])
+        most_draws = max(memory.num_slots, BATCH_SIZES[-1] + MOST_SEQUENCES)
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
         self.token_counts = TokenCounts(model.config.vocab_size, memory.device)
         self._graphs = StepGraphs(layout.block_size)
@@ -81,6 +83,26 @@ class ModelRunner:
         inputs = PrefillInputs(self.memory, sizes[-1], max_tokens)
         forward = partial(self.model.forward, memory=self.memory)
         self._graphs.prefills = CapturedPasses(forward, inputs, sizes, capture or CudaCapture("prefill", len(sizes)))
+
+    @torch.inference_mode()
+    def capture_mixes(self, capture: Capture | None = None) -> None:
+        """Captures steps of decodes and short prefills in one pass, after both were captured on their own.
+
+        capture    None: on the current CUDA device
+        """
+        decodes, prefills = self._graphs.decodes, self._graphs.prefills
+        assert decodes is not None and isinstance(decodes.inputs, DecodeInputs)
+        assert prefills is not None and isinstance(prefills.inputs, PrefillInputs)
+        most = decodes.sizes[-1]
+        counts = [*(count for count in MIXED_DECODES if count < most), most]
+        capture = capture or CudaCapture("mixed", len(counts) * len(prefills.sizes))
+        drawn = self._drawn.clone()
+        mixes = []
+        for count in reversed(counts):  # as in CapturedPasses
+            inputs = MixedInputs(decodes.inputs, prefills.inputs, count)
+            mixes.append(CapturedPasses(self._decode, inputs, [count + rows for rows in prefills.sizes], capture))
+        self._graphs.mixes = tuple(reversed(mixes))
+        self._drawn.copy_(drawn)
 
     def _decode(self, batch: ForwardBatch) -> Tensor:
         """A forward pass with greedy draws: the best token of row i is draw i."""
@@ -126,12 +148,11 @@ class ModelRunner:
             ids.copy_(choose(logits, wanted, self.token_counts))
             return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
-        logits = self.forward(inputs) if replayed is None else replayed
+        logits = self.forward(inputs) if replayed is None else replayed.logits
         drawn_from = logits
         if rows != list(range(len(logits))):
             drawn_from = logits.index_select(0, upload_values(rows, logits.device))
-        # Replayed decodes have drawn each row's best token themselves.
-        are_drawn = replayed is not None and drawn_from is logits and all(entry.is_decode for entry in inputs)
+        are_drawn = replayed is not None and replayed.is_drawn and drawn_from is logits
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
             ids.copy_(choose(drawn_from, wanted, self.token_counts))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])

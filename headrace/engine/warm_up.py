@@ -31,7 +31,7 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
     """Runs the steps that requests will run, on blocks and slots still unused: only before the first request.
 
     max_tokens   of the longest sequence
-    graphs       capture decodes of up to `max_running` sequences, and short prefills
+    graphs       capture decodes of up to `max_running` sequences, short prefills, and both in one pass
     """
     started_s = time.monotonic()
     on_gpu = runner.memory.device.type == "cuda"
@@ -47,8 +47,11 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
         _score_longest(runner, steps[0][0])
         runner.token_counts.keep_only(())
         if graphs:
+            free_bytes = _free_bytes(on_gpu)
             runner.capture_decodes(max_running, max_tokens, capture)
             runner.capture_prefills(max_step_tokens, max_tokens, capture)
+            runner.capture_mixes(capture)
+            log.info("warm-up: the captured passes take %d MiB", (free_bytes - _free_bytes(on_gpu)) >> 20)
 
     if on_gpu:
         log.info("warm-up: a rehearsal, to know the kernels")
@@ -59,6 +62,10 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
     if on_gpu:
         torch.cuda.synchronize(runner.memory.device)
     log.info("warm-up took %.1f s", time.monotonic() - started_s)
+
+
+def _free_bytes(on_gpu: bool) -> int:
+    return torch.cuda.mem_get_info()[0] if on_gpu else 0
 
 
 def _score_longest(runner: ModelRunner, prompt: SequenceInput) -> None:

@@ -46,6 +46,7 @@ def main() -> None:
         warm_up(rehearsal, **LIMITS, graphs=False)
         rehearsal.capture_decodes(LIMITS["max_running"], LIMITS["max_tokens"], once)
         rehearsal.capture_prefills(LIMITS["max_step_tokens"], LIMITS["max_tokens"], once)
+        rehearsal.capture_mixes(once)
     warmed_up = compiled[:]
     compiled.clear()
     for step in steps():

@@ -13,6 +13,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.draw import Draw
 from headrace.engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
+from headrace.engine.mixed_inputs import MixedInputs
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from headrace.engine.runner import ModelRunner
 from headrace.engine.warm_up import warm_up
@@ -47,7 +48,7 @@ class Model:
         predicted = (batch.tokens_T + 1) % VOCAB
         if batch.logit_rows is not None:
             predicted = predicted[batch.logit_rows]
-        else:
+        if batch.num_decodes:
             self.drawn[: len(predicted)] = predicted
         return torch.nn.functional.one_hot(predicted, VOCAB).float()
 
@@ -72,12 +73,33 @@ def setup() -> Setup:
     return Setup(model, drawn, StepGraphs(BLOCK_SIZE, decodes, prefills), memory)
 
 
+@pytest.fixture
+def mixing(setup: Setup) -> Setup:
+    """With passes of 4 or 8 decodes and a chunk."""
+    decodes, prefills = setup.graphs.decodes, setup.graphs.prefills
+    mixes = [
+        CapturedPasses(
+            setup.model.forward, MixedInputs(decodes.inputs, prefills.inputs, count), (count + 8, count + 16), rerun
+        )
+        for count in (4, 8)
+    ]
+    setup.graphs.mixes = tuple(mixes)
+    setup.model.seen.clear()
+    return setup
+
+
+def logits_of(setup: Setup, inputs: list[SequenceInput]) -> Tensor:
+    replayed = setup.graphs.run(inputs)
+    assert replayed is not None
+    return replayed.logits
+
+
 def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, future_token: int | None = None):
     return SequenceInput((token,), start, blocks, src, dst, future_token=future_token)
 
 
 def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
-    logits = setup.graphs.run([decode(7, 9, [5, 0, 3], 4, 4), decode(8, 0, [2], None, 6)])
+    logits = logits_of(setup, [decode(7, 9, [5, 0, 3], 4, 4), decode(8, 0, [2], None, 6)])
     (batch,) = setup.model.seen
     assert batch.tokens_T.tolist() == [7, 8] and batch.positions_T.tolist() == [9, 0]
     assert batch.block_T.tolist() == [3, 2] and batch.offset_T.tolist() == [1, 0]
@@ -90,7 +112,7 @@ def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
 
 def test_padding_sees_nothing_and_writes_where_nobody_looks(setup: Setup) -> None:
     setup.graphs.run([decode(1, 4, [0, 1], i, i) for i in range(8)])  # leaves its traces in every row
-    logits = setup.graphs.run([decode(7, 1, [i], i, i) for i in range(3)])
+    logits = logits_of(setup, [decode(7, 1, [i], i, i) for i in range(3)])
     batch = setup.model.seen[-1]
     assert len(logits) == 3 and batch.num_decodes == 4
     assert batch.decode.source.slots_N.tolist() == batch.decode.dst_slots.tolist() == [0, 1, 2, -1]
@@ -135,7 +157,7 @@ def test_what_does_not_fit_is_left_to_the_plain_path(setup: Setup) -> None:
 
 def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(setup: Setup) -> None:
     silent = SequenceInput([1, 2], 4, [3, 1], 2, 2, num_logits=0)
-    logits = setup.graphs.run([silent, SequenceInput([5, 6, 7], 3, [0, 5], 4, 1, emit=((4, 7),))])
+    logits = logits_of(setup, [silent, SequenceInput([5, 6, 7], 3, [0, 5], 4, 1, emit=((4, 7),))])
     (batch,) = setup.model.seen
     scratch = setup.memory.scratch_block
     assert batch.tokens_T.tolist() == [5, 6, 7, 1, 2, 0, 0, 0]  # first those whose logits are asked for
@@ -158,7 +180,7 @@ def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(s
 
 def test_decodes_and_the_prefills_behind_them_are_two_replays(setup: Setup) -> None:
     prefill = SequenceInput([5, 6, 7], 0, [1], None, 1)
-    logits = setup.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
+    logits = logits_of(setup, [decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
     assert [batch.num_decodes for batch in setup.model.seen] == [2, 0]
     assert logits.argmax(-1).tolist() == [11, 21, 8]
 
@@ -167,7 +189,7 @@ def test_chunks_of_one_token_are_rows_of_the_decode_pass_wherever_they_stand(set
     """A budget's rest of one token: such a step was launched kernel by kernel, which took 30 ms."""
     begun, ended = SequenceInput([40], 0, [3], None, 3, num_logits=0), SequenceInput([41], 4, [4, 5], 4, 4)
     prefill = SequenceInput([5, 6, 7], 0, [1], None, 1)
-    logits = setup.graphs.run([decode(10, 1, [0], 0, 0), prefill, begun, ended, decode(20, 1, [2], 2, 2)])
+    logits = logits_of(setup, [decode(10, 1, [0], 0, 0), prefill, begun, ended, decode(20, 1, [2], 2, 2)])
     decodes, prefills = setup.model.seen
     assert decodes.tokens_T.tolist() == [10, 41, 20, 40] and prefills.tokens_T.tolist()[:3] == [5, 6, 7]
     assert logits.argmax(-1).tolist() == [11, 8, 42, 21]  # in the order of the step
@@ -175,9 +197,47 @@ def test_chunks_of_one_token_are_rows_of_the_decode_pass_wherever_they_stand(set
 
 def test_more_prompts_than_a_pass_takes_are_several_passes(setup: Setup) -> None:
     many = [SequenceInput([10 + i, 20 + i], 0, [i % 6], None, i, num_logits=i % 3 and 1) for i in range(9)]
-    logits = setup.graphs.run(many)
+    logits = logits_of(setup, many)
     assert [sum(token >= 10 for token in batch.tokens_T.tolist()) for batch in setup.model.seen] == [16, 2]
     assert logits.argmax(-1).tolist() == [21 + i for i in range(9) if i % 3]
+
+
+def test_decodes_and_a_chunk_are_one_pass_where_it_was_captured(mixing: Setup) -> None:
+    prefill = SequenceInput([5, 6, 7], 3, [3, 1], 6, 1)
+    replayed = mixing.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
+    (batch,) = mixing.model.seen
+    scratch = mixing.memory.scratch_block
+    assert batch.num_decodes == 4
+    assert batch.tokens_T.tolist() == [10, 20, 0, 0, 5, 6, 7, 0, 0, 0, 0, 0]
+    assert batch.positions_T.tolist()[:7] == [1, 1, 0, 0, 3, 4, 5]
+    assert batch.block_T.tolist()[:8] == [0, 2, scratch, scratch, 3, 1, 1, scratch]
+    assert batch.decode.dst_slots.tolist() == [0, 2, -1, -1]
+    assert batch.prefill.attention.chunks.start_N.tolist()[0] == 3
+    assert batch.logit_rows.tolist()[:3] == [0, 1, 6]
+    queries = batch.last_token_queries
+    assert queries.num_sequences == len(batch.logit_rows) == 4 + MOST_SEQUENCES
+    assert queries.contexts.lens_N.tolist()[:3] == [2, 2, 6]
+    assert [queries.contexts.table_NM[row, 0] for row in range(3)] == [0, 2, 3]
+    assert replayed.logits.argmax(-1).tolist() == mixing.drawn[:3].tolist() == [11, 21, 8]
+    assert replayed.is_drawn
+
+
+def test_tokens_that_a_mixed_pass_has_drawn_feed_the_next_one(mixing: Setup) -> None:
+    silent = SequenceInput([1, 2], 4, [3, 1], 2, 2, num_logits=0)
+    mixing.graphs.run([decode(10, 1, [0], 0, 0), silent, SequenceInput([5, 6], 0, [4], None, 1)])
+    replayed = mixing.graphs.run([decode(0, 2, [4], 1, 1, future_token=1), decode(0, 2, [0], 0, 0, future_token=0)])
+    assert replayed.logits.argmax(-1).tolist() == [8, 12]
+
+
+def test_a_mixed_step_that_no_pass_holds_whole_takes_several(mixing: Setup) -> None:
+    """Nine prompts, of which a pass takes eight; nine decodes would be too many for any pass."""
+    prompts = [SequenceInput([10 + i, 20 + i], 0, [i % 6], None, 10 + i, num_logits=i % 2) for i in range(9)]
+    decodes = [decode(30 + i, 1, [i % 6], i, i) for i in range(6)]
+    replayed = mixing.graphs.run([*decodes[:5], *prompts, decodes[5]])
+    assert [batch.num_decodes for batch in mixing.model.seen] == [8, 0]
+    assert replayed.logits.argmax(-1).tolist() == [31, 32, 33, 34, 35, *[21 + i for i in range(9) if i % 2], 36]
+    assert not replayed.is_drawn
+    assert mixing.graphs.run([*prompts, *[decode(1, 1, [i % 6], i, i) for i in range(9)]]) is None
 
 
 @pytest.mark.parametrize("tokens", [[1], [1, 2]], ids=["decode", "prefill"])

@@ -1,47 +1,22 @@
 """Short prefills through static inputs, in Triton's interpreter: padded passes equal plain ones.
 
-Captures are faked, as in test_graphs.py; CUDA has its own test. All memory that nobody wrote is NaN.
+Captures are faked, as in test_graphs.py; CUDA has its own test.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from headrace.engine.graphs import Captured, CapturedPasses, StepGraphs
+from headrace.engine.graphs import CapturedPasses, StepGraphs
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES, PrefillInputs
 from headrace.engine.runner import ModelRunner
 from headrace.forward.sequence_input import SequenceInput
+from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, in_triton, step
 from tests.support.engine.oracle import random_prompt
 
-BLOCKS_EACH = 4
 SIZE = 2 * MOST_SEQUENCES  # rows; which of several sizes a pass takes is test_graphs.py's business
-
-
-@contextmanager
-def triton_on_the_cpu() -> Iterator[None]:
-    """All operations go to their Triton kernels, which tests/conftest.py has put into the interpreter."""
-    kernels = [module for name, module in sys.modules.items() if name.startswith("headrace.kernels.")]
-    with pytest.MonkeyPatch.context() as patch:
-        for module in kernels:
-            if hasattr(module, "runs_triton"):
-                patch.setattr(module, "runs_triton", lambda x: True)
-        yield
-
-
-def in_triton(work: Callable[[], Tensor]) -> Captured:
-    """As a graph replays: the work again on what its inputs hold, its result in the same place."""
-
-    def run() -> Tensor:
-        with triton_on_the_cpu():
-            return work()
-
-    logits = run().clone()
-    return Captured(lambda: logits.copy_(run()), logits)
 
 
 class Node:
@@ -56,27 +31,9 @@ class Node:
         self.graphs = StepGraphs(self.memory.layout.block_size, prefills=passes)
 
     def replay(self, steps: list[SequenceInput]) -> Tensor:
-        logits = self.graphs.run(steps)
-        assert logits is not None, "these steps are to be replayed"
-        return logits.clone()
-
-
-def blocks_of(sequence: int) -> list[int]:
-    """In no order."""
-    return [(5 * block + 3) % BLOCKS_EACH + BLOCKS_EACH * sequence for block in range(BLOCKS_EACH)]
-
-
-def step(sequence: int, prompt: list[int], start: int, end: int, src: int | None, dst: int, **more) -> SequenceInput:
-    return SequenceInput(prompt[start:end], start, blocks_of(sequence), src, dst, **more)
-
-
-def assert_same_memory(ours: ModelRunner, theirs: ModelRunner) -> None:
-    for mine, other in (
-        (ours.memory.kv, theirs.memory.kv),
-        (ours.memory.conv, theirs.memory.conv),
-        (ours.memory.rec, theirs.memory.rec),
-    ):
-        torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3, equal_nan=True)
+        replayed = self.graphs.run(steps)
+        assert replayed is not None, "these steps are to be replayed"
+        return replayed.logits.clone()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda_prefills.py that does this")
