@@ -81,3 +81,10 @@ class StepCosts:
             return 0.0
         num_chunks = -(-(end - start) // chunk_tokens)
         return self.prefill_part_s(StepShape.prefill(start, end)) + (num_chunks - 1) * self.chunk_s
+
+    def line_s(self, prompts: StepShape, beside: StepShape, *, chunk_tokens: int) -> float:
+        """Time to compute all these tokens of prompts, `chunk_tokens` in a step that also decodes `beside`."""
+        if not prompts.prefill_tokens:
+            return 0.0
+        num_steps = -(-prompts.prefill_tokens // chunk_tokens)
+        return self.prefill_part_s(prompts) + (num_steps - 1) * self.chunk_s + num_steps * self.decode_part_s(beside)

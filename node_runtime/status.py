@@ -36,7 +36,6 @@ def node_status(built: BuiltEngine) -> NodeStatus:
         waiting=engine.num_waiting,
         blocks=_pool(stats.blocks, stats.num_indexed_blocks),
         slots=_pool(stats.slots, stats.num_checkpoints),
-        prefill_tokens_per_s=engine.prefill_rate.tokens_per_s,
         costs=engine.cost_fit.costs,
         **asdict(load),
         counters={

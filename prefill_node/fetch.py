@@ -29,7 +29,7 @@ from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import reserve
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_channels import FetchChannels
-from prefill_node.fetch_costs import MeasuredCosts
+from prefill_node.fetch_costs import MeasuredFetches
 from prefill_node.fetch_policy import FetchPolicy
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import LayoutMismatch, TransferFailed
@@ -63,7 +63,7 @@ class Fetches:
     def __init__(
         self, runtime: NodeRuntime, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]
     ) -> None:
-        self.costs = MeasuredCosts()
+        self.costs = MeasuredFetches()
         self._runtime = runtime
         self._receiver = TransferReceiver(runtime.transport, runtime.incoming)
         self._config = config
@@ -87,6 +87,8 @@ class Fetches:
         return FetchPolicy(
             config=self._config,
             costs=self.costs.now,
+            step_costs=self._runtime.engine.cost_fit.costs,
+            chunk_tokens=self._runtime.config.engine.max_step_tokens,
             layout=self._runtime.wire_layout,
             num_tokens=len(request.request.tokens),
             fetch_source_tokens=None if request.fetch_source is None else request.fetch_source.num_tokens,

@@ -1,4 +1,4 @@
-"""Measured costs of computing and fetching on one node, as exponentially weighted averages. Pure: no clock."""
+"""Measured costs of fetching on one node, as exponentially weighted averages. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from prefill_node.fetch_policy import FetchCosts
 WEIGHT = 0.2  # of one observation in an average
 START_SECONDS = 0.1  # a starting value counts as if it had been observed for so long
 RELAXATION = 0.05  # how far one declined fetch moves the costs of fetching back towards their starting values
-MIN_OBSERVED_TOKENS = 64  # a shorter prefill measures the cost of a step, not of its tokens
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class _Rate:
         self.amount += RELAXATION * (self.start * self.seconds - self.amount)
 
 
-class MeasuredCosts:
+class MeasuredFetches:
     """Estimates from what was observed so far.
 
     A failed fetch that took longer than expected counts as latency, because the request waited for it. One that failed
@@ -48,18 +47,12 @@ class MeasuredCosts:
 
     def __init__(self, start: FetchCosts | None = None) -> None:
         self._start = start or FetchCosts()
-        self._prefill = _Rate.starting_at(self._start.prefill_tokens_per_s)
         self._transfer = _Rate.starting_at(self._start.bytes_per_s)
         self._latency_s = self._start.latency_s
 
     @property
     def now(self) -> FetchCosts:
-        return FetchCosts(self._prefill.value, self._transfer.value, self._latency_s)
-
-    def computed(self, num_tokens: int, seconds: float) -> None:
-        """Records how long a prefill took, from its start to its first token, with whatever ran beside it."""
-        if num_tokens >= MIN_OBSERVED_TOKENS:
-            self._prefill.observe(num_tokens, seconds)
+        return FetchCosts(self._transfer.value, self._latency_s)
 
     def fetched(self, num_bytes: int, moving_s: float, seconds: float) -> None:
         """Records a fetch of `seconds`: `moving_s` of them from its first message's arrival to its last landing."""

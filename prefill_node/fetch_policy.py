@@ -1,9 +1,9 @@
 """Decides whether a prefill node fetches what another node holds of a prompt, or computes it. Pure.
 
-    seconds to compute = saved tokens / prefill_tokens_per_s
+    seconds to compute = what the node's steps take for the saved tokens, at their depth
     seconds to fetch   = latency_s + bytes of (blocks beyond this node's own hit + one state) / bytes_per_s
 
-The three figures are the node's own measurements (`MeasuredCosts`).
+All figures are the node's own measurements (`CostFit`, `MeasuredFetches`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
 from headrace.cache.layout import CacheLayout
+from headrace.step_costs import StepCosts
 from prefill_node.config import FetchConfig
 
 _RESUME = ResumeLocally()
@@ -19,17 +20,10 @@ _RESUME = ResumeLocally()
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """Estimated costs of computing and fetching.
+    """Estimated costs of fetching. The defaults, of a slow link, hold until a node has measured its own."""
 
-    The defaults hold until a node has measured its own: a slow GPU's prefill, a slow link.
-    """
-
-    prefill_tokens_per_s: float = 5_000.0
     bytes_per_s: float = 500e6
     latency_s: float = 0.010
-
-    def compute_s(self, num_tokens: int) -> float:
-        return num_tokens / self.prefill_tokens_per_s
 
     def fetch_s(self, num_bytes: int) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s
@@ -39,6 +33,8 @@ class FetchCosts:
 class FetchPolicy:
     """Picks the hit policy of one request.
 
+    costs                of fetching
+    step_costs           of computing, in steps of `chunk_tokens`
     num_tokens           the prompt's length
     fetch_source_tokens  leading tokens that another node probably holds, with a checkpoint at their end; None: no
                          source is known
@@ -47,6 +43,8 @@ class FetchPolicy:
 
     config: FetchConfig
     costs: FetchCosts
+    step_costs: StepCosts
+    chunk_tokens: int
     layout: CacheLayout
     num_tokens: int
     fetch_source_tokens: int | None
@@ -70,5 +68,5 @@ class FetchPolicy:
     def _pays(self, fetch: FetchState, hit: PrefixHit) -> bool:
         num_blocks = (fetch.num_tokens - fetch.reusable_tokens(hit)) // self.layout.block_size
         num_bytes = num_blocks * self.layout.block_bytes + self.layout.state_bytes
-        saved_tokens = fetch.num_tokens - hit.resumable_tokens
-        return self.costs.fetch_s(num_bytes) <= self.config.max_time_ratio * self.costs.compute_s(saved_tokens)
+        compute_s = self.step_costs.prefill_s(hit.resumable_tokens, fetch.num_tokens, chunk_tokens=self.chunk_tokens)
+        return self.costs.fetch_s(num_bytes) <= self.config.max_time_ratio * compute_s

@@ -61,7 +61,6 @@ class Computing:
 
     admitted: Admitted
     resumed_tokens: int
-    since_s: float
 
 
 @dataclass(frozen=True)
@@ -158,13 +157,6 @@ class CancelTransfer:
 
 
 @dataclass(frozen=True)
-class RecordComputeTime:
-    """Record how long the prompt took from its start to its first token."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
 class ReplyPrefilled:
     """Send PrefillDone, the last message, to the router; see `prefill_report`."""
 
@@ -175,7 +167,7 @@ class ReplyPrefilled:
 PrefillReply: TypeAlias = ComputeStarted | FirstToken | PromptLogprobs
 PrefillInstruction: TypeAlias = (
     StartFetch | CancelFetch | CountDeclinedFetch | ResumePrefill | PrefillLocally
-    | OpenTransfer | SendComputed | SendState | CancelTransfer | RecordComputeTime
+    | OpenTransfer | SendComputed | SendState | CancelTransfer
     | Reply[PrefillReply] | ReplyPrefilled | Refuse | Fail | Release
 )  # fmt: skip
 
@@ -194,7 +186,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
         self._is_sent = is_sent
         self._first_token = first_token
 
-    def on(self, event: PrefillInput, now_s: float) -> list[PrefillInstruction]:
+    def on(self, event: PrefillInput) -> list[PrefillInstruction]:
         """Returns what to do about the event. Raises IllegalTransition."""
         if isinstance(self.state, Released):
             raise self._illegal(event)
@@ -213,7 +205,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
                 self.state = Readmitting()
                 return [PrefillLocally()]
             case Started():
-                return self._started(self._expect(event, Ready), now_s)
+                return self._started(self._expect(event, Ready))
             case Computed():
                 self._expect(event, Computing)
                 return self._send(event)
@@ -221,7 +213,7 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
                 self._expect(event, Computing)
                 return [Reply(logprobs)]
             case Sampled():
-                return self._sampled(event, self._expect(event, Computing), now_s)
+                return self._sampled(event, self._expect(event, Computing))
             case Finished():
                 return self._finished(event)
             case TransferSent():
@@ -244,25 +236,24 @@ class PrefillLifecycle(Lifecycle[PrefillState]):
         self.state = Ready(admitted, Computed(admitted.reused_tokens, admitted.device_event))
         return [CountDeclinedFetch()] if is_declined else []
 
-    def _started(self, before: Ready, now_s: float) -> list[PrefillInstruction]:
+    def _started(self, before: Ready) -> list[PrefillInstruction]:
         """The engine computes from here on; what precedes is in the blocks and can be sent."""
         present = before.present
-        self.state = Computing(before.admitted, present.num_tokens, now_s)
+        self.state = Computing(before.admitted, present.num_tokens)
         opened: list[PrefillInstruction] = [OpenTransfer()] if self._is_sent else []
         return [*opened, Reply(ComputeStarted()), *(self._send(present) if present.num_tokens else [])]
 
     def _send(self, computed: Computed) -> list[PrefillInstruction]:
         return [SendComputed(computed)] if self._is_sent else []
 
-    def _sampled(self, event: Sampled, before: Computing, now_s: float) -> list[PrefillInstruction]:
-        instructions: list[PrefillInstruction] = [RecordComputeTime(now_s - before.since_s)]
+    def _sampled(self, event: Sampled, before: Computing) -> list[PrefillInstruction]:
         reply = Reply(FirstToken(event.token, event.finish))
         # After a retry the decode node continues after the token that the client has seen, whatever is sampled now.
         if not self._is_sent or (event.finish is not None and self._first_token is None):
-            return [*instructions, reply, *self._done(before.admitted, before.resumed_tokens)]
+            return [reply, *self._done(before.admitted, before.resumed_tokens)]
         self.state = Sending(before.admitted, before.resumed_tokens)
         first_token = event.token.id if self._first_token is None else self._first_token
-        return [*instructions, SendState(first_token), reply]
+        return [SendState(first_token), reply]
 
     def _finished(self, event: Finished) -> list[PrefillInstruction]:
         if isinstance(self.state, Sending):

@@ -36,7 +36,6 @@ from prefill_node.lifecycle import (
     PrefillInstruction,
     PrefillLifecycle,
     PrefillLocally,
-    RecordComputeTime,
     ReplyPrefilled,
     ResumePrefill,
     SendComputed,
@@ -95,7 +94,6 @@ class PrefillDriver:
         self._engine = runtime.engine
         self._loop = runtime.loop
         self._fetches = fetches
-        self._clock = asyncio.get_running_loop().time
         self._request = request
         self._deadline_s = deadline_s
         self._inbox: asyncio.Queue[PrefillInput] = asyncio.Queue()
@@ -112,7 +110,7 @@ class PrefillDriver:
         try:
             while not self._lifecycle.is_over:
                 event = await self._inbox.get()
-                for instruction in self._lifecycle.on(event, self._clock()):
+                for instruction in self._lifecycle.on(event):
                     if (message := await self._obey(instruction)) is not None:
                         yield message
         finally:
@@ -160,8 +158,6 @@ class PrefillDriver:
                 self._loop.post(lambda: self._engine.prefill_locally(self._sequence))
             case CountDeclinedFetch():
                 self._fetches.declined()
-            case RecordComputeTime(seconds):
-                self._fetches.costs.computed(self._sequence.num_prefilled, seconds)
             case Refuse(message):
                 raise NoCapacity(message)
             case Fail(error):
@@ -229,7 +225,7 @@ class PrefillDriver:
         )
 
     async def _give_back(self) -> None:
-        for instruction in self._lifecycle.on(CallEnded(), self._clock()):
+        for instruction in self._lifecycle.on(CallEnded()):
             await self._obey(instruction)
 
     async def _release(self) -> None:

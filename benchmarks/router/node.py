@@ -34,9 +34,6 @@ from router.routing.candidates import Load
 
 RECEIVE = ReceiveState()
 
-LEAST_PROMPT_TOKENS = 16
-"""Tokens of prompts that a step takes, however little of the token gap its decodes leave."""
-
 
 class AttentionAlone(ResumeLocally):
     """A model without states: whatever its attention blocks cover need not be computed."""
@@ -75,7 +72,7 @@ class Work:
 
     __slots__ = (
         "arrival", "boundaries", "checkpoints", "claim", "decoded", "first_stride", "hit_policy", "joined_s", "keys",
-        "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source",
+        "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source", "token_gap_s",
     )  # fmt: skip
     client_work = 0.0  # traces name no clients
 
@@ -94,6 +91,7 @@ class Work:
         self.claim: Claim | None = None
         self.joined_s = 0.0
         self.first_stride = self.last_stride = 0
+        self.token_gap_s: float | None = None
 
     @property
     def held(self) -> Claim:
@@ -148,7 +146,7 @@ class SimulatedNode:
         )
         self._events = events
         self._costs = shape.costs
-        self._token_cost = TokenCost(shape.costs.token_s / shape.costs.depth_s)
+        self._token_cost = TokenCost.in_tokens(shape.costs.token_s / shape.costs.depth_s)
         self._publisher = Publisher(self.cache, shape.checkpoints)
         self._on_prefilled = on_prefilled
         self._on_finished = on_finished
@@ -263,7 +261,7 @@ class SimulatedNode:
         costs = self._costs
         decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context if num_decoding else 0.0
         if self._prefilling:
-            chunks = self._schedule(num_decoding, decode_s)
+            chunks = self._schedule(num_decoding)
             self._publisher.prepare(chunks)
             shape = StepShape()
             for chunk in chunks:
@@ -280,16 +278,15 @@ class SimulatedNode:
         self._stride = stride
         self._events.at(stride.start_s + stride.seconds, self._end, stride)
 
-    def _schedule(self, num_decoding: int, decode_s: float) -> list[ScheduledChunk[Work]]:
+    def _schedule(self, num_decoding: int) -> list[ScheduledChunk[Work]]:
         shape, decodes = self.shape, [work for _, _, work in self._decoding]
-        budget = shape.max_step_tokens
-        if self._token_gap_s is not None and num_decoding:
-            left_s = self._token_gap_s - decode_s - self._costs.chunk_s
-            budget = max(min(budget, int(left_s / self._costs.token_s)), LEAST_PROMPT_TOKENS) + num_decoding
         for end_step, _, work in self._decoding:
             work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end_step - self._num_steps)
-        scheduler = Scheduler(budget, len(decodes) + len(self._prefilling), shape.block_size, self._token_cost)
-        chunks = scheduler.schedule([*decodes, *self._prefilling])  # type: ignore[list-item]
+            work.token_gap_s = self._token_gap_s
+        scheduler = Scheduler(
+            shape.max_step_tokens, len(decodes) + len(self._prefilling), shape.block_size, self._token_cost
+        )
+        chunks = scheduler.schedule([*decodes, *self._prefilling], self._costs)  # type: ignore[list-item]
         return chunks[num_decoding:]  # type: ignore[return-value]
 
     def _cut_stride(self) -> None:

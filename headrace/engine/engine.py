@@ -20,12 +20,10 @@ from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.client_work import ClientWork
-from headrace.engine.cost_fit import CostFit
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
 from headrace.engine.load import shape_of
 from headrace.engine.logprobs import PromptScores
-from headrace.engine.prefill_rate import RateMark
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
@@ -48,7 +46,6 @@ class InFlight:
     scored        the chunks whose rows are scored, in the order of the launch's scores
     shape         its contents, by which its time is judged
     began_s       when it was launched
-    rate_mark     of the step in `Engine.prefill_rate`
     """
 
     chunks: list[ScheduledChunk[Sequence]]
@@ -57,7 +54,6 @@ class InFlight:
     launched: Launched
     shape: StepShape
     began_s: float
-    rate_mark: RateMark
 
 
 @dataclass(frozen=True)
@@ -89,21 +85,21 @@ class Engine(EngineRequests):
         super().__init__(
             cache,
             policy,
+            scheduler,
             victims,
             StopRules(tuple(t for t in eos_token_ids if t < vocab_size), max_model_tokens),
             vocab_size=vocab_size,
             num_blocks=num_blocks,
+            prior_costs=prior_costs,
             record_event=runner.memory.record_event,
             clock=clock,
         )
         self._runner = runner
-        self._scheduler = scheduler
         self._client_work = ClientWork()
         self._overlap = overlap
         self._in_flight: InFlight | None = None
         self._in_step: list[ScheduledChunk[Sequence]] = []
         self._known_done_s = 0.0  # when the last step was known to be done
-        self.cost_fit = CostFit(prior_costs)
         self.shortages = 0  # steps given up because the device had too little memory
         self.computed_tokens = 0
         self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
@@ -152,7 +148,7 @@ class Engine(EngineRequests):
         for sequence in self._running:
             sequence.client_work = self._client_work.of(sequence.request.client, now_s)
         while True:
-            chunks = self._scheduler.schedule(s for s in self._running if self._takes_part(s))
+            chunks = self._scheduler.schedule((s for s in self._running if self._takes_part(s)), self.cost_fit.costs)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if not self._settle():
@@ -208,8 +204,7 @@ class Engine(EngineRequests):
             inputs.append(self._sequence_input(chunk, num_logits))
         began_s = self._clock()
         launched = self._runner.launch(inputs, draws, rows)
-        rate_mark = self._rate_mark(chunks, began_s)
-        return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s, rate_mark)
+        return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s)
 
     def _draw(self, sequence: Sequence) -> Draw:
         request, counts_row = sequence.request, None
@@ -217,11 +212,6 @@ class Engine(EngineRequests):
             # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
             counts_row = self._runner.token_counts.row(sequence, sequence.tokens, request.num_prompt_tokens)
         return self._rules.draw(sequence, self._num_pending(sequence), counts_row)
-
-    def _rate_mark(self, chunks: list[ScheduledChunk[Sequence]], began_s: float) -> RateMark:
-        num_tokens = sum(c.span.end - c.span.start for c in chunks if c.sequence.is_prefilling)
-        leaves_some = bool(num_tokens) and self.load.waiting_tokens > num_tokens
-        return self.prefill_rate.launched(num_tokens, leaves_some=leaves_some, began_s=began_s)
 
     def _sequence_input(self, chunk: ScheduledChunk[Sequence], num_logits: int) -> SequenceInput:
         sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
@@ -345,7 +335,6 @@ class Engine(EngineRequests):
     def _note_time(self, step: InFlight) -> None:
         """Notes that a step is done. It took the time since the step before it was, because steps overlap."""
         now_s = self._clock()
-        self.prefill_rate.done(step.rate_mark, now_s)
         if not step.scored:  # scoring costs far more than the step's shape says
             self.cost_fit.observe(step.shape, now_s - max(step.began_s, self._known_done_s))
         self._known_done_s = now_s

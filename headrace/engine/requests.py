@@ -21,13 +21,14 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
+from headrace.engine.cost_fit import CostFit
 from headrace.engine.load import EngineLoad
-from headrace.engine.prefill_rate import PrefillRate
-from headrace.engine.scheduler import VictimPolicy
+from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Job, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.engine.waiting import WaitingLine
 from headrace.request import FinishReason, Request
+from headrace.step_costs import StepCosts, StepShape
 
 HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
 
@@ -51,11 +52,13 @@ class EngineRequests:
         self,
         cache: PrefixCache,
         policy: CheckpointPolicy,
+        scheduler: Scheduler,
         victims: VictimPolicy,
         rules: StopRules,
         *,
         vocab_size: int,
         num_blocks: int,
+        prior_costs: StepCosts,
         record_event: Callable[[], DeviceEvent | None],
         clock: Callable[[], float],
     ) -> None:
@@ -63,8 +66,9 @@ class EngineRequests:
         self.leases = Leases(clock)
         self.preemptions = 0
         self.pauses = 0
-        self.prefill_rate = PrefillRate()
+        self.cost_fit = CostFit(prior_costs)
         self._publisher = Publisher(cache, policy)
+        self._scheduler = scheduler
         self._victims = victims
         self._rules = rules
         self._vocab_size = vocab_size
@@ -149,17 +153,29 @@ class EngineRequests:
 
     def _line_refusal(self, sequence: Sequence) -> str | None:
         """Why the sequence had better not wait here: the prompts before it take longer than it has."""
-        rate, deadline_s = self.prefill_rate.tokens_per_s, sequence.job.compute_by_s
-        if not rate or deadline_s is None:
+        deadline_s = sequence.job.compute_by_s
+        if deadline_s is None:
             return None
         ahead = self._tokens_before(sequence)
-        left_s = deadline_s - self._clock()
-        if ahead <= rate * left_s:
+        left_s, line_s = deadline_s - self._clock(), self._line_s(ahead)
+        if line_s <= left_s or not ahead:
             return None
         return (
-            f"{ahead} tokens of other prompts come first, {ahead / rate:.1f} s at the measured {rate:.0f} tokens/s, "
-            f"and the request has {left_s:.1f} s left: raise request_timeout_s, or add prefill nodes"
+            f"{ahead} tokens of other prompts come first, {line_s:.1f} s by what this node's steps take, and the "
+            f"request has {left_s:.1f} s left: raise request_timeout_s, or add prefill nodes"
         )
+
+    def _line_s(self, num_tokens: int) -> float:
+        """Seconds until so many tokens of the prompts that are here are computed, beside what decodes now."""
+        load, costs = self.load, self.cost_fit.costs
+        depth = load.waiting_depths // max(load.waiting_tokens, 1)
+        beside = StepShape(load.num_decoding, load.context_tokens)
+        chunk_tokens = self._scheduler.max_step_tokens
+        gap_s = smallest_gap_s(s for s in self._running if not s.is_prefilling)
+        if gap_s is not None:
+            chunk_tokens = max(1, self._scheduler.within(gap_s, beside, depth, costs).fitting(depth))
+        prompts = StepShape(prefill_tokens=num_tokens, prefill_depths=depth * num_tokens)
+        return costs.line_s(prompts, beside, chunk_tokens=chunk_tokens)
 
     def _tokens_before(self, sequence: Sequence) -> int:
         """Tokens of other prompts that are computed before a new sequence's last one, by about what is known.

@@ -15,12 +15,16 @@ deeper, and it delays no other request's next token by more. Where nobody waits 
 arrived first, it costs as much as B tokens of that one: a lone prompt, or prompts of one length, take as few steps as
 can be, but a short one does not wait for deep tokens of another.
 
+Where a decoding sequence's request names a gap between its tokens (`token_gap_s`), the step's predicted seconds stay
+within KEPT_SHARE of the smallest of these gaps, by the node's measured costs; that takes the place of B's cost. If the
+decodes leave less than a block of the first prompt, the step computes so much more, and no more than that.
+
 None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
 decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
 4 C/B steps, 8 C/B beside lighter clients, where C is the cost of its tokens and of those of the prompts that arrived
 before it, and a step for each of these: up to a half or three quarters of the budget may go to others, and half of the
-rest may be less than a block. When there are more sequences than a step takes, they take turns: all decoding ones, and
-the prefill that arrived first.
+rest may be less than a block; under a gap, so may all of it. When there are more sequences than a step takes, they take
+turns: all decoding ones, and the prefill that arrived first.
 """
 
 from __future__ import annotations
@@ -34,11 +38,15 @@ from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
+from headrace.step_costs import StepCosts, StepShape
 
 SHORT_SHARE = 1 / 2
 LIGHT_SHARE = 3 / 4
 LEAST_SHARE = 1 / 4
 """Share of a step's cost that prompts have, whatever its decodes cost."""
+
+KEPT_SHARE = 0.9
+"""Share of a wanted gap that a step is predicted to take: steps vary, and a step's tokens travel after it."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +63,20 @@ class Scheduler:
     block_size: int
     token_cost: TokenCost
 
-    def schedule(self, running: Iterable[Sequence]) -> list[ScheduledChunk[Sequence]]:
-        """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is."""
+    def schedule(self, running: Iterable[Sequence], costs: StepCosts | None = None) -> list[ScheduledChunk[Sequence]]:
+        """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is.
+
+        costs   what this node's steps take; None: not known, so that no gap between tokens is kept
+        """
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling][: self.max_running]
         decodes = [ScheduledChunk(s, ChunkSpan(s.num_computed, s.num_computed + 1)) for s in turns if s is not head]
-        return decodes + self._prefills(prefilling, decodes) if head in turns else decodes
+        return decodes + self._prefills(prefilling, decodes, costs) if head in turns else decodes
 
     def _prefills(
-        self, prefilling: list[Sequence], decodes: list[ScheduledChunk[Sequence]]
+        self, prefilling: list[Sequence], decodes: list[ScheduledChunk[Sequence]], costs: StepCosts | None
     ) -> list[ScheduledChunk[Sequence]]:
         """Chunks of prompts, at least one, in what the decodes leave of places and budget. `prefilling`: by arrival."""
         first = prefilling[0]
@@ -74,15 +85,20 @@ class Scheduler:
         lighter = [s for s in prefilling if self._level(s) < level]
         shorter = [s for s in prefilling if self._level(s) == level and 2 * _left(s) < _left(first)]
         preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
-        full = ChunkSpan(0, self.max_step_tokens)
-        if not decodes and not preferred:
-            full = ChunkSpan(first.num_computed, first.num_computed + self.max_step_tokens)
-        budget = self._beside(decodes, self.token_cost.of(full))
+        gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
+        if gap_s is not None and costs is not None:
+            beside = StepShape(len(decodes), sum(chunk.span.end for chunk in decodes))
+            budget, least = self.within(gap_s, beside, first.num_computed, costs), 1
+        else:
+            full = ChunkSpan(0, self.max_step_tokens)
+            if not decodes and not preferred:
+                full = ChunkSpan(first.num_computed, first.num_computed + self.max_step_tokens)
+            budget, least = self._beside(decodes, self.token_cost.of(full)), self.block_size
         share = LIGHT_SHARE if lighter else SHORT_SHARE
         chunks = self._chunks(preferred[: places - 1], budget.part(share))
         for chunk in chunks:
             budget = budget.without(chunk.span)
-        span = self._span(first, max(budget.fitting(first.num_computed), min(self.block_size, budget.num_tokens)))
+        span = self._span(first, max(budget.fitting(first.num_computed), min(least, budget.num_tokens)))
         assert span is not None, "max_step_tokens is at least max_running: a token is left"
         chunks.append(ScheduledChunk(first, span))
         taken = {chunk.sequence for chunk in chunks}
@@ -97,6 +113,13 @@ class Scheduler:
         """Budget that the decodes leave to prompts of a step that may cost so much."""
         left = cost - sum(self.token_cost.of(chunk.span) for chunk in decodes)
         return StepBudget(self.token_cost, self.max_step_tokens - len(decodes), max(left, LEAST_SHARE * cost))
+
+    def within(self, gap_s: float, beside: StepShape, depth: int, costs: StepCosts) -> StepBudget:
+        """Budget of prompts, in seconds, in a step that keeps a gap beside decodes: a block at `depth` at least."""
+        token_cost = TokenCost.in_seconds(costs)
+        left_s = KEPT_SHARE * gap_s - costs.decode_part_s(beside) - costs.chunk_s
+        block_s = token_cost.of(ChunkSpan(depth, depth + self.block_size))
+        return StepBudget(token_cost, self.max_step_tokens - beside.num_decoding, max(left_s, block_s))
 
     def _chunks(self, prefilling: list[Sequence], budget: StepBudget) -> list[ScheduledChunk[Sequence]]:
         """Chunks in this order, as long as the budget lasts."""
@@ -120,6 +143,11 @@ class Scheduler:
 
 def _left(sequence: Sequence) -> int:
     return sequence.prefill_length - sequence.num_computed
+
+
+def smallest_gap_s(decoding: Iterable[Sequence]) -> float | None:
+    """Returns the smallest gap that a request of these sequences names; None: none does."""
+    return min((s.token_gap_s for s in decoding if s.token_gap_s is not None), default=None)
 
 
 def after_turn(running: Iterable[Sequence], chunks: Iterable[ScheduledChunk[Sequence]]) -> list[Sequence]:

@@ -225,6 +225,11 @@ class Sequence:
         return self.job.request.boundaries
 
     @property
+    def token_gap_s(self) -> float | None:
+        """Seconds wanted between two of its tokens; None: no bound."""
+        return self.job.request.token_gap_s
+
+    @property
     def prompt_length(self) -> int:
         """Tokens it came with: the prompt and the tokens generated elsewhere before."""
         return len(self.job.request.tokens)

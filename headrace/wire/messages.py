@@ -365,7 +365,6 @@ class NodeStatus:
     waiting_tokens        tokens of prompts that are to be computed: waiting ones, and the rest of running ones
     orphans               ids of running requests whose router was lost, for the router that is asked for one of them
     calls                 open calls of each router, by its name; a request has one on its prefill and its decode node
-    prefill_tokens_per_s  measured while prompts were computed; 0: not measured yet
     costs                 what its steps take, by its own measurement
     num_decoding          sequences that generate, or whose state arrives for that
     context_tokens        tokens of their contexts
@@ -383,7 +382,6 @@ class NodeStatus:
     links: tuple[LinkStatus, ...] = ()
     stalled_s: float = 0.0
     waiting_tokens: int = 0
-    prefill_tokens_per_s: float = 0.0
     calls: Mapping[str, int] = field(default_factory=dict)
     orphans: tuple[str, ...] = ()
     costs: StepCosts = field(default_factory=StepCosts)

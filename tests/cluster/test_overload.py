@@ -40,6 +40,6 @@ def test_every_prompt_of_a_long_line_is_answered_and_computed_once(tiny_checkpoi
         assert slowest_s > TIMEOUT_S, "the line was too short to show anything"
         status = asyncio.run(status_of(cluster.processes["p0"].ready["address"]))
         assert status.counters["computed_tokens"] == (num_prompts + 2) * PROMPT_TOKENS
-        assert status.waiting_tokens == 0 and status.prefill_tokens_per_s > 0
+        assert status.waiting_tokens == 0
         reported = cluster.nodes()["p0"]["costs"]
         assert reported["token_s"] != StepCosts().token_s, "heartbeats bring what it has measured"

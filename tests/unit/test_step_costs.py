@@ -23,3 +23,11 @@ def test_chunks_of_a_prompt_cost_their_tokens_once_and_a_step_each():
         whole + COSTS.chunk_s
     )
     assert COSTS.prefill_s(5, 5, chunk_tokens=4) == 0
+
+
+def test_a_line_of_prompts_takes_its_steps_and_what_decodes_in_them():
+    decoding, prompts = StepShape(num_decoding=3, context_tokens=50), StepShape.prefill(0, 10)
+    steps_s = 3 * COSTS.decode_part_s(decoding)
+    assert COSTS.line_s(prompts, decoding, chunk_tokens=4) == COSTS.prefill_s(0, 10, chunk_tokens=4) + steps_s
+    assert COSTS.line_s(prompts, StepShape(), chunk_tokens=4) == COSTS.prefill_s(0, 10, chunk_tokens=4)
+    assert COSTS.line_s(StepShape(), decoding, chunk_tokens=4) == 0

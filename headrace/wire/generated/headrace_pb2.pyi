@@ -1357,7 +1357,6 @@ class NodeStatus(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     STALLED_S_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
-    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     ORPHANS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
@@ -1373,8 +1372,6 @@ class NodeStatus(_message.Message):
     """since the engine last ended a turn while it has work; 0: it works, or has none"""
     waiting_tokens: _builtins.int
     """tokens of prompts that are to be computed: waiting ones, and the rest of running ones"""
-    prefill_tokens_per_s: _builtins.float
-    """measured while prompts were computed; 0: not measured yet"""
     num_decoding: _builtins.int
     """sequences that generate, or whose state arrives for that"""
     context_tokens: _builtins.int
@@ -1424,7 +1421,6 @@ class NodeStatus(_message.Message):
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
         stalled_s: _builtins.float = ...,
         waiting_tokens: _builtins.int = ...,
-        prefill_tokens_per_s: _builtins.float = ...,
         calls: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         orphans: _abc.Iterable[_builtins.str] | None = ...,
         costs: Global___StepCosts | None = ...,
@@ -1437,7 +1433,7 @@ class NodeStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "costs", b"costs", "slots", b"slots"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "context_tokens", b"context_tokens", "costs", b"costs", "counters", b"counters", "links", b"links", "num_decoding", b"num_decoding", "orphans", b"orphans", "prefill_tokens_per_s", b"prefill_tokens_per_s", "role", b"role", "role_switches", b"role_switches", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_depths", b"waiting_depths", "waiting_lengths", b"waiting_lengths", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "calls", b"calls", "context_tokens", b"context_tokens", "costs", b"costs", "counters", b"counters", "links", b"links", "num_decoding", b"num_decoding", "orphans", b"orphans", "role", b"role", "role_switches", b"role_switches", "running", b"running", "slots", b"slots", "stalled_s", b"stalled_s", "waiting", b"waiting", "waiting_depths", b"waiting_depths", "waiting_lengths", b"waiting_lengths", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

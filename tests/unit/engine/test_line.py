@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Event, Started
+from headrace.step_costs import StepShape
 from tests.support.engine.driving import GREEDY, Run, engine_of, request, run_all, serve, submit
 
 ONE = replace(GREEDY, max_tokens=1)
@@ -13,6 +14,13 @@ LONG = [5 + i % 100 for i in range(1000)]
 
 def engine(tiny_checkpoint) -> BuiltEngine:
     return engine_of(tiny_checkpoint("granite"), 70, 6, max_step_tokens=64)
+
+
+def waiting_s(built: BuiltEngine) -> float:
+    """Seconds that the prompts which are there take, by the engine's own measurement."""
+    load = built.engine.load
+    prompts = StepShape(prefill_tokens=load.waiting_tokens, prefill_depths=load.waiting_depths)
+    return built.engine.cost_fit.costs.line_s(prompts, StepShape(), chunk_tokens=64)
 
 
 def test_a_request_that_was_sent_on_keeps_its_place(tiny_checkpoint) -> None:
@@ -76,9 +84,8 @@ def test_a_request_is_refused_at_once_when_the_line_lasts_longer_than_it_has(tin
     built.engine.admit()
     for _ in range(4):
         built.engine.step()
-    rate = built.engine.prefill_rate.tokens_per_s
-    assert rate > 0
-    now_s, line_s = time.monotonic(), built.engine.load.waiting_tokens / rate
+    now_s, line_s = time.monotonic(), waiting_s(built)
+    assert line_s > 0
     hasty = submit(built, request([9] * 600, ONE), compute_by_s=now_s + line_s / 10)
     patient = submit(built, request([8] * 600, ONE), compute_by_s=now_s + line_s * 10 + 60)
     old = submit(built, request([7] * 600, ONE, age_s=60.0), compute_by_s=now_s + line_s / 10)
@@ -95,7 +102,7 @@ def test_a_short_prompt_is_refused_for_long_ones_only_if_it_must_wait_for_their_
     built.engine.admit()
     for _ in range(4):
         built.engine.step()
-    line_s = built.engine.load.waiting_tokens / built.engine.prefill_rate.tokens_per_s
+    line_s = waiting_s(built)
 
     def chat(token: int) -> Run:
         return submit(built, request([token] * 10, ONE), compute_by_s=time.monotonic() + line_s / 10)

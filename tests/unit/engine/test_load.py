@@ -1,19 +1,19 @@
 """What an engine reports of its work, and what it learns from its steps."""
 
+import math
 import random
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ReceiveState
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.load import EngineLoad
-from headrace.engine.sampler import Drawn
-from headrace.request import Token
 from headrace.step_costs import StepCosts, StepShape
 from node_runtime.status import node_status
 from tests.support.engine.driving import GREEDY, SMALL, engine_of, request, run_all, submit
+from tests.support.engine.fake_device import FakeDevice
 from tests.support.engine.oracle import random_prompt
 
 ONE = replace(GREEDY, max_tokens=1)
@@ -74,59 +74,28 @@ def test_a_prompt_whose_state_arrives_is_not_to_be_computed(tiny_checkpoint) -> 
     assert built.engine.load.waiting_tokens == 400, "nothing came: all is computed here"
 
 
-class FakeDevice:
-    """Computes each launched step as long as `truth` says, one after another; `now_s` is the host's clock."""
-
-    def __init__(self, truth: StepCosts) -> None:
-        self.now_s = 100.0
-        self._truth = truth
-        self._free_s = 0.0
-
-    def clock(self) -> float:
-        return self.now_s
-
-    def compute_for(self, built: BuiltEngine) -> None:
-        launch = built.engine._runner.launch
-
-        def launch_here(inputs, draws, scored=()):
-            shape = StepShape()
-            for each in inputs:
-                end = each.start + len(each.tokens)
-                shape += StepShape(1, end) if each.is_decode else StepShape.prefill(each.start, end)
-            self._free_s = max(self._free_s, self.now_s) + self._truth.seconds(shape)
-            launched = launch(inputs, draws, scored)
-            return replace(launched, drawn=WaitedFor(launched.drawn, self, self._free_s))
-
-        built.engine._runner.launch = launch_here
+TRUTH = StepCosts(step_s=0.02, decode_s=0.003, context_s=1e-6, chunk_s=0.01, token_s=2e-4, depth_s=5e-8)
 
 
-@dataclass
-class WaitedFor:
-    """Tokens that arrive when the device has computed them."""
+def engine_on(device: FakeDevice, path: Path, *, overlap: bool, max_step_tokens: int) -> BuiltEngine:
+    config = replace(SMALL, max_step_tokens=max_step_tokens, overlap=overlap)
+    built = build_engine(str(path), config, device.clock)
+    device.compute_for(built)
+    return built
 
-    drawn: Drawn
-    device: FakeDevice
-    done_s: float
 
-    def tokens(self) -> list[Token]:
-        self.device.now_s = max(self.device.now_s, self.done_s)
-        return self.drawn.tokens()
+def serve_some(built: BuiltEngine, dice: random.Random) -> None:
+    for i in range(14):
+        submit(built, request(random_prompt(dice.randint(40, 400), i)), admit_by_s=math.inf)
+        for _ in range(dice.randint(1, 8)):
+            step(built)
+    run_all(built)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_an_engine_learns_what_its_steps_cost(overlap: bool, tiny_checkpoint) -> None:
-    truth = StepCosts(step_s=0.02, decode_s=0.003, context_s=1e-6, chunk_s=0.01, token_s=2e-4, depth_s=5e-8)
-    device = FakeDevice(truth)
-    config = replace(SMALL, max_step_tokens=64, overlap=overlap)
-    built = build_engine(str(tiny_checkpoint("granite")), config, device.clock)
-    device.compute_for(built)
-    dice = random.Random(0)
-    for i in range(14):
-        submit(built, request(random_prompt(dice.randint(40, 400), i)), admit_by_s=time.monotonic() + 1e6)
-        for _ in range(dice.randint(1, 8)):
-            built.engine.admit()
-            built.engine.step()
-    run_all(built)
+    built = engine_on(FakeDevice(TRUTH), tiny_checkpoint("granite"), overlap=overlap, max_step_tokens=64)
+    serve_some(built, random.Random(0))
     costs = built.engine.cost_fit.costs
     for shape in (
         StepShape(1, 100),
@@ -135,4 +104,25 @@ def test_an_engine_learns_what_its_steps_cost(overlap: bool, tiny_checkpoint) ->
         StepShape.prefill(300, 364),
         StepShape(6, 6 * 200) + StepShape.prefill(128, 160),
     ):
-        assert costs.seconds(shape) == pytest.approx(truth.seconds(shape), rel=0.1)
+        assert costs.seconds(shape) == pytest.approx(TRUTH.seconds(shape), rel=0.1)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prompt_stays_within_the_gap_that_an_answer_beside_it_asks_for(overlap: bool, tiny_checkpoint) -> None:
+    gap_s = 0.08
+    device = FakeDevice(TRUTH)
+    built = engine_on(device, tiny_checkpoint("granite"), overlap=overlap, max_step_tokens=512)
+    serve_some(built, random.Random(0))
+
+    def longest_mixed_s(token_gap_s: float | None) -> float:
+        asked = replace(request(random_prompt(100, 90), replace(GREEDY, max_tokens=40)), token_gap_s=token_gap_s)
+        answer = submit(built, asked, admit_by_s=math.inf)
+        while not answer.tokens:
+            step(built)
+        device.steps.clear()
+        submit(built, request(random_prompt(1500, int(1e3 * (token_gap_s or 0))), ONE), admit_by_s=math.inf)
+        run_all(built)
+        return max(seconds for shape, seconds in device.steps if shape.num_decoding and shape.prefill_tokens)
+
+    assert longest_mixed_s(None) > gap_s
+    assert 0.7 * gap_s < longest_mixed_s(gap_s) <= gap_s

@@ -1,14 +1,20 @@
 import math
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.scheduler import LatestArrival, Scheduler, after_turn
+from headrace.engine.load import shape_of
+from headrace.engine.scheduler import KEPT_SHARE, LatestArrival, Scheduler, after_turn
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.step_budget import TokenCost
+from headrace.step_costs import StepCosts
 from tests.support.engine.driving import request, resume_locally
 
-FLAT = TokenCost(math.inf)
+FLAT = TokenCost.in_tokens(math.inf)
 SCHEDULER = Scheduler(max_step_tokens=64, max_running=4, block_size=16, token_cost=FLAT)
 
 
@@ -107,7 +113,7 @@ def test_a_prompt_in_the_middle_is_done_in_time_too() -> None:
     assert num_steps <= 2 * 3500 / 64 + 4
 
 
-DEEP = Scheduler(max_step_tokens=256, max_running=64, block_size=16, token_cost=TokenCost(parity_depth=5000))
+DEEP = Scheduler(max_step_tokens=256, max_running=64, block_size=16, token_cost=TokenCost.in_tokens(5000))
 
 
 def cost_of(chunks: list[ScheduledChunk[Sequence]]) -> float:
@@ -213,6 +219,81 @@ def test_a_heavy_clients_prompt_is_done_in_time_however_many_come_from_light_one
             chunk.sequence.num_computed = chunk.span.end
         num_steps += 1
     assert num_steps <= 8 * DEEP.token_cost.of(ChunkSpan(0, 3200)) / 256 + 1
+
+
+COSTS = StepCosts(step_s=2e-3, decode_s=30e-6, context_s=2e-9, chunk_s=1e-3, token_s=10e-6, depth_s=1e-9)
+
+
+def with_gap(made: Sequence, token_gap_s: float | None) -> Sequence:
+    made.job = replace(made.job, request=replace(made.job.request, token_gap_s=token_gap_s))
+    return made
+
+
+def predicted_s(chunks: list[ScheduledChunk[Sequence]]) -> float:
+    return COSTS.seconds(shape_of(chunks))
+
+
+lengths, ages = st.integers(1, 5_000), st.integers(0, 100)
+
+
+@given(
+    gaps=st.lists(st.none() | st.floats(1e-3, 50e-3), min_size=1, max_size=20),
+    prompts=st.lists(st.tuples(lengths, st.floats(0, 0.99), ages), min_size=1, max_size=8),
+)
+@settings(max_examples=50, deadline=None)
+def test_a_step_keeps_the_smallest_gap_of_its_decodes_or_has_one_block_of_prompts(
+    gaps: list[float | None], prompts: list[tuple[int, float, int]]
+) -> None:
+    decodes = [with_gap(sequence(4, num_computed=500 * i + 4), gap) for i, gap in enumerate(gaps)]
+    prefills = [sequence(length, num_computed=int(length * share), arrival=age) for length, share, age in prompts]
+    scheduler = replace(DEEP, max_step_tokens=1024)
+    chunks = scheduler.schedule([*decodes, *prefills], COSTS)
+    first = min(prefills, key=lambda s: s.arrival)
+    assert first in [chunk.sequence for chunk in chunks]
+    wanted = [gap for gap in gaps if gap is not None]
+    if not wanted:
+        unbound = scheduler.schedule([*decodes, *prefills])
+        assert [(c.sequence, c.span) for c in chunks] == [(c.sequence, c.span) for c in unbound]
+        return
+    block = ScheduledChunk(first, ChunkSpan(first.num_computed, first.num_computed + 16))
+    least_s = predicted_s([*chunks[: len(decodes)], block])
+    assert predicted_s(chunks) <= max(KEPT_SHARE * min(wanted), least_s) * 1.001
+
+
+def test_a_gap_leaves_room_for_as_much_of_a_prompt_as_it_can() -> None:
+    scheduler = replace(DEEP, max_step_tokens=1024)
+    decodes = [with_gap(sequence(4, num_computed=1000), gap) for gap in (None, 12e-3, 8e-3)]
+    chunks = scheduler.schedule([*decodes, sequence(8000)], COSTS)
+    assert 0.95 * KEPT_SHARE * 8e-3 < predicted_s(chunks) <= KEPT_SHARE * 8e-3
+    loose = [with_gap(decode, 1.0) for decode in decodes]
+    assert scheduler.schedule([*loose, sequence(8000)], COSTS)[-1].span.end == 1008, "memory still bounds it"
+
+
+def test_nobody_waits_for_a_gap_where_nothing_decodes() -> None:
+    scheduler = replace(DEEP, max_step_tokens=1024)
+    (chunk,) = scheduler.schedule([with_gap(sequence(8000), 1e-3)], COSTS)
+    assert chunk.span == ChunkSpan(0, 1024)
+
+
+def test_prompts_are_done_under_a_gap_that_cannot_be_kept() -> None:
+    decode = with_gap(sequence(4, num_computed=4), 1e-6)
+    long, running, num_steps = sequence(1600, arrival=0), [decode], 0
+    while long.is_prefilling:
+        running = [decode, long, sequence(40, arrival=1 + num_steps)]
+        chunks = DEEP.schedule(running, COSTS)
+        assert chunks[0].sequence is decode
+        for chunk in chunks[1:]:
+            chunk.sequence.num_computed = chunk.span.end
+        num_steps += 1
+    assert num_steps <= 2 * 1600 / 16 + 1
+
+
+def test_a_short_prompt_shares_the_little_that_a_gap_leaves() -> None:
+    decode = with_gap(sequence(4, num_computed=4), 5e-3)
+    long, short = sequence(20_000, arrival=0), sequence(60, arrival=1)
+    chunks = DEEP.schedule([decode, long, short], COSTS)
+    assert [chunk.sequence for chunk in chunks] == [decode, short, long]
+    assert chunks[1].span.end == 60
 
 
 def test_a_budget_for_one_token_goes_to_the_prompt_that_arrived_first() -> None:

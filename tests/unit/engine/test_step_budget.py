@@ -4,8 +4,9 @@ import pytest
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.engine.step_budget import StepBudget, TokenCost
+from headrace.step_costs import StepCosts, StepShape
 
-COST = TokenCost(parity_depth=1000)
+COST = TokenCost.in_tokens(1000)
 
 
 def test_a_token_costs_twice_as_much_where_attention_costs_what_all_else_does() -> None:
@@ -27,15 +28,35 @@ def test_as_many_tokens_fit_as_cost_so_much(start: int, num_tokens: int) -> None
 
 
 def test_without_attention_depth_costs_nothing() -> None:
-    flat = TokenCost(math.inf)
+    flat = TokenCost.in_tokens(math.inf)
     assert flat.of(ChunkSpan(1_000_000, 1_000_100)) == 100
     assert flat.fitting(1_000_000, 100) == 100
+
+
+def test_what_costs_nothing_has_room_for_any_number() -> None:
+    free = TokenCost(0.0, 0.0)
+    assert free.fitting(100, 1.0) is None
+    assert StepBudget(free, num_tokens=256, cost=0.0).fitting(100) == 256
+
+
+def test_tokens_cost_seconds_as_measured() -> None:
+    costs = StepCosts(token_s=10e-6, depth_s=1e-9)
+    measured, span = TokenCost.in_seconds(costs), ChunkSpan(1000, 1500)
+    assert measured.of(span) == pytest.approx(
+        costs.prefill_part_s(StepShape.prefill(1000, 1500)) - costs.chunk_s, rel=1e-3
+    )
+    assert measured.fitting(1000, measured.of(span)) == 500
+
+
+def test_no_token_costs_less_than_nothing() -> None:
+    with pytest.raises(ValueError, match="must not be negative"):
+        TokenCost(1.0, -1e-9)
 
 
 @pytest.mark.parametrize("parity_depth", [0.0, -1.0, math.nan])
 def test_a_depth_of_parity_that_is_none_is_refused(parity_depth: float) -> None:
     with pytest.raises(ValueError, match="parity_depth"):
-        TokenCost(parity_depth)
+        TokenCost.in_tokens(parity_depth)
 
 
 def test_fewer_tokens_fit_the_deeper_they_are() -> None:

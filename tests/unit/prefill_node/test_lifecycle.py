@@ -6,6 +6,7 @@ from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
 from headrace.request import FinishReason, PromptLogprobs, Token
+from headrace.step_costs import StepCosts
 from headrace.wire.messages import ComputeStarted, FirstToken, PrefillReport
 from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
 from prefill_node.config import FetchConfig
@@ -25,7 +26,6 @@ from prefill_node.lifecycle import (
     PrefillState,
     Readmitting,
     Ready,
-    RecordComputeTime,
     ReplyPrefilled,
     ResumePrefill,
     SendComputed,
@@ -55,7 +55,7 @@ def new_lifecycle(
     first_token: int | None = None,
     fetch_source_tokens: int | None = None,
 ) -> PrefillLifecycle:
-    policy = FetchPolicy(FetchConfig(), FetchCosts(), LAYOUT, NUM_TOKENS, fetch_source_tokens)
+    policy = FetchPolicy(FetchConfig(), FetchCosts(), StepCosts(), 1024, LAYOUT, NUM_TOKENS, fetch_source_tokens)
     lifecycle = PrefillLifecycle(policy, is_sent=is_sent, first_token=first_token)
     if state is not None:
         lifecycle.state = state
@@ -64,110 +64,106 @@ def new_lifecycle(
 
 def test_a_prompt_is_sent_as_it_is_computed_and_the_first_token_does_not_wait() -> None:
     request = new_lifecycle()
-    assert request.on(ADMITTED, 0.5) == [], "its first chunk waits for other prompts"
-    assert request.on(Started(), 1.0) == [*OPENED, SendComputed(Computed(48))], "what the cache held can go at once"
-    assert request.on(Computed(256), 1.5) == [SendComputed(Computed(256))]
-    assert request.on(Computed(400), 2.0) == [SendComputed(Computed(400))]
-    assert request.on(TOKEN, 2.5) == [RecordComputeTime(1.5), SendState(5), Reply(FirstToken(Token(5)))]
+    assert request.on(ADMITTED) == [], "its first chunk waits for other prompts"
+    assert request.on(Started()) == [*OPENED, SendComputed(Computed(48))], "what the cache held can go at once"
+    assert request.on(Computed(256)) == [SendComputed(Computed(256))]
+    assert request.on(Computed(400)) == [SendComputed(Computed(400))]
+    assert request.on(TOKEN) == [SendState(5), Reply(FirstToken(Token(5)))]
     assert not request.is_over
-    assert request.on(TransferSent(), 3.0) == [ReplyPrefilled(ADMITTED, 48)]
+    assert request.on(TransferSent()) == [ReplyPrefilled(ADMITTED, 48)]
     assert request.is_over
-    assert request.on(CallEnded(), 3.0) == [CancelTransfer(), Release()]
+    assert request.on(CallEnded()) == [CancelTransfer(), Release()]
     assert request.state == Released()
 
 
 def test_without_a_hit_there_is_nothing_to_send_at_first() -> None:
     request = new_lifecycle()
-    assert request.on(FROM_NOTHING, 1.0) == []
-    assert request.on(Started(), 1.0) == OPENED
+    assert request.on(FROM_NOTHING) == []
+    assert request.on(Started()) == OPENED
 
 
 def test_without_a_reservation_nothing_is_sent() -> None:
     request = new_lifecycle(is_sent=False)
-    assert request.on(ADMITTED, 0.5) == []
-    assert request.on(Started(), 1.0) == [Reply(ComputeStarted())]
-    assert request.on(Computed(400), 2.0) == []
-    assert request.on(TOKEN, 2.5) == [RecordComputeTime(1.5), Reply(FirstToken(Token(5))), ReplyPrefilled(ADMITTED, 48)]
+    assert request.on(ADMITTED) == []
+    assert request.on(Started()) == [Reply(ComputeStarted())]
+    assert request.on(Computed(400)) == []
+    assert request.on(TOKEN) == [Reply(FirstToken(Token(5))), ReplyPrefilled(ADMITTED, 48)]
     assert request.is_over
-    assert request.on(CallEnded(), 3.0) == [Release()]
+    assert request.on(CallEnded()) == [Release()]
 
 
 def test_a_prompt_is_scored_before_its_first_token() -> None:
-    request = new_lifecycle(Computing(FROM_NOTHING, 0, 1.0))
+    request = new_lifecycle(Computing(FROM_NOTHING, 0))
     for part in (PromptLogprobs(1, (-1.0, -2.0)), PromptLogprobs(3, (-3.0,))):
-        assert request.on(Scored(part), 2.0) == [Reply(part)]
-    assert request.on(TOKEN, 2.0) == [RecordComputeTime(1.0), SendState(5), Reply(FirstToken(Token(5)))]
+        assert request.on(Scored(part)) == [Reply(part)]
+    assert request.on(TOKEN) == [SendState(5), Reply(FirstToken(Token(5)))]
 
 
 def test_a_first_token_that_ends_the_answer_sends_no_state() -> None:
-    request = new_lifecycle(Computing(ADMITTED, 48, 1.0))
-    assert request.on(LAST, 2.0) == [
-        RecordComputeTime(1.0),
+    request = new_lifecycle(Computing(ADMITTED, 48))
+    assert request.on(LAST) == [
         Reply(FirstToken(Token(5), FinishReason.STOP)),
         ReplyPrefilled(ADMITTED, 48),
     ]
-    assert request.on(CallEnded(), 2.0) == [CancelTransfer(), Release()]
+    assert request.on(CallEnded()) == [CancelTransfer(), Release()]
 
 
 def test_a_retry_continues_after_the_token_that_the_client_has_seen() -> None:
-    request = new_lifecycle(Computing(ADMITTED, 48, 1.0), first_token=3)
-    assert request.on(TOKEN, 2.0) == [RecordComputeTime(1.0), SendState(3), Reply(FirstToken(Token(5)))]
+    request = new_lifecycle(Computing(ADMITTED, 48), first_token=3)
+    assert request.on(TOKEN) == [SendState(3), Reply(FirstToken(Token(5)))]
 
 
 def test_a_retry_is_sent_even_if_another_token_would_have_ended_the_answer() -> None:
-    request = new_lifecycle(Computing(ADMITTED, 48, 1.0), first_token=3)
-    assert request.on(LAST, 2.0) == [
-        RecordComputeTime(1.0),
+    request = new_lifecycle(Computing(ADMITTED, 48), first_token=3)
+    assert request.on(LAST) == [
         SendState(3),
         Reply(FirstToken(Token(5), FinishReason.STOP)),
     ]
-    assert request.on(Finished(FinishReason.STOP), 2.0) == []
-    assert request.on(TransferSent(), 2.0) == [ReplyPrefilled(ADMITTED, 48)]
+    assert request.on(Finished(FinishReason.STOP)) == []
+    assert request.on(TransferSent()) == [ReplyPrefilled(ADMITTED, 48)]
 
 
 def test_a_request_that_wants_no_token_ends_with_its_prompt() -> None:
-    request = new_lifecycle(Computing(ADMITTED, 48, 1.0))
-    assert request.on(Finished(FinishReason.LENGTH), 2.0) == [ReplyPrefilled(ADMITTED, 48)]
+    request = new_lifecycle(Computing(ADMITTED, 48))
+    assert request.on(Finished(FinishReason.LENGTH)) == [ReplyPrefilled(ADMITTED, 48)]
 
 
 def test_a_request_that_finds_no_blocks_is_refused() -> None:
     request = new_lifecycle()
     late = AdmissionTimedOut("no blocks before the deadline")
-    assert request.on(late, 1.0) == [Refuse("no blocks before the deadline")]
-    assert request.on(CallEnded(), 1.0) == [CancelTransfer(), Release()]
+    assert request.on(late) == [Refuse("no blocks before the deadline")]
+    assert request.on(CallEnded()) == [CancelTransfer(), Release()]
 
 
 def test_a_prompt_is_computed_from_where_a_fetch_landed() -> None:
     request = new_lifecycle(fetch_source_tokens=SOURCE_TOKENS)
-    assert request.on(TO_FETCH, 1.0) == [StartFetch(TO_FETCH)]
-    assert request.on(FetchLanded(320), 1.5) == [ResumePrefill(320)]
-    assert request.on(Started(), 2.0) == [*OPENED, SendComputed(Computed(320))]
-    assert request.on(Computed(400), 2.5) == [SendComputed(Computed(400))]
-    assert request.on(TOKEN, 3.0) == [RecordComputeTime(1.0), SendState(5), Reply(FirstToken(Token(5)))], (
-        "the times of the fetch and of waiting are no time of computing"
-    )
-    assert request.on(TransferSent(), 3.0) == [ReplyPrefilled(TO_FETCH, 320)]
+    assert request.on(TO_FETCH) == [StartFetch(TO_FETCH)]
+    assert request.on(FetchLanded(320)) == [ResumePrefill(320)]
+    assert request.on(Started()) == [*OPENED, SendComputed(Computed(320))]
+    assert request.on(Computed(400)) == [SendComputed(Computed(400))]
+    assert request.on(TOKEN) == [SendState(5), Reply(FirstToken(Token(5)))]
+    assert request.on(TransferSent()) == [ReplyPrefilled(TO_FETCH, 320)]
 
 
 def test_what_cannot_be_fetched_is_computed_instead() -> None:
     request = new_lifecycle(fetch_source_tokens=SOURCE_TOKENS)
-    assert request.on(TO_FETCH, 1.0) == [StartFetch(TO_FETCH)]
-    assert request.on(FetchGivenUp(), 2.0) == [PrefillLocally()]
+    assert request.on(TO_FETCH) == [StartFetch(TO_FETCH)]
+    assert request.on(FetchGivenUp()) == [PrefillLocally()]
     assert request.state == Readmitting()
-    assert request.on(ADMITTED, 2.5) == [], "it was not declined: it failed"
-    assert request.on(Started(), 3.0) == [*OPENED, SendComputed(Computed(48))]
-    assert request.on(TOKEN, 3.5) == [RecordComputeTime(0.5), SendState(5), Reply(FirstToken(Token(5)))]
-    assert request.on(TransferSent(), 4.0) == [ReplyPrefilled(ADMITTED, 48)]
+    assert request.on(ADMITTED) == [], "it was not declined: it failed"
+    assert request.on(Started()) == [*OPENED, SendComputed(Computed(48))]
+    assert request.on(TOKEN) == [SendState(5), Reply(FirstToken(Token(5)))]
+    assert request.on(TransferSent()) == [ReplyPrefilled(ADMITTED, 48)]
 
 
 def test_a_fetch_that_would_not_pay_is_counted_as_declined() -> None:
     request = new_lifecycle(fetch_source_tokens=SOURCE_TOKENS)
-    assert request.on(ADMITTED, 1.0) == [CountDeclinedFetch()]
+    assert request.on(ADMITTED) == [CountDeclinedFetch()]
 
 
 def test_a_fetch_that_would_save_too_little_is_not_counted() -> None:
     request = new_lifecycle(fetch_source_tokens=96)  # 48 tokens more than are here, fewer than min_tokens
-    assert request.on(ADMITTED, 1.0) == []
+    assert request.on(ADMITTED) == []
 
 
 STATES: dict[str, PrefillState] = {
@@ -175,7 +171,7 @@ STATES: dict[str, PrefillState] = {
     "readmitting": Readmitting(),
     "fetching": Fetching(TO_FETCH),
     "ready": Ready(ADMITTED, Computed(48)),
-    "computing": Computing(ADMITTED, 48, 1.0),
+    "computing": Computing(ADMITTED, 48),
     "sending": Sending(ADMITTED, 48),
     "done": Done(),
     "released": Released(),
@@ -185,22 +181,22 @@ STATES: dict[str, PrefillState] = {
 @pytest.mark.parametrize("name", ["admitting", "readmitting", "fetching", "ready", "computing", "sending"])
 def test_a_transfer_that_fails_ends_the_prefill_in_every_state(name: str) -> None:
     request = new_lifecycle(STATES[name])
-    assert request.on(CallBroken(FAILURE), 2.0) == [Fail(FAILURE)]
+    assert request.on(CallBroken(FAILURE)) == [Fail(FAILURE)]
     assert request.state == STATES[name], "its end gives back what that state holds"
 
 
 def test_a_transfer_that_fails_after_the_end_changes_nothing() -> None:
-    assert new_lifecycle(Done()).on(CallBroken(FAILURE), 2.0) == []
+    assert new_lifecycle(Done()).on(CallBroken(FAILURE)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in STATES if name != "released"])
 def test_a_call_that_ends_gives_everything_back_in_every_state(name: str) -> None:
     fetch = [CancelFetch()] if name == "fetching" else []
     request = new_lifecycle(STATES[name])
-    assert request.on(CallEnded(), 2.0) == [*fetch, CancelTransfer(), Release()]
+    assert request.on(CallEnded()) == [*fetch, CancelTransfer(), Release()]
     assert request.state == Released()
     request = new_lifecycle(STATES[name], is_sent=False)
-    assert request.on(CallEnded(), 2.0) == [*fetch, Release()]
+    assert request.on(CallEnded()) == [*fetch, Release()]
 
 
 EVENTS: dict[str, PrefillInput] = {
@@ -235,13 +231,13 @@ LEGAL = {
 def test_what_engine_and_transfers_cannot_send_in_a_state_raises(state: str, event: str) -> None:
     request = new_lifecycle(STATES[state])
     with pytest.raises(IllegalTransition, match=type(EVENTS[event]).__name__):
-        request.on(EVENTS[event], 2.0)
+        request.on(EVENTS[event])
     assert request.state == STATES[state]
 
 
 @pytest.mark.parametrize(("state", "event"), [(s, e) for s in STATES for e in EVENTS if e in LEGAL[s]])
 def test_everything_else_is_taken(state: str, event: str) -> None:
-    new_lifecycle(STATES[state]).on(EVENTS[event], 2.0)
+    new_lifecycle(STATES[state]).on(EVENTS[event])
 
 
 def test_a_report_counts_what_was_fetched() -> None:

@@ -10,6 +10,7 @@ from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Started
 from headrace.request import FinishReason, Token
+from headrace.step_costs import StepCosts
 from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Fail, Refuse, Release, Reply
 from prefill_node.config import FetchConfig
 from prefill_node.fetch_policy import FetchCosts, FetchPolicy
@@ -35,7 +36,7 @@ from tests.support.transfer.exploration import Violation, explore
 from transfer.protocol.errors import TransferFailed
 
 LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
-POLICY = FetchPolicy(FetchConfig(), FetchCosts(), LAYOUT, num_tokens=400, fetch_source_tokens=320)
+POLICY = FetchPolicy(FetchConfig(), FetchCosts(), StepCosts(), 1024, LAYOUT, num_tokens=400, fetch_source_tokens=320)
 TO_FETCH = Admitted(PrefixHit(64, 48, 48), reused_tokens=64, state_arrives=True)
 TO_COMPUTE = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
 BROKEN = CallBroken(TransferFailed("peer_lost", "eof"))
@@ -132,7 +133,7 @@ class World:
     def _fed(self, event: PrefillInput) -> World:
         lifecycle = self.lifecycle(POLICY, is_sent=self.is_sent, first_token=self.first_token)
         lifecycle.state = self.state
-        instructions = lifecycle.on(event, 0.0)
+        instructions = lifecycle.on(event)
         world = replace(self, state=lifecycle.state)
         for instruction in instructions:
             world = world._obeyed(instruction)
