@@ -179,8 +179,12 @@ class SimulatedCluster:
             self._ended(outcome)
             return
         first = self._numbers[plan.prefill]
-        outcome.predicted_tokens = min(candidates[first].hit.resumable_tokens, arrival.num_tokens - 1)
         prefill, work = self.nodes[first], Work(number, arrival, self._local)
+        outcome.predicted_tokens = min(candidates[first].hit.resumable_tokens, arrival.num_tokens - 1)
+        if plan.fetch_from is not None:
+            source = candidates[self._numbers[plan.fetch_from]]
+            outcome.predicted_tokens = min(source.hit.state_tokens, arrival.num_tokens - 1)
+            self._fetch(work, prefill, plan.fetch_from)
         if plan.decode is None or plan.decode == plan.prefill:
             self._running[number] = (outcome, prefill, None)
             outcome.decode_node = first
@@ -190,6 +194,18 @@ class SimulatedCluster:
             reserved = Work(number, arrival, RECEIVE)
             self._running[number] = (outcome, prefill, reserved)
             self.nodes[outcome.decode_node].reserve(reserved, lambda _: prefill.prefill(work))
+
+    def _fetch(self, work: Work, prefill: SimulatedNode, source: str) -> None:
+        """Lets the work begin with what the source holds now, if that is more than the node's own."""
+        most = work.prompt_length - 1
+        held, own = (
+            work.hit_policy.reusable_tokens(node.cache.match(work.keys, max_tokens=most))
+            for node in (self.nodes[self._numbers[source]], prefill)
+        )
+        if held > own:
+            shape = self.arrangement.shape
+            num_bytes = (held - own) * shape.bytes_per_token + shape.state_bytes
+            work.fetch(held, self.arrangement.link.seconds(num_bytes))
 
     def _candidates(self, arrival: Arrival) -> list[Candidate]:
         shape, arrived_s = self.arrangement.shape, self.events.now_s - self.arrangement.index_delay_s

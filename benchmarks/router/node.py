@@ -22,7 +22,7 @@ from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.claims import Claim
 from headrace.cache.events import CacheEvent
 from headrace.cache.eviction import eviction_policy
-from headrace.cache.hits import HitPolicy, PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ReceiveState, ResumeLocally
 from headrace.cache.index import Checkpoint
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
@@ -71,8 +71,9 @@ class Work:
     """A request on one node; what the scheduler and the publisher ask of a sequence is here."""
 
     __slots__ = (
-        "arrival", "boundaries", "checkpoints", "claim", "decoded", "first_stride", "hit_policy", "joined_s", "keys",
-        "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source", "token_gap_s",
+        "arrival", "boundaries", "checkpoints", "claim", "decoded", "fetch_s", "first_stride", "hit_policy", "joined_s",
+        "keys", "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source",
+        "token_gap_s",
     )  # fmt: skip
     client_work = 0.0  # traces name no clients
 
@@ -90,8 +91,13 @@ class Work:
         self.decoded: list[Checkpoint] = []
         self.claim: Claim | None = None
         self.joined_s = 0.0
+        self.fetch_s: float | None = None
         self.first_stride = self.last_stride = 0
         self.token_gap_s: float | None = None
+
+    def fetch(self, num_tokens: int, seconds: float) -> None:
+        """Another node sends its cache of the first `num_tokens` once this node has room."""
+        self.hit_policy, self.fetch_s = FetchState(num_tokens), seconds
 
     @property
     def held(self) -> Claim:
@@ -236,6 +242,19 @@ class SimulatedNode:
 
     def _start_prefill(self, work: Work) -> None:
         work.num_computed = work.reused
+        if work.fetch_s is None:
+            self._compute(work)
+        else:
+            self._events.at(self._events.now_s + work.fetch_s, self._fetched, work)
+
+    def _fetched(self, work: Work) -> None:
+        assert isinstance(work.hit_policy, FetchState)
+        work.num_computed = work.reused = work.hit_policy.num_tokens
+        self._publisher.publish_blocks(work)
+        self._publisher.keep_received(work)
+        self._compute(work)
+
+    def _compute(self, work: Work) -> None:
         self._prefilling.append(work)
         self._cut_stride()
         self._wake()
