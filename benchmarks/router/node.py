@@ -34,6 +34,9 @@ from router.routing.candidates import Load
 
 RECEIVE = ReceiveState()
 
+ENGINE_BLOCK_TOKENS = 16
+"""Tokens of a block as the scheduler sees it, however long the blocks of a trace are."""
+
 
 class AttentionAlone(ResumeLocally):
     """A model without states: whatever its attention blocks cover need not be computed."""
@@ -302,9 +305,8 @@ class SimulatedNode:
         for end_step, _, work in self._decoding:
             work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end_step - self._num_steps)
             work.token_gap_s = self._token_gap_s
-        scheduler = Scheduler(
-            shape.max_step_tokens, len(decodes) + len(self._prefilling), shape.block_size, self._token_cost
-        )
+        places = len(decodes) + len(self._prefilling)
+        scheduler = Scheduler(shape.max_step_tokens, places, ENGINE_BLOCK_TOKENS, self._token_cost)
         chunks = scheduler.schedule([*decodes, *self._prefilling], self._costs)  # type: ignore[list-item]
         return chunks[num_decoding:]  # type: ignore[return-value]
 
