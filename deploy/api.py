@@ -41,8 +41,15 @@ class RouterApi:
 
     def cluster(self) -> dict[str, Any]:
         """The JSON of GET /cluster: nodes, requests, counters."""
+        return self._get("/cluster")
+
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """The JSON of GET /cluster/requests/ID/explain: the routing decisions about a request."""
+        return self._get(f"/cluster/requests/{quote(request_id, safe='')}/explain")
+
+    def _get(self, path: str) -> dict[str, Any]:
         try:
-            response = self._client.get("/cluster")
+            response = self._client.get(path)
         except httpx.HTTPError as error:
             raise RequestFailed(f"{self.url} does not answer: {error}") from error
         if response.is_error:
@@ -120,6 +127,17 @@ def first_to_answer(urls: Sequence[str]) -> tuple[RouterApi, dict[str, Any]]:
         api = RouterApi(url)
         try:
             return api, api.cluster()
+        except RequestFailed as failure:
+            failures.append(str(failure))
+    raise RequestFailed("; ".join(failures))
+
+
+def first_to_explain(apis: Sequence[RouterApi], request_id: str) -> dict[str, Any]:
+    """The explanation of the first router that knows the request. Raises RequestFailed when none does."""
+    failures = []
+    for api in apis:
+        try:
+            return api.explain(request_id)
         except RequestFailed as failure:
             failures.append(str(failure))
     raise RequestFailed("; ".join(failures))

@@ -114,6 +114,23 @@ def role(
 
 
 @app.command()
+def explain(
+    request_id: Annotated[str, typer.Argument(help="the id of an answer")],
+    name: Annotated[str, typer.Option(help="the cluster's name")] = "default",
+    url: Annotated[str | None, typer.Option(help="a router elsewhere, instead of a cluster here")] = None,
+) -> None:
+    """Show why a request went where it went: what the router saw of each node, chose, expected and got."""
+    from deploy.api import RouterApi, first_to_explain
+    from deploy.show import candidate_table, decision_lines
+
+    apis = [RouterApi(each) for each in ([url] if url else _runs().ready_urls(name))]
+    for request in first_to_explain(apis, request_id)["requests"]:
+        for decision in request["decisions"]:
+            console.print(f"{request['id']}: {decision_lines(decision)}")
+            console.print(candidate_table(decision["candidates"]))
+
+
+@app.command()
 def chat(
     name: Name = "default",
     report: Annotated[bool, typer.Option("--report", help="show where each answer's tokens came from")] = False,

@@ -47,6 +47,36 @@ def link_table(links: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def decision_lines(decision: Mapping[str, Any]) -> str:
+    """One routing decision in words: the plan, its reason, and each predicted figure with the measured one."""
+    plan = decision["plan"]
+    nodes = {"prefill": plan["prefill"], "decode": plan["decode"], "fetch from": plan["fetch_from"]}
+    chosen = ", ".join(f"{part} {name}" for part, name in nodes.items() if name is not None)
+    text = f"{chosen} ({decision['kind']}; {decision['reason']}; {decision['cause']})"
+    for figure, predicted in decision["predicted"].items():
+        measured = decision["measured"][figure]
+        if predicted is not None or measured is not None:
+            text += f"\n  {figure}: {_known(predicted)} predicted, {_known(measured)} measured"
+    return text
+
+
+def _known(figure: float | None) -> str:
+    return "not" if figure is None else f"{figure:g}"
+
+
+def candidate_table(candidates: Sequence[Mapping[str, Any]]) -> Table:
+    """One row for each node that the policy saw: what it held of the prompt, and what it had to do."""
+    facts = ("node", "role", "chosen for", "attention hit", "resumable", "decoding", "coming", "waiting tokens")
+    table = Table(*facts, "free tokens", "free slots", box=None, header_style="bold")
+    for each in candidates:
+        hit, load = each["hit"], each["load"]
+        figures = (hit["attention_tokens"], hit["resumable_tokens"], load["num_decoding"], load["num_coming"])
+        rest = (load["waiting_tokens"], load["free_tokens"], load["free_slots"])
+        row = (each["name"], each["role"], ", ".join(each["chosen_for"]), *map(str, (*figures, *rest)))
+        table.add_row(*(Text(text) for text in row))
+    return table
+
+
 def report_table(answer: ChatAnswer) -> Table:
     """The origin of a request's tokens, group by group."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)

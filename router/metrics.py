@@ -16,8 +16,10 @@ from router.cluster.nodes import NodeEntry
 from router.errors import NODE_CRASHED
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import RequestPhase
+from router.routing.decisions import Decision
 
 NODE_LABELS = ("node", "role")
+RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 1.03, 1.1, 1.33, 2, 4, 10)
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -41,6 +43,14 @@ class RouterMetrics:
         )
         self._fell_behind = self._counter(
             "unread_answers", "Times that a node's stream was not read on because its client read too slowly", []
+        )
+        self._decisions = self._counter("routing_decisions", "Routing decisions", ["plan", "reason", "cause"])
+        self._predictions = Histogram(
+            "headrace_prediction_ratio",
+            "Outcomes of routing decisions, divided by what the policy predicted",
+            ["quantity"],
+            buckets=RATIO_BUCKETS,
+            registry=self.registry,
         )
         self._ttft = self._histogram("time_to_first_token_seconds", "From the request to its first token")
         self._itl = self._histogram("inter_token_seconds", "Between two tokens of a request")
@@ -80,6 +90,14 @@ class RouterMetrics:
     def reader_fell_behind(self) -> None:
         """Counts a pause in reading a node's stream, because of a client that reads too slowly."""
         self._fell_behind.inc()
+
+    def decided(self, decision: Decision) -> None:
+        """Counts a routing decision by its plan and reason."""
+        self._decisions.labels(decision.plan_kind, decision.plan.reason, decision.cause).inc()
+
+    def predicted(self, quantity: str, ratio: float) -> None:
+        """Records an outcome divided by its prediction."""
+        self._predictions.labels(quantity).observe(ratio)
 
     def request_ended(self, life: RequestLifecycle) -> None:
         """Counts a request that is done, failed or was abandoned by its client."""

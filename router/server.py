@@ -33,6 +33,7 @@ from router.parsing.pool import WorkerPool
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
 from router.requests.table import RequestTable
+from router.routing.ledger import Ledger
 from router.routing.plan import Policy
 from router.routing.policies.by_name import POLICIES
 from router.routing.snapshots import Snapshots
@@ -95,11 +96,13 @@ class RouterServer:
         self.index = index = ClusterIndex()
         self._subscriptions = Subscriptions(self.nodes, index)
         metrics.watch(self.nodes.all, table.counts, index)
-        snapshots = Snapshots(index, roles_are_fixed=config.roles == "fixed")
+        ledger = Ledger()
+        snapshots = Snapshots(index, ledger, roles_are_fixed=config.roles == "fixed")
         self.nodes.watch(lambda: snapshots.keep([node.info.name for node in self.nodes.all()]))
-        self.nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status))
+        self.nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status, clock()))
         policy = policy or POLICIES[config.policy]
-        context = RouterContext(config, self.nodes, table, policy, snapshots, metrics, index, clock)
+        context = RouterContext(config, self.nodes, table, policy, ledger, snapshots, metrics, index, clock)
+        self.context = context
         service = CompletionService(tokens, context, admission)
         name = config.served_model_name
         settings = WorkerSettings(config.model_path, name, special, config.parse_cpu_s, config.parse_memory_bytes)
@@ -107,7 +110,17 @@ class RouterServer:
         parser = RequestParser(
             BodyParser(name, tokens), self._parsing, lambda: self.nodes.max_model_tokens, config.request_timeout_s
         )
-        status = ClusterStatus(self.name, config.served_model_name, self.nodes, table, admission, metrics, index, clock)
+        status = ClusterStatus(
+            self.name,
+            config.served_model_name,
+            self.nodes,
+            table,
+            admission,
+            metrics,
+            index,
+            context.decisions,
+            clock,
+        )
         app = build_app(service, parser, status, RoleSwitch(self.nodes), config, metrics.http_response)
         self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity, config.control_silence_s)

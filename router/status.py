@@ -16,6 +16,7 @@ from router.errors import ApiError, no_node
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
 from router.requests.table import RequestTable
+from router.routing.decisions import KEPT_REQUESTS, DecisionLog
 
 
 class ClusterStatus:
@@ -30,6 +31,7 @@ class ClusterStatus:
         admission: Admission,
         metrics: RouterMetrics,
         index: ClusterIndex,
+        decisions: DecisionLog,
         clock: Callable[[], float],
     ) -> None:
         self._router = router
@@ -39,6 +41,7 @@ class ClusterStatus:
         self._admission = admission
         self._metrics = metrics
         self._index = index
+        self._decisions = decisions
         self._clock = clock
         self._created = int(time.time())
 
@@ -64,6 +67,18 @@ class ClusterStatus:
     def metrics(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return self._metrics.exposition()
+
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """Routing decisions about a request, for each of its choices; raises ApiError (404) for an unknown one."""
+        found = self._decisions.of(request_id)
+        if not found:
+            message = (
+                f"no routing decision about request {request_id!r} is known: give the id of its answer; a router keeps "
+                f"its last {KEPT_REQUESTS} requests, and knows none of another router's"
+            )
+            raise ApiError(HTTPStatus.NOT_FOUND, message, code="request_not_found")
+        requests = [{"id": name, "decisions": [each.json() for each in decisions]} for name, decisions in found.items()]
+        return {"requests": requests}
 
     def cluster(self) -> dict[str, Any]:
         """Nodes, links, requests and hits, for /cluster and the page."""

@@ -30,6 +30,7 @@ from router.api.response_schemas import (
     Cluster,
     Completion,
     CompletionChunk,
+    Explanation,
     Health,
     Model,
     ModelList,
@@ -127,6 +128,15 @@ def build_app(
     async def cluster() -> Response:
         """Nodes, links, requests and cache hits as the router knows them."""
         return JSONResponse(status.cluster())
+
+    @app.get(
+        "/cluster/requests/{request_id}/explain",
+        response_model=Explanation,
+        responses=errors([HTTPStatus.NOT_FOUND], {HTTPStatus.NOT_FOUND: "No routing decision about it is known."}),
+    )
+    async def explain(request_id: str) -> Response:
+        """Says why a request, or each of its choices, went where it went."""
+        return JSONResponse(status.explain(request_id))
 
     add_operator_routes(app, roles, bodies, limits)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.step_costs import StepCosts
 from headrace.wire.messages import PoolStatus
 
 FinishReason = Literal["stop", "length"]
@@ -91,6 +92,39 @@ class TransferSizes(_Response):
     seconds: float
 
 
+class PlanNodes(_Response):
+    """The nodes of a plan."""
+
+    prefill: str
+    decode: str | None
+    """The node that generates; null: the first token was enough."""
+    fetch_from: str | None
+    """The node that the prefill node may fetch the cached part of the prompt from."""
+
+
+class RoutingFigures(_Response):
+    """Predicted or measured figures of a decision; null: unknown."""
+
+    first_token_s: float | None
+    """From the decision to the first token."""
+    token_gap_s: float | None
+    computed_tokens: int | None
+    """Tokens of the prompt that were not cached."""
+
+
+class RoutingSummary(_Response):
+    """One routing decision."""
+
+    plan: PlanNodes
+    kind: Literal["hand_over", "fetch_and_hand_over", "alone", "first_token"]
+    reason: str
+    """The policy's, of a fixed set."""
+    cause: Literal["request", "retry", "renewal", "sibling", "orphan"]
+    """The occasion of the decision; a sibling's or orphan's nodes were given."""
+    predicted: RoutingFigures
+    measured: RoutingFigures
+
+
 class UsageReport(_Response):
     """How the cluster served one choice."""
 
@@ -103,6 +137,8 @@ class UsageReport(_Response):
     """Token positions at which nodes published a checkpoint."""
     migrations: int
     """Decode nodes lost under the request."""
+    routing: RoutingSummary | None
+    """The last routing decision, what it predicted and what was measured."""
 
 
 class Usage(_Response):
@@ -295,6 +331,56 @@ class IndexStatus(_Response):
     """Changes that the node had made by its last heartbeat, and the copy lacks."""
 
 
+class CandidateRow(_Response):
+    """One node as the policy saw it."""
+
+    name: str
+    role: Literal["prefill", "decode", "both"]
+    chosen_for: list[Literal["prefill", "decode", "fetch_from"]]
+    may_prefill: bool
+    may_decode: bool
+    hit: dict[str, int]
+    """Tokens of the prompt that it held, by cache group."""
+    load: dict[str, int]
+    costs: StepCosts
+
+
+class DecisionRow(RoutingSummary):
+    """One routing decision with what the policy saw."""
+
+    request: dict[str, Any]
+    """The request's facts."""
+    num_candidates: int
+    candidates: list[CandidateRow]
+    """All of them, or those of note if there are many."""
+
+
+class ExplainedRequest(_Response):
+    """The routing decisions about one request, in order."""
+
+    id: str
+    decisions: list[DecisionRow]
+
+
+class Explanation(_Response):
+    """The answer to GET /cluster/requests/{request_id}/explain: one entry for each choice of the request."""
+
+    requests: list[ExplainedRequest]
+
+
+class NodeLoad(_Response):
+    """The work of a node's engine."""
+
+    num_decoding: int
+    """Sequences that generate, or whose state arrives for that."""
+    context_tokens: int
+    """Tokens of their contexts."""
+    waiting_tokens: int
+    """Tokens of prompts that are to be computed."""
+    waiting_lengths: list[int]
+    """At k: those of prompts that have 2^k up to 2^(k+1)-1 left."""
+
+
 class NodeRow(_Response):
     """One node, as of its last heartbeat."""
 
@@ -316,6 +402,8 @@ class NodeRow(_Response):
     """Open calls of each router, by its name."""
     orphans: int
     """Running requests whose router was lost."""
+    load: NodeLoad
+    costs: StepCosts
     blocks: PoolStatus
     slots: PoolStatus
     counters: dict[str, float]

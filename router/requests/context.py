@@ -11,6 +11,8 @@ from router.cluster.nodes import NodeTable
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.table import RequestTable
+from router.routing.decisions import DecisionLog
+from router.routing.ledger import Ledger
 from router.routing.plan import Policy
 from router.routing.snapshots import Snapshots
 
@@ -19,16 +21,19 @@ from router.routing.snapshots import Snapshots
 class RouterContext:
     """Made once, by `RouterServer`; each request's driver gets it.
 
-    clock     yields seconds
-    numbers   count the decisions
+    clock       yields seconds
+    decisions   of the last requests
+    numbers     count the decisions
     """
 
     config: RouterConfig
     nodes: NodeTable
     table: RequestTable
     policy: Policy
+    ledger: Ledger
     snapshots: Snapshots
     metrics: RouterMetrics
     index: ClusterIndex
     clock: Callable[[], float]
+    decisions: DecisionLog = field(default_factory=DecisionLog)
     numbers: Iterator[int] = field(default_factory=count)

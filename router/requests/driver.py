@@ -108,6 +108,7 @@ class RequestDriver:
         """Gives everything back that the request holds in the router. Waits for nothing: no cancellation skips it."""
         if self._attempt is not None:
             self._attempt.end()  # calls may still be closing: their last events are for nobody
+        self._search.course.end(self._now_s())
         self.give_place_back()
         self._give_up(ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left"))
         self._context.table.close(self.life)
@@ -164,6 +165,8 @@ class RequestDriver:
                 attempt.prefill = attempt.spawn(self._prefill(attempt, None, None))
                 await attempt.over
         finally:
+            self._search.course.end(self._now_s())
+            self.life.report.routing = self._search.course.decision
             await attempt.cancel()
 
     async def _decode(self, attempt: Attempt, node: NodeEntry, may_prefill_remotely: bool) -> None:
@@ -280,7 +283,9 @@ class RequestDriver:
         is_late_report = isinstance(self.life.state, Completed) and isinstance(event, m.PrefillDone)
         if attempt.over.done() and not is_late_report:
             return
-        for instruction in self.life.on(event, self._now_s()):
+        now_s = self._now_s()
+        self._search.course.on(event, now_s)
+        for instruction in self.life.on(event, now_s):
             await self._obey(attempt, instruction)
         if isinstance(event, m.PrefillDone | m.LocalPrefill):
             self._count_work(min(self.life.request.sampling.max_tokens, ANSWER_TOKENS))

@@ -15,8 +15,10 @@ from router.cluster.node_id import NodeId
 from router.cluster.nodes import NodeEntry
 from router.errors import no_node
 from router.requests.context import RouterContext
+from router.requests.course import Course
 from router.requests.prompt_keys import PromptKeys
 from router.requests.siblings import Siblings
+from router.routing.decisions import Decision
 from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, RoutedRequest
 from router.routing.snapshots import ANYWHERE, Pins
 
@@ -27,8 +29,9 @@ RETRY_PAUSE_S = 0.05  # before a node that was busy or failed is asked again
 
 @dataclass(frozen=True)
 class Placement:
-    """A plan with its nodes. `decode` None: the first token is enough."""
+    """A plan with its nodes. `number`: the decision's. `decode` None: the first token is enough."""
 
+    number: int
     plan: Plan
     prefill: NodeEntry
     decode: NodeEntry | None
@@ -51,6 +54,8 @@ class NodeSearch:
         self._request = request
         self._avoided: set[NodeId] = set()
         self._migrated_keys = PromptKeys()  # of the prompt with this request's own tokens
+        self._was_placed = False
+        self.course = Course(context.ledger, context.decisions, context.metrics)
 
     async def place(self, request: Request) -> Placement:
         """The policy's plan, on the node that has kept this request since its router was lost, or where its siblings
@@ -62,8 +67,13 @@ class NodeSearch:
         nodes = self._context.nodes
         while True:
             holder = self._orphan_holder()
-            pins = self._siblings_pins() if holder is None else Pins(decode=holder.info.name)
-            if (placement := await self._ask(request, pins)) is not None:
+            pins, cause = self._siblings_pins(), "retry" if self._was_placed else "request"
+            if holder is not None:
+                pins, cause = Pins(decode=holder.info.name), "orphan"
+            elif pins != ANYWHERE:
+                cause = "sibling"
+            if (placement := await self._ask(request, pins, cause)) is not None:
+                self._was_placed = True
                 return placement
             if not nodes.live(Role.DECODE) and not nodes.may_come(Role.DECODE):
                 raise no_node(Role.DECODE, [], self._context.clock())
@@ -73,24 +83,29 @@ class NodeSearch:
         """A plan for a prompt that `receiver` waits for. Waits for busy nodes; None when nobody can send to it."""
         pins = Pins(prefill=self._siblings_pins().prefill, decode=receiver.info.name, is_reserved=True)
         while self._context.nodes.senders_to(receiver.info, Role.PREFILL):
-            if (placement := await self._ask(request, pins)) is not None:
+            if (placement := await self._ask(request, pins, "renewal")) is not None:
+                self._context.ledger.reserved(placement.number)
                 return placement
             await self._pause()
         return None
 
-    async def _ask(self, request: Request, pins: Pins) -> Placement | None:
+    async def _ask(self, request: Request, pins: Pins, cause: str) -> Placement | None:
         """The policy's plan among the nodes that have not failed this request. None when all who could serve it have,
         or the policy finds nobody: then none is avoided any longer."""
         context = self._context
         keys = await self.prompt_keys(request)
+        now_s = context.clock()
         live = {node.info.name: node for node in context.nodes.live()}
         roles = {name: node.role for name, node in live.items()}
         avoided = {name for name, node in live.items() if node.id in self._avoided}
         routed = self._routed(request)
         for pinned in (pins, Pins(decode=pins.decode, is_reserved=True) if pins.is_reserved else ANYWHERE):
-            candidates = context.snapshots.take(roles, keys, len(request.tokens), avoided=avoided, pins=pinned)
+            candidates = context.snapshots.take(roles, keys, len(request.tokens), now_s, avoided=avoided, pins=pinned)
             if (plan := context.policy.choose(routed, candidates)) is not None:
-                return Placement(plan, live[plan.prefill], None if plan.decode is None else live[plan.decode])
+                decision = Decision(routed, cause, plan, candidates)
+                self.course.decided(request, decision, candidates, keys, now_s)
+                decode = None if plan.decode is None else live[plan.decode]
+                return Placement(routed.number, plan, live[plan.prefill], decode)
         self._avoided -= {node.id for node in live.values()}
         return None
 

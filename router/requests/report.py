@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.wire import messages as m
+from router.routing.decisions import Decision
 
 
 @dataclass
@@ -25,6 +26,7 @@ class RequestReport:
     path: Literal["remote", "local"] = "remote"
     migrations: int = 0
     reused_tokens: int | None = None
+    routing: Decision | None = None
 
     def prefill_started(self, node: str) -> None:
         self.prefill_node, self.path = node, "remote"
@@ -60,6 +62,7 @@ class RequestReport:
             "transfer": self._transfer_json(),
             "checkpoints": self._checkpoints(),
             "migrations": self.migrations,
+            "routing": None if self.routing is None else self.routing.summary(),
         }
 
     def _prefill_json(self) -> dict[str, Any] | None:

@@ -14,7 +14,9 @@ from headrace.step_costs import StepCosts
 from headrace.wire.messages import NodeInfo, NodeStatus, Role, transfer_refusal
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
-from router.routing.candidates import Candidate, Load
+from router.routing.candidates import Candidate
+from router.routing.coming_hits import with_coming
+from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
 
 NO_HIT = PrefixHit(0, 0, 0)
@@ -50,15 +52,19 @@ class Snapshots:
                       prompts
     """
 
-    def __init__(self, index: ClusterIndex, *, roles_are_fixed: bool = True) -> None:
+    def __init__(self, index: ClusterIndex, ledger: Ledger, *, roles_are_fixed: bool = True) -> None:
         self._index = index
+        self._ledger = ledger
         self.roles_are_fixed = roles_are_fixed
         self._facts: dict[str, _Facts] = {}
         self._peers: dict[str, frozenset[str]] = {}
 
-    def heartbeat(self, info: NodeInfo, status: NodeStatus) -> None:
+    def heartbeat(self, info: NodeInfo, status: NodeStatus, now_s: float) -> None:
         """Takes over what a node reports of itself; it may be new."""
         known = self._facts.get(info.name)
+        if known is not None and known.id[1] != info.incarnation:
+            self._ledger.forget(info.name)
+        self._ledger.heartbeat(info, status, now_s)
         self._facts[info.name] = _Facts.of(info, status)
         if known is None or known.device != info.device:
             self._find_peers()
@@ -68,6 +74,7 @@ class Snapshots:
         if gone := self._facts.keys() - set(names):
             for name in gone:
                 del self._facts[name]
+                self._ledger.forget(name)
             self._find_peers()
 
     def take(
@@ -75,6 +82,7 @@ class Snapshots:
         roles: Mapping[str, Role],
         keys: Mapping[int, Sequence[PrefixKey]],
         num_tokens: int,
+        now_s: float,
         *,
         avoided: Collection[str] = (),
         pins: Pins = ANYWHERE,
@@ -86,6 +94,7 @@ class Snapshots:
         avoided  nodes that have failed the request
         """
         hits = self._index.match(keys, max_tokens=num_tokens - 1) if keys else {}
+        coming = self._coming_tokens(keys, num_tokens - 1, now_s)
         live = {name: self._facts[name] for name in sorted(roles) if name in self._facts}
         senders = {name: facts for name, facts in live.items() if self._does(roles[name], Role.PREFILL)}
         doubtful = self._unreached(senders)
@@ -100,8 +109,8 @@ class Snapshots:
                 Candidate(
                     name=name,
                     role=roles[name],
-                    hit=hits.get(facts.id, NO_HIT),
-                    load=facts.load,
+                    hit=with_coming(hits.get(facts.id, NO_HIT), coming.get(name, 0)),
+                    load=self._ledger.load(name, now_s),
                     costs=facts.costs,
                     chunk_tokens=facts.chunk_tokens,
                     block_size=facts.block_size,
@@ -113,6 +122,16 @@ class Snapshots:
                 )
             )
         return tuple(found)
+
+    def _coming_tokens(
+        self, keys: Mapping[int, Sequence[PrefixKey]], max_tokens: int, now_s: float
+    ) -> Mapping[str, int]:
+        """The part of the prompt that each node will hold soon, by name."""
+        return {
+            name: position * block_size
+            for block_size, of_size in keys.items()
+            for name, position in self._ledger.coming.match(of_size, max_tokens // block_size, now_s).items()
+        }
 
     def _does(self, role: Role, work: Role) -> bool:
         """The one place where fixed roles forbid anything."""
@@ -149,7 +168,6 @@ class _Facts:
     bytes_per_token: int
     state_bytes: int
     costs: StepCosts
-    load: Load
     links: MeasuredLinks
 
     @classmethod
@@ -163,19 +181,5 @@ class _Facts:
             bytes_per_token=layout.block_bytes // layout.block_size,
             state_bytes=layout.state_bytes,
             costs=status.costs,
-            load=_load(info, status),
             links=MeasuredLinks.of(status.links),
         )
-
-
-def _load(info: NodeInfo, status: NodeStatus) -> Load:
-    blocks, slots = status.blocks, status.slots
-    return Load(
-        num_decoding=status.num_decoding,
-        context_tokens=status.context_tokens,
-        waiting_tokens=status.waiting_tokens,
-        waiting_depths=status.waiting_depths,
-        waiting_lengths=tuple(status.waiting_lengths),
-        free_tokens=(blocks.free + blocks.cached) * info.layout.block_size,
-        free_slots=slots.free + slots.cached,
-    )

@@ -4,7 +4,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from deploy.api import ChatAnswer, RouterApi
+from deploy.api import ChatAnswer, RouterApi, first_to_explain
 from deploy.errors import RequestFailed
 from deploy.show import report_lines, size
 
@@ -43,6 +43,12 @@ def router():
             self.wfile.write(Router.body)
             for event in Router.events:
                 self.wfile.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
+
+        def do_GET(self):
+            Router.asked = self.path
+            self.send_response(Router.status)
+            self.end_headers()
+            self.wfile.write(Router.body)
 
         def log_message(self, *_):
             pass
@@ -95,9 +101,19 @@ def test_a_refused_request_says_why(router, body, message):
         ask(router)
 
 
+def test_a_request_is_explained_by_the_router_that_knows_it(router):
+    router.body = b'{"requests": []}'
+    apis = [RouterApi("http://127.0.0.1:1"), RouterApi(router.url)]
+    assert first_to_explain(apis, "cmpl-a/b") == {"requests": []}
+    assert router.asked == "/cluster/requests/cmpl-a%2Fb/explain"
+    router.status, router.body = 404, b'{"error": {"message": "no routing decision"}}'
+    with pytest.raises(RequestFailed, match=r"does not answer.*; HTTP 404: no routing decision"):
+        first_to_explain(apis, "cmpl-1")
+
+
 def test_no_router_is_an_error_and_has_no_nodes():
     api = RouterApi("http://127.0.0.1:1")
-    with pytest.raises(RequestFailed, match="does not answer"):
+    with pytest.raises(RequestFailed, match=r"does not answer"):
         api.cluster()
     assert api.registered_nodes() == set()
 

@@ -33,7 +33,7 @@ except SystemExit:
 
 def test_every_command_is_listed() -> None:
     help_text = headrace("--help").stdout
-    names = ("up", "status", "role", "chat", "down", "demo", "node", "router")
+    names = ("up", "status", "role", "explain", "chat", "down", "demo", "node", "router")
     assert all(f"\n  {name} " in help_text for name in names)
 
 

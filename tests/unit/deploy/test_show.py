@@ -1,11 +1,11 @@
-"""What `headrace status` says of links."""
+"""What `headrace status` and `headrace explain` print."""
 
 from typing import Any
 
 from rich.console import Console
 
 from deploy.api import ChatAnswer
-from deploy.show import link_table, node_table, report_table
+from deploy.show import candidate_table, decision_lines, link_table, node_table, report_table
 
 
 def link(to: str, **more: Any) -> dict[str, Any]:
@@ -46,3 +46,24 @@ def test_what_a_router_says_is_no_markup() -> None:
     assert node.split() == ["d[/x]", "decode", "ready", "[fe80::1]:7000", "7", "0", "0", "1+2/8", "1+2/8"]
     assert lane.split()[:3] == ["p0", "d[/x]", "tcp[/x]"]
     assert any(line.split()[:2] == ["decode", "d[/x]"] for line in lines)
+
+
+def test_a_decision_is_told_with_what_was_seen_expected_and_measured() -> None:
+    figures = {"first_token_s": 0.25, "token_gap_s": None, "computed_tokens": 100}
+    decision = {
+        "plan": {"prefill": "p0", "decode": "d[/x]", "fetch_from": None},
+        **{"kind": "hand_over", "reason": "turn", "cause": "request"},
+        **{"predicted": figures, "measured": figures | {"first_token_s": 0.5}},
+    }
+    load = dict.fromkeys(("num_decoding", "num_coming", "waiting_tokens", "free_tokens", "free_slots"), 3)
+    hit = {"attention_tokens": 64, "resumable_tokens": 48}
+    node = {"name": "d[/x]", "role": "decode", "chosen_for": ["decode"], "hit": hit, "load": load}
+    console = Console(width=160, markup=False)
+    with console.capture() as said:
+        console.print(decision_lines(decision))
+        console.print(candidate_table([node]))
+    plan, first, computed, _, row = said.get().splitlines()
+    assert plan == "prefill p0, decode d[/x] (hand_over; turn; request)"
+    assert first == "  first_token_s: 0.25 predicted, 0.5 measured"
+    assert computed == "  computed_tokens: 100 predicted, 100 measured"
+    assert row.split() == ["d[/x]", "decode", "decode", "64", "48", "3", "3", "3", "3", "3"]

@@ -195,7 +195,10 @@ async def test_answers_and_chunks_are_as_documented(running: Running, api: Docum
 
 
 async def test_what_is_read_is_as_documented(running: Running, api: Document):
-    await running.http.post("/v1/chat/completions", json=CHAT)
+    chat = (await running.http.post("/v1/chat/completions", json=CHAT)).json()
+    explained = await running.http.get(f"/cluster/requests/{chat['id']}/explain")
+    assert explained.status_code == 200
+    api.check(explained, "/cluster/requests/{request_id}/explain")
     for path in ("/v1/models", "/v1/models/little", "/health", "/ready", "/metrics", "/cluster"):
         reply = await running.http.get(path)
         assert reply.status_code == 200, path

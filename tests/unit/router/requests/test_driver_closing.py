@@ -18,6 +18,7 @@ from router.requests.context import RouterContext
 from router.requests.driver import Output, RequestDriver
 from router.requests.states import RequestPhase
 from router.requests.table import RequestTable
+from router.routing.ledger import Ledger
 from router.routing.policies.round_robin import RoundRobin
 from router.routing.snapshots import Snapshots
 from tests.support.patience import PATIENCE_S
@@ -41,12 +42,13 @@ class Unread:
 
 def context_of(cluster: FakeCluster, model_folder: Path) -> RouterContext:
     nodes, index = NodeTable(60.0, time.monotonic, cluster.connect), ClusterIndex()
-    snapshots = Snapshots(index)
-    nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status))
+    ledger = Ledger()
+    snapshots = Snapshots(index, ledger)
+    nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status, 0.0))
     for info in cluster.infos():
         nodes.register(info, node_status())
     config, table, metrics = RouterConfig(model_folder), RequestTable(), RouterMetrics()
-    return RouterContext(config, nodes, table, RoundRobin(), snapshots, metrics, index, time.monotonic)
+    return RouterContext(config, nodes, table, RoundRobin(), ledger, snapshots, metrics, index, time.monotonic)
 
 
 @pytest.mark.parametrize("is_decoding", [True, False])

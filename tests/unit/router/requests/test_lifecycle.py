@@ -96,6 +96,7 @@ def test_report_is_the_one_of_the_design():
         "transfer": {"attention_tokens": 8, "attention_bytes": 100, "state_bytes": 200, "seconds": 0.5},
         "checkpoints": [32, 48],
         "migrations": 0,
+        "routing": None,
     }
     assert request.report.cached_tokens(40) == 16
 

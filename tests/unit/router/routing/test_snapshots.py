@@ -12,6 +12,7 @@ from headrace.wire.cache_updates import CacheSnapshotPart
 from headrace.wire.messages import LinkStatus, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex
 from router.routing.candidates import Candidate, LinkCosts
+from router.routing.ledger import Ledger
 from router.routing.snapshots import Pins, Snapshots
 from tests.support.router.fake_nodes import LAYOUT, node_info, node_status
 
@@ -24,18 +25,19 @@ class Cluster:
 
     def __init__(self, devices: dict[str, str] | None = None, *, roles_are_fixed: bool = True) -> None:
         self.index = ClusterIndex()
-        self.snapshots = Snapshots(self.index, roles_are_fixed=roles_are_fixed)
+        self.ledger = Ledger()
+        self.snapshots = Snapshots(self.index, self.ledger, roles_are_fixed=roles_are_fixed)
         self.devices = devices or dict.fromkeys(ROLES, "cpu")
         for name in self.devices:
             self.report(name)
 
     def report(self, name: str, status: NodeStatus | None = None) -> None:
         info = node_info(name, ROLES[name], device=self.devices[name])
-        self.snapshots.heartbeat(info, status or node_status())
+        self.snapshots.heartbeat(info, status or node_status(), 0.0)
 
     def take(self, **how: Any) -> dict[str, Candidate]:
         roles = {name: role for name, role in ROLES.items() if name in self.devices}
-        return {each.name: each for each in self.snapshots.take(roles, KEYS, 64, **how)}
+        return {each.name: each for each in self.snapshots.take(roles, KEYS, 64, 0.0, **how)}
 
 
 def reaching(candidates: dict[str, Candidate]) -> dict[str, str]:
@@ -109,6 +111,6 @@ def test_pins_leave_one_node_for_each_part() -> None:
 
 def test_only_nodes_that_may_be_given_work_are_candidates() -> None:
     cluster = Cluster()
-    assert [each.name for each in cluster.snapshots.take({"p1": Role.PREFILL, "x": Role.DECODE}, {}, 64)] == ["p1"]
+    assert [each.name for each in cluster.snapshots.take({"p1": Role.PREFILL, "x": Role.DECODE}, {}, 64, 0.0)] == ["p1"]
     cluster.snapshots.keep(["d0", "p0"])
     assert list(cluster.take()) == ["d0", "p0"]

@@ -1,0 +1,242 @@
+"""The work of one node: by its last heartbeat, and by what this router has sent it and seen finished. Pure.
+
+A heartbeat says how much work there is, of all routers; this router knows its own at any time. What a heartbeat says
+beyond this router's own work at that moment is taken for others', until the next one. So what was sent after a
+heartbeat counts at once, and what ended after it counts no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from headrace.step_costs import StepCosts, StepShape
+from headrace.wire.messages import NodeStatus
+from router.routing.candidates import Load
+
+LEAST_LEFT = 0.1
+"""Share of a prompt that counts as left until its end is reported, however long it has been computed."""
+REFRESH_S = 0.01
+"""How long a load counts while nothing happens but progress."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt that the node computes for this router, from token `start` up to `end`.
+
+    is_admitted   the node has reserved blocks and a slot for it
+    is_started    its turn has come
+    """
+
+    start: int
+    end: int
+    is_admitted: bool = False
+    is_started: bool = False
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer that the node generates for this router, or will once its prompt of `num_tokens` is computed.
+
+    is_alone      the same node computes the prompt
+    is_admitted   the node has reserved blocks and a slot for it
+    """
+
+    num_tokens: int
+    is_alone: bool
+    is_admitted: bool = False
+    is_generating: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """This router's own work on a node. `held_*`: what is reserved; `wanted_*`: what is or will be."""
+
+    num_decoding: int = 0
+    context_tokens: int = 0
+    num_coming: int = 0
+    coming_tokens: int = 0
+    reported_coming: int = 0
+    reported_coming_tokens: int = 0
+    waiting_tokens: int = 0
+    waiting_depths: int = 0
+    waiting_lengths: tuple[int, ...] = ()
+    held_tokens: int = 0
+    held_slots: int = 0
+    wanted_tokens: int = 0
+    wanted_slots: int = 0
+
+
+class NodeBook:
+    """Work by the numbers of this router's decisions."""
+
+    def __init__(self) -> None:
+        self.prompts: dict[int, Prompt] = {}
+        self.answers: dict[int, Answer] = {}
+        self._others = Load()
+        self._others_at_s = 0.0
+        self._tokens_per_s = 0.0
+        self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
+        self._load: Load | None = None
+        self._load_until_s = 0.0
+
+    def heartbeat(self, status: NodeStatus, block_size: int, chunk_tokens: int, now_s: float) -> None:
+        """Takes over the node's own figures."""
+        own = self._sums(now_s)
+        blocks, slots = status.blocks, status.slots
+        self._others_at_s = now_s
+        self._others = Load(
+            num_decoding=_beyond(status.num_decoding, own.num_decoding + own.reported_coming),
+            context_tokens=_beyond(status.context_tokens, own.context_tokens + own.reported_coming_tokens),
+            waiting_tokens=_beyond(status.waiting_tokens, own.waiting_tokens),
+            waiting_depths=_beyond(status.waiting_depths, own.waiting_depths),
+            waiting_lengths=_added(status.waiting_lengths, own.waiting_lengths, -1.0),
+            free_tokens=(blocks.free + blocks.cached) * block_size + own.held_tokens,
+            free_slots=slots.free + slots.cached + own.held_slots,
+        )
+        self._tokens_per_s = _tokens_per_s(status.costs, status.num_decoding, status.context_tokens, chunk_tokens)
+        self._load = None
+
+    def load(self, now_s: float) -> Load:
+        """The node's work now."""
+        if self._load is None or now_s >= self._load_until_s:
+            others, own = self._others, self._sums(now_s)
+            share = self._share_left(now_s)
+            is_still = self._progress_since_s is None and not others.waiting_tokens
+            self._load_until_s = math.inf if is_still else now_s + REFRESH_S
+            self._load = Load(
+                num_decoding=others.num_decoding + own.num_decoding,
+                context_tokens=others.context_tokens + own.context_tokens,
+                num_coming=own.num_coming,
+                coming_tokens=own.coming_tokens,
+                waiting_tokens=int(share * others.waiting_tokens) + own.waiting_tokens,
+                waiting_depths=int(share * others.waiting_depths) + own.waiting_depths,
+                waiting_lengths=_added(own.waiting_lengths, others.waiting_lengths, share),
+                free_tokens=others.free_tokens - own.wanted_tokens,
+                free_slots=others.free_slots - own.wanted_slots,
+            )
+        return self._load
+
+    # ------------------------------------------------------------ this router's work
+
+    def add_prompt(self, number: int, start: int, end: int) -> None:
+        self.prompts[number] = Prompt(start, end)
+        self._load = None
+
+    def add_answer(self, number: int, num_tokens: int, *, is_alone: bool) -> None:
+        self.answers[number] = Answer(num_tokens, is_alone)
+        self._load = None
+
+    def admitted(self, number: int) -> None:
+        """The node has reserved what the answer needs."""
+        if (answer := self.answers.get(number)) is not None:
+            answer.is_admitted = True
+            self._load = None
+
+    def started(self, number: int, now_s: float) -> None:
+        """The prompt's turn has come."""
+        if (prompt := self.prompts.get(number)) is not None:
+            prompt.is_admitted = prompt.is_started = True
+            if self._progress_since_s is None:
+                self._progress_since_s = now_s
+            self._load = None
+
+    def generating(self, number: int) -> None:
+        """The answer's prompt is computed."""
+        if (answer := self.answers.get(number)) is not None:
+            answer.is_admitted = answer.is_generating = True
+            self._load = None
+
+    def end_prompt(self, number: int, now_s: float) -> None:
+        """The prompt is computed, or given up."""
+        prompt = self.prompts.pop(number, None)
+        if prompt is not None:
+            if prompt.is_started:
+                is_busy = any(each.is_started for each in self.prompts.values())
+                self._progress_since_s = now_s if is_busy else None
+            self._load = None
+
+    def end_answer(self, number: int) -> None:
+        if self.answers.pop(number, None) is not None:
+            self._load = None
+
+    def _sums(self, now_s: float) -> _Sums:
+        left = self._tokens_left(now_s)
+        lengths = [0] * max((tokens.bit_length() for tokens in left.values()), default=0)
+        depths = 0
+        for number, tokens in left.items():
+            if tokens:
+                end = self.prompts[number].end
+                lengths[tokens.bit_length() - 1] += tokens
+                depths += StepShape.prefill(end - tokens, end).prefill_depths
+        answers = self.answers.values()
+        generating = [answer.num_tokens for answer in answers if answer.is_generating]
+        coming = [answer.num_tokens for answer in answers if not answer.is_generating]
+        reported = [
+            answer.num_tokens
+            for answer in answers
+            if answer.is_admitted and not answer.is_generating and not answer.is_alone
+        ]
+        wanted = list(self._places())
+        held = [tokens for tokens, is_admitted in wanted if is_admitted]
+        return _Sums(
+            num_decoding=len(generating),
+            context_tokens=sum(generating),
+            num_coming=len(coming),
+            coming_tokens=sum(coming),
+            reported_coming=len(reported),
+            reported_coming_tokens=sum(reported),
+            waiting_tokens=sum(left.values()),
+            waiting_depths=depths,
+            waiting_lengths=tuple(lengths),
+            held_tokens=sum(held),
+            held_slots=len(held),
+            wanted_tokens=sum(tokens for tokens, _ in wanted),
+            wanted_slots=len(wanted),
+        )
+
+    def _places(self) -> Iterator[tuple[int, bool]]:
+        """The tokens that each request holds or will hold here, and whether it does already."""
+        for number, answer in self.answers.items():
+            prompt = self.prompts.get(number)
+            yield answer.num_tokens, answer.is_admitted or (prompt is not None and prompt.is_admitted)
+        for number, prompt in self.prompts.items():
+            if number not in self.answers:
+                yield prompt.end, prompt.is_admitted
+
+    def _share_left(self, now_s: float) -> float:
+        """Share of the others' prompts that the node cannot have computed since its heartbeat."""
+        tokens = self._others.waiting_tokens
+        return max(0.0, 1 - (now_s - self._others_at_s) * self._tokens_per_s / tokens) if tokens else 0.0
+
+    def _tokens_left(self, now_s: float) -> dict[int, int]:
+        """Tokens of each prompt that are still to be computed. Those that the node should have computed since it last
+        finished a prompt are taken from the ones that have begun, shortest first, as it serves them."""
+        left = {number: prompt.end - prompt.start for number, prompt in self.prompts.items()}
+        if self._progress_since_s is not None:
+            done = (now_s - self._progress_since_s) * self._tokens_per_s
+            begun = (number for number, prompt in self.prompts.items() if prompt.is_started)
+            for number in sorted(begun, key=left.__getitem__):
+                taken = int(min(done, left[number] * (1 - LEAST_LEFT)))
+                left[number] -= taken
+                done -= taken
+        return left
+
+
+def _beyond(theirs: int, mine: int) -> int:
+    return max(0, theirs - mine)
+
+
+def _added(lengths: Sequence[int], others: Sequence[int], share: float) -> tuple[int, ...]:
+    """The lengths with a share of others, none below 0."""
+    if not share or not others:
+        return tuple(lengths)
+    return tuple(max(0, each + int(share * other)) for each, other in zip_longest(lengths, others, fillvalue=0))
+
+
+def _tokens_per_s(costs: StepCosts, num_decoding: int, context_tokens: int, chunk_tokens: int) -> float:
+    """Tokens of prompts that the node computes in a second, in steps that are full of them."""
+    step_s = costs.seconds(StepShape(num_decoding, context_tokens, chunk_tokens))
+    return chunk_tokens / step_s if step_s > 0 else 0.0

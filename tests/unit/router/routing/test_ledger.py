@@ -1,0 +1,185 @@
+"""Work that a router has sent counts at once, and until it is seen finished."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.cache.hashing import prefix_keys
+from headrace.cache.hits import PrefixHit
+from headrace.step_costs import StepCosts, StepShape
+from headrace.wire.messages import NodeStatus, Role
+from router.routing.candidates import Load
+from router.routing.ledger import Ledger
+from router.routing.plan import Plan, RoutedRequest
+from tests.support.router.candidates import candidate, linked
+from tests.support.router.fake_nodes import node_info, node_status
+
+NODES = linked(candidate("p0", Role.PREFILL), candidate("d0", Role.DECODE))
+TOKENS = range(1000)
+KEYS = {16: prefix_keys(TOKENS, 16)}
+HAND_OVER, ALONE = Plan("p0", "d0"), Plan("d0", "d0")
+PER_TOKEN = StepCosts(0.0, 0.0, 0.0, 0.0, token_s=0.001, depth_s=0.0)  # 1,000 tokens of prompts in a second
+FREE_TOKENS, FREE_SLOTS = 64 * 16, 8
+
+
+def started_ledger(**status: Any) -> Ledger:
+    ledger = Ledger(hits_ttl_s=2.0)
+    for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
+        beat(ledger, name, role, **status)
+    return ledger
+
+
+def beat(ledger: Ledger, name: str = "p0", role: Role = Role.PREFILL, now_s: float = 0.0, **status: Any) -> None:
+    values: dict[str, Any] = {"costs": PER_TOKEN} | status
+    reported: NodeStatus = replace(node_status(), **values)
+    ledger.heartbeat(node_info(name, role, max_step_tokens=100), reported, now_s)
+
+
+def send(ledger: Ledger, plan: Plan, number: int = 1, num_tokens: int = 1000, **hits: PrefixHit) -> None:
+    nodes = [replace(node, hit=hits.get(node.name, node.hit)) for node in NODES]
+    ledger.sent(RoutedRequest(number, num_tokens, 10), plan, nodes, KEYS)
+
+
+IDLE = Load(free_tokens=FREE_TOKENS, free_slots=FREE_SLOTS)
+
+
+def test_a_prompt_counts_where_it_is_computed_from_the_moment_it_is_sent_until_its_first_token() -> None:
+    ledger = started_ledger()
+    send(ledger, HAND_OVER, p0=PrefixHit(96, 64, 64))
+    load = ledger.load("p0", 0.0)
+    assert (load.waiting_tokens, load.waiting_lengths) == (936, (0,) * 9 + (936,))
+    assert load.waiting_depths == StepShape.prefill(64, 1000).prefill_depths
+    assert (load.free_tokens, load.free_slots) == (FREE_TOKENS - 1000, FREE_SLOTS - 1)
+    ledger.prompt_computed(1, 1.0)
+    assert ledger.load("p0", 1.0) == IDLE
+
+
+def test_an_answer_comes_then_generates_then_ends() -> None:
+    ledger = started_ledger()
+    send(ledger, HAND_OVER)
+    coming = replace(IDLE, num_coming=1, coming_tokens=1000, free_tokens=FREE_TOKENS - 1000, free_slots=FREE_SLOTS - 1)
+    assert ledger.load("d0", 0.0) == coming
+    ledger.reserved(1)
+    assert ledger.load("d0", 0.0) == coming
+    ledger.prompt_computed(1, 1.0)
+    generating = replace(coming, num_coming=0, coming_tokens=0, num_decoding=1, context_tokens=1000)
+    assert ledger.load("d0", 1.0) == generating
+    ledger.ended(1, 2.0)
+    assert ledger.load("d0", 2.0) == IDLE
+    for late in (ledger.ended, ledger.prompt_computed, ledger.started):
+        late(1, 3.0)
+    assert ledger.load("d0", 3.0) == IDLE
+
+
+def test_a_failed_attempt_takes_all_its_work_with_it() -> None:
+    ledger = started_ledger()
+    for plan in (HAND_OVER, ALONE, Plan("p0", None)):
+        send(ledger, plan)
+        ledger.ended(1, 0.5)
+        assert (ledger.load("p0", 0.5), ledger.load("d0", 0.5)) == (IDLE, IDLE)
+        assert ledger.coming.match(KEYS[16], 62, 0.5) == {}
+
+
+def test_a_node_alone_has_the_prompt_and_the_answer_but_one_place() -> None:
+    ledger = started_ledger()
+    send(ledger, ALONE)
+    load = ledger.load("d0", 0.0)
+    assert (load.waiting_tokens, load.num_coming, load.free_slots) == (1000, 1, FREE_SLOTS - 1)
+    assert load.free_tokens == FREE_TOKENS - 1000
+    assert ledger.load("p0", 0.0) == IDLE
+
+
+def test_a_decode_node_that_computes_the_prompt_itself_takes_it_from_the_planned_node() -> None:
+    ledger = started_ledger()
+    send(ledger, HAND_OVER)
+    ledger.prefills_itself(1, 960, 0.0)
+    assert ledger.load("p0", 0.0) == IDLE
+    assert ledger.load("d0", 0.0).waiting_tokens == 40
+    assert ledger.coming.match(KEYS[16], 62, 0.0) == {}
+
+
+def test_a_running_prompt_shrinks_as_fast_as_its_node_computes_and_never_vanishes() -> None:
+    ledger = started_ledger()
+    send(ledger, HAND_OVER)
+    assert ledger.load("p0", 5.0).waiting_tokens == 1000, "it waits for its turn"
+    ledger.started(1, 5.0)
+    assert [ledger.load("p0", now_s).waiting_tokens for now_s in (5.0, 5.25, 5.5, 9.0)] == [1000, 750, 500, 100]
+    send(ledger, HAND_OVER, number=2, num_tokens=200)
+    ledger.started(2, 5.5)
+    assert ledger.load("p0", 5.625).waiting_tokens == 575, "the shorter one goes first: 180 of it, 445 of the other"
+    ledger.prompt_computed(2, 5.625)
+    assert ledger.load("p0", 5.75).waiting_tokens == 875, "anew since the last end"
+
+
+def test_heartbeats_add_what_others_have_sent_and_count_nothing_twice() -> None:
+    ledger = started_ledger()
+    send(ledger, HAND_OVER)
+    ledger.reserved(1)
+    beat(ledger, "p0", waiting_tokens=1500, waiting_lengths=(0,) * 8 + (500, 1000), waiting_depths=1_000_000)
+    beat(ledger, "d0", Role.DECODE, num_decoding=4, context_tokens=5000)
+    assert ledger.load("p0", 0.0).waiting_tokens == 1500
+    assert ledger.load("p0", 0.0).waiting_lengths == (0,) * 8 + (500, 1000)
+    assert ledger.load("p0", 0.25).waiting_tokens == 1250, "others' prompts are computed meanwhile, too"
+    load = ledger.load("d0", 0.0)
+    assert (load.num_decoding, load.context_tokens, load.num_coming, load.coming_tokens) == (3, 4000, 1, 1000)
+    ledger.prompt_computed(1, 0.0)
+    ledger.ended(1, 0.0)
+    load = ledger.load("d0", 0.0)
+    assert (load.num_decoding, load.context_tokens, load.num_coming) == (3, 4000, 0)
+    assert ledger.load("p0", 0.0).waiting_tokens == 500
+
+
+def test_places_that_a_node_has_reserved_already_are_not_taken_off_again() -> None:
+    ledger = started_ledger()
+    send(ledger, HAND_OVER)
+    ledger.reserved(1)
+    pool = node_status().blocks
+    beat(ledger, "d0", Role.DECODE, blocks=replace(pool, free=10))
+    assert ledger.load("d0", 0.0).free_tokens == 160
+    send(ledger, HAND_OVER, number=2, num_tokens=100)
+    assert ledger.load("d0", 0.0).free_tokens == 60
+    ledger.ended(1, 0.0)
+    assert ledger.load("d0", 0.0).free_tokens == 1060
+
+
+def test_a_prompt_under_way_is_a_hit_to_come_for_the_next_with_its_prefix() -> None:
+    ledger = started_ledger()
+    ledger.sent(RoutedRequest(1, 1000, 10), HAND_OVER, NODES, KEYS, boundaries=(100, 500, 2000))
+    assert ledger.coming.match(KEYS[16], 62, 0.0) == {"p0": 62}
+    assert ledger.coming.match(KEYS[16], 61, 0.0) == {"p0": 31}
+    other = prefix_keys([*range(120), *range(5000, 5100)], 16)
+    assert ledger.coming.match(other, 13, 0.0) == {"p0": 6}, "the end of the first message, by the hint"
+    assert ledger.coming.match(prefix_keys(range(1, 300), 16), 18, 0.0) == {}
+
+
+def test_hits_to_come_end_soon_after_the_prompt_is_computed_for_then_the_node_reports_them() -> None:
+    ledger = started_ledger()
+    for number in (1, 2):
+        send(ledger, HAND_OVER, number=number)
+        ledger.prompt_computed(number, 10.0 + number)
+    assert [bool(ledger.coming.match(KEYS[16], 62, now_s)) for now_s in (12.9, 13.9, 14.0)] == [True, True, False]
+    assert not ledger.coming._nodes
+
+
+def test_only_what_is_computed_is_expected() -> None:
+    ledger = started_ledger()
+    node = [replace(each, hit=PrefixHit(992, 992, 992)) for each in NODES]
+    ledger.sent(RoutedRequest(1, 1000, 10), HAND_OVER, node, KEYS, boundaries=(100, 500))
+    assert ledger.coming.match(KEYS[16], 62, 0.0) == {}
+
+
+@pytest.mark.parametrize("part", ["prefill", "decode"])
+def test_a_node_that_is_gone_takes_its_work_and_its_hits_along(part: str) -> None:
+    ledger = started_ledger()
+    send(ledger, HAND_OVER)
+    send(ledger, HAND_OVER, number=2)
+    ledger.prompt_computed(2, 0.0)
+    name, role = ("p0", Role.PREFILL) if part == "prefill" else ("d0", Role.DECODE)
+    ledger.forget(name)
+    beat(ledger, name, role)
+    assert ledger.load(name, 0.0) == IDLE
+    assert bool(ledger.coming.match(KEYS[16], 62, 0.0)) == (part == "decode")
+    for number in (1, 2):
+        ledger.ended(number, 1.0)
+    assert (ledger.load("p0", 9.0), ledger.load("d0", 9.0)) == (IDLE, IDLE)
