@@ -1,7 +1,8 @@
 """Measures a node's links to its peers in the background; heartbeats report the results.
 
 The router's answer to each heartbeat names the peers. New and restarted peers, and those whose connection was lost, are
-measured one after the other; a measurement takes a tenth of a second, and nothing waits for it.
+measured one after the other; a measurement takes a tenth of a second, and nothing waits for it. From then on the
+hand-overs and fetches that are sent over a link correct its speed: they share it, and pack what they send.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from headrace.wire.messages import LinkStatus, Peer, transfer_refusal
+from node_runtime.measured_rate import MeasuredRate
 from transfer.backend import Transport
 from transfer.buffers import StagingMemory
 from transfer.link import PROBE_BYTES, LinkReport, LinkSink, link_warning, measure_link
+from transfer.protocol.stats import TransferTotals
 
 log = logging.getLogger(__name__)
 
@@ -23,15 +27,30 @@ CHECK_TIMEOUT_S = 30.0
 
 RETRY_S = 2.0
 
+LEAST_BYTES = 1 << 20
+"""Sent in fewer bytes, sessions show the time of a message and not the speed of the link."""
+
 
 class _Link:
-    """One peer and its last status. `is_due_s`: when to measure next; None: it has been measured."""
+    """One peer and its last status.
+
+    is_due_s   when to measure next; None: it has been measured
+    speed      in bytes a second, once it has been measured
+    """
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.status = LinkStatus(peer.name)
         self.is_due_s: float | None = 0.0
+        self.speed: MeasuredRate | None = None
         self.stop_watching: Callable[[], None] = lambda: None
+
+    def sent(self, totals: TransferTotals) -> None:
+        """Takes sessions into account that were sent over the link since the last call."""
+        num_bytes = totals.attention_bytes + totals.state_bytes
+        if self.speed is not None and num_bytes >= LEAST_BYTES:
+            self.speed.observe(num_bytes, totals.attention_seconds + totals.state_seconds)
+            self.status = replace(self.status, bytes_per_s=self.speed.value)
 
 
 class LinkMonitor:
@@ -58,6 +77,11 @@ class LinkMonitor:
         self._news.set()
 
     def report(self) -> tuple[LinkStatus, ...]:
+        """The links as they are known now, with what was sent since the last report."""
+        sent, self._transport.stats.sent_to = self._transport.stats.sent_to, {}
+        for peer, link in self._links.items():
+            if (totals := sent.get(peer.transfer_address)) is not None:
+                link.sent(totals)
         return tuple(link.status for _, link in sorted(self._links.items(), key=lambda each: each[0].name))
 
     async def close(self) -> None:
@@ -92,6 +116,7 @@ class LinkMonitor:
             return  # it left meanwhile
         link.is_due_s = None
         link.status = self._measured(link.peer, report)
+        link.speed = MeasuredRate.starting_at(report.bytes_per_s)
         link.stop_watching = connection.watch(lambda reason: self._failed(link, f"lost: {reason}"))
 
     def _measured(self, peer: Peer, report: LinkReport) -> LinkStatus:
@@ -108,5 +133,5 @@ class LinkMonitor:
     def _failed(self, link: _Link, error: str, level: int = logging.INFO) -> None:
         if self._links.get(link.peer) is link and link.status.error != error:
             log.log(level, "link %s -> %s: %s", self._name, link.peer.name, error)
-        link.status = LinkStatus(link.peer.name, error=error)
+        link.status, link.speed = LinkStatus(link.peer.name, error=error), None
         link.is_due_s = asyncio.get_running_loop().time() + RETRY_S

@@ -2,37 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from node_runtime.measured_rate import RELAXATION, WEIGHT, MeasuredRate
 from prefill_node.fetch_policy import FetchCosts
-
-WEIGHT = 0.2  # of one observation in an average
-START_SECONDS = 0.1  # a starting value counts as if it had been observed for so long
-RELAXATION = 0.05  # how far one declined fetch moves the costs of fetching back towards their starting values
-
-
-@dataclass(slots=True)
-class _Rate:
-    """An amount per second. Amounts and seconds decay alike, so that a long observation weighs more."""
-
-    start: float
-    amount: float
-    seconds: float
-
-    @classmethod
-    def starting_at(cls, start: float) -> _Rate:
-        return cls(start, start * START_SECONDS, START_SECONDS)
-
-    @property
-    def value(self) -> float:
-        return self.amount / self.seconds
-
-    def observe(self, amount: float, seconds: float) -> None:
-        self.amount = (1 - WEIGHT) * self.amount + WEIGHT * amount
-        self.seconds = (1 - WEIGHT) * self.seconds + WEIGHT * max(seconds, 1e-6)
-
-    def relax(self) -> None:
-        self.amount += RELAXATION * (self.start * self.seconds - self.amount)
 
 
 class MeasuredFetches:
@@ -47,7 +18,7 @@ class MeasuredFetches:
 
     def __init__(self, start: FetchCosts | None = None) -> None:
         self._start = start or FetchCosts()
-        self._transfer = _Rate.starting_at(self._start.bytes_per_s)
+        self._transfer = MeasuredRate.starting_at(self._start.bytes_per_s)
         self._latency_s = self._start.latency_s
 
     @property

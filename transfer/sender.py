@@ -29,7 +29,7 @@ from transfer.protocol.events import (
 )
 from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.protocol.session import SenderSession
-from transfer.protocol.stats import TransferStats
+from transfer.protocol.stats import TransferStats, TransferTotals
 from transfer.staging import Staging
 from transfer.transfer import Transfer, TransferLimits
 
@@ -117,6 +117,10 @@ class OutgoingTransfer(Transfer[SenderEvent, SendMessage]):
         """
         await self._wait()
         return self._stats()
+
+    def _completed(self, stats: TransferStats) -> None:
+        super()._completed(stats)
+        self._transport.stats.sent_to.setdefault(self._peer, TransferTotals()).add(stats)
 
     def _move(self, instruction: SendMessage) -> None:
         self._queue.put_nowait(instruction.message)

@@ -108,7 +108,7 @@ class Transfer(Generic[Event, Move]):
             case events.CompleteSession():
                 self._complete = True
                 self._end()
-                self._totals.add(self._stats())
+                self._completed(self._stats())
             case events.FailSession(cause, reason):
                 self._failure = TransferFailed(cause, reason)
                 self._transport.stats.session_failed(cause)
@@ -116,6 +116,9 @@ class Transfer(Generic[Event, Move]):
                 self._end()
             case _:
                 self._move(instruction)
+
+    def _completed(self, stats: TransferStats) -> None:
+        self._totals.add(stats)
 
     def _move(self, instruction: Move) -> None:
         """Hands the instruction's message to the subclass's own tasks; returns at once."""

@@ -322,7 +322,7 @@ class LinkStatus:
 
     lanes         transports and devices in use, such as `tcp/eth0`
     round_trip_s  time of a short message and its acknowledgement
-    bytes_per_s   bandwidth of long messages
+    bytes_per_s   bandwidth of long messages, later of the transfers that were sent over it
     warning       why the link works worse than it should
     error         why there is no measurement; without figures and error it is still to come
     """

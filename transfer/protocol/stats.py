@@ -57,6 +57,7 @@ class TransportStats:
     connections_lost               for any reason: a dead peer, a broken network, a deadline here, a close here
     forced_closes                  connections closed because an operation outlived its deadline
     sent, received                 completed sessions
+    sent_to                        those sent to each peer's address since somebody last took them out
     failures                       failed sessions of either side, by cause
     refusals                       parts not sent by the holder of their session's secret, by cause
     """
@@ -74,6 +75,7 @@ class TransportStats:
     forced_closes: int = 0
     sent: TransferTotals = field(default_factory=TransferTotals)
     received: TransferTotals = field(default_factory=TransferTotals)
+    sent_to: dict[str, TransferTotals] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from node_runtime.link_monitor import LinkMonitor
 from tests.support.patience import PATIENCE_S
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.buffers import HostMemory
+from transfer.protocol.stats import TransferStats, TransferTotals
 
 D0 = Peer("d0", 1, "d0:2", "cpu")
 D1 = Peer("d1", 1, "d1:2", "cpu")
@@ -94,6 +96,26 @@ async def test_a_lost_link_is_an_error_until_it_is_measured_again(network: Netwo
     (found,) = await network.until_told(D0, wanted="bytes_per_s")
     assert found.error is None
     assert after.stats.received_parts == before.stats.received_parts
+
+
+async def test_what_is_sent_over_a_link_corrects_its_speed(network: Network) -> None:
+    network.start(D0.transfer_address)
+    (before,) = await network.until_told(D0, wanted="bytes_per_s")
+
+    def sent(num_bytes: int, seconds: float, address: str = D0.transfer_address) -> float:
+        stats = TransferStats(0, num_bytes - 100, 100, 3, 9.0, seconds / 2, seconds / 2, 0.0)
+        network.p0.stats.sent_to.setdefault(address, TransferTotals()).add(stats)
+        (link,) = network.links.report()
+        return link.bytes_per_s
+
+    assert sent(1000, 1.0) == before.bytes_per_s, "a few bytes show no speed"
+    assert sent(1 << 30, 1.0, "another:2") == before.bytes_per_s
+    for _ in range(60):
+        speed = sent(50_000_000, 0.5)
+    assert speed == pytest.approx(100e6, rel=0.01)
+    assert network.p0.stats.sent_to == {}
+    (after,) = network.links.report()
+    assert replace(after, bytes_per_s=before.bytes_per_s) == before
 
 
 async def test_a_restarted_peer_is_another_and_one_that_left_is_forgotten(network: Network) -> None:

@@ -78,6 +78,7 @@ async def test_what_moves_while_the_prompt_computes_is_hidden():
     assert (received.sessions, received.attention_bytes) == (1, stats.attention_bytes)
     assert landed.stats.attention_seconds > 0 and landed.stats.hidden_seconds == 0
     assert pair.prefill.stats.received.sessions == pair.decode.stats.sent.sessions == 0
+    assert pair.prefill.stats.sent_to == {"d0": sent} and pair.decode.stats.sent_to == {}
 
 
 async def test_a_failed_session_counts_by_its_cause_and_nowhere_else():
@@ -88,6 +89,7 @@ async def test_a_failed_session_counts_by_its_cause_and_nowhere_else():
     await turns()
     assert pair.prefill.stats.failures == {"cancelled": 1}
     assert pair.prefill.stats.sent.sessions == pair.prefill.stats.sent.attention_bytes == 0
+    assert pair.prefill.stats.sent_to == {}
 
 
 async def test_waits_for_staging_are_counted_with_their_time():
