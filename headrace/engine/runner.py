@@ -12,6 +12,7 @@ from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import (
     BATCH_SIZES,
     MIXED_DECODES,
+    MOST_MIXED_ROWS,
     PREFILL_ROWS,
     Capture,
     CapturedPasses,
@@ -95,12 +96,13 @@ class ModelRunner:
         assert prefills is not None and isinstance(prefills.inputs, PrefillInputs)
         most = decodes.sizes[-1]
         counts = [*(count for count in MIXED_DECODES if count < most), most]
-        capture = capture or CudaCapture("mixed", len(counts) * len(prefills.sizes))
+        rows = [size for size in prefills.sizes if size <= MOST_MIXED_ROWS]
+        capture = capture or CudaCapture("mixed", len(counts) * len(rows))
         drawn = self._drawn.clone()
         mixes = []
         for count in reversed(counts):  # as in CapturedPasses
             inputs = MixedInputs(decodes.inputs, prefills.inputs, count)
-            mixes.append(CapturedPasses(self._decode, inputs, [count + rows for rows in prefills.sizes], capture))
+            mixes.append(CapturedPasses(self._decode, inputs, [count + size for size in rows], capture))
         self._graphs.mixes = tuple(reversed(mixes))
         self._drawn.copy_(drawn)
 

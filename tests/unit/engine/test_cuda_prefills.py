@@ -229,7 +229,7 @@ def test_mixed_passes_at_real_widths_differ_by_rounding_only(shape: str) -> None
         differences = (logits - expected).norm(dim=1) / expected.norm(dim=1)
         assert all(difference <= 0.05 for difference in differences.tolist()), differences
         assert_same_memory_by_norm(replayed, plain, 0.05)
-        assert capture.replays in (replays + 1, replays + 2)
+        assert replays < capture.replays <= replays + 3  # chunks of more rows than mixed passes have are others
 
 
 @pytest.mark.parametrize("in_one", [False, True], ids=["apart", "in one pass"])
