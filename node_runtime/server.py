@@ -178,9 +178,14 @@ class NodeServer:
 
         Idempotent. Raises what could not be ended; the node is closed all the same.
         """
+        self.begin_to_stop()
+        assert self._stopping is not None
+        await asyncio.shield(self._stopping)
+
+    def begin_to_stop(self) -> None:
+        """As `stop`, without waiting; `wait_closed` waits."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
-        await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
         try:

@@ -101,6 +101,7 @@ class Node(Protocol):
     def cache_updates(self) -> AsyncGenerator[CacheUpdate, None]: ...
     async def fetch(self, request: FetchRequest, timeout_s: float) -> FetchReply: ...
     def switch_role(self, role: Role) -> int: ...
+    def begin_to_stop(self) -> None: ...
 
 
 class NodeService(rpc.NodeServicer):
@@ -143,6 +144,12 @@ class NodeService(rpc.NodeServicer):
         async with errors_as_status(context):
             wanted = read(partial(codecs.decode, cls=SwitchRoleRequest), request)
         return codecs.encode(SwitchRoleReply(self._node.switch_role(wanted.role)), pb.SwitchRoleReply())
+
+    async def Stop(
+        self, request: pb.StopRequest, context: grpc.aio.ServicerContext[pb.StopRequest, pb.StopReply]
+    ) -> pb.StopReply:
+        self._node.begin_to_stop()
+        return pb.StopReply()
 
 
 def add_node_service(server: grpc.aio.Server, node: Node) -> None:

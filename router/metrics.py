@@ -34,6 +34,8 @@ class RouterMetrics:
         )
         self._tokens = self._counter("tokens", "Tokens of requests that ended", ["kind"])
         self._migrations = self._counter("migrations", "Requests that went on on another decode node", [])
+        self._drained = self._counter("drained_requests", "Requests of nodes that were drained, or left", ["outcome"])
+        self._move_seconds = self._histogram("move_seconds", "Moves of running requests: no token comes meanwhile")
         self._quarantined = self._counter("quarantined_requests", "Requests that ended as node_crashed", [])
         self._waiting = Gauge(
             "headrace_requests_waiting_for_node",
@@ -112,6 +114,14 @@ class RouterMetrics:
         self._tokens.labels("cached").inc(life.report.cached_tokens(num_prompt))
         self._tokens.labels("generated").inc(len(life.generated))
         self._migrations.inc(life.report.migrations)
+
+    def request_moved(self, seconds: float) -> None:
+        """Records a move of a running request: no token comes in these seconds."""
+        self._move_seconds.observe(seconds)
+
+    def requests_drained(self, outcome: str, count: int) -> None:
+        """Counts requests of a node that was drained, or has left."""
+        self._drained.labels(outcome).inc(count)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -32,6 +32,7 @@ from router.parsing.parser import RequestParser
 from router.parsing.pool import WorkerPool
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
+from router.requests.drains import Drains
 from router.requests.table import RequestTable
 from router.routing.ledger import Ledger
 from router.routing.plan import Policy
@@ -121,7 +122,9 @@ class RouterServer:
             context.decisions,
             clock,
         )
-        app = build_app(service, parser, status, RoleSwitch(self.nodes), config, metrics.http_response)
+        self._drains = Drains(self.nodes, table, snapshots, metrics, clock)
+        roles = RoleSwitch(self.nodes)
+        app = build_app(service, parser, status, roles, self._drains, config, metrics.http_response)
         self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity, config.control_silence_s)
         self._closed = asyncio.Event()
@@ -154,6 +157,7 @@ class RouterServer:
         await asyncio.gather(self._http.serving, self._watching, return_exceptions=True)
         await self._parsing.close()
         await self._registry.stop(0)
+        await self._drains.close()
         await self._subscriptions.close()
         await self.nodes.close()
         self._closed.set()

@@ -106,7 +106,7 @@ def _node(node: NodeEntry) -> dict[str, Any]:
         "transfer_address": info.transfer_address,
         "pid": info.pid,
         "max_model_tokens": info.max_model_tokens,
-        "state": "stalled" if node.stalled else "suspect" if node.suspect else "live",
+        "state": _state(node),
         "running": status.running,
         "waiting": status.waiting,
         "calls": dict(status.calls),
@@ -122,6 +122,12 @@ def _node(node: NodeEntry) -> dict[str, Any]:
         "slots": asdict(status.slots),
         "counters": dict(status.counters),
     }
+
+
+def _state(node: NodeEntry) -> str:
+    if node.draining:
+        return "draining"
+    return "stalled" if node.stalled else "suspect" if node.suspect else "live"
 
 
 def _hits(node: NodeEntry) -> Iterator[dict[str, Any]]:

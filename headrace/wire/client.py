@@ -121,6 +121,7 @@ class NodeClient(Protocol):
     def cache_updates(self) -> StreamCall[CacheUpdate]: ...
     async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]: ...
     async def switch_role(self, role: m.Role, *, timeout_s: float) -> int: ...
+    async def stop(self, *, timeout_s: float) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -190,6 +191,13 @@ class GrpcNodeClient:
             raise node_error(self._name, error.code(), error.details()) from error
         return codecs.decode(reply, m.SwitchRoleReply).role_switches
 
+    async def stop(self, *, timeout_s: float) -> None:
+        """Has the node end as by SIGTERM; returns when it has taken the order. Raises NodeError."""
+        try:
+            await self._node.Stop(pb.StopRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise node_error(self._name, error.code(), error.details()) from error
+
     async def close(self) -> None:
         await self._channel.close(None)
 
@@ -258,7 +266,7 @@ class _GrpcDecodeCall:
         try:
             async for message in self._call:
                 event = codecs.decode_one_of(message)
-                self._is_over = isinstance(event, m.DecodeDone)
+                self._is_over = isinstance(event, m.DecodeDone | m.HandedOver)
                 yield event
         except grpc.aio.AioRpcError as error:
             raise await self._why_it_ended() from error

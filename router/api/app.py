@@ -42,6 +42,7 @@ from router.errors import ApiError, internal_error
 from router.http.limits import HttpLimits
 from router.parsing.body_parser import Kind
 from router.parsing.parser import RequestParser
+from router.requests.drains import Drains
 from router.status import ClusterStatus
 
 STATIC = Path(__file__).parent / "static"
@@ -57,6 +58,7 @@ def build_app(
     parser: RequestParser,
     status: ClusterStatus,
     roles: RoleSwitch,
+    drains: Drains,
     limits: HttpLimits,
     count_response: CountResponse,
 ) -> ASGIApp:
@@ -138,7 +140,7 @@ def build_app(
         """Says why a request, or each of its choices, went where it went."""
         return JSONResponse(status.explain(request_id))
 
-    add_operator_routes(app, roles, bodies, limits)
+    add_operator_routes(app, roles, drains, bodies, limits)
 
     @cache
     def document() -> dict[str, Any]:

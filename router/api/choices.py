@@ -10,8 +10,9 @@ from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from router.api.generation import GenerationRequest
 from router.api.logprobs import SLICE_NUMBERS
 from router.api.output_queue import OutputQueue
-from router.requests.driver import Ended, Output, RequestDriver
+from router.requests.driver import RequestDriver
 from router.requests.events import Show, ShowPrompt
+from router.requests.outputs import Ended, Output
 from router.text.text_stream import TextDelta, TextStream, joined
 from router.text.tokens import ModelTokens
 

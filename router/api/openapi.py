@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from router.api.request_ids import HEADER, VALID
-from router.api.request_schemas import ChatBody, CompletionBody, RoleBody
+from router.api.request_schemas import ChatBody, CompletionBody, DrainBody, RoleBody
 from router.api.response_schemas import ChatCompletionChunk, CompletionChunk, ErrorBody
 
 DESCRIPTION = """Prefill and decode of hybrid LLMs on different nodes, behind OpenAI's API.
@@ -41,7 +41,7 @@ REQUEST_ID = {
     "schema": {"type": "string", "pattern": f"^{VALID}$"},
 }
 
-BODIES = (ChatBody, CompletionBody, RoleBody)
+BODIES = (ChatBody, CompletionBody, RoleBody, DrainBody)
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 RETRYABLE = (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 

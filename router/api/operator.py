@@ -3,6 +3,7 @@ passes on /v1/ alone (docs/security.md)."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -12,11 +13,12 @@ from headrace.wire.messages import Role
 from router.api.bodies import Bodies
 from router.api.clients import client_of
 from router.api.openapi import errors, json_body
-from router.api.request_schemas import RoleBody, parse_body
-from router.api.response_schemas import SwitchedRole
+from router.api.request_schemas import DrainBody, RoleBody, parse_body
+from router.api.response_schemas import DrainedNode, SwitchedRole
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError
 from router.http.limits import HttpLimits
+from router.requests.drains import Drains
 
 JSON_TYPE = "application/json"
 ROLE_ERRORS = {
@@ -28,7 +30,16 @@ ROLE_ERRORS = {
 }
 
 
-def add_operator_routes(app: FastAPI, roles: RoleSwitch, bodies: Bodies, limits: HttpLimits) -> None:
+DRAIN_ERRORS = {
+    HTTPStatus.BAD_REQUEST: 'The body is not `{"timeout_s": ..., "keep": ...}`.',
+    HTTPStatus.NOT_FOUND: "No such node is registered.",
+    HTTPStatus.CONFLICT: "No other node decodes.",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "The body's type is not `application/json`.",
+    HTTPStatus.SERVICE_UNAVAILABLE: "The node is drained, and has not taken the order to stop.",
+}
+
+
+def add_operator_routes(app: FastAPI, roles: RoleSwitch, drains: Drains, bodies: Bodies, limits: HttpLimits) -> None:
     @app.post(
         "/cluster/nodes/{name}/role",
         response_model=SwitchedRole,
@@ -42,6 +53,20 @@ def add_operator_routes(app: FastAPI, roles: RoleSwitch, bodies: Bodies, limits:
             body = parse_body(RoleBody, data)
         await roles.switch(name, Role(body.role))
         return JSONResponse({"node": name, "role": body.role})
+
+    @app.post(
+        "/cluster/nodes/{name}/drain",
+        response_model=DrainedNode,
+        responses=errors(DRAIN_ERRORS, DRAIN_ERRORS, retryable=[HTTPStatus.SERVICE_UNAVAILABLE]),
+        openapi_extra=json_body(DrainBody),
+    )
+    async def drain(name: str, request: Request) -> Response:
+        """Moves a node's running requests to other nodes, with blocks and states, and stops it. Answers when it serves
+        nothing for this router any more; other routers move theirs when it leaves them."""
+        _require_json(request)
+        async with bodies.read(request, client_of(request, limits.client_header)) as data:
+            body = parse_body(DrainBody, data)
+        return JSONResponse(asdict(await drains.drain(name, timeout_s=body.timeout_s, keep=body.keep)))
 
 
 def _require_json(request: Request) -> None:

@@ -295,6 +295,17 @@ class RoleBody(_Body):
     """The work for which the node is preferred from now on."""
 
 
+class DrainBody(_Body):
+    """How a node is drained."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    timeout_s: float = Field(default=60.0, gt=0, le=3600)
+    """Seconds after which requests that could not move begin again on other nodes."""
+    keep: bool = False
+    """The node stays, without work; else it stops."""
+
+
 B = TypeVar("B", bound=_Body)
 
 

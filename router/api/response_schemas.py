@@ -139,6 +139,8 @@ class UsageReport(_Response):
     """Decode nodes lost under the request."""
     routing: RoutingSummary | None
     """The last routing decision, what it predicted and what was measured."""
+    moves: int
+    """Times that it moved to another decode node, which computed nothing of it."""
 
 
 class Usage(_Response):
@@ -393,9 +395,10 @@ class NodeRow(_Response):
     transfer_address: str
     pid: int
     max_model_tokens: int
-    state: Literal["live", "suspect", "stalled"]
+    state: Literal["live", "suspect", "stalled", "draining"]
     """`suspect`: a call to the node was lost since its last heartbeat; it gets no work until the next one.
-    `stalled`: its engine stands still; it gets no work until it moves again."""
+    `stalled`: its engine stands still; it gets no work until it moves again.
+    `draining`: it gets no work any more, and its running requests move away."""
     running: int
     waiting: int
     calls: dict[str, int]
@@ -436,6 +439,7 @@ class RequestRow(_Response):
     decode_node: str | None
     cached_tokens: int
     migrations: int
+    moves: int
     age_s: float
     error: str | None
 
@@ -465,6 +469,19 @@ class Cluster(_Response):
     """Requests in the admission queue."""
     requests: list[RequestRow]
     hits: list[HitRow]
+
+
+class DrainedNode(_Response):
+    """A node that serves nothing any more, and what has become of its running requests."""
+
+    node: str
+    moved: int
+    """Requests that went on at another node, which computed nothing of them."""
+    recomputed: int
+    """Requests that began again elsewhere, with prompt and answer so far."""
+    ended: int
+    """Requests whose answers were complete before they could move."""
+    seconds: float
 
 
 class SwitchedRole(_Response):

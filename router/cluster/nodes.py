@@ -29,6 +29,7 @@ class NodeEntry:
     replaced   earlier incarnations that lost the name to this one, or to one that it replaced
     suspect    a call to it was lost, and neither heartbeat nor answer has come since
     stalled    its engine stands still, by its own report: its calls were ended, and it gets no work
+    draining   it gets no more work, and its requests move away
     has_left   it was stopped, and ends its calls after a grace period
     calls      calls in progress: its client stays open for them
     """
@@ -40,6 +41,7 @@ class NodeEntry:
     replaced: frozenset[int] = frozenset()
     suspect: bool = False
     stalled: bool = False
+    draining: bool = False
     has_left: bool = False
     calls: int = 0
     limits: set[asyncio.Timeout] = field(default_factory=set)
@@ -125,6 +127,7 @@ class NodeTable:
         self._retired: list[NodeEntry] = []
         self._watchers: list[Callable[[], None]] = []
         self._status_watchers: list[Callable[[NodeEntry], None]] = []
+        self._leave_watchers: list[Callable[[NodeEntry], None]] = []
         self._max_model_tokens: int | None = None
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -134,6 +137,10 @@ class NodeTable:
     def watch_status(self, reported: Callable[[NodeEntry], None]) -> None:
         """Calls `reported` with each node that has just reported its status, new ones included."""
         self._status_watchers.append(reported)
+
+    def watch_leaving(self, left: Callable[[NodeEntry], None]) -> None:
+        """Calls `left` with each node that stops in order, and still ends its calls."""
+        self._leave_watchers.append(left)
 
     def register(self, info: NodeInfo, status: NodeStatus) -> bool:
         """Adds a node (True) or renews its registration (False). A new incarnation takes its name over at once.
@@ -189,6 +196,8 @@ class NodeTable:
         if node is not None and node.info.incarnation == incarnation:
             node.has_left = True
             self._retire(node)
+            for left in self._leave_watchers:
+                left(node)
 
     def late(self) -> list[NodeEntry]:
         """Nodes that have missed all but one of the heartbeats that a dead one misses: ask them."""
@@ -222,9 +231,10 @@ class NodeTable:
         return role.includes(work) or not self.roles_are_fixed
 
     def live(self, work: Role | None = None) -> list[NodeEntry]:
-        """Nodes that may be given this work, by name: those that are neither suspect nor stalled. None: any work."""
+        """Nodes that may be given this work, by name: those that are neither suspect nor stalled, nor draining.
+        None: any work."""
         found = (node for node in self.all() if work is None or self.does(node.role, work))
-        return [node for node in found if not node.suspect and not node.stalled]
+        return [node for node in found if not node.suspect and not node.stalled and not node.draining]
 
     def awaited(self, work: Role) -> list[LostNode]:
         """Nodes for this work that may come back, the next one first: lost ones, and those present that get none."""

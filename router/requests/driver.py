@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from hashlib import blake2b
+from dataclasses import replace
 from http import HTTPStatus
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from headrace.request import PromptLogprobs, Request
 from headrace.wire import messages as m
@@ -18,48 +17,23 @@ from headrace.wire.errors import NodeError, NodeLost
 from router.cluster.nodes import NodeEntry
 from router.errors import NODE_CRASHED, ApiError, deadline_passed, internal_error
 from router.requests import events as ev
+from router.requests import relocation
 from router.requests.admission import ANSWER_TOKENS, AdmissionPermit
 from router.requests.attempt import Attempt
 from router.requests.context import RouterContext
 from router.requests.lifecycle import RequestLifecycle
+from router.requests.moves import Move, MoveOutcome
 from router.requests.node_search import NodeSearch, Placement
+from router.requests.outputs import Ended, OutputSink
+from router.requests.shapes import client_number, shape_of
 from router.requests.siblings import Siblings
-from router.requests.states import Completed, RequestPhase
+from router.requests.states import Completed, Moving, RequestPhase
 from router.routing.plan import NO_OBJECTIVES, Objectives
 
 log = logging.getLogger(__name__)
 
 REPORT_GRACE_S = 1.0  # for the prefill node's report once the answer is complete
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The last output of a request; `failure` None: it is completed."""
-
-    failure: ApiError | None
-
-
-Output = ev.Show | ev.ShowPrompt | Ended
-
-
-class OutputSink(Protocol):
-    """Takes the outputs of one request for its client."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True once the text contains a stop string: no later token is wanted."""
-        ...
-
-    @property
-    def has_room(self) -> bool:
-        """False while the client has left too much unread."""
-        ...
-
-    def put(self, output: Output) -> None: ...
-
-    async def room(self) -> None:
-        """Waits while there is no room."""
-        ...
+RESERVE_TIMEOUT_S = 1.0  # for another decode node to reserve for a request that moves, and stands still meanwhile
 
 
 class RequestDriver:
@@ -91,7 +65,8 @@ class RequestDriver:
         self._last_shown_s: float | None = None
         self._admitted_s = context.clock()
         self.life = RequestLifecycle(request, max_attempts=context.config.max_attempts, now_s=context.clock())
-        context.table.add(self.life)
+        self._move: Move | None = None
+        context.table.add(self.life, self)
 
     async def __aenter__(self) -> RequestDriver:
         self._driving = asyncio.create_task(self._drive())
@@ -107,10 +82,11 @@ class RequestDriver:
     def _close(self) -> None:
         """Gives everything back that the request holds in the router. Waits for nothing: no cancellation skips it."""
         if self._attempt is not None:
-            self._attempt.end()  # calls may still be closing: their last events are for nobody
+            self._attempt.end_all()  # calls may still be closing: their last events are for nobody
         self._search.course.end(self._now_s())
         self.give_place_back()
         self._give_up(ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left"))
+        self._settle_move()
         self._context.table.close(self.life)
         self._context.metrics.request_ended(self.life)
 
@@ -154,24 +130,37 @@ class RequestDriver:
             self.life.request_so_far,
             age_s=self._now_s() - self._admitted_s,
             token_gap_s=self._objectives.token_gap_s,
-            client=_number(self._permit.client),
+            client=client_number(self._permit.client),
         )
         attempt = self._attempt = Attempt(request)
+        await self._run(attempt, self._placed(attempt))
+
+    async def _run(self, attempt: Attempt, work: Coroutine[None, None, None]) -> None:
+        """Follows the request through an attempt, and through those at the nodes to which it moves from there."""
         try:
-            attempt.placement = placement = await self._search.place(attempt.request)
-            if placement.decode is not None:
-                await self._decode(attempt, placement.decode, placement.is_handed_over)
-            else:
-                attempt.prefill = attempt.spawn(self._prefill(attempt, None, None))
-                await attempt.over
+            await work
+        except BaseException:
+            if attempt.successor is not None and attempt.successor.running is not None:
+                attempt.successor.running.cancel()
+                await asyncio.wait({attempt.successor.running})
+            raise
         finally:
             self._search.course.end(self._now_s())
             self.life.report.routing = self._search.course.decision
             await attempt.cancel()
+        if attempt.successor is not None and attempt.successor.running is not None:
+            await attempt.successor.running
 
-    async def _decode(self, attempt: Attempt, node: NodeEntry, may_prefill_remotely: bool) -> None:
+    async def _placed(self, attempt: Attempt) -> None:
+        attempt.placement = placement = await self._search.place(attempt.request)
+        if placement.decode is not None:
+            await self._decode(attempt, placement.decode, m.Start(attempt.request, placement.is_handed_over))
+        else:
+            attempt.prefill = attempt.spawn(self._prefill(attempt, None, None))
+            await attempt.over
+
+    async def _decode(self, attempt: Attempt, node: NodeEntry, start: m.Start) -> None:
         attempt.decode_node = node
-        start = m.Start(attempt.request, may_prefill_remotely)
         try:
             async with (
                 self._context.nodes.in_use(node) as client,
@@ -199,11 +188,17 @@ class RequestDriver:
                         limit.reschedule(None)
                     await self._handle(attempt, event)
                     await self._wait_for_reader(event)
-                    if isinstance(event, m.DecodeDone) or attempt.over.done():
+                    if isinstance(event, m.HandedOver) and attempt.successor is not None:
+                        self._watch_landing(attempt.successor, node)
+                    if isinstance(event, m.DecodeDone | m.HandedOver) or attempt.over.done():
                         return
             raise NodeLost(node.info.name, "ended the call before the request was done")
         except NodeError as error:
-            await self._handle(attempt, ev.DecodeLost(self._search.call_failed(node, error)))
+            lost = self._search.call_failed(node, error)
+            if attempt.successor is None:
+                await self._handle(attempt, ev.DecodeLost(lost))
+            else:
+                await self._handle(attempt.successor, ev.SenderLost(lost))
 
     async def _prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         nonce = None if reservation is None else reservation.nonce
@@ -240,6 +235,69 @@ class RequestDriver:
             return placement
         receiver = attempt.decode_node
         return None if receiver is None else await self._search.place_prefill(attempt.request, receiver)
+
+    # ------------------------------------------------------------ moves
+
+    def serves_on(self, node: NodeEntry) -> bool:
+        """True while a call for this request may run on the node."""
+        attempt = self._attempt
+        if attempt is None or attempt.over.done():
+            return False
+        computes = attempt.prefill is not None and not attempt.prefill.done() and attempt.prefill_node is node
+        sends = attempt.sender is not None and attempt.sender.decode_node is node
+        return computes or sends or attempt.decode_node is node
+
+    async def move(self, receiver: NodeEntry) -> MoveOutcome:
+        """Moves the request to another decode node, with its blocks and state, and returns what has come of it."""
+        attempt = self._attempt
+        if self._move is not None or attempt is None or not relocation.may_move(self.life.state):
+            return MoveOutcome.STAYED
+        move = self._move = Move(receiver, self.life.report.moves, asyncio.get_running_loop().create_future())
+        await self._handle(attempt, ev.MoveWanted())
+        return await asyncio.shield(move.outcome)
+
+    async def leave_nodes(self) -> None:
+        """Begins again on other nodes, at once, with prompt and tokens so far."""
+        if self._attempt is not None and not self.life.is_over:
+            await self._handle(self._attempt, ev.NodeLeaves())
+
+    async def _find_receiver(self, sender: Attempt) -> None:
+        receiver = None if self._move is None else self._move.receiver
+        if receiver is None or not self._search.may_still(receiver):
+            await self._handle(sender, ev.NoReceiver())
+            return
+        whole = self.life.request_so_far
+        request = replace(sender.request, tokens=whole.tokens[:-1], sampling=whole.sampling)
+        attempt = self._attempt = Attempt(request)
+        start = m.Start(request, is_handed_over=True)
+        sender.succeeded_by(attempt, self._run(attempt, self._decode(attempt, receiver, start)))
+        attempt.spawn(self._stay_unless_reserved(attempt))
+
+    async def _stay_unless_reserved(self, attempt: Attempt) -> None:
+        await asyncio.sleep(RESERVE_TIMEOUT_S)
+        if attempt is self._attempt:
+            await self._handle(attempt, ev.NoReceiver())
+
+    def _watch_landing(self, attempt: Attempt, sender: NodeEntry) -> None:
+        if isinstance(self.life.state, Moving):
+            attempt.spawn(self._fail_unless_landed(attempt, sender, self.life.state.nonce))
+
+    async def _stay(self, attempt: Attempt) -> None:
+        """Goes on at the sender of a move that has found no receiver."""
+        sender = self._attempt = attempt.sender or attempt
+        await sender.send(m.GoOn())
+        if sender is not attempt:
+            sender.forget_successor()
+
+    def _settle_move(self) -> None:
+        """Reports a move that is over, one way or the other."""
+        move, life = self._move, self.life
+        if move is None or relocation.is_moving(life.state):
+            return
+        self._move = None
+        if self._attempt is not None:
+            self._attempt.sender_done()
+        move.settle(life)
 
     async def _fail_unless_landed(self, attempt: Attempt, node: NodeEntry, nonce: int) -> None:
         """Repeats a prefill whose transfer has not landed in time. A message that the network damaged may fail its
@@ -284,9 +342,11 @@ class RequestDriver:
         if attempt.over.done() and not is_late_report:
             return
         now_s = self._now_s()
-        self._search.course.on(event, now_s)
+        if not relocation.is_moving(self.life.state):
+            self._search.course.on(event, now_s)
         for instruction in self.life.on(event, now_s):
             await self._obey(attempt, instruction)
+        self._settle_move()
         if isinstance(event, m.PrefillDone | m.LocalPrefill):
             self._count_work(min(self.life.request.sampling.max_tokens, ANSWER_TOKENS))
         if self.life.has_computed_prompt:
@@ -311,12 +371,21 @@ class RequestDriver:
                 await attempt.send(m.Renew(failed_nonce))
             case ev.SendStop():
                 await attempt.send(m.Stop())
+            case ev.SendHalt():
+                await attempt.send(m.Halt())
+            case ev.FindReceiver():
+                await self._find_receiver(attempt)
+            case ev.SendHandOver(reservation):
+                if attempt.sender is not None:
+                    await attempt.sender.send(m.HandOver(reservation))
+            case ev.SendGoOn():
+                await self._stay(attempt)
             case ev.FailRequest(cause):
                 if cause.code == NODE_CRASHED:
-                    log.error("quarantined: %s; its shape: %s", cause.message, _shape_of(self.life.request))
-                attempt.end()
+                    log.error("quarantined: %s; its shape: %s", cause.message, shape_of(self.life.request))
+                attempt.end_all()
             case ev.StartOver() | ev.FinishRequest():
-                attempt.end()
+                attempt.end_all()
             case _:
                 assert_never(instruction)
 
@@ -327,17 +396,3 @@ class RequestDriver:
         else:
             self._context.metrics.next_tokens(count, now_s - self._last_shown_s)
         self._last_shown_s = now_s
-
-
-def _shape_of(request: Request) -> str:
-    """Length and settings of a request without its content, so that an operator can send one like it."""
-    settings = asdict(request.sampling)
-    del settings["seed"]
-    defaults = {field.name: field.default for field in fields(request.sampling)}
-    flags = {name: value for name, value in settings.items() if value != defaults[name]}
-    return f"{request.request_id}, {request.num_prompt_tokens} prompt tokens, {flags}"
-
-
-def _number(client: str) -> int:
-    """64 bits of a hash of its name: nodes need to tell clients apart, not to know them."""
-    return int.from_bytes(blake2b(client.encode(), digest_size=8).digest())

@@ -57,8 +57,31 @@ class GaveUp:
     cause: ApiError
 
 
+@dataclass(frozen=True)
+class MoveWanted:
+    """The request should go on at another decode node, with its blocks and state. Ignored unless it decodes."""
+
+
+@dataclass(frozen=True)
+class NoReceiver:
+    """No other decode node has room for a halted request."""
+
+
+@dataclass(frozen=True)
+class SenderLost:
+    """The call of the decode node failed from which the request moves."""
+
+    cause: NodeError
+
+
+@dataclass(frozen=True)
+class NodeLeaves:
+    """A node that serves the request stops working for it now, by nobody's fault."""
+
+
 Event = (
     DecodeStarted | PrefillStarted | PrefillFailed | DecodeLost | StopFound | GaveUp
+    | MoveWanted | NoReceiver | SenderLost | NodeLeaves
     | m.DecodeEvent | m.PrefillEvent
 )  # fmt: skip
 
@@ -83,6 +106,28 @@ class SendRenew:
 @dataclass(frozen=True)
 class SendStop:
     """Ask the decode node to finish now and report."""
+
+
+@dataclass(frozen=True)
+class SendHalt:
+    """Ask the decode node to sample no more tokens of the request, and to keep what it holds."""
+
+
+@dataclass(frozen=True)
+class FindReceiver:
+    """Have another decode node reserve for the halted request, while this call stays open; or report NoReceiver."""
+
+
+@dataclass(frozen=True)
+class SendHandOver:
+    """Ask the decode node that has halted the request to send it to this reservation."""
+
+    reservation: m.Reservation
+
+
+@dataclass(frozen=True)
+class SendGoOn:
+    """Ask the decode node that has halted the request to decode on; give the other one's call up."""
 
 
 @dataclass(frozen=True)
@@ -118,4 +163,7 @@ class FailRequest:
     cause: ApiError
 
 
-Instruction = StartPrefill | SendRenew | SendStop | Show | ShowPrompt | StartOver | FinishRequest | FailRequest
+Instruction = (
+    StartPrefill | SendRenew | SendStop | SendHalt | FindReceiver | SendHandOver | SendGoOn
+    | Show | ShowPrompt | StartOver | FinishRequest | FailRequest
+)  # fmt: skip

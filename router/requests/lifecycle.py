@@ -14,6 +14,7 @@ from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeError, RequestRefused
 from router.errors import ApiError, IllegalEvent, from_node
+from router.requests import relocation
 from router.requests.events import (
     DecodeLost,
     DecodeStarted,
@@ -22,8 +23,14 @@ from router.requests.events import (
     FinishRequest,
     GaveUp,
     Instruction,
+    MoveWanted,
+    NodeLeaves,
+    NoReceiver,
     PrefillFailed,
     PrefillStarted,
+    SenderLost,
+    SendGoOn,
+    SendHandOver,
     SendRenew,
     SendStop,
     Show,
@@ -46,6 +53,7 @@ from router.requests.states import (
     PrefillingAlone,
     PrefillingLocally,
     Queued,
+    Relocating,
     RequestPhase,
     RequestState,
     Reserved,
@@ -146,8 +154,18 @@ class RequestLifecycle:
                 return self._on_landed(event)
             case m.DecodeDone():
                 return self._on_decode_done(event)
-            case m.HaltReply() | m.HandedOver():
-                raise self._illegal(event)
+            case MoveWanted():
+                return relocation.wanted(self.state)
+            case m.HaltReply(is_halted):
+                return self._on_halt_reply(event, is_halted)
+            case m.HandedOver():
+                return self.state, []  # the receiver reports when it has landed
+            case NoReceiver():
+                return self._stay(self.state) if isinstance(self.state, Relocating) else (self.state, [])
+            case SenderLost(cause):
+                return self._on_sender_lost(cause)
+            case NodeLeaves():
+                return self._on_node_leaves()
             case StopFound():
                 return self._on_stop_found(event)
             case PrefillFailed(nonce, cause):
@@ -169,6 +187,8 @@ class RequestLifecycle:
                 first_token = None
             case AwaitingRenewal(first_token):
                 pass
+            case Relocating(_, newest_token):
+                return Moving(event.nonce, newest_token, from_decode=True), [SendHandOver(event)]
             case _:
                 raise self._illegal(event)
         self.report.reserved(event)
@@ -234,13 +254,15 @@ class RequestLifecycle:
         return self.state, []
 
     def _on_landed(self, event: m.TransferReport) -> Transition:
-        self.report.transfer = event
+        if not relocation.is_moving(self.state):
+            self.report.transfer = event
         match self.state:
             case Prefilling(nonce):
                 return AwaitingFirstToken(nonce), []
             case AwaitingRenewal(None):
                 return self._start_over()  # only the prefill node that failed knew the first token
             case AwaitingRenewal() | Moving():
+                self.report.moves += relocation.is_moving(self.state)
                 return Decoding(), []
             case _:
                 raise self._illegal(event)
@@ -253,7 +275,9 @@ class RequestLifecycle:
         match self.state:
             case Decoding(is_stopped=True):
                 return self.state, []
-            case Decoding() | PrefillingLocally():
+            case Decoding(is_halting=is_halting):
+                return Decoding(event.finish, is_halting=is_halting), [self._show(event.tokens)]
+            case PrefillingLocally():
                 return Decoding(event.finish), [self._show(event.tokens)]
             case AwaitingFirstToken(_, held):
                 return replace(self.state, held=(*held, *event.tokens), finish=event.finish), []
@@ -298,7 +322,7 @@ class RequestLifecycle:
             return self._fail(from_node(cause))
         if isinstance(self.state, PrefillingAlone) and self.state.finish is not None:
             return self._complete(self.state.finish)  # the answer is complete, only the report is lost
-        if cause is not None:
+        if cause is not None and not relocation.is_moving(self.state):
             was_computing = self._is_prefilling and isinstance(self.state, Prefilling | PrefillingAlone)
             self.failures = self.failures.after_failure(m.Role.PREFILL, cause, was_computing=was_computing)
             if (end := self.failures.verdict(cause, self._max_attempts)) is not None:
@@ -312,13 +336,12 @@ class RequestLifecycle:
                 return self._start_over()
 
     def _on_decode_lost(self, cause: NodeError) -> Transition:
+        if isinstance(self.state, Relocating):
+            return self._stay(self.state)  # this was the receiver, and has not reserved
         if isinstance(cause, RequestRefused):
             return self._fail(from_node(cause))
-        match self.state:
-            case Decoding(is_stopped=True):
-                return self._complete(FinishReason.STOP)
-            case Decoding(FinishReason() as finish):
-                return self._complete(finish)  # every token is shown, only the report is lost
+        if (finish := relocation.answer_is_complete(self.state)) is not None:
+            return self._complete(finish)  # every token is shown, only the report is lost
         has_landed = isinstance(self.state, PrefillingLocally | AwaitingFirstToken | Decoding)
         was_computing = has_landed and not self._has_decoded
         self.failures = self.failures.after_failure(m.Role.DECODE, cause, was_computing=was_computing)
@@ -326,6 +349,34 @@ class RequestLifecycle:
             return self._fail(end)
         if not isinstance(cause, NodeBusy) and not isinstance(self.state, Queued | Migrating):
             self.report.migrations += 1
+        return self._start_over()
+
+    # ------------------------------------------------------------ moves
+
+    def _on_halt_reply(self, event: m.HaltReply, is_halted: bool) -> Transition:
+        newest_token = self.generated[-1] if self.generated else 0
+        answered = relocation.halt_answered(self.state, is_halted, self.report.decode_node, newest_token)
+        if answered is None:
+            raise self._illegal(event)
+        return answered
+
+    def _stay(self, before: Relocating) -> Transition:
+        self.report.decode_node, self._has_decoded = before.sender, True
+        return Decoding(), [SendGoOn()]
+
+    def _on_sender_lost(self, cause: NodeError) -> Transition:
+        match self.state:
+            case Relocating():
+                self.report.migrations += 1
+                return self._start_over()
+            case Moving(nonce, from_decode=True):  # whatever it answers, a prefill node may serve the reservation
+                return self._on_prefill_failed(nonce, NodeError(cause.node, cause.message))
+        return self.state, []  # it has landed, or is repaired already
+
+    def _on_node_leaves(self) -> Transition:
+        if (finish := relocation.answer_is_complete(self.state)) is not None:
+            return self._complete(finish)
+        self.report.migrations += not isinstance(self.state, Queued | Migrating)
         return self._start_over()
 
     # ------------------------------------------------------------ endings

@@ -15,6 +15,8 @@ class RequestReport:
 
     reused_tokens   prompt tokens that no node had to compute: the resumed tokens of the prefill node, or of the decode
                     node for a local prefill; the minimum over repeated prefills
+    migrations      times that the request began again on other nodes
+    moves           times that it moved to another decode node, which computed nothing of it
     """
 
     prefill_node: str | None = None
@@ -25,6 +27,7 @@ class RequestReport:
     transfer: m.TransferReport | None = None
     path: Literal["remote", "local"] = "remote"
     migrations: int = 0
+    moves: int = 0
     reused_tokens: int | None = None
     routing: Decision | None = None
 
@@ -62,6 +65,7 @@ class RequestReport:
             "transfer": self._transfer_json(),
             "checkpoints": self._checkpoints(),
             "migrations": self.migrations,
+            "moves": self.moves,
             "routing": None if self.routing is None else self.routing.summary(),
         }
 

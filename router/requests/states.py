@@ -6,6 +6,7 @@ Queued -> Reserved -> Prefilling -> Moving -> Decoding -> Completed    a prefill
 Queued -> PrefillingLocally -> Decoding -> Completed                   the decode node computes the prompt
 Queued -> PrefillingAlone -> Completed                                 no decode node is needed
 Reserved, Prefilling, Moving -> AwaitingRenewal -> Reserved            the prefill failed: repeated for the same request
+Decoding -> Relocating -> Moving -> Decoding                           another decode node receives blocks and state
 all but Completed and Failed -> Migrating                              the attempt failed: begin again on other nodes
 all but Completed and Failed -> Failed
 """
@@ -82,10 +83,14 @@ class AwaitingFirstToken:
 
 @dataclass(frozen=True)
 class Moving:
-    """The first token is shown; the transfer has not landed."""
+    """The first token is shown; the transfer has not landed.
+
+    from_decode  a decode node sends, on which the request has run: if that fails, a prefill node repeats it
+    """
 
     nonce: int
     first_token: int
+    from_decode: bool = False
     phase: ClassVar = RequestPhase.MOVING
 
 
@@ -121,11 +126,22 @@ class Decoding:
 
     finish      came with the last token: only the node's report is missing
     is_stopped  a stop string was found: no later token is shown
+    is_halting  the node is asked to halt, so that the request can move
     """
 
     finish: FinishReason | None = None
     is_stopped: bool = False
+    is_halting: bool = False
     phase: ClassVar = RequestPhase.DECODING
+
+
+@dataclass(frozen=True)
+class Relocating:
+    """The decode node `sender` has halted the request after `newest_token`; no other one has reserved for it yet."""
+
+    sender: str | None
+    newest_token: int
+    phase: ClassVar = RequestPhase.MIGRATING
 
 
 @dataclass(frozen=True)
@@ -155,6 +171,7 @@ RequestState: TypeAlias = (
     | PrefillingLocally
     | PrefillingAlone
     | Decoding
+    | Relocating
     | Completed
     | Failed
 )

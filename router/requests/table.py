@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from router.cluster.nodes import NodeEntry
 from router.errors import IllegalEvent
 from router.requests.lifecycle import RequestLifecycle
+from router.requests.moves import Movable
 from router.requests.states import RequestPhase
 
 RECENT = 20
@@ -19,6 +21,7 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._open: dict[str, RequestLifecycle] = {}
+        self._movable: dict[str, Movable] = {}
         self._recent: deque[_Ended] = deque(maxlen=RECENT)
         self.ended: Counter[RequestPhase] = Counter()
 
@@ -26,18 +29,25 @@ class RequestTable:
         """True while a request with this id is open."""
         return request_id in self._open
 
-    def add(self, life: RequestLifecycle) -> None:
-        """Adds a new request, whose id must not be in use."""
+    def add(self, life: RequestLifecycle, movable: Movable | None = None) -> None:
+        """Adds a new request, whose id must not be in use. `movable`: what moves it from node to node."""
         request_id = life.request.request_id
         if request_id in self._open:
             raise IllegalEvent(f"request {request_id} is already in the table")
         self._open[request_id] = life
+        if movable is not None:
+            self._movable[request_id] = movable
+
+    def served_on(self, node: NodeEntry) -> list[Movable]:
+        """The open requests that the node serves for this router, oldest first."""
+        return [request for request in self._movable.values() if request.serves_on(node)]
 
     def close(self, life: RequestLifecycle) -> None:
         """Moves a request that is over to the recent ones."""
         if not life.is_over:
             raise IllegalEvent(f"request {life.request.request_id} is still {life.phase.value}")
         del self._open[life.request.request_id]
+        self._movable.pop(life.request.request_id, None)
         self.ended[life.phase] += 1
         self._recent.append(_Ended(life.entered_s[RequestPhase.QUEUED], _row(life)))
 
@@ -72,6 +82,7 @@ def _row(life: RequestLifecycle) -> dict[str, Any]:
         "decode_node": life.report.decode_node,
         "cached_tokens": life.report.cached_tokens(life.request.num_prompt_tokens),
         "migrations": life.report.migrations,
+        "moves": life.report.moves,
         "age_s": 0.0,
         "error": None if life.failure is None else life.failure.message,
     }

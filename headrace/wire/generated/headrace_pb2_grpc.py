@@ -202,6 +202,11 @@ class NodeStub:
                 request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleRequest.SerializeToString,
                 response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleReply.FromString,
                 _registered_method=True)
+        self.Stop = channel.unary_unary(
+                '/headrace.v1.Node/Stop',
+                request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.StopRequest.SerializeToString,
+                response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.StopReply.FromString,
+                _registered_method=True)
 
 
 class NodeServicer:
@@ -235,6 +240,13 @@ class NodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stop(self, request, context):
+        """Ends the node as SIGTERM does: it answers, leaves its routers and ends its calls.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -257,6 +269,11 @@ def add_NodeServicer_to_server(servicer, server):
                     servicer.SwitchRole,
                     request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleRequest.FromString,
                     response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleReply.SerializeToString,
+            ),
+            'Stop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stop,
+                    request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.StopRequest.FromString,
+                    response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.StopReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -367,6 +384,33 @@ class Node:
             '/headrace.v1.Node/SwitchRole',
             headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleRequest.SerializeToString,
             headrace_dot_wire_dot_generated_dot_headrace__pb2.SwitchRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Node/Stop',
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.StopRequest.SerializeToString,
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.StopReply.FromString,
             options,
             channel_credentials,
             insecure,

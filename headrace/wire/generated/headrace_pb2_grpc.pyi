@@ -101,6 +101,8 @@ class NodeStub:
     """
     SwitchRole: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.SwitchRoleRequest, _headrace_pb2.SwitchRoleReply]
     """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
+    Stop: _grpc.UnaryUnaryMultiCallable[_headrace_pb2.StopRequest, _headrace_pb2.StopReply]
+    """Ends the node as SIGTERM does: it answers, leaves its routers and ends its calls."""
 
 @_typing.type_check_only
 class NodeAsyncStub(NodeStub):
@@ -114,6 +116,8 @@ class NodeAsyncStub(NodeStub):
     """
     SwitchRole: _aio.UnaryUnaryMultiCallable[_headrace_pb2.SwitchRoleRequest, _headrace_pb2.SwitchRoleReply]  # type: ignore[assignment]
     """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
+    Stop: _aio.UnaryUnaryMultiCallable[_headrace_pb2.StopRequest, _headrace_pb2.StopReply]  # type: ignore[assignment]
+    """Ends the node as SIGTERM does: it answers, leaves its routers and ends its calls."""
 
 class NodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -148,6 +152,14 @@ class NodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_headrace_pb2.SwitchRoleReply, _abc.Awaitable[_headrace_pb2.SwitchRoleReply]]:
         """Changes the work for which routers prefer the node, which reports it to all of them at once. Requests go on."""
+
+    @_abc_1.abstractmethod
+    def Stop(
+        self,
+        request: _headrace_pb2.StopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_headrace_pb2.StopReply, _abc.Awaitable[_headrace_pb2.StopReply]]:
+        """Ends the node as SIGTERM does: it answers, leaves its routers and ends its calls."""
 
 def add_NodeServicer_to_server(servicer: NodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

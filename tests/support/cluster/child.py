@@ -1,6 +1,7 @@
 """What a process of a test runs (see process.py): `python -m tests.support.cluster.child <base64 of a pickled config>`.
 
-Prints one JSON line when it serves, then runs until SIGTERM. A config in full, not a command line, so that
+Prints one JSON line when it serves, then runs until SIGTERM, or until it stops
+by itself. A config in full, not a command line, so that
 tests can set anything. Each kind imports what it needs itself: a router process holds no torch.
 """
 
@@ -59,7 +60,10 @@ async def main(config: Any, say: Callable[[str], None]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await server.start()
     say(json.dumps(said(server)))
-    await stopped.wait()
+    waits = [asyncio.ensure_future(stopped.wait()), asyncio.ensure_future(server.wait_closed())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
     await server.stop()
 
 

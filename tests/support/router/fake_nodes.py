@@ -121,6 +121,9 @@ class FakeNode:
         self.closed = False
         self.switched_to: list[m.Role] = []
         self.loses_switches = False
+        self.is_stopped = False
+        self.can_halt = True
+        self.hold_halt: asyncio.Event | None = None
         self.commands: list[m.DecodeCommand] = []
         self.abandoned: list[str] = []
 
@@ -174,6 +177,11 @@ class FakeNode:
             raise NodeLost(self.name, "nobody is there")
         self.switched_to.append(role)
         return len(self.switched_to)
+
+    async def stop(self, *, timeout_s: float) -> None:
+        if self.loses_switches:
+            raise NodeLost(self.name, "nobody is there")
+        self.is_stopped = True
 
     def cache_updates(self) -> FakeCacheUpdatesCall:
         return FakeCacheUpdatesCall(self)
@@ -262,6 +270,7 @@ class FakeDecodeCall(_Call):
         super().__init__(node)
         self._node, self._start = node, start
         self._renewed: asyncio.Queue[m.Renew] = asyncio.Queue()
+        self._moves: asyncio.Queue[m.Halt | m.HandOver | m.GoOn] = asyncio.Queue()
         self._stopped = False
         self._is_over = False
         self._was_cancelled = False
@@ -273,6 +282,8 @@ class FakeDecodeCall(_Call):
             self._renewed.put_nowait(command)
         elif isinstance(command, m.Stop):
             self._stopped = True
+        elif isinstance(command, m.Halt | m.HandOver | m.GoOn):
+            self._moves.put_nowait(command)
 
     async def abandon(self) -> None:
         if self._start.request.is_resumable and not self._is_over and not self._was_cancelled:
@@ -281,7 +292,7 @@ class FakeDecodeCall(_Call):
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         try:
             async for event in self._events():
-                self._is_over = isinstance(event, m.DecodeDone)
+                self._is_over = isinstance(event, m.DecodeDone | m.HandedOver)
                 yield event
         except asyncio.CancelledError:
             self._was_cancelled = True
@@ -298,7 +309,7 @@ class FakeDecodeCall(_Call):
         if fault is not None and fault.after_tokens == 0 and not isinstance(fault.error, TransferBroken):
             raise fault.error
         place = len(request.tokens) - request.num_prompt_tokens
-        if node.wants_local or not self._start.may_prefill_remotely:
+        if not self._start.is_handed_over and (node.wants_local or not self._start.may_prefill_remotely):
             yield m.LocalPrefill(node.resumed_tokens)
             if request.sampling.prompt_logprobs is not None:
                 for part in node.prompt_logprobs(request):
@@ -312,6 +323,15 @@ class FakeDecodeCall(_Call):
             state = "received"
         finish, sent = None, 0
         while finish is None and not self._stopped:
+            if not self._moves.empty():
+                assert self._moves.get_nowait() == m.Halt()
+                if node.hold_halt is not None:
+                    await node.hold_halt.wait()
+                yield m.HaltReply(node.can_halt)
+                if node.can_halt and isinstance(command := await self._moves.get(), m.HandOver):
+                    async for event in self._hand_over(command.reservation, place):
+                        yield event
+                    return
             if fault is not None and 0 < fault.after_tokens <= sent:
                 raise fault.error
             tokens = []
@@ -326,6 +346,17 @@ class FakeDecodeCall(_Call):
             sent += len(tokens)
         report = m.DecodeReport(node.name, 32, 16, state, 0, (32,))
         yield m.DecodeDone(finish or FinishReason.STOP, report)
+
+    async def _hand_over(self, reservation: m.Reservation, place: int) -> AsyncIterator[m.DecodeEvent]:
+        """Sends to another fake node of the same cluster, unless a fault is due."""
+        assert reservation.num_tokens == self._start.request.num_prompt_tokens + place - 1, "all tokens but the last"
+        if (fault := self._node.take_fault()) is not None:
+            raise fault.error
+        if self._node.num_lost_transfers:
+            self._node.num_lost_transfers -= 1
+        else:
+            self._node.transfers.landed[reservation.nonce].set()
+        yield m.HandedOver()
 
     async def _receive(self, breaks: bool) -> AsyncIterator[m.DecodeEvent]:
         """Reserves, and waits until a prefill node's transfer lands."""

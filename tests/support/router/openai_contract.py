@@ -159,7 +159,8 @@ class OpenAIContract:
         )
         assert answer.usage is not None
         report = answer.usage.model_extra["headrace"]  # type: ignore[index]
-        assert set(report) == {"path", "prefill", "decode", "transfer", "checkpoints", "migrations"}
+        names = {"path", "prefill", "decode", "transfer", "checkpoints", "migrations", "moves", "routing"}
+        assert set(report) == names
         assert report["path"] in ("remote", "local")
         assert report["decode"]["state"] in ("received", "resumed", "computed")
         assert report["migrations"] == 0

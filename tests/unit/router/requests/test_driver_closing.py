@@ -15,7 +15,8 @@ from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
-from router.requests.driver import Output, RequestDriver
+from router.requests.driver import RequestDriver
+from router.requests.outputs import Output
 from router.requests.states import RequestPhase
 from router.requests.table import RequestTable
 from router.routing.ledger import Ledger

@@ -97,6 +97,7 @@ def test_report_is_the_one_of_the_design():
         "checkpoints": [32, 48],
         "migrations": 0,
         "routing": None,
+        "moves": 0,
     }
     assert request.report.cached_tokens(40) == 16
 

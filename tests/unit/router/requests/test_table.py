@@ -63,6 +63,7 @@ def test_rows_show_open_requests_and_the_last_ended_ones():
         "decode_node": "d0",
         "cached_tokens": 2,
         "migrations": 0,
+        "moves": 0,
         "age_s": 4.0,
         "error": None,
     }
