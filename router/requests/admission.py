@@ -18,10 +18,15 @@ ANSWER_TOKENS = 256
 """Answers count as so many tokens at the most, until they end: `max_tokens` is often all that the model has left."""
 ANSWER_WEIGHT = 2
 """A token of an answer counts as so many of a prompt that is computed (Sheng et al. 2024)."""
+FIRST_SHARE = 1 / 4
+"""Places beyond `max_concurrent`, as a share of it, for clients that have none."""
 
 
 class Admission:
     """`max_concurrent` requests run, `max_queue` wait, more are refused.
+
+    A client that has no place gets one beyond `max_concurrent`, as long as fewer than a quarter more run: its first request
+    does not wait for other clients' further ones, however long these keep theirs. A client alone gets `max_concurrent`.
 
     The clients take turns, each with as much work as the others (`FairLine`): one that sends more waits longer itself.
     Work is tokens that are computed: a prompt counts whole until it is known how much of it was cached. In a full queue
@@ -46,7 +51,8 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
         nodes_line_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._free = max_concurrent
+        self._free = max_concurrent  # negative: so many run beyond it
+        self._least_free = -int(FIRST_SHARE * max_concurrent)
         self._max_queue = max_queue
         self._max_per_client = max_per_client or max_concurrent
         self._priorities = priorities or {}
@@ -65,9 +71,9 @@ class Admission:
     def check_line(self, client: str) -> None:
         """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
         position = self._waiting.position(client, self._priorities.get(client, 0))
-        if not self._free and self.waiting >= self._max_queue and position >= self.waiting:
+        if not self._has_place(client) and self.waiting >= self._max_queue and position >= self.waiting:
             raise self._full(1)
-        self._check_time(client, position + 1)
+        self._check_time(client, 1, position)
 
     def acquire(
         self, client: str, requests: Sequence[Request], *, followers: Collection[int] = (), priority: int = 0
@@ -79,14 +85,15 @@ class Admission:
         in the queue, but are passed over until `may_run`.
         """
         self._check_priority(client, priority)
-        self._check_time(client, self._waiting.position(client, priority) + len(requests))
+        self._check_time(client, len(requests), self._waiting.position(client, priority))
         permits = [
             AdmissionPermit(self, client, _cost(request, index in followers), held_back=index in followers)
             for index, request in enumerate(requests)
         ]
         for permit in permits:
             self._waiting.join(client, permit, permit.cost, priority)
-        last = self._waiting.last(max(0, self.waiting - self._free - self._max_queue))
+        at_once = max(self._free, int(self._has_place(client)))
+        last = self._waiting.last(max(0, self.waiting - at_once - self._max_queue))
         if not set(last).isdisjoint(permits):
             for permit in reversed(permits):
                 self._waiting.leave(permit)
@@ -113,12 +120,14 @@ class Admission:
                 "priority_not_allowed",
             )
 
-    def _check_time(self, client: str, position: int) -> None:
-        """`position` in the line, counted from 1 and with the free places in front."""
-        if position <= self._free:
+    def _check_time(self, client: str, count: int, before: int) -> None:
+        """`before`: how many of the line would go before these `count` requests."""
+        position = before + count - max(self._free, 0)
+        is_first = count == 1 and not self._places[client]
+        if position <= 0 or (is_first and self._has_place(client)):
             return
         usual_s = self._estimate.usual_s(client, self._running_s(client))
-        needed_s = MARGIN * self._wait_s(position - self._free) + usual_s
+        needed_s = MARGIN * self._wait_s(position) + usual_s
         if needed_s > self._timeout_s:
             raise too_many_requests(
                 f"{self.waiting} requests wait: a place and an answer would take about {needed_s:.0f} s, and a request "
@@ -136,14 +145,19 @@ class Admission:
         return [now_s - permit.granted_at_s for permit in self._running if client in (None, permit.client)]
 
     def _grant(self) -> None:
-        while self._free and (permit := self._waiting.take(self._may_run)) is not None:
+        while self._free > self._least_free and (permit := self._waiting.take(self._may_run)) is not None:
             self._free -= 1
             self._running.add(permit)
             self._places[permit.client] += 1
             permit.grant(self._clock())
 
     def _may_run(self, permit: AdmissionPermit) -> bool:
-        return not permit.held_back and self._places[permit.client] < self._max_per_client
+        has_fewer = self._places[permit.client] < self._max_per_client
+        return not permit.held_back and has_fewer and self._has_place(permit.client)
+
+    def _has_place(self, client: str) -> bool:
+        """True if there is one for this client's next request."""
+        return self._free > (0 if self._places[client] else self._least_free)
 
     def _leave(self, permit: AdmissionPermit) -> None:
         if permit in self._running:

@@ -140,6 +140,46 @@ def test_a_client_keeps_to_its_own_places():
     assert third.is_granted
 
 
+def test_a_clients_first_request_does_not_wait_for_the_further_ones_of_others():
+    admission = Admission(max_concurrent=8, max_queue=2)
+    many = admission.acquire("many", ONE * 10)
+    assert granted(*many) == [True] * 8 + [False] * 2, "a client alone gets max_concurrent"
+    firsts = [admission.acquire(name, ONE)[0] for name in ("few", "other")]
+    assert granted(*firsts) == [True, True], "also while the queue is full"
+    with pytest.raises(ApiError, match="max_queue is 2"):
+        admission.acquire("few", ONE * 3)
+    many[0].release()
+    many[1].release()
+    assert granted(many[8]) == [False], "two run beyond max_concurrent as it was"
+    many[2].release()
+    assert granted(many[8]) == [True]
+
+
+def test_no_more_than_a_quarter_more_places_go_to_first_requests():
+    admission = Admission(max_concurrent=8, max_queue=9)
+    many = admission.acquire("many", ONE * 8)
+    permits = [admission.acquire(f"client {i}", ONE)[0] for i in range(4)]
+    assert granted(*permits) == [True, True, False, False]
+    permits[0].release()
+    assert granted(*permits[2:]) == [True, False]
+    for permit in (*many, *permits):
+        permit.release()
+    assert granted(*admission.acquire("many", ONE * 9)) == [True] * 8 + [False]
+
+
+def test_a_first_request_is_let_in_whatever_the_wait_of_others_is():
+    now_s = 0.0
+    admission = Admission(max_concurrent=4, max_queue=9, timeout_s=10, clock=lambda: now_s)
+    admission.acquire("many", ONE * 5)
+    now_s = 100.0
+    with pytest.raises(ApiError, match="request_timeout_s"):
+        admission.check_line("many")
+    admission.check_line("few")
+    assert admission.acquire("few", ONE)[0].is_granted
+    with pytest.raises(ApiError, match="request_timeout_s"):
+        admission.check_line("other")
+
+
 def test_a_client_that_was_refused_keeps_its_turn():
     admission = Admission(max_concurrent=1, max_queue=3)
     first, *rest = admission.acquire("many", ONE * 4)
