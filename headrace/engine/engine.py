@@ -133,7 +133,7 @@ class Engine(EngineRequests):
         """False if a turn would change nothing; a paused sequence is work if it holds what another one waits for."""
         if self._in_flight is not None or not all(sequence.is_paused for sequence in self._running):
             return True
-        return self._waiting.first() is not None and self._settled_paused() is not None
+        return self._waiting.earliest is not None and self._settled_paused() is not None
 
     @property
     def suspects(self) -> set[Sequence]:

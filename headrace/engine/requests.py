@@ -13,6 +13,7 @@ its claim is released, and it is admitted again before any new request.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, count
 
@@ -192,20 +193,26 @@ class EngineRequests:
         return sum(left for _, left in others) - beside + min(beside, own)
 
     def admit(self) -> None:
-        """Admits waiting jobs in order while the cache has capacity; fails those whose deadline has passed."""
+        """Admits waiting jobs in their order while the cache has capacity; fails those whose deadline has passed."""
         now_s = self._clock()
         self.leases.expire(now_s)
         for late in self._waiting.expire(now_s):
             message = "no free blocks or slots in the cache before the deadline: retry later, or add nodes"
             late.job.on_event(AdmissionTimedOut(message))
-        while (sequence := self._waiting.first()) is not None:
+        held = self._held_by_client() if len(self._waiting) else Counter()
+        while (sequence := self._waiting.first(held)) is not None:
             if self._admit(sequence):
-                self._waiting.leave(sequence)
+                self._waiting.admitted(sequence)
+                held[sequence.request.client] += 1
             elif (paused := self._settled_paused()) is not None:
                 self._preempt(paused)
+                held[paused.request.client] -= 1
             else:
                 break
         self._is_full = sequence is not None
+
+    def _held_by_client(self) -> Counter[int]:
+        return Counter(s.request.client for s in chain(self._receiving, self._running, self._halted))
 
     def next_deadline_s(self) -> float | None:
         """When `admit` has a job to fail; None if it never will."""

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from headrace.engine.sequence import Sequence
 
+MOST_PASSES = 3
+"""So many in a row may be admitted before the one that arrived first: none starves."""
+
 
 class WaitingLine:
-    """Preempted sequences first, then the new ones, which leave at their deadline; both in order of arrival."""
+    """Preempted sequences first, in order of arrival, then the new ones, which leave at their deadline.
+
+    Of the new ones those go first whose clients have the fewest requests on the node, then by arrival: slots and blocks
+    are shared by clients, and one with many slow requests does not keep out another's first.
+    """
 
     def __init__(self) -> None:
+        self._passes = 0  # admitted in a row before one that had arrived earlier
         self._preempted: list[Sequence] = []
         self._new: list[Sequence] = []
 
@@ -34,9 +42,23 @@ class WaitingLine:
         """Adds a preempted one before every new one. It was admitted once, so its deadline no longer counts."""
         insort(self._preempted, sequence, key=lambda s: s.arrival)
 
-    def first(self) -> Sequence | None:
-        """The next to be admitted; it stays in the line. Paused ones let the others pass."""
+    @property
+    def earliest(self) -> Sequence | None:
+        """The first by arrival. Paused ones let the others pass."""
         return next((sequence for sequence in self if not sequence.is_paused), None)
+
+    def first(self, held: Mapping[int, int]) -> Sequence | None:
+        """The next to be admitted; it stays in the line. `held`: requests on the node, by client."""
+        earliest = self.earliest
+        if earliest is None or earliest in self._preempted or self._passes >= MOST_PASSES:
+            return earliest
+        return min((s for s in self._new if not s.is_paused), key=lambda s: held.get(s.request.client, 0))
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Takes out one that was admitted."""
+        if sequence in self._new:
+            self._passes = 0 if sequence is self.earliest else self._passes + 1
+        self.leave(sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """Takes a sequence out of the line, wherever it stands; does nothing if it is not there."""

@@ -28,7 +28,10 @@ from tests.support.cluster.usage import Usage, settled, usages
 
 MODEL_TOKENS = 40_960
 """The shipped models know 8,192; beyond, their answers make no sense, but cost what they cost."""
-ENGINE = with_engine(max_step_tokens=256, max_running=64, cache_bytes=128 << 20, max_model_tokens=MODEL_TOKENS)
+ENGINE = with_engine(
+    max_step_tokens=256, max_running=64, cache_bytes=128 << 20, state_share=0.2, max_model_tokens=MODEL_TOKENS
+)
+"""States for all requests that the router lets in, and for checkpoints: the default share counts on long prompts."""
 
 CROWD = {
     **dict.fromkeys(KINDS, 2),

@@ -57,6 +57,23 @@ def test_a_client_that_asks_now_and_then_does_not_wait_for_one_that_always_does(
     serve(built, *runs)
 
 
+def test_a_client_with_many_slow_requests_does_not_keep_out_another_s_first(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    slow = replace(GREEDY, max_tokens=12)
+    runs = [submit(built, request([5 + i] * 20, slow, client=1)) for i in range(20)]
+    built.engine.admit()
+    light = submit(built, request([99] * 20, ONE, client=2))
+    while not light.is_finished:
+        built.engine.admit()
+        built.engine.step()
+        for run in runs:
+            if run.is_finished:
+                built.engine.release(run.sequence)
+    built.engine.release(light.sequence)
+    assert sum(not run.events for run in runs) >= 10  # those had come before it, and still wait
+    serve(built, *runs)
+
+
 def test_a_prompt_starts_once_with_its_first_chunk(tiny_checkpoint) -> None:
     built = engine(tiny_checkpoint)
     run = submit(built, request(LONG[:200], ONE))

@@ -1,19 +1,24 @@
+from collections.abc import Mapping
+
 from headrace.cache.hashing import PrefixHasher
 from headrace.engine.sequence import Job, Sequence
-from headrace.engine.waiting import WaitingLine
+from headrace.engine.waiting import MOST_PASSES, WaitingLine
 from tests.support.engine.driving import request, resume_locally
 
 
-def sequence(arrival: float, admit_by_s: float = 100.0) -> Sequence:
-    job = Job(request([7]), resume_locally, 16, admit_by_s, print)
+NOTHING: Mapping[int, int] = {}
+
+
+def sequence(arrival: float, admit_by_s: float = 100.0, client: int = 0) -> Sequence:
+    job = Job(request([7], client=client), resume_locally, 16, admit_by_s, print)
     return Sequence(job, PrefixHasher(16), [7], arrival=(arrival, 0))
 
 
-def drained(line: WaitingLine) -> list[float]:
+def drained(line: WaitingLine, held: Mapping[int, int] = NOTHING) -> list[float]:
     order = []
-    while (first := line.first()) is not None:
+    while (first := line.first(held)) is not None:
         order.append(first.arrival[0])
-        line.leave(first)
+        line.admitted(first)
     return order
 
 
@@ -54,4 +59,32 @@ def test_leaving_twice_changes_nothing() -> None:
     for _ in range(2):
         line.leave(preempted)
         line.leave(new)
-    assert len(line) == 0 and line.first() is None and line.preempted == ()
+    assert len(line) == 0 and line.first(NOTHING) is None and line.preempted == ()
+
+
+def test_clients_with_the_fewest_requests_here_go_first() -> None:
+    line = WaitingLine()
+    for arrival, client in ((1, 7), (2, 8), (3, 9), (4, 8)):
+        line.join(sequence(arrival, client=client))
+    assert drained(line, {7: 5, 8: 1}) == [3, 2, 4, 1]
+
+
+def test_preempted_ones_go_first_whatever_their_clients_have() -> None:
+    line = WaitingLine()
+    line.join(sequence(1, client=9))
+    line.put_back(sequence(2, client=7))
+    assert drained(line, {7: 5}) == [2, 1]
+
+
+def test_so_many_in_a_row_pass_one_that_arrived_before_them_and_no_more() -> None:
+    line, held = WaitingLine(), {7: 5}
+    for arrival in range(2):
+        line.join(sequence(arrival, client=7))
+    order = []
+    for arrival in range(10, 10 + 2 * (MOST_PASSES + 1)):
+        line.join(sequence(arrival, client=arrival))
+        first = line.first(held)
+        assert first is not None
+        order.append(first.arrival[0])
+        line.admitted(first)
+    assert order == [10, 11, 12, 0, 13, 14, 15, 1]
