@@ -38,8 +38,8 @@ class RouterConfig(HttpLimits, ParseLimits):
     fetch_from_decode   prefill nodes fetch the cached part of a prompt from a node that holds more of it: its
                         blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
                         tokens
-    max_concurrent      requests in flight at the nodes (each prompt of a list, and each of `n`, is one). Up to a quarter
-                        more run for clients that have none in flight
+    max_concurrent      requests in flight at the nodes (each prompt of a list, and each of `n`, is one). Up to a
+                        quarter more run for clients that have none in flight
     max_concurrent_per_client  the same of one client (see `client_header`); null: no limit but `max_concurrent`
     max_queue           requests that may wait for their turn, which clients share fairly; beyond that those that would
                         have their turn last get 429, with the estimated time until there is room as Retry-After. So

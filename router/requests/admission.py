@@ -25,8 +25,9 @@ FIRST_SHARE = 1 / 4
 class Admission:
     """`max_concurrent` requests run, `max_queue` wait, more are refused.
 
-    A client that has no place gets one beyond `max_concurrent`, as long as fewer than a quarter more run: its first request
-    does not wait for other clients' further ones, however long these keep theirs. A client alone gets `max_concurrent`.
+    A client that has no place gets one beyond `max_concurrent`, as long as fewer than a quarter more run: its first
+    request does not wait for other clients' further ones, however long these take. A client alone gets
+    `max_concurrent`.
 
     The clients take turns, each with as much work as the others (`FairLine`): one that sends more waits longer itself.
     Work is tokens that are computed: a prompt counts whole until it is known how much of it was cached. In a full queue

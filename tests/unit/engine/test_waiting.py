@@ -5,7 +5,6 @@ from headrace.engine.sequence import Job, Sequence
 from headrace.engine.waiting import MOST_PASSES, WaitingLine
 from tests.support.engine.driving import request, resume_locally
 
-
 NOTHING: Mapping[int, int] = {}
 
 
