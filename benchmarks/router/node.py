@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmarks.router.events import Events
+from benchmarks.router.first_come import FirstCome
 from benchmarks.router.workload import Arrival
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.claims import Claim
@@ -56,6 +57,7 @@ class NodeShape:
     """A node's sizes and costs.
 
     is_hybrid   False: a model without states; every block can be resumed from
+    is_fair     False: prompts in order of arrival, instead of the real scheduler
     """
 
     num_blocks: int
@@ -68,6 +70,7 @@ class NodeShape:
     bytes_per_token: int = 8192
     state_bytes: int = 0
     is_hybrid: bool = True
+    is_fair: bool = True
 
 
 class Work:
@@ -302,6 +305,8 @@ class SimulatedNode:
 
     def _schedule(self, num_decoding: int) -> list[ScheduledChunk[Work]]:
         shape, decodes = self.shape, [work for _, _, work in self._decoding]
+        if not shape.is_fair:
+            return FirstCome(shape.max_step_tokens - num_decoding).schedule(self._prefilling)
         for end_step, _, work in self._decoding:
             work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end_step - self._num_steps)
             work.token_gap_s = self._token_gap_s

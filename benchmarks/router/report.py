@@ -12,6 +12,7 @@ from benchmarks.router.cluster import Outcome, SimulatedCluster
 FIRST_TOKEN_S = 30.0
 GAPS_S = (0.1, 0.2, 0.3)
 LONGEST_SHARE = 0.1
+SHORT_TOKENS = 2048
 """Mooncake's measure (FAST'25): a first token within 30 s, and the mean of the longest tenth of a request's gaps."""
 
 
@@ -38,6 +39,7 @@ class Result:
 
     cached_share       of prompt tokens, those that no node had to compute
     foreseen_share     of requests, those whose cached tokens were predicted within a block
+    first_of_short     first tokens of prompts of at most SHORT_TOKENS
     tpot               seconds a token after the first, of each request
     gaps               between two tokens, of all requests
     goodput            shares of requests within `FIRST_TOKEN_S` and each of `GAPS_S`; a refused one is not
@@ -50,6 +52,7 @@ class Result:
     cached_share: float
     foreseen_share: float
     first: Percentiles
+    first_of_short: Percentiles
     first_turns: Percentiles
     later_turns: Percentiles
     tpot: Percentiles
@@ -66,6 +69,7 @@ class Result:
         outcomes = [each for each in cluster.outcomes if start_s <= each.end_s <= end_s]
         served = [each for each in outcomes if each.plan is not None]
         waits = np.array([each.first_s - each.arrival.at_s for each in served])
+        lengths = np.array([each.arrival.num_tokens for each in served])
         turns = np.array([each.arrival.turn for each in served])
         gaps = _Gaps(cluster)
         of_requests = [gaps.of(each) for each in served if each.arrival.answer_tokens > 1]
@@ -81,6 +85,7 @@ class Result:
             cached_share=1 - sum(each.computed_tokens for each in served) / num_prompt,
             foreseen_share=sum(each.misjudged_tokens < block for each in served) / max(len(served), 1),
             first=Percentiles.of(waits),
+            first_of_short=Percentiles.of(waits[lengths <= SHORT_TOKENS]),
             first_turns=Percentiles.of(waits[turns == 0]),
             later_turns=Percentiles.of(waits[turns > 0]),
             tpot=Percentiles.of([each.tpot_s for each in served if each.arrival.answer_tokens > 1]),
@@ -130,8 +135,8 @@ def _busy(cluster: SimulatedCluster) -> dict[str, float]:
 
 HEADER = (
     "workload", "speed", "nodes", "policy", "cached %", "foreseen %", "req/s", "refused",
-    "first token mean / p50 / p99 s", "TPOT p50 / p99 ms", "gap p50 / p95 / p99 ms", "within 100 / 200 / 300 ms %",
-    "busy %", "decision us", "simulated req/s",
+    "first token mean / p50 / p99 s", "of short prompts p95 s", "TPOT p50 / p99 ms", "gap p50 / p95 / p99 ms",
+    "within 100 / 200 / 300 ms %", "busy %", "decision us", "simulated req/s",
 )  # fmt: skip
 
 
@@ -144,6 +149,7 @@ def cells(result: Result) -> Sequence[str]:
         f"{result.requests_per_s:.2f}",
         f"{result.refused}",
         f"{first.mean:.3f} / {first.p50:.3f} / {first.p99:.2f}",
+        f"{result.first_of_short.p95:.3f}",
         f"{1e3 * tpot.p50:.1f} / {1e3 * tpot.p99:.1f}",
         f"{1e3 * gaps.p50:.1f} / {1e3 * gaps.p95:.1f} / {1e3 * gaps.p99:.1f}",
         " / ".join(f"{100 * each:.1f}" for each in result.goodput),

@@ -1,6 +1,7 @@
 """Routing policies on request traces and agents' chats, simulated.
 
     python -m benchmarks router --trace FILE [--trace FILE ...] [--policy NAME ...] [--nodes 8 ...] [--speed 1 ...]
+    python -m benchmarks router --trace FILE --policy predicted --speed 8 --speed 16 --speed 32 --plot PNG
     python -m benchmarks router --chats 48 --nodes 2 --nodes 1P1D --token-gap-ms 10
 
 Discrete events: the real policy chooses, the real cache code keeps and evicts, the real scheduler cuts prompts into
@@ -24,6 +25,7 @@ import typer
 
 from benchmarks.router.cluster import NO_OBJECTIVES, Arrangement, SimulatedCluster
 from benchmarks.router.node import NodeShape
+from benchmarks.router.plot import plot
 from benchmarks.router.report import HEADER, Result, cells
 from benchmarks.router.workload import Chats, ChatShape, MooncakeTrace, Workload
 from benchmarks.timing import table_header, table_row
@@ -51,6 +53,7 @@ class Setting:
     eviction: str = Lru.name
     node_tokens: int = NODE_TOKENS
     objectives: Objectives = NO_OBJECTIVES
+    is_fair: bool = True
 
     def workload(self) -> Workload:
         if self.chats is not None:
@@ -79,6 +82,7 @@ def simulate(setting: Setting) -> Result:
         checkpoints=checkpoint_policy("branch" if setting.is_hybrid else "none"),
         eviction=setting.eviction,
         is_hybrid=setting.is_hybrid,
+        is_fair=setting.is_fair,
     )
     nodes = arrangement(setting.nodes, shape)
     cluster = SimulatedCluster(nodes, POLICIES[setting.policy], workload, setting.objectives)
@@ -99,6 +103,8 @@ def main(
     hybrid: Annotated[bool, typer.Option(help="with states; else a model of attention alone")] = False,
     node_tokens: Annotated[int, typer.Option(help="that a node holds")] = NODE_TOKENS,
     token_gap_ms: Annotated[float | None, typer.Option(help="bounds the prompts in a step")] = None,
+    first_come: Annotated[bool, typer.Option(help="prompts in order of arrival, not by the real scheduler")] = False,
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="write the figure here")] = None,
     jobs: int = os.cpu_count() or 1,
 ) -> None:
     """Routing policies on request traces and agents' chats, simulated."""
@@ -114,11 +120,16 @@ def main(
             hybrid or bool(chats),
             node_tokens=node_tokens,
             objectives=objectives,
+            is_fair=not first_come,
         )
         for (path, times), each, name in product(loads, nodes, policy)
     ]
     print(table_header(*HEADER))
+    runs = []
     with ProcessPoolExecutor(jobs) as workers:
         for setting, result in zip(settings, workers.map(simulate, settings), strict=True):
             load = f"{chats} chats" if setting.trace is None else setting.trace.stem.removesuffix("_trace")
             print(table_row(load, f"x{setting.speed:g}", setting.nodes, setting.policy, *cells(result)), flush=True)
+            runs.append((f"{load}, {setting.nodes}", setting.policy, setting.speed, result))
+    if plot_to:
+        plot(plot_to, runs)
