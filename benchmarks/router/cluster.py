@@ -1,8 +1,11 @@
-"""A simulated cluster: a router with a real policy, nodes with real caches, and hand-overs over links."""
+"""A simulated cluster: a router with a real policy, nodes with real caches, and hand-overs over links.
+
+A request that waits long for room on a prefill node while it holds a reservation gives that back and is routed again,
+as a real one is: else two nodes could wait for each other.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,26 +13,20 @@ from time import perf_counter
 
 from benchmarks.router.events import Events
 from benchmarks.router.node import RECEIVE, AttentionAlone, NodeShape, SimulatedNode, Work
+from benchmarks.router.view import Feed, RouterView
 from benchmarks.router.workload import Arrival, Workload
-from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
-from headrace.cache.hits import PrefixHit, ResumeLocally
-from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
+from headrace.cache.events import CacheEvent
+from headrace.cache.hits import ResumeLocally
 from headrace.wire.messages import Role
-from router.cluster.cluster_index import NodeIndex
-from router.routing.candidates import Candidate, LinkCosts
-from router.routing.plan import Objectives, Plan, Policy, RoutedRequest
+from router.routing.candidates import LinkCosts
+from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, Policy, RoutedRequest
 
 H200_LINK = LinkCosts(latency_s=0.002, bytes_per_s=50e9)
 """A hand-over between two H200s of one host: few large messages, whose setting up takes longer than their bytes."""
 
-NO_OBJECTIVES = Objectives()
-
-CHANGES = {
-    BlockStored: CacheChange.BLOCK_STORED,
-    BlockEvicted: CacheChange.BLOCK_EVICTED,
-    CheckpointStored: CacheChange.CHECKPOINT_STORED,
-    CheckpointEvicted: CacheChange.CHECKPOINT_EVICTED,
-}
+HEARTBEAT_S = 2.0
+ADMIT_WITHIN_S = 10.0
+"""How long a request holds a reservation and waits for room on its prefill node."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Outcome:
     """One request's course. `first_stride` and `last_stride` are those of its decode node that gave it its tokens."""
 
     arrival: Arrival
-    plan: Plan | None
+    plan: Plan | None = None
     predicted_tokens: int = 0
     computed_tokens: int = 0
     first_s: float = 0.0
@@ -84,70 +81,59 @@ class Outcome:
         return (self.end_s - self.first_s) / (self.arrival.answer_tokens - 1)
 
 
-class _Known:
-    """The router's knowledge of a node: its cache, by events that arrive late."""
-
-    def __init__(self, block_size: int) -> None:
-        self.index = NodeIndex(1, block_size)
-        self.index.apply(CacheSnapshotPart(1, 0, (), (), is_last=True))
-        self.sequence = 0
-        self.pending: deque[tuple[float, CacheEvent]] = deque()
-
-    def catch_up(self, until_s: float) -> None:
-        pending, changes = self.pending, []
-        while pending and pending[0][0] <= until_s:
-            event = pending.popleft()[1]
-            changes.append((CHANGES[type(event)], event.key))
-        if changes:
-            self.index.apply(CacheChanges(1, self.sequence + 1, tuple(changes)))
-            self.sequence += len(changes)
-
-
 class SimulatedCluster:
     """Runs a workload through a policy."""
 
     def __init__(
         self, arrangement: Arrangement, policy: Policy, workload: Workload, objectives: Objectives = NO_OBJECTIVES
     ) -> None:
+        shape = arrangement.shape
         self.arrangement = arrangement
+        self.workload = workload
         self.outcomes: list[Outcome] = []
         self.decision_s: list[float] = []
         self.events = Events()
-        self.nodes: list[SimulatedNode] = []
         self._policy = policy
-        self.workload = workload
         self._objectives = objectives
-        self._numbers: dict[str, int] = {}
-        self._known: list[_Known] = []
-        self._running: dict[int, tuple[Outcome, SimulatedNode, Work | None]] = {}
-        self._local = ResumeLocally() if arrangement.shape.is_hybrid else AttentionAlone()
-        names = [name for name, _ in arrangement.nodes()]
-        self._links = {name: {other: arrangement.link for other in names if other != name} for name in names}
-        for number, (name, role) in enumerate(arrangement.nodes()):
-            known = _Known(arrangement.shape.block_size)
-            node = SimulatedNode(
+        self._num_decisions = 0
+        self._num_open = 0  # arrivals that are known of, and requests in progress
+        self._running: dict[int, _Course] = {}
+        self._local = ResumeLocally() if shape.is_hybrid else AttentionAlone()
+        self._view = RouterView(
+            is_elastic=arrangement.elastic,
+            is_hybrid=shape.is_hybrid,
+            link=arrangement.link,
+            index_delay_s=arrangement.index_delay_s,
+        )
+        self.nodes = [
+            SimulatedNode(
                 name,
                 role,
-                arrangement.shape,
+                shape,
                 self.events,
-                on_event=partial(self._changed, known),
+                on_event=partial(self._changed, self._view.feed(name, shape.block_size)),
                 on_prefilled=self._prefilled,
-                on_finished=partial(self._finished, number),
+                on_finished=self._finished,
                 token_gap_s=objectives.token_gap_s,
             )
-            self._numbers[name] = number
-            self._known.append(known)
-            self.nodes.append(node)
+            for name, role in arrangement.nodes()
+        ]
+        self._by_name = {node.name: node for node in self.nodes}
+        self._numbers = {node.name: number for number, node in enumerate(self.nodes)}
+        self._view.register(self.nodes)
 
     def run(self) -> None:
-        """Runs until every request has ended."""
-        arrivals = self.workload.arrivals()
-        self._next(arrivals)
+        """Runs until every request has ended. Raises RuntimeError if some never do."""
+        self._next(self.workload.arrivals())
+        self._heartbeat(None)
         self.events.run()
+        if self._running:
+            raise RuntimeError(f"{len(self._running)} requests wait for each other, or fit no node")
 
     def _next(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
         if arrival is not None:
+            self._num_open += 1
             self.events.at(arrival.at_s, self._arrive_in_order, (arrival, arrivals))
 
     def _arrive_in_order(self, argument: tuple[Arrival, Iterator[Arrival]]) -> None:
@@ -155,112 +141,127 @@ class SimulatedCluster:
         self._next(arrivals)
         self._arrive(arrival)
 
-    def _changed(self, known: _Known, event: CacheEvent) -> None:
-        known.pending.append((self.events.now_s, event))
+    def _changed(self, feed: Feed, event: CacheEvent) -> None:
+        feed.add(self.events.now_s, event)
+
+    def _heartbeat(self, _: None) -> None:
+        self._view.heartbeat(self.events.now_s)
+        if self._num_open:
+            self.events.at(self.events.now_s + HEARTBEAT_S, self._heartbeat, None)
 
     # Routing
 
     def _arrive(self, arrival: Arrival) -> None:
-        number = len(self.outcomes)
+        outcome = Outcome(arrival)
+        self.outcomes.append(outcome)
+        self._route(outcome)
+
+    def _route(self, outcome: Outcome) -> None:
+        arrival, number = outcome.arrival, self._num_decisions
+        self._num_decisions += 1
         request = RoutedRequest(
             number,
             arrival.num_tokens,
             arrival.answer_tokens,
             needs_decode=arrival.answer_tokens > 1,
+            waited_s=self.events.now_s - arrival.at_s,
             objectives=self._objectives,
         )
-        candidates = self._candidates(arrival)
         start_s = perf_counter()
+        candidates = self._view.candidates(arrival, self.events.now_s)
         plan = self._policy.choose(request, candidates)
         self.decision_s.append(perf_counter() - start_s)
-        outcome = Outcome(arrival, plan)
-        self.outcomes.append(outcome)
+        outcome.plan = plan
         if plan is None:
             self._ended(outcome)
             return
-        first = self._numbers[plan.prefill]
-        prefill, work = self.nodes[first], Work(number, arrival, self._local)
-        outcome.predicted_tokens = min(candidates[first].hit.resumable_tokens, arrival.num_tokens - 1)
+        hits = {each.name: each.hit for each in candidates}
+        self._view.ledger.sent(request, plan, candidates, {self.arrangement.shape.block_size: arrival.keys})
+        outcome.predicted_tokens = min(hits[plan.prefill].resumable_tokens, arrival.num_tokens - 1)
+        work = Work(number, arrival, self._local)
+        prefill = self._by_name[plan.prefill]
         if plan.fetch_from is not None:
-            source = candidates[self._numbers[plan.fetch_from]]
-            outcome.predicted_tokens = min(source.hit.state_tokens, arrival.num_tokens - 1)
+            outcome.predicted_tokens = min(hits[plan.fetch_from].state_tokens, arrival.num_tokens - 1)
             self._fetch(work, prefill, plan.fetch_from)
         if plan.decode is None or plan.decode == plan.prefill:
-            self._running[number] = (outcome, prefill, None)
-            outcome.decode_node = first
+            outcome.decode_node = self._numbers[plan.prefill]
+            self._running[number] = _Course(outcome, prefill, work, None)
             prefill.prefill(work)
         else:
             outcome.decode_node = self._numbers[plan.decode]
             reserved = Work(number, arrival, RECEIVE)
-            self._running[number] = (outcome, prefill, reserved)
-            self.nodes[outcome.decode_node].reserve(reserved, lambda _: prefill.prefill(work))
+            self._running[number] = course = _Course(outcome, prefill, work, reserved)
+            self._by_name[plan.decode].reserve(reserved, partial(self._reserved, course))
 
     def _fetch(self, work: Work, prefill: SimulatedNode, source: str) -> None:
         """Lets the work begin with what the source holds now, if that is more than the node's own."""
         most = work.prompt_length - 1
         held, own = (
             work.hit_policy.reusable_tokens(node.cache.match(work.keys, max_tokens=most))
-            for node in (self.nodes[self._numbers[source]], prefill)
+            for node in (self._by_name[source], prefill)
         )
         if held > own:
             shape = self.arrangement.shape
             num_bytes = (held - own) * shape.bytes_per_token + shape.state_bytes
             work.fetch(held, self.arrangement.link.seconds(num_bytes))
 
-    def _candidates(self, arrival: Arrival) -> list[Candidate]:
-        shape, arrived_s = self.arrangement.shape, self.events.now_s - self.arrangement.index_delay_s
-        found = []
-        for node, known in zip(self.nodes, self._known, strict=True):
-            known.catch_up(arrived_s)
-            hit = known.index.match(arrival.keys, max_tokens=arrival.num_tokens - 1)
-            if not shape.is_hybrid:
-                hit = PrefixHit(hit.attention_tokens, hit.attention_tokens, hit.attention_tokens)
-            found.append(
-                Candidate(
-                    node.name,
-                    node.role,
-                    hit,
-                    node.load(),
-                    shape.costs,
-                    shape.max_step_tokens,
-                    shape.block_size,
-                    shape.bytes_per_token,
-                    shape.state_bytes,
-                    self._links[node.name],
-                    may_prefill=self.arrangement.elastic or node.role is not Role.DECODE,
-                    may_decode=self.arrangement.elastic or node.role is not Role.PREFILL,
-                )
-            )
-        return found
+    def _reserved(self, course: _Course, reserved: Work) -> None:
+        self._view.ledger.reserved(reserved.number)
+        course.prefill.prefill(course.work)
+        if course.work.claim is None:
+            self.events.at(self.events.now_s + ADMIT_WITHIN_S, self._give_up, course)
+
+    def _give_up(self, course: _Course) -> None:
+        """Routes a request again that still waits for room on its prefill node."""
+        if course.reserved is None or not course.prefill.leave_line(course.work):
+            return
+        del self._running[course.work.number]
+        self.nodes[course.outcome.decode_node].release(course.reserved)
+        self._view.ledger.ended(course.work.number, self.events.now_s)
+        self._route(course.outcome)
 
     # The course of a request
 
     def _prefilled(self, work: Work) -> None:
-        outcome, prefill, reserved = self._running[work.number]
+        course = self._running[work.number]
+        outcome, reserved = course.outcome, course.reserved
         outcome.first_s = self.events.now_s
         outcome.computed_tokens = work.prompt_length - work.reused
+        self._view.ledger.prompt_computed(work.number, self.events.now_s)
         if reserved is None:
-            prefill.keep(work)
+            course.prefill.keep(work)
             return
         shape = self.arrangement.shape
         last_chunk = min(shape.max_step_tokens, work.prompt_length - max(work.reused, reserved.reused))
         num_bytes = max(last_chunk, 0) * shape.bytes_per_token + shape.state_bytes
-        landed_s = self.events.now_s + self.arrangement.link.seconds(num_bytes)
-        self.events.at(landed_s, self._landed, (outcome, prefill, work, reserved))
+        self.events.at(self.events.now_s + self.arrangement.link.seconds(num_bytes), self._landed, course)
 
-    def _landed(self, argument: tuple[Outcome, SimulatedNode, Work, Work]) -> None:
-        outcome, prefill, work, reserved = argument
-        prefill.release(work)
-        self.nodes[outcome.decode_node].decode(reserved)
+    def _landed(self, course: _Course) -> None:
+        assert course.reserved is not None
+        course.prefill.release(course.work)
+        self.nodes[course.outcome.decode_node].decode(course.reserved)
 
-    def _finished(self, node: int, work: Work) -> None:
-        outcome, _, _ = self._running.pop(work.number)
+    def _finished(self, work: Work) -> None:
+        outcome = self._running.pop(work.number).outcome
         outcome.end_s = self.events.now_s
         outcome.decoding_s = work.joined_s
         outcome.first_stride, outcome.last_stride = work.first_stride, work.last_stride
+        self._view.ledger.ended(work.number, self.events.now_s)
         self._ended(outcome)
 
     def _ended(self, outcome: Outcome) -> None:
+        self._num_open -= 1
         following = self.workload.after(outcome.arrival, self.events.now_s)
         if following is not None:
+            self._num_open += 1
             self.events.at(following.at_s, self._arrive, following)
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """One attempt at a request: its work on the prefill node, and what is reserved on another one for its answer."""
+
+    outcome: Outcome
+    prefill: SimulatedNode
+    work: Work
+    reserved: Work | None

@@ -197,6 +197,15 @@ class SimulatedNode:
         work.claim = None
         self._admit_waiting()
 
+    def leave_line(self, work: Work) -> bool:
+        """Takes a work out of the line; False if it does not wait there."""
+        others = deque(entry for entry in self._line if entry[0] is not work)
+        if len(others) == len(self._line):
+            return False
+        self._line = others
+        self._admit_waiting()
+        return True
+
     # State
 
     def load(self) -> Load:

@@ -23,7 +23,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.router.cluster import NO_OBJECTIVES, Arrangement, SimulatedCluster
+from benchmarks.router.cluster import Arrangement, SimulatedCluster
 from benchmarks.router.node import NodeShape
 from benchmarks.router.plot import plot
 from benchmarks.router.report import HEADER, Result, cells
@@ -33,7 +33,7 @@ from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.eviction import Lru
 from headrace.engine.config import TOKENS_PER_STATE
 from headrace.step_costs import StepCosts
-from router.routing.plan import Objectives
+from router.routing.plan import NO_OBJECTIVES, Objectives
 from router.routing.policies.by_name import POLICIES
 
 NODE_TOKENS = 1 << 20

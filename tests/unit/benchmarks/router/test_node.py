@@ -1,5 +1,7 @@
 """A simulated node: its steps take what the costs say, however many of them are one event."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from benchmarks.router.cluster import Arrangement, SimulatedCluster
@@ -9,7 +11,8 @@ from benchmarks.router.workload import Arrival, MooncakeTrace
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.types import PrefixKey
 from headrace.step_costs import StepCosts, StepShape
-from router.routing.candidates import LinkCosts
+from router.routing.candidates import Candidate, LinkCosts
+from router.routing.plan import Plan, RoutedRequest
 from router.routing.policies.round_robin import RoundRobin
 
 COSTS = StepCosts()
@@ -77,3 +80,21 @@ def test_requests_wait_for_room_in_the_cache() -> None:
     firsts = [outcome.first_s for outcome in cluster.outcomes]
     assert firsts[1] > cluster.outcomes[0].end_s
     assert firsts[2] > cluster.outcomes[1].end_s
+
+
+class Crossed:
+    """Hands every other request over the other way round; one that comes again stays on one node."""
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan:
+        first, second = candidates if request.number % 2 else reversed(candidates)
+        return Plan(first.name, first.name if request.waited_s else second.name)
+
+
+def test_nodes_that_wait_for_each_other_give_their_reservations_back() -> None:
+    nodes = Arrangement(2, shape=SHAPE, link=LINK)
+    cluster = SimulatedCluster(
+        nodes, Crossed(), MooncakeTrace("few", [arrival(0.001 * i, 20_000, 9) for i in range(6)])
+    )
+    cluster.run()
+    assert all(outcome.end_s > outcome.first_s > 0 for outcome in cluster.outcomes)
+    assert len(cluster.decision_s) > len(cluster.outcomes)

@@ -1,0 +1,137 @@
+"""The router's view of simulated nodes: its real index, ledger and snapshots, fed by heartbeats and late events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.router.node import SimulatedNode
+from benchmarks.router.workload import Arrival
+from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
+from headrace.cache.hits import PrefixHit
+from headrace.cache.layout import CacheLayout
+from headrace.cache.pools import PoolCounts
+from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
+from headrace.wire.messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus
+from router.cluster.cluster_index import ClusterIndex, NodeIndex
+from router.routing.candidates import Candidate, LinkCosts
+from router.routing.ledger import Ledger
+from router.routing.snapshots import Snapshots
+
+CHANGES = {
+    BlockStored: CacheChange.BLOCK_STORED,
+    BlockEvicted: CacheChange.BLOCK_EVICTED,
+    CheckpointStored: CacheChange.CHECKPOINT_STORED,
+    CheckpointEvicted: CacheChange.CHECKPOINT_EVICTED,
+}
+
+
+class Feed:
+    """One node's cache events on their way to the index."""
+
+    def __init__(self, index: NodeIndex) -> None:
+        self._index = index
+        self._sequence = 0
+        self._pending: deque[tuple[float, CacheEvent]] = deque()
+        index.apply(CacheSnapshotPart(1, 0, (), (), is_last=True))
+
+    def add(self, now_s: float, event: CacheEvent) -> None:
+        self._pending.append((now_s, event))
+
+    def arrive(self, sent_by_s: float) -> None:
+        """Takes over what was sent until then."""
+        pending, changes = self._pending, []
+        while pending and pending[0][0] <= sent_by_s:
+            event = pending.popleft()[1]
+            changes.append((CHANGES[type(event)], event.key))
+        if changes:
+            self._index.apply(CacheChanges(1, self._sequence + 1, tuple(changes)))
+            self._sequence += len(changes)
+
+
+class RouterView:
+    """Candidates for each request.
+
+    index_delay_s   until the router knows of a block or a checkpoint that a node has published
+    """
+
+    def __init__(self, *, is_elastic: bool, is_hybrid: bool, link: LinkCosts, index_delay_s: float) -> None:
+        self.ledger = Ledger()
+        self._index = ClusterIndex()
+        self._snapshots = Snapshots(self._index, self.ledger, roles_are_fixed=not is_elastic)
+        self._is_hybrid = is_hybrid
+        self._link = link
+        self._index_delay_s = index_delay_s
+        self._nodes: list[SimulatedNode] = []
+        self._infos: list[NodeInfo] = []
+        self._feeds: list[Feed] = []
+        self._links: tuple[LinkStatus, ...] = ()
+
+    def feed(self, name: str, block_size: int) -> Feed:
+        """The way of a new node's cache events to the index."""
+        self._feeds.append(Feed(self._index.add((name, 1), block_size)))
+        return self._feeds[-1]
+
+    def register(self, nodes: Sequence[SimulatedNode]) -> None:
+        """Takes the nodes of the cluster, sorted by name."""
+        self._nodes = list(nodes)
+        self._infos = [_info(node) for node in nodes]
+        self._roles = {node.name: node.role for node in nodes}
+        self._links = tuple(
+            LinkStatus(node.name, bytes_per_s=self._link.bytes_per_s, round_trip_s=self._link.latency_s)
+            for node in nodes
+        )
+
+    def heartbeat(self, now_s: float) -> None:
+        """All nodes report."""
+        for node, info in zip(self._nodes, self._infos, strict=True):
+            self._snapshots.heartbeat(info, _status(node, self._links), now_s)
+
+    def candidates(self, arrival: Arrival, now_s: float) -> Sequence[Candidate]:
+        """The real snapshot; for a model of attention alone every block is one from which a node can resume."""
+        for feed in self._feeds:
+            feed.arrive(now_s - self._index_delay_s)
+        keys = {self._nodes[0].shape.block_size: arrival.keys}
+        found = self._snapshots.take(self._roles, keys, arrival.num_tokens, now_s)
+        return found if self._is_hybrid else [_without_states(each) for each in found]
+
+
+def _without_states(candidate: Candidate) -> Candidate:
+    found = candidate.hit.attention_tokens
+    return replace(candidate, hit=PrefixHit(found, found, found)) if found else candidate
+
+
+def _info(node: SimulatedNode) -> NodeInfo:
+    shape = node.shape
+    # One attention layer and head, of as many bytes a token as the shape says, and a state of one number.
+    layout = CacheLayout(
+        "simulated", "float16", "float32", shape.block_size, 1, 1, shape.bytes_per_token // 4, (0,),
+        (shape.state_bytes // 4,),
+    )  # fmt: skip
+    return NodeInfo(
+        node.name, node.role, 1, "", "", layout, 1 << 20, shape.num_blocks, shape.num_slots, 1, "cuda", 1 << 20, 2,
+        max_step_tokens=shape.max_step_tokens,
+    )  # fmt: skip
+
+
+def _status(node: SimulatedNode, links: tuple[LinkStatus, ...]) -> NodeStatus:
+    stats, load = node.cache.stats(), node.load()
+    return NodeStatus(
+        running=0,
+        waiting=0,
+        blocks=_pool(stats.blocks, stats.num_indexed_blocks),
+        slots=_pool(stats.slots, stats.num_checkpoints),
+        links=links,
+        waiting_tokens=load.waiting_tokens,
+        costs=node.shape.costs,
+        num_decoding=load.num_decoding,
+        context_tokens=load.context_tokens,
+        waiting_depths=load.waiting_depths,
+        waiting_lengths=load.waiting_lengths,
+    )
+
+
+def _pool(counts: PoolCounts, num_indexed: int) -> PoolStatus:
+    total = counts.free + counts.cached + counts.in_use
+    return PoolStatus(total, counts.free, counts.cached, counts.in_use, num_indexed)
