@@ -1,45 +1,40 @@
 """An index of all nodes' caches: the prefix keys that each node has reported, to find how much of a prompt it holds.
 
-A hint, by design: the index lags behind the nodes, so a decision based on it must stay correct when it is wrong. A key
-is 32 bytes; a set of a million of them takes about 140 MB.
+A hint, by design: the index lags behind the nodes, so a decision based on it must stay correct when it is wrong.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from headrace.cache.conversion import BlockConversion
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
+from router.cluster.key_holders import CacheTable, Mask, bits_of
 from router.cluster.node_id import NodeId
 from router.errors import MissedUpdates
 
+NO_HIT = PrefixHit(0, 0, 0)
+
 
 class NodeIndex:
-    """One node's cache as far as its updates have arrived.
+    """One node's cache as far as its updates have arrived: its bit in a table that all nodes share.
 
     sequence       number of the last change applied; None before the first snapshot
     is_followed    False: the stream of updates broke and the index is stale
+    bit            of its keys; another one with each snapshot
     """
 
-    def __init__(self, incarnation: int, block_size: int) -> None:
+    def __init__(self, incarnation: int, block_size: int, table: CacheTable | None = None) -> None:
         self.sequence: int | None = None
         self.is_followed = False
+        self.block_size = block_size
+        self.num_blocks = self.num_checkpoints = 0
         self._incarnation = incarnation
-        self._block_size = block_size
-        self._blocks: set[PrefixKey] = set()
-        self._checkpoints: set[PrefixKey] = set()
-        self._arriving: tuple[set[PrefixKey], set[PrefixKey]] = (set(), set())
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._blocks)
-
-    @property
-    def num_checkpoints(self) -> int:
-        return len(self._checkpoints)
+        self._table = table or CacheTable()
+        self.bit = self._table.new_bit()
+        self._arriving: _Arriving | None = None
 
     def apply(self, update: CacheUpdate) -> None:
         """Applies an update; a snapshot takes effect with its last part.
@@ -57,48 +52,64 @@ class NodeIndex:
                 for kind, key in changes:
                     self._change(kind, key)
                 self.sequence += len(changes)
+        self._table.sweep()
 
     def lost(self) -> None:
         """Marks the index as stale: the stream broke, and changes count again after a new snapshot."""
         self.is_followed = False
-        self._arriving = (set(), set())
+        if self._arriving is not None:
+            self._table.retire(self._arriving.bit)
+            if self._arriving.bit == self.bit:
+                self.bit = self._table.new_bit()
+            self._arriving = None
 
-    @property
-    def block_size(self) -> int:
-        return self._block_size
+    def remove(self) -> None:
+        """Takes the node out of the table."""
+        self.lost()
+        self._table.retire(self.bit)
 
     def match(self, keys: Sequence[PrefixKey], *, max_tokens: int, receiver_block_size: int = 1) -> PrefixHit:
         """The node's hit on the first `max_tokens` tokens of a prompt; `keys` are one chain.
 
         receiver_block_size   of the node that would fetch: only checkpoints that end a block there count
         """
-        # A node's blocks are prefix-closed, so that bisection finds the longest match.
-        limit = min(len(keys), max_tokens // self._block_size)
-        num_blocks = bisect_left(keys, True, hi=limit, key=lambda key: key not in self._blocks)
-        step = BlockConversion(self._block_size, receiver_block_size).boundary_tokens // self._block_size
-        ends = range(num_blocks // step * step, 0, -step)
-        state_tokens = next((i for i in ends if keys[i - 1] in self._checkpoints), 0) * self._block_size
-        return PrefixHit(num_blocks * self._block_size, state_tokens, resumable_tokens=state_tokens)
+        nodes = 0 if self.sequence is None else self.bit
+        found = _match(self._table, keys, nodes, self.block_size, max_tokens, receiver_block_size)
+        return found.get(self.bit, NO_HIT)
 
     def _take_part(self, part: CacheSnapshotPart) -> None:
-        blocks, checkpoints = self._arriving
-        blocks.update(part.blocks)
-        checkpoints.update(part.checkpoints)
+        if self._arriving is None:
+            self._arriving = _Arriving(self.bit if self.sequence is None else self._table.new_bit())
+        arriving, table = self._arriving, self._table
+        arriving.num_blocks += sum(table.blocks.add(key, arriving.bit) for key in part.blocks)
+        arriving.num_checkpoints += sum(table.checkpoints.add(key, arriving.bit) for key in part.checkpoints)
         if part.is_last:
-            self._blocks, self._checkpoints = blocks, checkpoints
-            self._arriving = (set(), set())
+            if self.bit != arriving.bit:
+                table.retire(self.bit)
+            self.bit = arriving.bit
+            self.num_blocks, self.num_checkpoints = arriving.num_blocks, arriving.num_checkpoints
+            self._arriving = None
             self.sequence, self.is_followed = part.sequence, True
 
     def _change(self, kind: CacheChange, key: PrefixKey) -> None:
+        table = self._table
         match kind:
             case CacheChange.BLOCK_STORED:
-                self._blocks.add(key)
+                self.num_blocks += table.blocks.add(key, self.bit)
             case CacheChange.BLOCK_EVICTED:
-                self._blocks.discard(key)
+                self.num_blocks -= table.blocks.discard(key, self.bit)
             case CacheChange.CHECKPOINT_STORED:
-                self._checkpoints.add(key)
+                self.num_checkpoints += table.checkpoints.add(key, self.bit)
             case CacheChange.CHECKPOINT_EVICTED:
-                self._checkpoints.discard(key)
+                self.num_checkpoints -= table.checkpoints.discard(key, self.bit)
+
+
+class _Arriving:
+    """A snapshot of which parts are missing."""
+
+    def __init__(self, bit: Mask) -> None:
+        self.bit = bit
+        self.num_blocks = self.num_checkpoints = 0
 
 
 class ClusterIndex:
@@ -106,6 +117,7 @@ class ClusterIndex:
 
     def __init__(self) -> None:
         self._nodes: dict[NodeId, NodeIndex] = {}
+        self._table = CacheTable()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -113,14 +125,14 @@ class ClusterIndex:
     def add(self, node_id: NodeId, block_size: int) -> NodeIndex:
         """Adds and returns an empty index for a node."""
         _, incarnation = node_id
-        self._nodes[node_id] = NodeIndex(incarnation, block_size)
+        self._nodes[node_id] = NodeIndex(incarnation, block_size, self._table)
         return self._nodes[node_id]
 
     def get(self, node_id: NodeId) -> NodeIndex | None:
         return self._nodes.get(node_id)
 
     def remove(self, node_id: NodeId) -> None:
-        del self._nodes[node_id]
+        self._nodes.pop(node_id).remove()
 
     @property
     def block_sizes(self) -> set[int]:
@@ -130,9 +142,65 @@ class ClusterIndex:
     def match(
         self, keys: Mapping[int, Sequence[PrefixKey]], *, max_tokens: int, receiver_block_size: int = 1
     ) -> Mapping[NodeId, PrefixHit]:
-        """Each node's hit on a prompt; `keys` are the prompt's for each of `block_sizes`."""
+        """The hit on a prompt of each node that has any; `keys` are the prompt's for each of `block_sizes`."""
+        nodes: dict[int, dict[Mask, NodeId]] = {}
+        for node_id, node in self._nodes.items():
+            if node.sequence is not None:
+                nodes.setdefault(node.block_size, {})[node.bit] = node_id
         return {
-            node_id: node.match(keys[node.block_size], max_tokens=max_tokens, receiver_block_size=receiver_block_size)
-            for node_id, node in self._nodes.items()
-            if node.block_size in keys
+            of_size[bit]: hit
+            for size, of_size in nodes.items()
+            if size in keys
+            for bit, hit in _match(self._table, keys[size], sum(of_size), size, max_tokens, receiver_block_size).items()
         }
+
+
+def _match(
+    table: CacheTable,
+    keys: Sequence[PrefixKey],
+    nodes: Mask,
+    block_size: int,
+    max_tokens: int,
+    receiver_block_size: int,
+) -> Mapping[Mask, PrefixHit]:
+    """The hits of those of these nodes that have any, by their bits."""
+    limit = min(len(keys), max_tokens // block_size)
+    depths = sorted(table.blocks.prefix_lengths(keys, limit, nodes), key=lambda each: -each[1])
+    if not depths:
+        return {}
+    step = BlockConversion(block_size, receiver_block_size).boundary_tokens // block_size
+    states = _deepest_states(table, keys, depths, step)
+    return {
+        bit: PrefixHit(depth * block_size, states.get(bit, 0) * block_size, states.get(bit, 0) * block_size)
+        for those, depth in depths
+        for bit in bits_of(those)
+    }
+
+
+def _deepest_states(
+    table: CacheTable, keys: Sequence[PrefixKey], depths: Sequence[tuple[Mask, int]], step: int
+) -> Mapping[Mask, int]:
+    """The position of each node's deepest checkpoint among the blocks that it holds, deepest blocks first.
+
+    step   only multiples of it count
+    """
+    states: dict[Mask, int] = {}
+    num_reached, position, unknown = 0, depths[0][1], 0
+    while position > 0:
+        while num_reached < len(depths) and depths[num_reached][1] >= position:
+            unknown |= depths[num_reached][0]
+            num_reached += 1
+        if not unknown:
+            if num_reached == len(depths):
+                break
+            position = depths[num_reached][1]
+        elif position % step:
+            position -= position % step
+        elif (empty := table.checkpoints.num_unheld_before(keys, position)) > 0:
+            position -= empty
+        else:
+            found = table.checkpoints.holders(keys[position - 1]) & unknown
+            states.update(dict.fromkeys(bits_of(found), position))
+            unknown &= ~found
+            position -= step
+    return states

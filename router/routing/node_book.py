@@ -8,9 +8,10 @@ heartbeat counts at once, and what ended after it counts no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 from headrace.step_costs import StepCosts, StepShape
 from headrace.wire.messages import NodeStatus
@@ -26,13 +27,11 @@ REFRESH_S = 0.01
 class Prompt:
     """A prompt that the node computes for this router, from token `start` up to `end`.
 
-    is_admitted   the node has reserved blocks and a slot for it
-    is_started    its turn has come
+    is_started   its turn has come: it has blocks and a slot
     """
 
     start: int
     end: int
-    is_admitted: bool = False
     is_started: bool = False
 
 
@@ -50,23 +49,22 @@ class Answer:
     is_generating: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """This router's own work on a node. `held_*`: what is reserved; `wanted_*`: what is or will be."""
+class _Share(NamedTuple):
+    """One request's part of the work, or the sum of all. `held`: reserved by the node; `wanted`: that, or to come."""
 
     num_decoding: int = 0
     context_tokens: int = 0
     num_coming: int = 0
     coming_tokens: int = 0
-    reported_coming: int = 0
-    reported_coming_tokens: int = 0
-    waiting_tokens: int = 0
-    waiting_depths: int = 0
-    waiting_lengths: tuple[int, ...] = ()
+    num_receiving: int = 0
+    receiving_tokens: int = 0
     held_tokens: int = 0
     held_slots: int = 0
     wanted_tokens: int = 0
     wanted_slots: int = 0
+
+
+NOTHING = _Share()
 
 
 class NodeBook:
@@ -75,6 +73,8 @@ class NodeBook:
     def __init__(self) -> None:
         self.prompts: dict[int, Prompt] = {}
         self.answers: dict[int, Answer] = {}
+        self._shares: dict[int, _Share] = {}
+        self._own = NOTHING
         self._others = Load()
         self._others_at_s = 0.0
         self._tokens_per_s = 0.0
@@ -84,15 +84,15 @@ class NodeBook:
 
     def heartbeat(self, status: NodeStatus, block_size: int, chunk_tokens: int, now_s: float) -> None:
         """Takes over the node's own figures."""
-        own = self._sums(now_s)
+        own, left = self._own, self._tokens_left(now_s)
         blocks, slots = status.blocks, status.slots
         self._others_at_s = now_s
         self._others = Load(
-            num_decoding=_beyond(status.num_decoding, own.num_decoding + own.reported_coming),
-            context_tokens=_beyond(status.context_tokens, own.context_tokens + own.reported_coming_tokens),
-            waiting_tokens=_beyond(status.waiting_tokens, own.waiting_tokens),
-            waiting_depths=_beyond(status.waiting_depths, own.waiting_depths),
-            waiting_lengths=_added(status.waiting_lengths, own.waiting_lengths, -1.0),
+            num_decoding=_beyond(status.num_decoding, own.num_decoding + own.num_receiving),
+            context_tokens=_beyond(status.context_tokens, own.context_tokens + own.receiving_tokens),
+            waiting_tokens=_beyond(status.waiting_tokens, sum(left.values())),
+            waiting_depths=_beyond(status.waiting_depths, self._depths(left)),
+            waiting_lengths=_added(status.waiting_lengths, _lengths(left.values()), -1.0),
             free_tokens=(blocks.free + blocks.cached) * block_size + own.held_tokens,
             free_slots=slots.free + slots.cached + own.held_slots,
         )
@@ -102,7 +102,7 @@ class NodeBook:
     def load(self, now_s: float) -> Load:
         """The node's work now."""
         if self._load is None or now_s >= self._load_until_s:
-            others, own = self._others, self._sums(now_s)
+            others, own, left = self._others, self._own, self._tokens_left(now_s)
             share = self._share_left(now_s)
             is_still = self._progress_since_s is None and not others.waiting_tokens
             self._load_until_s = math.inf if is_still else now_s + REFRESH_S
@@ -111,9 +111,9 @@ class NodeBook:
                 context_tokens=others.context_tokens + own.context_tokens,
                 num_coming=own.num_coming,
                 coming_tokens=own.coming_tokens,
-                waiting_tokens=int(share * others.waiting_tokens) + own.waiting_tokens,
-                waiting_depths=int(share * others.waiting_depths) + own.waiting_depths,
-                waiting_lengths=_added(own.waiting_lengths, others.waiting_lengths, share),
+                waiting_tokens=int(share * others.waiting_tokens) + sum(left.values()),
+                waiting_depths=int(share * others.waiting_depths) + self._depths(left),
+                waiting_lengths=_added(_lengths(left.values()), others.waiting_lengths, share),
                 free_tokens=others.free_tokens - own.wanted_tokens,
                 free_slots=others.free_slots - own.wanted_slots,
             )
@@ -123,31 +123,31 @@ class NodeBook:
 
     def add_prompt(self, number: int, start: int, end: int) -> None:
         self.prompts[number] = Prompt(start, end)
-        self._load = None
+        self._changed(number)
 
     def add_answer(self, number: int, num_tokens: int, *, is_alone: bool) -> None:
         self.answers[number] = Answer(num_tokens, is_alone)
-        self._load = None
+        self._changed(number)
 
     def admitted(self, number: int) -> None:
         """The node has reserved what the answer needs."""
         if (answer := self.answers.get(number)) is not None:
             answer.is_admitted = True
-            self._load = None
+            self._changed(number)
 
     def started(self, number: int, now_s: float) -> None:
         """The prompt's turn has come."""
         if (prompt := self.prompts.get(number)) is not None:
-            prompt.is_admitted = prompt.is_started = True
+            prompt.is_started = True
             if self._progress_since_s is None:
                 self._progress_since_s = now_s
-            self._load = None
+            self._changed(number)
 
     def generating(self, number: int) -> None:
         """The answer's prompt is computed."""
         if (answer := self.answers.get(number)) is not None:
             answer.is_admitted = answer.is_generating = True
-            self._load = None
+            self._changed(number)
 
     def end_prompt(self, number: int, now_s: float) -> None:
         """The prompt is computed, or given up."""
@@ -156,55 +156,49 @@ class NodeBook:
             if prompt.is_started:
                 is_busy = any(each.is_started for each in self.prompts.values())
                 self._progress_since_s = now_s if is_busy else None
-            self._load = None
+            self._changed(number)
 
     def end_answer(self, number: int) -> None:
         if self.answers.pop(number, None) is not None:
-            self._load = None
+            self._changed(number)
 
-    def _sums(self, now_s: float) -> _Sums:
-        left = self._tokens_left(now_s)
-        lengths = [0] * max((tokens.bit_length() for tokens in left.values()), default=0)
-        depths = 0
-        for number, tokens in left.items():
-            if tokens:
-                end = self.prompts[number].end
-                lengths[tokens.bit_length() - 1] += tokens
-                depths += StepShape.prefill(end - tokens, end).prefill_depths
-        answers = self.answers.values()
-        generating = [answer.num_tokens for answer in answers if answer.is_generating]
-        coming = [answer.num_tokens for answer in answers if not answer.is_generating]
-        reported = [
-            answer.num_tokens
-            for answer in answers
-            if answer.is_admitted and not answer.is_generating and not answer.is_alone
-        ]
-        wanted = list(self._places())
-        held = [tokens for tokens, is_admitted in wanted if is_admitted]
-        return _Sums(
-            num_decoding=len(generating),
-            context_tokens=sum(generating),
-            num_coming=len(coming),
-            coming_tokens=sum(coming),
-            reported_coming=len(reported),
-            reported_coming_tokens=sum(reported),
-            waiting_tokens=sum(left.values()),
-            waiting_depths=depths,
-            waiting_lengths=tuple(lengths),
-            held_tokens=sum(held),
-            held_slots=len(held),
-            wanted_tokens=sum(tokens for tokens, _ in wanted),
-            wanted_slots=len(wanted),
+    def _changed(self, number: int) -> None:
+        before, after = self._shares.pop(number, NOTHING), self._share(number)
+        if after is not NOTHING:
+            self._shares[number] = after
+        self._own = _Share(*(sum_ - old + new for sum_, old, new in zip(self._own, before, after, strict=True)))
+        self._load = None
+
+    def _share(self, number: int) -> _Share:
+        prompt, answer = self.prompts.get(number), self.answers.get(number)
+        if answer is None:
+            if prompt is None:
+                return NOTHING
+            held = prompt.end if prompt.is_started else 0
+            return _Share(held_tokens=held, held_slots=int(prompt.is_started), wanted_tokens=prompt.end, wanted_slots=1)
+        tokens = answer.num_tokens
+        is_held = answer.is_admitted or (prompt is not None and prompt.is_started)
+        is_receiving = answer.is_admitted and not answer.is_generating and not answer.is_alone
+        return _Share(
+            num_decoding=int(answer.is_generating),
+            context_tokens=tokens if answer.is_generating else 0,
+            num_coming=int(not answer.is_generating),
+            coming_tokens=0 if answer.is_generating else tokens,
+            num_receiving=int(is_receiving),
+            receiving_tokens=tokens if is_receiving else 0,
+            held_tokens=tokens if is_held else 0,
+            held_slots=int(is_held),
+            wanted_tokens=tokens,
+            wanted_slots=1,
         )
 
-    def _places(self) -> Iterator[tuple[int, bool]]:
-        """The tokens that each request holds or will hold here, and whether it does already."""
-        for number, answer in self.answers.items():
-            prompt = self.prompts.get(number)
-            yield answer.num_tokens, answer.is_admitted or (prompt is not None and prompt.is_admitted)
-        for number, prompt in self.prompts.items():
-            if number not in self.answers:
-                yield prompt.end, prompt.is_admitted
+    def _depths(self, left: Mapping[int, int]) -> int:
+        """The positions of these tokens of each prompt, summed."""
+        total = 0
+        for number, tokens in left.items():
+            end = self.prompts[number].end
+            total += tokens * (2 * end - tokens - 1) // 2
+        return total
 
     def _share_left(self, now_s: float) -> float:
         """Share of the others' prompts that the node cannot have computed since its heartbeat."""
@@ -227,6 +221,16 @@ class NodeBook:
 
 def _beyond(theirs: int, mine: int) -> int:
     return max(0, theirs - mine)
+
+
+def _lengths(prompts: Iterable[int]) -> Sequence[int]:
+    """Tokens of prompts by how many each has left; see `Load.waiting_lengths`."""
+    lengths: list[int] = []
+    for tokens in prompts:
+        if tokens:
+            lengths += [0] * (tokens.bit_length() - len(lengths))
+            lengths[tokens.bit_length() - 1] += tokens
+    return lengths
 
 
 def _added(lengths: Sequence[int], others: Sequence[int], share: float) -> tuple[int, ...]:

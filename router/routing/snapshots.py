@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
-from headrace.step_costs import StepCosts
 from headrace.wire.messages import NodeInfo, NodeStatus, Role, transfer_refusal
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
-from router.routing.candidates import Candidate
+from router.routing.candidates import Candidate, LinkCosts, Load
 from router.routing.coming_hits import with_coming
 from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
 
 NO_HIT = PrefixHit(0, 0, 0)
+NO_LINKS: Mapping[str, LinkCosts] = {}
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Snapshots:
         self.roles_are_fixed = roles_are_fixed
         self._facts: dict[str, _Facts] = {}
         self._peers: dict[str, frozenset[str]] = {}
+        self._doubtful: frozenset[str] = frozenset()
 
     def heartbeat(self, info: NodeInfo, status: NodeStatus, now_s: float) -> None:
         """Takes over what a node reports of itself; it may be new."""
@@ -65,9 +66,11 @@ class Snapshots:
         if known is not None and known.id[1] != info.incarnation:
             self._ledger.forget(info.name)
         self._ledger.heartbeat(info, status, now_s)
-        self._facts[info.name] = _Facts.of(info, status)
+        facts = self._facts[info.name] = _Facts(info, status)
         if known is None or known.device != info.device:
-            self._find_peers()
+            self._link()
+        else:
+            facts.links = LinksOf(info.name, self._peers[info.device], facts.measured, self._doubtful)
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets all other nodes."""
@@ -75,7 +78,7 @@ class Snapshots:
             for name in gone:
                 del self._facts[name]
                 self._ledger.forget(name)
-            self._find_peers()
+            self._link()
 
     def take(
         self,
@@ -95,32 +98,25 @@ class Snapshots:
         """
         hits = self._index.match(keys, max_tokens=num_tokens - 1) if keys else {}
         coming = self._coming_tokens(keys, num_tokens - 1, now_s)
-        live = {name: self._facts[name] for name in sorted(roles) if name in self._facts}
-        senders = {name: facts for name, facts in live.items() if self._does(roles[name], Role.PREFILL)}
-        doubtful = self._unreached(senders)
-        served_kinds = {facts.device for facts in senders.values()}
+        live = [(name, self._facts[name], roles[name]) for name in sorted(roles) if name in self._facts]
+        senders = [facts for _, facts, role in live if self._does(role, Role.PREFILL)]
+        self._mind_doubtful_links(senders)
+        served_kinds = {facts.device for facts in senders}
         found = []
-        for name, facts in live.items():
+        for name, facts, role in live:
             if name in avoided:
                 continue
-            is_left_alone = all(transfer_refusal(kind, facts.device) for kind in served_kinds)
-            peers = frozenset[str]() if is_left_alone else self._peers[facts.device]
-            found.append(
-                Candidate(
-                    name=name,
-                    role=roles[name],
-                    hit=with_coming(hits.get(facts.id, NO_HIT), coming.get(name, 0)),
-                    load=self._ledger.load(name, now_s),
-                    costs=facts.costs,
-                    chunk_tokens=facts.chunk_tokens,
-                    block_size=facts.block_size,
-                    bytes_per_token=facts.bytes_per_token,
-                    state_bytes=facts.state_bytes,
-                    links=LinksOf(name, peers, facts.links, doubtful),
-                    may_prefill=(name in senders or is_left_alone) and pins.may_prefill(name),
-                    may_decode=self._does(roles[name], Role.DECODE) and pins.may_decode(name),
-                )
-            )
+            is_left_alone = facts.device not in served_kinds and _is_out_of_reach(facts.device, served_kinds)
+            hit = hits.get(facts.id, NO_HIT)
+            if name in coming:
+                hit = with_coming(hit, coming[name])
+            may_prefill = is_left_alone or self._does(role, Role.PREFILL)
+            may_decode = self._does(role, Role.DECODE)
+            if pins is not ANYWHERE:
+                may_prefill, may_decode = may_prefill and pins.may_prefill(name), may_decode and pins.may_decode(name)
+            load = self._ledger.load(name, now_s)
+            links = NO_LINKS if is_left_alone else facts.links
+            found.append(facts.candidate(role, hit, load, links, may_prefill=may_prefill, may_decode=may_decode))
         return tuple(found)
 
     def _coming_tokens(
@@ -137,49 +133,85 @@ class Snapshots:
         """The one place where fixed roles forbid anything."""
         return role.includes(work) or not self.roles_are_fixed
 
-    def _unreached(self, senders: Mapping[str, _Facts]) -> frozenset[str]:
-        """Receivers that no sender reaches by the last link checks, which may be out of date."""
-        reports = [facts.links.failed for facts in senders.values() if facts.links.failed]
-        return frozenset(
-            receiver
-            for receiver in frozenset().union(*reports)
-            if all(
-                receiver in facts.links.failed or receiver == name or receiver not in self._peers[facts.device]
-                for name, facts in senders.items()
-            )
+    def _mind_doubtful_links(self, senders: Sequence[_Facts]) -> None:
+        """A receiver that no sender reaches by the last link checks is tried all the same: they may be out of date."""
+        failed = {receiver for facts in senders for receiver in facts.measured.failed}
+        doubtful = frozenset(
+            receiver for receiver in failed if not any(self._reaches(facts, receiver) for facts in senders)
         )
+        if doubtful != self._doubtful:
+            self._doubtful = doubtful
+            self._link()
 
-    def _find_peers(self) -> None:
+    def _reaches(self, facts: _Facts, receiver: str) -> bool:
+        """True unless the last check failed, or there can be no link."""
+        is_other = receiver != facts.id[0] and receiver in self._peers[facts.device]
+        return is_other and receiver not in facts.measured.failed
+
+    def _link(self) -> None:
+        """Works out who can send to whom, after any change of that."""
         kinds = {facts.device for facts in self._facts.values()}
         self._peers = {
             kind: frozenset(name for name, facts in self._facts.items() if transfer_refusal(kind, facts.device) is None)
             for kind in kinds
         }
+        for name, facts in self._facts.items():
+            facts.links = LinksOf(name, self._peers[facts.device], facts.measured, self._doubtful)
 
 
-@dataclass(frozen=True, slots=True)
+def _is_out_of_reach(device: str, kinds: Collection[str]) -> bool:
+    return all(transfer_refusal(kind, device) is not None for kind in kinds)
+
+
 class _Facts:
-    """One node as its last heartbeat describes it."""
+    """One node as its last heartbeat describes it, and the last candidate made of it: of most nodes in a large cluster
+    nothing has changed since, and they hold nothing of the prompt."""
 
-    id: NodeId
-    device: str
-    chunk_tokens: int
-    block_size: int
-    bytes_per_token: int
-    state_bytes: int
-    costs: StepCosts
-    links: MeasuredLinks
+    def __init__(self, info: NodeInfo, status: NodeStatus) -> None:
+        self.id: NodeId = (info.name, info.incarnation)
+        self.device = info.device
+        self.measured = MeasuredLinks.of(status.links)
+        self.links: Mapping[str, LinkCosts] = NO_LINKS
+        self._layout = info.layout
+        self._chunk_tokens = info.max_step_tokens
+        self._costs = status.costs
+        self._last: Candidate | None = None
 
-    @classmethod
-    def of(cls, info: NodeInfo, status: NodeStatus) -> _Facts:
-        layout = info.layout
-        return cls(
-            id=(info.name, info.incarnation),
-            device=info.device,
-            chunk_tokens=info.max_step_tokens,
+    def candidate(
+        self,
+        role: Role,
+        hit: PrefixHit,
+        load: Load,
+        links: Mapping[str, LinkCosts],
+        *,
+        may_prefill: bool,
+        may_decode: bool,
+    ) -> Candidate:
+        last = self._last
+        if (
+            last is not None
+            and last.load is load
+            and last.hit is hit
+            and last.links is links
+            and last.role is role
+            and last.may_prefill is may_prefill
+            and last.may_decode is may_decode
+        ):
+            return last
+        layout = self._layout
+        made = Candidate(
+            name=self.id[0],
+            role=role,
+            hit=hit,
+            load=load,
+            costs=self._costs,
+            chunk_tokens=self._chunk_tokens,
             block_size=layout.block_size,
             bytes_per_token=layout.block_bytes // layout.block_size,
             state_bytes=layout.state_bytes,
-            costs=status.costs,
-            links=MeasuredLinks.of(status.links),
+            links=links,
+            may_prefill=may_prefill,
+            may_decode=may_decode,
         )
+        self._last = made
+        return made

@@ -1,6 +1,7 @@
 """The cluster index follows the nodes' updates, and finds a prompt as the nodes do."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -85,6 +86,17 @@ def test_a_snapshot_replaces_all_at_its_last_part_and_not_before() -> None:
     assert (index.sequence, index.match(KEYS, max_tokens=64)) == (60, PrefixHit(0, 0, 0))
 
 
+def test_the_first_snapshot_counts_when_it_is_complete_even_if_its_call_breaks() -> None:
+    index = ClusterIndex()
+    node = index.add(("d0", 7), 16)
+    node.apply(CacheSnapshotPart(7, 9, (KEYS[0], KEYS[1]), (), False))
+    assert index.match({16: KEYS}, max_tokens=64) == {}
+    node.lost()
+    node.apply(CacheSnapshotPart(7, 10, (KEYS[0],), (), True))
+    assert index.match({16: KEYS}, max_tokens=64) == {("d0", 7): PrefixHit(16, 0, 0)}
+    assert (node.num_blocks, node.num_checkpoints) == (1, 0)
+
+
 def test_what_was_known_stays_a_hint_while_a_node_is_not_followed() -> None:
     index = followed(CacheSnapshotPart(7, 9, (KEYS[0],), (), True))
     index.lost()
@@ -100,6 +112,47 @@ def test_nodes_are_kept_apart() -> None:
     assert found == {("d0", 7): PrefixHit(16, 0, 0), ("d1", 7): PrefixHit(32, 0, 0)}
     index.remove(("d0", 7))
     assert list(index.match({16: KEYS}, max_tokens=64)) == [("d1", 7)]
+
+
+def stored(index: ClusterIndex, name: str, keys: Sequence[PrefixKey], checkpoints: Sequence[PrefixKey] = ()) -> None:
+    known = index.get((name, 7)) or index.add((name, 7), 16)
+    known.apply(CacheSnapshotPart(7, 1, tuple(keys), tuple(checkpoints), True))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_nodes_are_matched_in_one_go_as_each_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = prefix_keys(range(16 * 200), 16)
+    index = ClusterIndex()
+    expected = {}
+    for number in range(70):
+        depth = rng.choice([0, 1, 7, 64, 65, 199, 200, rng.randint(0, 200)])
+        checkpoints = [key for key in keys[: rng.randint(0, 200)] if rng.random() < 0.03]
+        stored(index, f"n{number}", keys[:depth], checkpoints)
+        state = next((i for i in range(depth, 0, -1) if keys[i - 1] in checkpoints), 0)
+        if depth:
+            expected[f"n{number}", 7] = PrefixHit(16 * depth, 16 * state, 16 * state)
+    assert index.match({16: keys}, max_tokens=16 * 200) == expected
+
+
+def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
+    index = ClusterIndex()
+    shared, own = prefix_keys(range(16 * 3000), 16), prefix_keys(range(7, 16 * 3000), 16)
+    stored(index, "d0", shared, shared[::9])
+    stored(index, "d1", [*shared, *own], own[::9])
+    index.remove(("d1", 7))
+    assert set(index.match({16: shared}, max_tokens=1 << 20)) == {("d0", 7)}
+    assert index.match({16: own}, max_tokens=1 << 20) == {}
+    for _ in range(5):  # its bit may be given to others once its keys are swept
+        stored(index, "d2", shared[:1])
+        assert index.match({16: own}, max_tokens=1 << 20) == {}
+        for _ in range(10):
+            node = index.get(("d2", 7))
+            assert node is not None
+            node.apply(changes(2))
+    assert len(index._table.blocks) == len(shared)
+    assert len(index._table.checkpoints) == len(shared[::9])
+    assert index._table._num_bits <= 6, "swept bits are given to others"
 
 
 @pytest.mark.parametrize("seed", range(10))

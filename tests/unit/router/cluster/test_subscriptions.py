@@ -121,7 +121,7 @@ async def test_a_restarted_node_is_followed_from_its_own_snapshot(running: Runni
 
 async def test_a_prefill_request_names_the_node_that_holds_more(running: Running) -> None:
     prefill = running.cluster.nodes["p0"]
-    await ask(running)
+    await ask(running, headrace={"salt": "nobody holds anything"})
     publish(running, "p0", CacheSnapshotPart(1, 3, KEYS[:2], (KEYS[0],), True))
     publish(running, "d1", ALL)
     await until(running, "d1", sequence=9)

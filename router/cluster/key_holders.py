@@ -1,0 +1,141 @@
+"""The nodes that hold each prefix key: one table for all nodes, in which a node is a bit of each key's mask.
+
+A set of keys for each node would hold each key that they share as often as there are nodes, and be asked as often.
+Removing a node costs nothing at once: its bit is left in place, no longer asked for, and swept out a little with every
+update; only then is it given to another node. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from headrace.cache.types import PrefixKey
+
+SWEPT_AT_ONCE = 2048
+SCANNED_AT_ONCE = 64
+
+Mask = int
+"""A set of nodes, a bit for each."""
+
+
+class KeyHolders:
+    """Holders by key."""
+
+    def __init__(self) -> None:
+        self._masks: dict[PrefixKey, Mask] = {}
+
+    def add(self, key: PrefixKey, bit: Mask) -> bool:
+        """Adds a holder; False if it is one already."""
+        known = self._masks.get(key, 0)
+        if known & bit:
+            return False
+        self._masks[key] = known | bit if known else bit  # the same object for all keys of one node alone
+        return True
+
+    def discard(self, key: PrefixKey, bit: Mask) -> bool:
+        """Removes a holder; False if it is none."""
+        known = self._masks.get(key, 0)
+        if not known & bit:
+            return False
+        self._drop(key, known, bit)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def prefix_lengths(self, keys: Sequence[PrefixKey], limit: int, nodes: Mask) -> Iterator[tuple[Mask, int]]:
+        """Nodes by how many of the first `limit` keys they hold, those that hold none left out.
+
+        keys   one chain; a node that holds one holds all before it, so that bisection finds where nodes part
+        """
+        masks = self._masks
+        first = masks.get(keys[0], 0) & nodes if limit else 0
+        parts = [(1, limit + 1, first)] if first else []  # of nodes that hold at least so many, and fewer than that
+        while parts:
+            low, high, those = parts.pop()
+            while high - low > 1:
+                middle = (low + high) // 2
+                deeper = masks.get(keys[middle - 1], 0) & those
+                if not deeper:
+                    high = middle
+                    continue
+                if shallower := those & ~deeper:
+                    parts.append((low, middle, shallower))
+                low, those = middle, deeper
+            yield those, low
+
+    def holders(self, key: PrefixKey) -> Mask:
+        return self._masks.get(key, 0)
+
+    def num_unheld_before(self, keys: Sequence[PrefixKey], position: int) -> int:
+        """How many keys from `position` back have no holders; looks at a few at a time, and may say fewer."""
+        masks, start = self._masks, max(0, position - SCANNED_AT_ONCE)
+        if masks.keys().isdisjoint(keys[start:position]):
+            return position - start
+        return next(number for number in range(position - start) if keys[position - 1 - number] in masks)
+
+    def sweep(self, key: PrefixKey, nodes: Mask) -> None:
+        """Removes these holders of a key, if they are."""
+        known = self._masks.get(key, 0)
+        if known & nodes:
+            self._drop(key, known, nodes)
+
+    def keys(self) -> list[PrefixKey]:
+        return list(self._masks)
+
+    def _drop(self, key: PrefixKey, known: Mask, nodes: Mask) -> None:
+        if left := known & ~nodes:
+            self._masks[key] = left
+        else:
+            del self._masks[key]
+
+
+class CacheTable:
+    """Holders of blocks and of checkpoints, and the bits of nodes."""
+
+    def __init__(self) -> None:
+        self.blocks = KeyHolders()
+        self.checkpoints = KeyHolders()
+        self._free_bits: list[Mask] = []
+        self._num_bits = 0
+        self._retired: Mask = 0
+        self._sweeping: Mask = 0
+        self._unswept: Iterator[tuple[KeyHolders, PrefixKey]] = iter(())
+
+    def new_bit(self) -> Mask:
+        """A bit that no key has."""
+        if self._free_bits:
+            return self._free_bits.pop()
+        self._num_bits += 1
+        return 1 << (self._num_bits - 1)
+
+    def retire(self, bit: Mask) -> None:
+        """Gives a bit back, whose keys are swept later."""
+        self._retired |= bit
+
+    def sweep(self) -> None:
+        """Sweeps a few keys, if any are left of bits that were given back."""
+        if not self._sweeping and not self._retired:
+            return
+        if not self._sweeping:
+            self._sweeping, self._retired = self._retired, 0
+            both = [(holders, holders.keys()) for holders in (self.blocks, self.checkpoints)]
+            self._unswept = ((holders, key) for holders, keys in both for key in keys)
+        num_swept = 0
+        for holders, key in islice(self._unswept, SWEPT_AT_ONCE):
+            holders.sweep(key, self._sweeping)
+            num_swept += 1
+        if num_swept < SWEPT_AT_ONCE:
+            self._free_bits += bits_of(self._sweeping)
+            self._sweeping = 0
+
+
+def bits_of(mask: Mask) -> list[Mask]:
+    """The single bits of a mask."""
+    bits = []
+    while mask:
+        lowest = mask & -mask
+        bits.append(lowest)
+        mask ^= lowest
+    return bits
