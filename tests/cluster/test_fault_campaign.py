@@ -43,6 +43,7 @@ async def test_no_answer_is_wrong_and_everything_comes_back(
     else:
         assert row.given_up == 0
         assert row.errors == {} or name == "router killed"
+        assert row.quarantined_too_soon == []
     match name:
         case "prefill node killed" | "decode node killed":
             assert percentile(row.known_s, 0.95) < 2

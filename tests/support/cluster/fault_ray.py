@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import psutil
 
 from deploy.ports import free_ports
 from deploy.ray_session import OBJECT_STORE_BYTES
-from tests.support.cluster.fault_row import Row
+from tests.support.cluster.fault_row import Losses, Row
 from tests.support.cluster.shell import END_S, START_S, Shell, is_listening, nodes_of, until
 from tests.support.cluster.usage import settled
 
@@ -149,8 +150,9 @@ async def raylet_killed(cluster: RayFaultCluster, dice: random.Random, row: Row)
     nodes = nodes_of(cluster.url)
     raylet = psutil.Process(nodes[dice.choice(NODES)]["pid"]).parent()
     hosted = {name: node for name, node in nodes.items() if psutil.Process(node["pid"]).parent() == raylet}
-    row.fault_now()
+    began_s = row.fault_now()
     await asyncio.to_thread(cluster.kill_raylet, raylet)
     await asyncio.to_thread(cluster.wait_for_others, hosted)
+    row.losses.append(Losses(began_s, time.monotonic(), len(hosted)))
     await asyncio.to_thread(cluster.start_raylet)
     row.rounds += 1

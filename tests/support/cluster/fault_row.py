@@ -5,18 +5,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tests.support.cluster.recall_clients import Answer
 from tests.support.cluster.recall_load import RecallLoad, percentile
+
+QUARANTINED = "500 the nodes that computed this request were lost with it"
+"""The beginning of the router's message for a request that has lost two nodes: no third one gets it."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """`num_nodes` that were lost at some time between `began_s` and `ended_s`, when they were back."""
+
+    began_s: float
+    ended_s: float
+    num_nodes: int
 
 
 @dataclass
 class Row:
     """rounds       faults; where they aim at sessions, those that met one
     missed       those that met none, and were repeated
-    errors       that clients met; given_up: of the questions, those that got no answer at all
+    errors       that clients met, but for quarantine; given_up: of the questions, those that got no answer at all
+    quarantined  questions that were refused once for having lost two nodes, whoever's fault that was
     dropped      parts that came when nobody expected them any more
     known_s      from the fault until a survivor's session had failed: a round's first; each one of a killed node; each
                  one of a cut network, from its own beginning if that was behind the cut
     faults_s     when they were committed
+    losses       where one fault, or two in a row, may lose a request two nodes
     served_s     from the fault until a question asked after it was answered right
     slowest_answer_s  from question to answer, errors and repetitions included
     sessions_failed   on all nodes, by cause: each of them was repaired, or its client got an error
@@ -28,12 +43,14 @@ class Row:
     right: int = 0
     migrated: int = 0
     errors: dict[str, int] = field(default_factory=dict)
+    quarantined: list[Answer] = field(default_factory=list)
     given_up: int = 0
     wrong: list[str] = field(default_factory=list)
     dropped: int = 0
     sessions_failed: dict[str, int] = field(default_factory=dict)
     known_s: list[float] = field(default_factory=list)
     faults_s: list[float] = field(default_factory=list)
+    losses: list[Losses] = field(default_factory=list)
     served_s: list[float] = field(default_factory=list)
     slowest_answer_s: float = 0.0
     seconds: float = 0.0
@@ -41,7 +58,9 @@ class Row:
     def judge(self, load: RecallLoad) -> None:
         """Once no more answers come."""
         self.right, self.migrated, self.given_up = load.num_right, load.num_migrated, load.num_given_up
-        self.errors, self.wrong = dict(load.errors), load.wrong
+        self.errors = {error: n for error, n in load.errors.items() if not error.startswith(QUARANTINED)}
+        self.quarantined = [it for it in load.answers if any(e.startswith(QUARANTINED) for e in it.errors)]
+        self.wrong = load.wrong
         self.slowest_answer_s = max((it.ended_s - it.asked_s for it in load.answers), default=0.0)
         for at_s in self.faults_s:
             if served := [it.ended_s for it in load.answers if it.is_right and it.asked_s >= at_s]:
@@ -51,6 +70,14 @@ class Row:
         """Notes that a fault is committed now, and when that is."""
         self.faults_s.append(time.monotonic())
         return self.faults_s[-1]
+
+    @property
+    def quarantined_too_soon(self) -> list[Answer]:
+        """Those that were quarantined though fewer than two nodes were lost in their time."""
+        return [it for it in self.quarantined if self._lost_during(it) < 2]
+
+    def _lost_during(self, answer: Answer) -> int:
+        return sum(it.num_nodes for it in self.losses if it.began_s <= answer.ended_s and answer.asked_s <= it.ended_s)
 
     @property
     def slowest_known_s(self) -> float | None:
@@ -63,7 +90,8 @@ def table(rows: Sequence[Row]) -> str:
         f"{'dropped':>8}{'known p50':>10}{'p95':>6}{'max':>6}{'served p50':>11}{'max':>7}{'slowest':>8}{'s':>6} (ms)"
     ]
     for row in rows:
-        counts = f"{row.rounds:>7}{row.missed:>7}{row.right:>7}{row.migrated:>6}{sum(row.errors.values()):>7}"
+        counts = f"{row.rounds:>7}{row.missed:>7}{row.right:>7}{row.migrated:>6}"
+        counts += f"{sum(row.errors.values()) + len(row.quarantined):>7}"
         counts += f"{row.given_up:>9}{len(row.wrong):>6}{row.dropped:>8}"
         known = [percentile(row.known_s, share) for share in (0.5, 0.95, 1)]
         served = [percentile(row.served_s, share) for share in (0.5, 1)]
@@ -74,6 +102,7 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(f"{row.name:<34}{counts}{times}{row.seconds:>6.0f}")
         lines += [f"    {count} sessions failed: {cause}" for cause, count in sorted(row.sessions_failed.items())]
         lines += [f"    {count} errors: {error}" for error, count in Counter(row.errors).most_common()]
+        lines += [f"    {len(row.quarantined)} quarantined: had lost two nodes"] if row.quarantined else []
         lines += [f"    wrong: {wrong}" for wrong in row.wrong]
     return "\n".join(lines)
 
