@@ -114,6 +114,20 @@ def too_many_requests(message: str, *, code: str, retry_after_s: float) -> ApiEr
     return ApiError(HTTPStatus.TOO_MANY_REQUESTS, message, code=code, retry_after_s=wait_s)
 
 
+def objectives_missed(
+    first_token_s: float | None, token_gap_s: float | None, *, first_token_in_s: float | None, relief_s: float
+) -> ApiError:
+    """429: no node can serve the request within its objectives, by prediction; `relief_s` until one may."""
+    wanted = [f"first_token_s {first_token_s:g}"] if first_token_s is not None else []
+    wanted += [f"token_gap_s {token_gap_s:g}"] if token_gap_s is not None else []
+    expected = "" if first_token_in_s is None else f"; its first token would come in {first_token_in_s:.2f} s"
+    return too_many_requests(
+        f"no node keeps the objectives {' and '.join(wanted)}{expected}",
+        code="objectives_missed",
+        retry_after_s=relief_s,
+    )
+
+
 def no_node(role: Role, awaited: Sequence[LostNode], now_s: float) -> ApiError:
     """503: no node of this role can do the work. `awaited`: those that may come back, the next one first."""
     if not awaited:

@@ -91,7 +91,7 @@ class RouterServer:
             priorities={named_client(name, config.client_header): n for name, n in config.priorities.items()},
             timeout_s=config.request_timeout_s,
             clock=clock,
-            nodes_line_s=lambda: self.nodes.prefill_line_s,
+            nodes_line_s=lambda num_tokens: self.context.prompt_wait_s(num_tokens),
         )
         metrics = RouterMetrics()
         self.index = index = ClusterIndex()

@@ -133,13 +133,18 @@ class CompletionService:
         self._check_scores(generation)
         self._check_nodes()
         self._check_ids(generation)
-        objectives = generation.objectives.over(self._context.config.objectives)
+        config = self._context.config
+        objectives = generation.objectives.over(config.objectives)
         choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes)
         async with AsyncExitStack() as stack:
             count, per_prompt = len(generation.requests), generation.choices_per_prompt
             followers = [index for index in range(count) if index % per_prompt]
             permits = self._admission.acquire(
-                client, generation.requests, followers=followers, priority=generation.priority
+                client,
+                generation.requests,
+                followers=followers,
+                priority=generation.priority,
+                first_token_s=objectives.first_token_s if config.on_missed_objectives == "refuse" else None,
             )
             for permit in permits:
                 stack.callback(permit.release)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from headrace.cache.conversion import conversion_refusal
-from headrace.step_costs import StepShape
 from headrace.wire.client import NodeClient
 from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
 from router.cluster.lost_nodes import LostNode, LostNodes
@@ -59,14 +58,6 @@ class NodeEntry:
         """Takes over a switch of its role; not an earlier one than is known, whose report came late."""
         if role_switches > self.status.role_switches:
             self.status = replace(self.status, role=role, role_switches=role_switches)
-
-    @property
-    def line_s(self) -> float:
-        """Seconds until it has computed the prompts that it had at its last heartbeat, by its own measured costs."""
-        status = self.status
-        prompts = StepShape(prefill_tokens=status.waiting_tokens, prefill_depths=status.waiting_depths)
-        beside = StepShape(status.num_decoding, status.context_tokens)
-        return status.costs.line_s(prompts, beside, chunk_tokens=max(self.info.max_step_tokens, 1))
 
     def reaches(self, receiver: NodeInfo) -> bool:
         """True unless its last heartbeat reported a failed link check to the receiver, which may be out of date."""
@@ -256,12 +247,6 @@ class NodeTable:
     def max_model_tokens(self) -> int | None:
         """Longest sequence that every node can hold; None without nodes. May be read from any thread."""
         return self._max_model_tokens
-
-    @property
-    def prefill_line_s(self) -> float:
-        """Seconds until the nodes have computed the prompts that they had at their last heartbeats: of a mean one."""
-        nodes = self.live(Role.PREFILL) or self.live(Role.DECODE)
-        return sum(node.line_s for node in nodes) / len(nodes) if nodes else 0.0
 
     @asynccontextmanager
     async def in_use(self, node: NodeEntry) -> AsyncIterator[NodeClient]:

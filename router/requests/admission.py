@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from headrace.request import Request
-from router.errors import ApiError, bad_request, too_many_requests
+from router.errors import ApiError, bad_request, objectives_missed, too_many_requests
 from router.fair_line import FairLine
 from router.requests.wait_estimate import WaitEstimate
 
@@ -38,7 +38,7 @@ class Admission:
     priorities      by client, the lowest priority number that it may ask for; 0 for the others
     timeout_s       a request's whole time, its wait included
     clock           yields seconds
-    nodes_line_s    returns the seconds in which the nodes will have computed the prompts that they have
+    nodes_line_s    returns the seconds by which the prompts that the nodes have delay one of so many tokens
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Admission:
         priorities: Mapping[str, int] | None = None,
         timeout_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
-        nodes_line_s: Callable[[], float] = lambda: 0.0,
+        nodes_line_s: Callable[[int], float] = lambda num_tokens: 0.0,
     ) -> None:
         self._free = max_concurrent  # negative: so many run beyond it
         self._least_free = -int(FIRST_SHARE * max_concurrent)
@@ -77,16 +77,23 @@ class Admission:
         self._check_time(client, 1, position)
 
     def acquire(
-        self, client: str, requests: Sequence[Request], *, followers: Collection[int] = (), priority: int = 0
+        self,
+        client: str,
+        requests: Sequence[Request],
+        *,
+        followers: Collection[int] = (),
+        priority: int = 0,
+        first_token_s: float | None = None,
     ) -> list[AdmissionPermit]:
-        """One permit for each request of one client, all or none; raises ApiError: 429 when the queue is full, 400 for
-        a priority that is not the client's.
+        """One permit for each request of one client, all or none; raises ApiError: 429 when the queue is full or the
+        wait longer than `first_token_s`, 400 for a priority that is not the client's.
 
         Every permit must be released: only that frees its place. Those with an index in `followers` keep their places
         in the queue, but are passed over until `may_run`.
         """
         self._check_priority(client, priority)
-        self._check_time(client, len(requests), self._waiting.position(client, priority))
+        position, num_tokens = self._waiting.position(client, priority), max(len(each.tokens) for each in requests)
+        self._check_time(client, len(requests), position, num_tokens, first_token_s)
         permits = [
             AdmissionPermit(self, client, _cost(request, index in followers), held_back=index in followers)
             for index, request in enumerate(requests)
@@ -121,14 +128,19 @@ class Admission:
                 "priority_not_allowed",
             )
 
-    def _check_time(self, client: str, count: int, before: int) -> None:
-        """`before`: how many of the line would go before these `count` requests."""
+    def _check_time(
+        self, client: str, count: int, before: int, num_tokens: int = 1, first_token_s: float | None = None
+    ) -> None:
+        """`before`: how many of the line would go before these `count` requests of at most `num_tokens` tokens."""
         position = before + count - max(self._free, 0)
         is_first = count == 1 and not self._places[client]
         if position <= 0 or (is_first and self._has_place(client)):
             return
+        wait_s = self._wait_s(position, num_tokens)
+        if first_token_s is not None and wait_s > first_token_s:
+            raise objectives_missed(first_token_s, None, first_token_in_s=wait_s, relief_s=wait_s - first_token_s)
         usual_s = self._estimate.usual_s(client, self._running_s(client))
-        needed_s = MARGIN * self._wait_s(position) + usual_s
+        needed_s = MARGIN * wait_s + usual_s
         if needed_s > self._timeout_s:
             raise too_many_requests(
                 f"{self.waiting} requests wait: a place and an answer would take about {needed_s:.0f} s, and a request "
@@ -137,8 +149,8 @@ class Admission:
                 retry_after_s=needed_s - self._timeout_s,
             )
 
-    def _wait_s(self, position: int) -> float:
-        return self._estimate.wait_s(position, self._running_s(), self._nodes_line_s())
+    def _wait_s(self, position: int, num_tokens: int = 1) -> float:
+        return self._estimate.wait_s(position, self._running_s(), self._nodes_line_s(num_tokens))
 
     def _running_s(self, client: str | None = None) -> list[float]:
         """For how long the running requests, or those of one client, have had their places."""

@@ -85,6 +85,8 @@ class RequestDriver:
             self._attempt.end_all()  # calls may still be closing: their last events are for nobody
         self._search.course.end(self._now_s())
         self.give_place_back()
+        if self.life.finish is not None:
+            self._context.answers.ended(len(self.life.generated))
         self._give_up(ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left"))
         self._settle_move()
         self._context.table.close(self.life)

@@ -13,7 +13,7 @@ from headrace.wire.errors import NodeError, NodeLost, NodeStopped
 from headrace.wire.messages import FetchSource, Role
 from router.cluster.node_id import NodeId
 from router.cluster.nodes import NodeEntry
-from router.errors import no_node
+from router.errors import no_node, objectives_missed
 from router.requests.context import RouterContext
 from router.requests.course import Course
 from router.requests.prompt_keys import PromptKeys
@@ -62,7 +62,7 @@ class NodeSearch:
         are, if they are there.
 
         Waits for busy nodes as long as the request's own time allows, and for lost ones as long as they may come back;
-        raises ApiError (503) when there is nobody to wait for.
+        raises ApiError: 503 when there is nobody to wait for, 429 for a request that would miss its objectives.
         """
         nodes = self._context.nodes
         while True:
@@ -73,6 +73,8 @@ class NodeSearch:
             elif pins != ANYWHERE:
                 cause = "sibling"
             if (placement := await self._ask(request, pins, cause)) is not None:
+                if cause == "request":
+                    self._check_objectives(placement.plan)
                 self._was_placed = True
                 return placement
             if not nodes.live(Role.DECODE) and not nodes.may_come(Role.DECODE):
@@ -109,12 +111,25 @@ class NodeSearch:
         self._avoided -= {node.id for node in live.values()}
         return None
 
+    def _check_objectives(self, plan: Plan) -> None:
+        """Raises ApiError (429) for a request that keeps its objectives nowhere, if those are to be refused."""
+        config = self._context.config
+        if config.on_missed_objectives == "refuse" and plan.relief_s > 0:
+            raise objectives_missed(
+                self._objectives.first_token_s,
+                self._objectives.token_gap_s,
+                first_token_in_s=plan.prediction.first_token_s,
+                relief_s=min(plan.relief_s, config.request_timeout_s),
+            )
+
     def _routed(self, request: Request) -> RoutedRequest:
         sampling = request.sampling
         return RoutedRequest(
             number=next(self._context.numbers),
             num_tokens=len(request.tokens),
-            answer_tokens=sampling.max_tokens - (len(request.tokens) - request.num_prompt_tokens),
+            answer_tokens=self._context.answers.expected(
+                sampling.max_tokens, len(request.tokens) - request.num_prompt_tokens
+            ),
             needs_decode=sampling.max_tokens > 1,
             waited_s=self._context.clock() - self._arrived_s,
             is_scored=sampling.prompt_logprobs is not None,

@@ -31,8 +31,8 @@ class WaitEstimate:
     def wait_s(self, position: int, running_s: Iterable[float], nodes_line_s: float) -> float:
         """Wait at a position of the line, of which 1 is the first.
 
-        nodes_line_s   until the nodes have computed the prompts that they have; the line's own will take as long, place
-                       for place
+        nodes_line_s   by which the prompts that the nodes have delay one like it; the line's own will take as long,
+                       place for place
         """
         by_places = position * max(_mean(seconds for _, seconds in self._recent), _mean(running_s)) / self._num_places
         by_prompts = nodes_line_s * (1 + position / self._num_places)

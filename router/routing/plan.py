@@ -80,6 +80,7 @@ class Plan:
     decode       generates; the same node as `prefill`: nothing is handed over. None: the first token is enough
     fetch_from   sends the prefill node what that lacks of the prompt before it computes; None: nobody
     reason       why, in a few words of a fixed set: a label of a metric
+    relief_s     seconds until the nodes have done so much that such a request is within its objectives; 0: it is now
     """
 
     prefill: str
@@ -87,6 +88,7 @@ class Plan:
     fetch_from: str | None = None
     prediction: Prediction = Prediction()
     reason: str = ""
+    relief_s: float = 0.0
 
 
 class Policy(Protocol):

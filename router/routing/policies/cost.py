@@ -6,12 +6,13 @@ A node's part of a plan depends on the node alone, save for what travels between
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from typing import NamedTuple
 
 from headrace.wire.messages import Role
 from router.routing.candidates import Candidate
 from router.routing.plan import RoutedRequest
-from router.routing.policies.times import NodePace, first_token_s, line, place_wait_s, prompt_work_s
+from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_work_s
 
 PROMPT_WEIGHT = 3.0
 """Work on a prompt delays the prompts that wait, and in a busy cluster as many again that come until these are done:
@@ -20,17 +21,18 @@ WITHIN_GAP_WEIGHT = 0.5
 """A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
 MEANT_FOR_PROMPTS = 2.0
 """Prompts that are taken to wait, at the least, at a node whose role is to compute them: they will come."""
-STORED_SHARE = 0.25
-"""Blocks that a node stores anew push out others: so much of the work of a token is done again for each."""
+STORED_WEIGHT = 8.0
+"""A token that a node stores anew takes the place of one that others would have found, and a chat that has left its
+cache leaves it for good: so many times the work of a token, measured on traces (docs/routing.md)."""
+RECEIVED_WEIGHT = 1.0
+"""The same for a token that a node receives: it stays where its chat goes on."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPart:
+class PromptPart(NamedTuple):
     """A prompt, computed on one node.
 
     first_token_s    from now to its first token
     others_s         more time for the other requests there, and for later ones
-    stored_s         work that its new blocks push out of the node's cache
     computed_tokens  of the prompt
     keeps_gap        False: the node cannot compute prompts beside its decodes within the gap
     fetch_from       sends the state and the blocks from which the node starts; None: they are its own
@@ -39,24 +41,22 @@ class PromptPart:
     node: Candidate
     first_token_s: float
     others_s: float
-    stored_s: float
     computed_tokens: int
     keeps_gap: bool
-    fetch_from: str | None = None
+    fetch_from: str | None
 
     @property
     def seconds(self) -> float:
         return self.first_token_s + self.others_s
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPart:
+class AnswerPart(NamedTuple):
     """An answer, generated on one node.
 
     wait_s        for a slot and blocks: before the prompt is computed
     rest_s        from the first token to the last
     others_s      more time for the other requests there
-    stored_s      work that its new blocks push out of the node's cache
+    received_s    work that the blocks that it gets from elsewhere push out of its cache
     token_gap_s   a step without prompts; the node keeps prompts within the gap
     """
 
@@ -64,12 +64,12 @@ class AnswerPart:
     wait_s: float
     rest_s: float
     others_s: float
-    stored_s: float
+    received_s: float
     token_gap_s: float
 
     @property
     def seconds(self) -> float:
-        return self.wait_s + self.rest_s + self.others_s + self.stored_s
+        return self.wait_s + self.rest_s + self.others_s + self.received_s
 
 
 def resumable_tokens(request: RoutedRequest, node: Candidate) -> int:
@@ -97,17 +97,18 @@ def _prompt_part(
     request: RoutedRequest, node: Candidate, start: int, ready_s: float, fetch_from: str | None
 ) -> PromptPart:
     """The prompt from `start` on; its state is there after `ready_s`."""
-    costs, load = node.costs, node.load
+    costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
     num_tokens = request.num_tokens - start
     own_s = prompt_work_s(costs, start, request.num_tokens)
-    pace = NodePace.of(node, load.num_decoding, load.context_tokens, request.objectives.token_gap_s)
+    steps = pace(node, load.num_decoding, load.context_tokens, gap_s)
     waiting = line(load, costs, num_tokens)
-    steps_s = own_s + own_s / pace.step_work_s * costs.chunk_s
-    answer_weight = 1.0 if request.objectives.token_gap_s is None else WITHIN_GAP_WEIGHT
-    others_s = steps_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
-    stored_s = STORED_SHARE * costs.token_s * max(0, request.num_tokens - node.hit.attention_tokens)
-    arrival_s = max(ready_s, first_token_s(pace, waiting, own_s))
-    return PromptPart(node, arrival_s, others_s, stored_s, num_tokens, pace.keeps_gap, fetch_from)
+    node_s = own_s + own_s / steps.step_work_s * costs.chunk_s
+    answer_weight = 1.0 if gap_s is None else WITHIN_GAP_WEIGHT
+    others_s = node_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
+    num_fetched = 0 if fetch_from is None else max(0, start - node.hit.attention_tokens)
+    others_s += costs.token_s * (STORED_WEIGHT * num_tokens + RECEIVED_WEIGHT * num_fetched)
+    arrival_s = max(ready_s, first_token_s(steps, waiting, own_s))
+    return PromptPart(node, arrival_s, others_s, num_tokens, steps.keeps_gap, fetch_from)
 
 
 def answer_part(request: RoutedRequest, node: Candidate) -> AnswerPart:
@@ -117,24 +118,38 @@ def answer_part(request: RoutedRequest, node: Candidate) -> AnswerPart:
     num_tokens = request.num_tokens + number
     mean_tokens = request.num_tokens + number // 2
     batch, context_tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
-    before = NodePace.of(node, batch, context_tokens, gap_s)
-    after = NodePace.of(node, batch + 1, context_tokens + mean_tokens, gap_s)
+    after = pace(node, batch + 1, context_tokens + mean_tokens, gap_s)
     answer_s = number * after.decode_s
-    waiting = line(load, costs, 0)
-    # Prompts that wait here are computed between the answer's steps.
-    rest_s = answer_s + min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
-    slower_s = batch * number * (costs.decode_s + costs.context_s * mean_tokens)
-    work_s = max(waiting.work_s, prompt_work_s(costs, resumable_tokens(request, node), request.num_tokens))
-    pure_share, share = NodePace.of(node, 0, 0, gap_s).prompt_share(work_s), after.prompt_share(work_s)
-    num_prompts = waiting.number
-    # One answer more costs the prompts little where many are generated anyway: they share what all cost together.
-    lost_share = max(1.0 - share / before.prompt_share(work_s), (1.0 - share / pure_share) / (batch + 1))
-    if node.role is Role.PREFILL:
-        num_prompts, lost_share = max(num_prompts, MEANT_FOR_PROMPTS), 1.0 - share / pure_share
-    others_s = slower_s + num_prompts * lost_share * rest_s
-    stored_s = STORED_SHARE * costs.token_s * max(0, num_tokens - node.hit.attention_tokens)
-    wait_s = place_wait_s(node, num_tokens, answer_s)
-    return AnswerPart(node, wait_s, rest_s, others_s, stored_s, after.decode_s)
+    rest_s = answer_s
+    others_s = batch * number * (costs.decode_s + costs.context_s * mean_tokens)
+    is_meant_for_prompts = node.role is Role.PREFILL
+    if load.waiting_tokens or is_meant_for_prompts:
+        waiting = line(load, costs, 0)
+        # Prompts that wait here are computed between the answer's steps.
+        rest_s += min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
+        work_s = max(waiting.work_s, prompt_work_s(costs, resumable_tokens(request, node), request.num_tokens))
+        share, pure_share = after.prompt_share(work_s), pace(node, 0, 0, gap_s).prompt_share(work_s)
+        lost_share, num_prompts = 1.0 - share / pure_share, waiting.number
+        if is_meant_for_prompts:
+            num_prompts = max(num_prompts, MEANT_FOR_PROMPTS)
+        else:  # one answer more costs the prompts little where many are generated anyway: they share what all cost
+            before_share = pace(node, batch, context_tokens, gap_s).prompt_share(work_s)
+            lost_share = max(1.0 - share / before_share, lost_share / (batch + 1))
+        others_s += num_prompts * lost_share * rest_s
+    received_s = RECEIVED_WEIGHT * costs.token_s * max(0, request.num_tokens - node.hit.attention_tokens)
+    return AnswerPart(node, place_wait_s(node, num_tokens, answer_s), rest_s, others_s, received_s, after.decode_s)
+
+
+def gap_relief_s(request: RoutedRequest, node: Candidate, step_s: float) -> float:
+    """Seconds until so many answers of a node have ended that a step of `step_s` is within the token gap; infinite if
+    not even an idle node keeps it."""
+    gap_s, batch = request.objectives.token_gap_s, node.load.num_decoding + node.load.num_coming
+    if gap_s is None or step_s <= gap_s:
+        return 0.0
+    mean_tokens = (node.load.context_tokens + node.load.coming_tokens) / max(batch, 1)
+    of_each_s = node.costs.decode_s + node.costs.context_s * mean_tokens
+    ended = (step_s - gap_s) / of_each_s if of_each_s else math.inf
+    return math.inf if ended > batch else ended / batch * max(request.answer_tokens, 1) * step_s
 
 
 def hand_over_s(request: RoutedRequest, sender: Candidate, receiver: Candidate) -> float | None:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from heapq import nsmallest
+from operator import attrgetter
+from typing import NamedTuple
 
 from router.routing.candidates import Candidate
-from router.routing.plan import Plan, Prediction, RoutedRequest
+from router.routing.plan import NO_OBJECTIVES, Plan, Prediction, RoutedRequest
 from router.routing.policies.cost import (
     AnswerPart,
     PromptPart,
     answer_part,
     fetched_prompt_part,
+    gap_relief_s,
     hand_over_s,
     prompt_part,
 )
+from router.routing.policies.times import least_step_s
 
 FEW = 24
 """So many candidates are all priced; of more, only those that stand out by their hits or by their load."""
 STANDING_OUT = 6
 """Candidates that are kept of many, by each measure."""
+MEASURES = (
+    lambda node: -node.hit.resumable_tokens,
+    lambda node: -node.hit.attention_tokens,
+    attrgetter("load.waiting_tokens"),
+    attrgetter("load.num_decoding"),
+)
 PAIRED = 3
 """Nodes, by the price of the prompt and by that of the answer, whose pairs are compared."""
 HOLDERS = 2
 """Nodes that may be fetched from: those with the deepest checkpoints."""
+
+_seconds = attrgetter("seconds")
 
 
 class Predicted:
@@ -36,13 +47,11 @@ class Predicted:
     def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan | None:
         turn = request.number % max(len(candidates), 1)
         nodes = shortlist([*candidates[turn:], *candidates[:turn]])  # the first of equals wins: they take turns
-        plans = _plans(request, nodes)
-        best = min(plans, key=lambda priced: (priced.missed, priced.seconds), default=None)
+        best = _best(request, nodes)
         return None if best is None else best.plan(request)
 
 
-@dataclass(frozen=True, slots=True)
-class _Priced:
+class _Priced(NamedTuple):
     """A plan with its price.
 
     missed    by how much its prediction exceeds the objectives, as a share of them
@@ -57,12 +66,24 @@ class _Priced:
 
     def plan(self, request: RoutedRequest) -> Plan:
         prompt, answer = self.prompt, self.answer
+        relief_s = self._relief_s(request) if self.missed else 0.0
         if answer is None:
             prediction = Prediction(prompt.first_token_s, None, prompt.computed_tokens)
-            return Plan(prompt.node.name, None, prompt.fetch_from, prediction, "one token")
+            return Plan(prompt.node.name, None, prompt.fetch_from, prediction, "one token", relief_s)
         gap_s = (self.hand_over_s + answer.rest_s) / max(request.answer_tokens, 1)
         prediction = Prediction(answer.wait_s + prompt.first_token_s, gap_s, prompt.computed_tokens)
-        return Plan(prompt.node.name, answer.node.name, prompt.fetch_from, prediction, self._reason(request))
+        return Plan(prompt.node.name, answer.node.name, prompt.fetch_from, prediction, self._reason(request), relief_s)
+
+    def _relief_s(self, request: RoutedRequest) -> float:
+        """By how much the first token comes too late, or until as many answers have ended as make the gap too long."""
+        prompt, answer, objectives = self.prompt, self.answer, request.objectives
+        first_s, relief_s = request.waited_s + prompt.first_token_s, 0.0
+        if answer is not None:
+            first_s += answer.wait_s
+            relief_s = gap_relief_s(request, answer.node, answer.token_gap_s)
+        if not prompt.keeps_gap:
+            relief_s = max(relief_s, gap_relief_s(request, prompt.node, least_step_s(prompt.node)))
+        return max(relief_s, first_s - (objectives.first_token_s or first_s))
 
     def _reason(self, request: RoutedRequest) -> str:
         if self.prompt.fetch_from is not None:
@@ -72,52 +93,58 @@ class _Priced:
         return "resumed" if self.prompt.computed_tokens < request.num_tokens else "computed"
 
 
-def _plans(request: RoutedRequest, nodes: Sequence[Candidate]) -> Iterator[_Priced]:
-    """The plans of which one is the best."""
-    prompts = {node.name: prompt_part(request, node) for node in nodes if node.may_prefill}
-    best_prompts = nsmallest(PAIRED, prompts.values(), key=_prompt_seconds)
-    fetched = _fetched(request, nodes, best_prompts)
+def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
+    """The cheapest plan of those that miss the objectives least."""
+    prompts = [prompt_part(request, node) for node in nodes if node.may_prefill]
+    best_prompts = nsmallest(PAIRED, prompts, key=_seconds)
+    if request.may_fetch:
+        best_prompts += _fetched(request, nodes, best_prompts)
+    best: _Priced | None = None
     if not request.needs_decode:
-        yield from (_priced(request, prompt, None, 0.0) for prompt in [*prompts.values(), *fetched])
-        return
+        for prompt in [*prompts, *best_prompts[PAIRED:]]:
+            best = _better(best, request, prompt, None, 0.0)
+        return best
     answers = {node.name: answer_part(request, node) for node in nodes if node.may_decode}
-    yield from (_priced(request, prompts[name], answers[name], 0.0) for name in answers if name in prompts)
-    for answer in nsmallest(PAIRED, answers.values(), key=_answer_seconds):
-        for prompt in [*best_prompts, *fetched]:
-            seconds = hand_over_s(request, prompt.node, answer.node)
-            if prompt.node is not answer.node and seconds is not None:
-                yield _priced(request, prompt, answer, seconds)
+    for prompt in prompts:
+        if (answer := answers.get(prompt.node.name)) is not None:
+            best = _better(best, request, prompt, answer, 0.0)
+    for answer in nsmallest(PAIRED, answers.values(), key=_seconds):
+        for prompt in best_prompts:
+            if prompt.node is not answer.node:
+                seconds = hand_over_s(request, prompt.node, answer.node)
+                if seconds is not None:
+                    best = _better(best, request, prompt, answer, seconds)
+    return best
 
 
 def _fetched(request: RoutedRequest, nodes: Sequence[Candidate], prompts: Iterable[PromptPart]) -> list[PromptPart]:
     """The same prompts, computed from what other nodes hold and these lack."""
+    deepest = max((node.hit.state_tokens for node in nodes), default=0)
+    lacking = [prompt.node for prompt in prompts if prompt.node.hit.resumable_tokens < deepest]
+    if not lacking:
+        return []
     holders = nsmallest(HOLDERS, nodes, key=lambda node: -node.hit.state_tokens)
-    parts = (
-        fetched_prompt_part(request, prompt.node, holder)
-        for prompt in prompts
-        for holder in holders
-        if holder is not prompt.node and holder.hit.state_tokens > prompt.node.hit.resumable_tokens
-    )
+    parts = [fetched_prompt_part(request, node, holder) for node in lacking for holder in holders if node is not holder]
     return [part for part in parts if part is not None]
 
 
-def _prompt_seconds(part: PromptPart) -> float:
-    return part.seconds
-
-
-def _answer_seconds(part: AnswerPart) -> float:
-    return part.seconds
-
-
-def _priced(request: RoutedRequest, prompt: PromptPart, answer: AnswerPart | None, hand_over_s: float) -> _Priced:
-    objectives = request.objectives
-    if answer is None:
-        missed = _missed(request.waited_s + prompt.first_token_s, objectives.first_token_s)
-        return _Priced(missed, prompt.seconds + prompt.stored_s, prompt, None, 0.0)
-    missed = _missed(request.waited_s + answer.wait_s + prompt.first_token_s, objectives.first_token_s)
-    missed += _missed(answer.token_gap_s, objectives.token_gap_s) + (not prompt.keeps_gap)
-    stored_s = 0.0 if prompt.node is answer.node else prompt.stored_s
-    return _Priced(missed, prompt.seconds + answer.seconds + hand_over_s + stored_s, prompt, answer, hand_over_s)
+def _better(
+    best: _Priced | None, request: RoutedRequest, prompt: PromptPart, answer: AnswerPart | None, hand_over_s: float
+) -> _Priced:
+    """This plan or `best`, whichever misses less, or else costs less."""
+    seconds, first_s, gap_s = prompt.seconds + hand_over_s, request.waited_s + prompt.first_token_s, 0.0
+    if answer is not None:
+        seconds += answer.seconds
+        if answer.node is prompt.node:
+            seconds -= answer.received_s
+        first_s, gap_s = first_s + answer.wait_s, answer.token_gap_s
+    missed, objectives = 0.0, request.objectives
+    if objectives is not NO_OBJECTIVES:
+        missed = _missed(first_s, objectives.first_token_s) + _missed(gap_s, objectives.token_gap_s)
+        missed += not prompt.keeps_gap
+    if best is None or (missed, seconds) < (best.missed, best.seconds):
+        return _Priced(missed, seconds, prompt, answer, hand_over_s)
+    return best
 
 
 def _missed(seconds: float, objective_s: float | None) -> float:
@@ -129,13 +156,7 @@ def shortlist(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     """The candidates that a best plan may name: those with the deepest hits, and those with the least to do."""
     if len(candidates) <= FEW:
         return candidates
-    measures: tuple[Callable[[Candidate], float], ...] = (
-        lambda node: -node.hit.resumable_tokens,
-        lambda node: -node.hit.attention_tokens,
-        lambda node: node.load.waiting_tokens,
-        lambda node: node.load.num_decoding,
-    )
     chosen: set[str] = set()
-    for measure in measures:
+    for measure in MEASURES:
         chosen.update(node.name for node in nsmallest(STANDING_OUT, candidates, key=measure))
     return [node for node in candidates if node.name in chosen]

@@ -2,21 +2,25 @@
 
 All work is in seconds of the node's own `StepCosts`. A node computes its waiting prompts in steps: each takes the
 decode part of its sequences, `chunk_s`, and as much prompt work as `chunk_tokens` or the token gap leaves.
+
+A decision asks for a few values of each node, within microseconds: so they are named tuples, and the sums plain code.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from headrace.step_costs import StepCosts, StepShape
+from headrace.step_costs import StepCosts
 from router.routing.candidates import Candidate, Load
 
 MIN_GAP_TOKENS = 16
 """Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""
 
+MIN_WORK_S = 1e-6
+"""Prompt work of a step at the least, in seconds: costs may be measured as 0."""
 
-@dataclass(frozen=True, slots=True)
-class NodePace:
+
+class NodePace(NamedTuple):
     """The steps of a node at one batch.
 
     decode_s       seconds of a step for its decoding sequences
@@ -30,23 +34,12 @@ class NodePace:
     overhead_s: float
     keeps_gap: bool
 
-    @classmethod
-    def of(cls, node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None) -> NodePace:
-        costs = node.costs
-        decode_s = 0.0
-        if num_decoding:
-            decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context_tokens
-        overhead_s = decode_s + costs.chunk_s
-        step_work_s = costs.token_s * node.chunk_tokens
-        if token_gap_s is None or not num_decoding:
-            return cls(decode_s, step_work_s, overhead_s, keeps_gap=True)
-        least_s = costs.token_s * MIN_GAP_TOKENS
-        left_s = token_gap_s - overhead_s
-        return cls(decode_s, min(step_work_s, max(least_s, left_s)), overhead_s, keeps_gap=left_s >= least_s)
-
     def seconds(self, work_s: float) -> float:
         """Time of prompt work, in whole steps beside the decodes."""
-        return work_s + max(1.0, work_s / self.step_work_s) * self.overhead_s if work_s > 0 else 0.0
+        if work_s <= 0:
+            return 0.0
+        num_steps = work_s / self.step_work_s
+        return work_s + (num_steps if num_steps > 1 else 1.0) * self.overhead_s
 
     def prompt_share(self, work_s: float) -> float:
         """Share of a step's time that goes into prompts while so much of their work waits."""
@@ -54,9 +47,29 @@ class NodePace:
         return in_step_s / (in_step_s + self.overhead_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The prompts that wait at a node, as one of `num_tokens` meets them.
+def pace(node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None) -> NodePace:
+    """The steps of a node that decodes so many sequences."""
+    costs = node.costs
+    step_work_s = max(costs.token_s * node.chunk_tokens, MIN_WORK_S)
+    if not num_decoding:
+        return NodePace(0.0, step_work_s, costs.chunk_s, True)
+    decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context_tokens
+    overhead_s = decode_s + costs.chunk_s
+    if token_gap_s is None:
+        return NodePace(decode_s, step_work_s, overhead_s, True)
+    least_s = costs.token_s * MIN_GAP_TOKENS
+    left_s = token_gap_s - overhead_s
+    return NodePace(decode_s, min(step_work_s, max(least_s, left_s)), overhead_s, left_s >= least_s)
+
+
+def least_step_s(node: Candidate) -> float:
+    """A step of a node's present batch with as few tokens of prompts as there can be."""
+    now = pace(node, node.load.num_decoding, node.load.context_tokens, None)
+    return now.overhead_s + node.costs.token_s * MIN_GAP_TOKENS
+
+
+class Line(NamedTuple):
+    """The prompts that wait at a node, as one of some length meets them.
 
     ahead_s    work that is done before it: of prompts that are shorter, or hardly longer
     behind_s   work of longer prompts: the first of them keeps half of each step
@@ -84,21 +97,25 @@ def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
     if load.waiting_tokens <= 0:
         return NO_LINE
     work_s = costs.token_s * load.waiting_tokens + costs.depth_s * load.waiting_depths
-    lengths = load.waiting_lengths
-    if not lengths:
-        return Line(work_s, 0.0, 1.0)
     middle = max(num_tokens, 1).bit_length() - 1
-    ahead = float(sum(lengths[: middle + 1]))
-    if middle + 1 < len(lengths):  # as many of these as are at most twice as long
-        ahead += (num_tokens / 2**middle - 1) * lengths[middle + 1]
+    ahead, number, size = 0.0, 0.0, 1
+    for index, tokens in enumerate(load.waiting_lengths):
+        if tokens:
+            number += max(1.0, tokens / (1.5 * size))
+            if index <= middle:
+                ahead += tokens
+            elif index == middle + 1:  # as many of these as are at most twice as long
+                ahead += (2 * num_tokens / size - 1) * tokens
+        size *= 2
+    if not number:
+        return Line(work_s, 0.0, 1.0)
     ahead_s = work_s * min(1.0, ahead / load.waiting_tokens)
-    number = sum(max(1.0, tokens / (1.5 * 2**index)) for index, tokens in enumerate(lengths) if tokens)
     return Line(ahead_s, work_s - ahead_s, number)
 
 
 def prompt_work_s(costs: StepCosts, start: int, end: int) -> float:
     """Work of a prompt's tokens from `start` up to `end`, without the fixed cost of each chunk."""
-    depths = StepShape.prefill(start, end).prefill_depths
+    depths = (end * (end - 1) - start * (start - 1)) // 2
     return costs.token_s * (end - start) + costs.depth_s * depths
 
 
@@ -108,12 +125,19 @@ def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
     The step that is running ends first. Longer prompts take up to half of each step, and the step with the prompt's
     last token is as long as what waits fills it.
     """
-    before_s = waiting.ahead_s + own_s
-    all_s = before_s + waiting.behind_s
-    needed_s = before_s + min(waiting.behind_s, before_s)
-    work_s = min(all_s, max(needed_s, pace.step_work_s))
+    before_s, behind_s = waiting.ahead_s + own_s, waiting.behind_s
+    needed_s = max(before_s + min(behind_s, before_s), pace.step_work_s)
+    work_s = min(before_s + behind_s, needed_s)
     running_s = (min(waiting.work_s, pace.step_work_s) + pace.decode_s) / 2
     return running_s + pace.seconds(work_s)
+
+
+def prompt_wait_s(node: Candidate, num_tokens: int, token_gap_s: float | None = None) -> float:
+    """Seconds by which the prompts that a node has delay one of `num_tokens` tokens."""
+    load = node.load
+    steps = pace(node, load.num_decoding, load.context_tokens, token_gap_s)
+    own_s = prompt_work_s(node.costs, 0, num_tokens)
+    return first_token_s(steps, line(load, node.costs, num_tokens), own_s) - steps.seconds(own_s)
 
 
 def place_wait_s(node: Candidate, tokens: int, answer_s: float) -> float:
@@ -123,8 +147,10 @@ def place_wait_s(node: Candidate, tokens: int, answer_s: float) -> float:
     blocks.
     """
     load = node.load
+    if load.free_slots > 0 and load.free_tokens >= tokens:
+        return 0.0
     missing = float(max(0, 1 - load.free_slots))
     if load.free_tokens < tokens:
         mean_tokens = max(1.0, load.context_tokens / max(load.num_decoding, 1))
         missing = max(missing, (tokens - load.free_tokens) / mean_tokens)
-    return missing * answer_s / max(load.num_decoding, 1) if missing else 0.0
+    return missing * answer_s / max(load.num_decoding, 1)

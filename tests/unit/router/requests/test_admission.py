@@ -112,6 +112,31 @@ def test_only_the_clients_that_may_go_first():
     assert admission.acquire("batch", ONE, priority=3)
 
 
+def test_a_request_that_would_wait_beyond_its_objective_is_refused():
+    admission = Admission(max_concurrent=1, max_queue=9, nodes_line_s=lambda num_tokens: 4.0)
+    admission.acquire("a", ONE)
+    with pytest.raises(ApiError, match="no node keeps the objectives first_token_s 2") as refused:
+        admission.acquire("a", ONE, first_token_s=2.0)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "objectives_missed", 6)
+    assert admission.acquire("a", ONE, first_token_s=9.0)
+
+
+def test_a_short_prompt_is_not_refused_for_the_long_ones_at_the_nodes():
+    lines: list[int] = []
+
+    def nodes_line_s(num_tokens: int) -> float:
+        lines.append(num_tokens)
+        return num_tokens / 100
+
+    admission = Admission(max_concurrent=1, max_queue=9, timeout_s=10.0, nodes_line_s=nodes_line_s)
+    long = [Request("r", (1,) * 5000, 5000, Sampling(max_tokens=2, seed=1))]
+    admission.acquire("a", ONE)
+    with pytest.raises(ApiError, match="would take about"):
+        admission.acquire("a", long)
+    assert admission.acquire("a", ONE)
+    assert lines == [5000, 2]
+
+
 async def test_a_full_queue_drops_the_request_that_would_go_last():
     admission = Admission(max_concurrent=1, max_queue=2)
     first, second, third = admission.acquire("many", ONE * 3)

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -123,6 +124,25 @@ def test_a_plan_within_the_first_token_objective_goes_before_a_cheaper_one() -> 
     request = replace(REQUEST, num_tokens=8192, objectives=Objectives(first_token_s=0.15))
     late = node("a", hit=4096, **line(2048, 4000, 2000))
     assert choose(late, node("b", **busy(40)), request=request).prefill == "b"
+
+
+def test_a_missed_objective_says_when_there_would_be_room() -> None:
+    late = node("a", **line(*[8192] * 20))
+    plan = choose(late, request=replace(REQUEST, num_tokens=8192, objectives=Objectives(first_token_s=0.5)))
+    assert plan.prediction.first_token_s is not None
+    assert plan.relief_s == pytest.approx(plan.prediction.first_token_s - 0.5)
+    full = replace(REQUEST, num_tokens=64, objectives=Objectives(token_gap_s=0.006))
+    assert choose(node("a", **busy(10)), request=full).relief_s == 0
+    relief_s = [choose(node("a", **busy(n)), request=full).relief_s for n in (60, 90, 120)]
+    assert 0 < relief_s[0] < relief_s[1] < relief_s[2]
+    never = replace(full, objectives=Objectives(token_gap_s=0.001))
+    assert choose(node("a", **busy(10)), request=never).relief_s == math.inf
+
+
+def test_a_request_counts_the_time_that_it_has_waited() -> None:
+    request = replace(REQUEST, num_tokens=512, objectives=Objectives(first_token_s=1.0))
+    assert choose(node("a"), request=request).relief_s == 0
+    assert choose(node("a"), request=replace(request, waited_s=2.0)).relief_s > 1.0
 
 
 def test_more_of_a_prompt_in_a_cache_never_makes_a_node_less_likely() -> None:

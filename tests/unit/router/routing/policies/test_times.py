@@ -1,0 +1,67 @@
+"""Predicted seconds of one node, by hand: a token of a prompt takes 1 s, a step of decodes 10 s, a chunk 2 s more."""
+
+import pytest
+
+from headrace.cache.hits import PrefixHit
+from headrace.step_costs import StepCosts
+from headrace.wire.messages import Role
+from router.routing.candidates import Candidate, Load
+from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_wait_s
+
+COSTS = StepCosts(step_s=9.0, decode_s=1.0, context_s=0.0, chunk_s=2.0, token_s=1.0, depth_s=0.0)
+
+
+def node(*waiting: int, **load: int) -> Candidate:
+    lengths = [0] * 12
+    for each in waiting:
+        lengths[each.bit_length() - 1] += each
+    full = Load(waiting_tokens=sum(waiting), waiting_lengths=tuple(lengths), **load)
+    return Candidate("n", Role.BOTH, PrefixHit(0, 0, 0), full, COSTS, 100, 16, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "step_work_s", "keeps_gap"), [(None, 100.0, True), (52.0, 40.0, True), (20.0, 16.0, False)]
+)
+def test_a_step_holds_as_much_of_a_prompt_as_the_gap_leaves(gap_s: float | None, step_work_s: float, keeps_gap: bool):
+    steps = pace(node(), 1, 50, gap_s)
+    assert (steps.decode_s, steps.overhead_s) == (10.0, 12.0)
+    assert (steps.step_work_s, steps.keeps_gap) == (step_work_s, keeps_gap)
+    assert pace(node(), 0, 0, gap_s).step_work_s == 100.0
+
+
+def test_prompts_of_up_to_twice_the_length_go_first():
+    waiting = node(10, 60, 400).load
+    assert line(waiting, COSTS, 8)[:2] == (10.0, 460.0)
+    assert line(waiting, COSTS, 32)[:2] == (70.0, 400.0)
+    assert line(waiting, COSTS, 24)[:2] == (10.0 + 60.0 / 2, 400.0 + 60.0 / 2)
+    assert line(waiting, COSTS, 1000)[:2] == (470.0, 0.0)
+    assert line(waiting, COSTS, 8).number == pytest.approx(10 / 12 if 10 / 12 > 1 else 1 + 60 / 48 + 400 / 384)
+
+
+def test_an_idle_node_computes_a_prompt_at_once_in_whole_steps():
+    steps = pace(node(), 0, 0, None)
+    assert first_token_s(steps, line(Load(), COSTS, 50), 50.0) == 50.0 + 2.0
+    assert first_token_s(steps, line(Load(), COSTS, 300), 300.0) == 300.0 + 3 * 2.0
+
+
+def test_a_long_prompt_delays_a_short_one_by_its_step_and_half_of_the_next():
+    busy = node(1000)
+    steps = pace(busy, 0, 0, None)
+    # Half of the running step of 100; then a whole step, for the long prompt fills what the short one leaves.
+    assert first_token_s(steps, line(busy.load, COSTS, 20), 20.0) == 50.0 + 100.0 + 2.0
+    assert prompt_wait_s(busy, 20) == 152.0 - 22.0
+    assert prompt_wait_s(busy, 1000) > 1000
+
+
+def test_decodes_stretch_a_prompt():
+    busy = node(num_decoding=1)
+    steps = pace(busy, 1, 0, 52.0)
+    assert first_token_s(steps, line(busy.load, COSTS, 80), 80.0) == 10.0 / 2 + 80.0 + 2 * 12.0
+
+
+def test_a_full_node_has_room_when_answers_have_ended():
+    assert place_wait_s(node(free_slots=1, free_tokens=100), 100, 60.0) == 0
+    assert place_wait_s(node(free_slots=0, free_tokens=100, num_decoding=4), 100, 60.0) == 60.0 / 4
+    assert place_wait_s(node(free_slots=-2, free_tokens=100, num_decoding=4), 100, 60.0) == 3 * 60.0 / 4
+    short = node(free_slots=1, free_tokens=100, num_decoding=4, context_tokens=400)
+    assert place_wait_s(short, 300, 60.0) == 2 * 60.0 / 4
