@@ -105,6 +105,17 @@ async def test_a_node_that_starts_as_a_prefill_node_answers_alone(model, tmp_pat
         assert answers == [greedy(model, prompt, ANSWER_TOKENS) for prompt in prompts]
 
 
+async def test_with_elastic_roles_a_prefill_node_answers_when_no_decode_node_is_left(model, tmp_path) -> None:
+    with Cluster(model, tmp_path, router={"roles": "elastic"}) as cluster:
+        prompt, other = (clear_prompt(model, length, ANSWER_TOKENS) for length in (40, 50))
+        (divided,) = await ask_all(cluster.url, [prompt], at_once=1, num_tokens=ANSWER_TOKENS)
+        cluster.processes.pop("d0").stop()
+        (alone,) = await ask_all(cluster.url, [other], at_once=1, num_tokens=ANSWER_TOKENS)
+        assert divided.tokens == greedy(model, prompt, ANSWER_TOKENS)
+        assert alone.tokens == greedy(model, other, ANSWER_TOKENS)
+        assert (alone.report["path"], alone.report["decode"]["node"]) == ("local", "p0")
+
+
 async def test_undivided_nodes_answer_behind_a_router(model, tmp_path) -> None:
     with Cluster(model, tmp_path, num_prefill=0, num_decode=0, num_both=2) as cluster:
         prompts = [clear_prompt(model, length, ANSWER_TOKENS) for length in (1, 17, 200, 300)]

@@ -67,6 +67,21 @@ def test_a_cluster_in_the_background_from_up_to_down(shell):
     assert shell.run("status")[0] == 1
 
 
+def test_undivided_nodes_and_a_role_that_changes_while_they_run(shell):
+    url = shell.up("--both", 2)
+    assert {name: node["role"] for name, node in nodes_of(url).items()} == {"n0": "both", "n1": "both"}
+    assert answer_of(url)
+    status, output = shell.run("role", "n1", "prefill")
+    assert (status, output.strip()) == (0, "n1 has the role prefill now")
+    assert nodes_of(url)["n1"]["role"] == "prefill"
+    status, output = shell.run("role", "n0", "prefill")
+    assert status == 1 and "no other node decodes than n0" in " ".join(output.split())
+    status, output = shell.run("role", "n7", "both")
+    assert status == 1 and "no node 'n7' is registered" in " ".join(output.split())
+    assert answer_of(url)
+    assert shell.run("down", timeout_s=END_S)[0] == 0
+
+
 def test_a_cluster_in_a_ray_that_runs_already_leaves_it_running(shell):
     (port,) = free_ports("127.0.0.1")
     options = ["--head", "--block", "--port", port, "--num-cpus", 4, "--resources", '{"decode_host": 1}']
