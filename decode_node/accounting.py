@@ -22,9 +22,9 @@ class HitAccounting:
     local_requests: int = 0
     remote_hit_tokens: int = 0
 
-    def admitted(self, admitted: Admitted) -> None:
-        """Counts one request."""
-        if admitted.state_arrives:
+    def admitted(self, admitted: Admitted, *, computes_here: bool) -> None:
+        """Counts one request. `computes_here`: a state that arrives is fetched, and the rest is computed here."""
+        if admitted.state_arrives and not computes_here:
             self.remote_requests += 1
             self.remote_hit_tokens += admitted.reused_tokens
         else:

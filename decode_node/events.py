@@ -37,12 +37,20 @@ from node_runtime.lifecycle import (
     Admitting,
     CallBroken,
     CallEnded,
+    CancelFetch,
     Done,
     Fail,
+    FetchGivenUp,
+    Fetching,
+    FetchLanded,
+    PrefillLocally,
+    Readmitting,
     Refuse,
     Release,
     Released,
     Reply,
+    ResumePrefill,
+    StartFetch,
 )
 
 # ---------------------------------------------------------------- states
@@ -100,7 +108,8 @@ class HandingOver:
 
 
 DecodeState: TypeAlias = (
-    Admitting | Receiving | Interrupted | Renewing | Running | Orphaned | Standing | HandingOver | Done | Released
+    Admitting | Fetching | Readmitting | Receiving | Interrupted | Renewing | Running | Orphaned
+    | Standing | HandingOver | Done | Released
 )  # fmt: skip
 
 # ---------------------------------------------------------------- events
@@ -141,6 +150,7 @@ DecodeInput: TypeAlias = (
     Admitted | AdmissionTimedOut | Started | Computed | Scored | Tokens | Finished | Halted | Failed  # from the engine
     | SessionLanded | SessionFailed  # from the session; each session ends in one of them
     | StateSent  # from the transfer to another decode node
+    | FetchLanded | FetchGivenUp  # from the fetch
     | Renew | Stop | Halt | HandOver | GoOn | CallEnded | RouterLost | Adopted  # from the router
     | CallBroken  # by a command that cannot be read, a session of another version, or a transfer that failed
 )  # fmt: skip
@@ -216,6 +226,7 @@ DecodeReply: TypeAlias = (
 )  # fmt: skip
 DecodeInstruction: TypeAlias = (
     CountAdmission | OpenSession | CancelSession | RunDecode | FinishAnswer
+    | StartFetch | CancelFetch | ResumePrefill | PrefillLocally
     | HaltAnswer | ResumeAnswer | SendRequest | CancelSending
     | Reply[DecodeReply] | ReplyDecoded | Refuse | Fail | Release
 )  # fmt: skip

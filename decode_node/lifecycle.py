@@ -2,6 +2,8 @@
 
     Admitting -> Receiving -> Running -> Done    a prefill node computes the prompt and sends blocks and state
     Admitting -> Running -> Done                 this node computes the prompt
+    Admitting -> Fetching -> Running             and fetches what another node holds of it
+    Fetching -> Readmitting -> Running           the fetch failed: the whole prompt is computed
     Receiving -> Interrupted -> Receiving        the transfer failed, and the router asked for another session
     Receiving -> Renewing -> Receiving           the router asked for another session before this one had failed
     Running -> Orphaned -> Running               the router was lost, and another one continues the request
@@ -71,22 +73,35 @@ from node_runtime.lifecycle import (
     Admitting,
     CallBroken,
     CallEnded,
+    CancelFetch,
     Done,
     Fail,
+    FetchGivenUp,
+    Fetching,
+    FetchLanded,
     Lifecycle,
+    PrefillLocally,
+    Readmitting,
     Refuse,
     Release,
     Released,
     Reply,
+    ResumePrefill,
+    StartFetch,
 )
 
 
 class DecodeLifecycle(Lifecycle[DecodeState]):
-    """One request from its admission to its release. `new_nonce` names each session."""
+    """One request from its admission to its release.
 
-    def __init__(self, new_nonce: Callable[[], int]) -> None:
+    new_nonce      names each session
+    computes_here  nobody sends the prompt to this node: a state that arrives is fetched
+    """
+
+    def __init__(self, new_nonce: Callable[[], int], *, computes_here: bool = False) -> None:
         super().__init__(Admitting())
         self._new_nonce = new_nonce
+        self._computes_here = computes_here
 
     def on(self, event: DecodeInput) -> list[DecodeInstruction]:
         """Returns what to do about the event. Raises IllegalTransition."""
@@ -97,11 +112,17 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
                 self._expect(event, Running)
                 return [Reply(event)]
             case Admitted():
-                self._expect(event, Admitting)
                 return self._admitted(event)
             case AdmissionTimedOut(message):
-                self._expect(event, Admitting)
+                self._expect(event, Admitting, Readmitting)
                 return [Refuse(message)]
+            case FetchLanded(num_tokens):
+                self.state = Running(self._expect(event, Fetching).admitted)
+                return [ResumePrefill(num_tokens), Reply(LocalPrefill(num_tokens))]
+            case FetchGivenUp():
+                self._expect(event, Fetching)
+                self.state = Readmitting()
+                return [PrefillLocally()]
             case Started() | Computed():  # the progress of a prefill on this node
                 self._expect(event, Running)
                 return []
@@ -141,10 +162,15 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
                 assert_never(event)
 
     def _admitted(self, admitted: Admitted) -> list[DecodeInstruction]:
-        if admitted.state_arrives:
-            return [CountAdmission(admitted), *self._open_session(admitted)]
-        self.state = Running(admitted)
-        return [CountAdmission(admitted), Reply(LocalPrefill(admitted.reused_tokens))]
+        is_first = isinstance(self._expect(admitted, Admitting, Readmitting), Admitting)
+        counted: list[DecodeInstruction] = [CountAdmission(admitted)] if is_first else []
+        if not admitted.state_arrives:
+            self.state = Running(admitted)
+            return [*counted, Reply(LocalPrefill(admitted.reused_tokens))]
+        if self._computes_here:
+            self.state = Fetching(admitted)
+            return [*counted, StartFetch(admitted)]
+        return [*counted, *self._open_session(admitted)]
 
     def _open_session(self, admitted: Admitted) -> list[DecodeInstruction]:
         self.state = Receiving(admitted, self._new_nonce())
@@ -181,7 +207,7 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
         match command, self.state:
             case Halt(), Running():
                 return [HaltAnswer()]
-            case Halt(), Admitting() | Receiving() | Interrupted() | Renewing():
+            case Halt(), Admitting() | Fetching() | Readmitting() | Receiving() | Interrupted() | Renewing():
                 return [Reply(HaltReply(False))]
             case GoOn(), Standing(admitted):
                 self.state = Running(admitted)
@@ -214,6 +240,8 @@ class DecodeLifecycle(Lifecycle[DecodeState]):
         match before:
             case Receiving() | Renewing():
                 return [CancelSession(), Release()]
+            case Fetching():
+                return [CancelFetch(), Release()]
             case HandingOver():
                 return [CancelSending(), Release()]
         return [Release()]
@@ -238,8 +266,28 @@ def with_joined_tokens(events: Iterable[Event | DecodeInput]) -> list[DecodeInpu
     return joined
 
 
-def decode_report(node: str, admitted: Admitted, *, computed_tokens: int, checkpoints: tuple[int, ...]) -> DecodeReport:
-    """A state that was received makes this node's own checkpoint no hit: its `state_hit_tokens` are 0."""
+def decode_report(
+    node: str,
+    admitted: Admitted,
+    *,
+    computed_tokens: int,
+    checkpoints: tuple[int, ...],
+    resumed_tokens: int | None = None,
+) -> DecodeReport:
+    """A state that was received makes this node's own checkpoint no hit: its `state_hit_tokens` are 0.
+
+    resumed_tokens   this node fetched the prompt up to there, and computed the rest; None: it fetched nothing
+    """
+    if resumed_tokens is not None:
+        return DecodeReport(
+            node=node,
+            attention_hit_tokens=admitted.hit.attention_tokens,
+            state_hit_tokens=admitted.hit.state_tokens,
+            state="resumed",
+            computed_tokens=computed_tokens,
+            checkpoints=checkpoints,
+            fetched_tokens=resumed_tokens - admitted.hit.resumable_tokens,
+        )
     computed_here = "resumed" if admitted.reused_tokens else "computed"
     return DecodeReport(
         node=node,

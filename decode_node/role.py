@@ -52,7 +52,19 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release, Reply
+from node_runtime.fetch import Fetches
+from node_runtime.lifecycle import (
+    CallBroken,
+    CallEnded,
+    CancelFetch,
+    Fail,
+    PrefillLocally,
+    Refuse,
+    Release,
+    Reply,
+    ResumePrefill,
+    StartFetch,
+)
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import NoCapacity, reserve, send
 from transfer.protocol.envelope import new_nonce
@@ -66,9 +78,10 @@ DEADLINE_MARGIN_S = 1.0
 class DecodeRole:
     """Serves any number of requests at a time."""
 
-    def __init__(self, runtime: NodeRuntime, config: DecodeConfig) -> None:
+    def __init__(self, runtime: NodeRuntime, config: DecodeConfig, fetches: Fetches) -> None:
         self._runtime = runtime
         self._config = config
+        self._fetches = fetches
         self._receiver = TransferReceiver(runtime.transport, runtime.incoming)
         self._accounting = HitAccounting(runtime.layout)
         self._orphans: Orphans[DecodeDriver] = Orphans(config.orphan_timeout_s, runtime.status_changed)
@@ -103,6 +116,7 @@ class DecodeRole:
             self._receiver,
             self._accounting,
             self._orphans,
+            self._fetches,
             start=start,
             deadline_s=deadline_s,
         ).run(commands)
@@ -118,6 +132,7 @@ class DecodeDriver:
         receiver: TransferReceiver,
         accounting: HitAccounting,
         orphans: Orphans[DecodeDriver],
+        fetches: Fetches,
         *,
         start: Start,
         deadline_s: float,
@@ -131,13 +146,19 @@ class DecodeDriver:
         self._clock = asyncio.get_running_loop().time
         self._deadline_s = deadline_s
         self._orphans = orphans
+        self._fetches = fetches
+        self._fetch_source = start.fetch_source
+        self._fetch_policy = fetches.policy(start.request, start.fetch_source)
+        self._computes_here = not start.may_prefill_remotely and not start.is_handed_over
         self._answer = AnswerSoFar(start.request)
         self._is_abandoned = False
         self._events: deque[DecodeInput] = deque()
-        self._lifecycle = DecodeLifecycle(new_nonce)
+        self._lifecycle = DecodeLifecycle(new_nonce, computes_here=self._computes_here)
         self._inbox: asyncio.Queue[Event | DecodeInput] = asyncio.Queue()
         self._sequence = self._engine.sequence(self._job(start))
         self._session: IncomingTransfer | None = None
+        self._fetching: asyncio.Task[None] | None = None
+        self._fetched_to: int | None = None
         self._outgoing: OutgoingTransfer | None = None
         self._unsent = UnsentTokens(config.max_unsent_tokens)
 
@@ -187,6 +208,7 @@ class DecodeDriver:
             start.may_prefill_remotely,
             is_scored=is_scored,
             is_handed_over=start.is_handed_over,
+            fetch=self._fetch_policy,
         )
         return Job(
             request=request,
@@ -275,7 +297,19 @@ class DecodeDriver:
                 if self._outgoing is not None:  # None: opening it failed
                     self._outgoing.cancel()
             case CountAdmission(admitted):
-                self._accounting.admitted(admitted)
+                self._accounting.admitted(admitted, computes_here=self._computes_here)
+                if not admitted.state_arrives and self._fetch_policy.candidate(admitted.hit) is not None:
+                    self._fetches.declined()
+            case StartFetch(admitted):
+                self._fetching = asyncio.create_task(self._fetch(admitted))
+            case CancelFetch():
+                if self._fetching is not None:
+                    self._fetching.cancel()
+            case ResumePrefill(num_tokens):
+                self._fetched_to = num_tokens
+                self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
+            case PrefillLocally():
+                self._loop.post(lambda: self._engine.prefill_locally(self._sequence))
             case Refuse(message):
                 raise NoCapacity(message)
             case Fail(error):
@@ -299,6 +333,11 @@ class DecodeDriver:
         )
         self._runtime.spawn(self._watch(self._session))
         return reservation
+
+    async def _fetch(self, admitted: Admitted) -> None:
+        assert self._fetch_source is not None, "the policy fetches only if there is a source"
+        ended = await self._fetches.outcome(self._sequence, self._fetch_source, admitted, self._deadline_s)
+        self._inbox.put_nowait(ended)
 
     async def _send(self, reservation: Reservation, computed: Computed) -> None:
         """Opens the transfer of a halted request and lets it send everything. Raises BadRequest, LayoutMismatch."""
@@ -329,6 +368,7 @@ class DecodeDriver:
             admitted,
             computed_tokens=sequence.num_prefilled,
             checkpoints=sequence.all_checkpoints,
+            resumed_tokens=self._fetched_to,
         )
 
     # ------------------------------------------------------------ the end of a call
@@ -359,8 +399,10 @@ class DecodeDriver:
             await self._obey(instruction)
 
     async def _release(self) -> None:
-        """Releases blocks and slot after the last session, those before it had ended when it was opened, and after a
-        transfer to another node."""
+        """Releases blocks and slot after a fetch, after the last session (those before it had ended when it was opened)
+        and after a transfer to another node."""
+        if self._fetching is not None:
+            await asyncio.wait([self._fetching])
         if self._session is not None:
             with suppress(TransferFailed):
                 await self._session.landed()

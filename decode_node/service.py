@@ -14,6 +14,7 @@ from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import DecodeCommand, Start
+from node_runtime.fetch import Fetches
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
 from node_runtime.service import errors_as_status, read, router_of, timeout_s
@@ -44,8 +45,8 @@ async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[
         yield read(codecs.decode_one_of, message)
 
 
-def serve_decode(config: DecodeConfig, runtime: NodeRuntime, server: grpc.aio.Server) -> DecodeRole:
+def serve_decode(config: DecodeConfig, runtime: NodeRuntime, fetches: Fetches, server: grpc.aio.Server) -> DecodeRole:
     """Adds the service to a node's gRPC server; returns the role."""
-    role = DecodeRole(runtime, config)
+    role = DecodeRole(runtime, config, fetches)
     rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls), server)
     return role

@@ -122,7 +122,8 @@ def _transfer(transfer: Mapping[str, Any]) -> str:
 
 def _decode(decode: Mapping[str, Any], path: str) -> str:
     where = "prefilled here" if path == "local" else "prefilled remotely"
-    return f"{where}, attention hit {decode['attention_hit_tokens']}, state {decode['state']}"
+    fetched = f", fetched {decode['fetched_tokens']} tokens" if decode.get("fetched_tokens") else ""
+    return f"{where}, attention hit {decode['attention_hit_tokens']}, state {decode['state']}{fetched}"
 
 
 def size(num_bytes: float) -> str:

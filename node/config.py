@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from decode_node.config import DecodeConfig
-from prefill_node.config import PrefillConfig
 
 NODE_FLAGS = {
     "--model": "model_path",
@@ -28,8 +27,8 @@ NODE_FLAGS = {
 
 
 @dataclass(frozen=True)
-class NodeConfig(PrefillConfig, DecodeConfig):
-    """Settings of a node: those of `RuntimeConfig` and those of both roles, because any node may do the work of either.
+class NodeConfig(DecodeConfig):
+    """Settings of a node: those of `RuntimeConfig` and of both roles, because any node may do the work of either.
 
     role  the work for which routers use the node at its start: prefill, decode, or both; `headrace role` changes it
     """

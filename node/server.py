@@ -16,5 +16,5 @@ def node_server(config: NodeConfig) -> NodeServer:
     return NodeServer(
         config,
         Role(config.role),
-        {"Prefill": partial(serve_prefill, config), "Decode": partial(serve_decode, config)},
+        {"Prefill": serve_prefill, "Decode": partial(serve_decode, config)},
     )

@@ -16,6 +16,29 @@ HOST_MESSAGE_BYTES, GPU_MESSAGE_BYTES = 4 << 20, 32 << 20
 
 
 @dataclass(frozen=True)
+class FetchConfig:
+    """When a node that computes a prompt fetches cached parts of it (answers of earlier turns) from another node.
+
+    enabled         false: the node computes everything that its own cache lacks
+    min_tokens      a fetch must save at least this many tokens
+    max_time_ratio  largest estimated time of a fetch, as a share of the time to compute the same tokens; above 1 the
+                    node fetches even where computing is faster, and saves its compute for other prompts
+    timeout_s       a fetch that has not landed by then is abandoned, and the node computes the prompt
+    """
+
+    enabled: bool = True
+    min_tokens: int = 64
+    max_time_ratio: float = 1.0
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        refuse(
+            at_least(self, 1, "min_tokens", remedy="; enabled: false turns fetching off"),
+            positive(self, "max_time_ratio", "timeout_s"),
+        )
+
+
+@dataclass(frozen=True)
 class RuntimeConfig:
     """Settings of one node; each role adds its own, and `NodeConfig` has all of them.
 
@@ -30,6 +53,7 @@ class RuntimeConfig:
                          on a GPU, where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
     state_wire_dtype     dtype in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
                          bytes; the rounding stays); if left out, this node's own, which rounds nothing
+    fetch_from_decode    when it fetches cached parts of a prompt from other nodes
     admission_timeout_s  how long a request may wait on a decode node for blocks and a slot before the router asks
                          another one; on a prefill node it waits as long as it has time, because every prompt before it
                          ends, and is refused at once when the measured speed says that it would wait for too long
@@ -50,6 +74,7 @@ class RuntimeConfig:
     staging_buffers: int = 4
     max_message_bytes: int | None = None
     state_wire_dtype: str | None = None
+    fetch_from_decode: FetchConfig = field(default_factory=FetchConfig)
     admission_timeout_s: float = 5.0
     control_silence_s: float = CONTROL_SILENCE_S
     watchdog_s: float = 60.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from headrace.engine.sequence import Admitted
 from transfer.protocol.errors import IllegalTransition
 
 State = TypeVar("State")
@@ -22,6 +23,18 @@ Message = TypeVar("Message", covariant=True)
 @dataclass(frozen=True)
 class Admitting:
     """The request waits for blocks and a slot."""
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """Another node is asked for blocks and a state; the engine computes nothing yet."""
+
+    admitted: Admitted
+
+
+@dataclass(frozen=True)
+class Readmitting:
+    """The fetch failed: the request waits for blocks and a slot again, to be computed."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,18 @@ class CallBroken:
     """An error that ends the request, such as a transfer that failed or a command that cannot be read."""
 
     error: Exception
+
+
+@dataclass(frozen=True)
+class FetchLanded:
+    """The blocks and the state of the first `num_tokens` tokens have landed, verified."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class FetchGivenUp:
+    """Nothing was fetched, and nothing lands any more."""
 
 
 # ---------------------------------------------------------------- instructions
@@ -76,6 +101,30 @@ class Fail:
 @dataclass(frozen=True)
 class Release:
     """Give blocks and slot back to the engine, as soon as no transfer reads or writes them."""
+
+
+@dataclass(frozen=True)
+class StartFetch:
+    """Fetch what `admitted` has no blocks for; it ends in FetchLanded or FetchGivenUp."""
+
+    admitted: Admitted
+
+
+@dataclass(frozen=True)
+class CancelFetch:
+    """Cancel the fetch; it reports nothing any more."""
+
+
+@dataclass(frozen=True)
+class ResumePrefill:
+    """Have the engine compute the prompt from the `num_tokens` tokens that were fetched."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class PrefillLocally:
+    """Have the engine admit the request again and compute what could not be fetched."""
 
 
 class Lifecycle(Generic[State]):

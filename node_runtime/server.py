@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+from collections import ChainMap
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -17,11 +18,13 @@ from headrace.engine.host_memory import keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device
 from headrace.wire.cache_updates import CacheUpdate
-from headrace.wire.messages import FetchReply, FetchRequest, NodeInfo, NodeStatus, Role
+from headrace.wire.client import GrpcFetchClient
+from headrace.wire.messages import FetchReply, FetchRequest, FetchSource, NodeInfo, NodeStatus, Role
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import load_identity
 from node_runtime.cache_feed import CacheFeed
 from node_runtime.config import RuntimeConfig
+from node_runtime.fetch import Fetches
 from node_runtime.fetch_server import FetchServer
 from node_runtime.link_monitor import LinkMonitor
 from node_runtime.packing import staging_memory
@@ -63,7 +66,7 @@ class NodeServer:
         self,
         config: RuntimeConfig,
         role: Role,
-        services: Mapping[str, Callable[[NodeRuntime, Any], RoleService]],
+        services: Mapping[str, Callable[[NodeRuntime, Fetches, Any], RoleService]],
     ) -> None:
         self.config = config
         self._role = role
@@ -103,6 +106,7 @@ class NodeServer:
             undo.push_async_callback(self._link_monitor.close)
             self._cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
             self.runtime = NodeRuntime(self.config, built, self._engine, transport, outgoing, incoming, identity)
+            self._fetches = Fetches(self.runtime, self.config.fetch_from_decode, self._connect)
             self._fetch_server = FetchServer(self.runtime)
             await self.runtime.packing.warm_up(outgoing, clock() + WARM_UP_TIMEOUT_S)
             self._engine.post(lambda: use_device(self.config.engine.device))
@@ -142,10 +146,10 @@ class NodeServer:
             if self._status is None:
                 raise
         transfers = transfer_counters(self.runtime.transport.stats, self.runtime.outgoing.waits)
-        of_roles = {name: count for role in self._roles for name, count in role.counters().items()}
+        counted = [self._fetches.counters(), self._fetch_server.counters(), *(role.counters() for role in self._roles)]
         return replace(
             self._status,
-            counters={**self._status.counters, **transfers, **self._fetch_server.counters(), **of_roles},
+            counters={**self._status.counters, **transfers, **dict(ChainMap(*counted))},
             links=self._link_monitor.report(),
             calls=self.runtime.calls.counts(),
             orphans=tuple(request_id for role in self._roles for request_id in role.orphans()),
@@ -196,6 +200,7 @@ class NodeServer:
                 await asyncio.wait(self.runtime.tasks, timeout=self.config.shutdown_grace_s)
             for role in self._roles:
                 await role.close()
+            await self._fetches.close()
             await self._link_monitor.close()
             await self.runtime.transport.close()
             if self._crash is None:
@@ -215,8 +220,11 @@ class NodeServer:
         self._stopping = self._stopping or asyncio.create_task(self._stop())
 
     def _add_services(self, server: Any) -> None:
-        self._roles = [serve(self.runtime, server) for serve in self._services.values()]
+        self._roles = [serve(self.runtime, self._fetches, server) for serve in self._services.values()]
         add_node_service(server, self)
+
+    def _connect(self, fetch_source: FetchSource) -> GrpcFetchClient:
+        return GrpcFetchClient(fetch_source, self.runtime.identity, silence_s=self.config.control_silence_s)
 
     def _describe(self, address: str, *, start_s: float) -> NodeInfo:
         built = self.runtime.built

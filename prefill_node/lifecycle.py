@@ -18,33 +18,29 @@ from typing import TypeAlias, assert_never
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Failed, Finished, Sampled, Scored, Started
 from headrace.request import PromptLogprobs
 from headrace.wire.messages import ComputeStarted, FirstToken, PrefillReport
+from node_runtime.fetch_policy import FetchPolicy
 from node_runtime.lifecycle import (
     Admitting,
     CallBroken,
     CallEnded,
+    CancelFetch,
     Done,
     Fail,
+    FetchGivenUp,
+    Fetching,
+    FetchLanded,
     Lifecycle,
+    PrefillLocally,
+    Readmitting,
     Refuse,
     Release,
     Released,
     Reply,
+    ResumePrefill,
+    StartFetch,
 )
-from prefill_node.fetch_policy import FetchPolicy
 
 # ---------------------------------------------------------------- states
-
-
-@dataclass(frozen=True)
-class Fetching:
-    """A decode node is asked for blocks and a state; the engine computes nothing yet."""
-
-    admitted: Admitted
-
-
-@dataclass(frozen=True)
-class Readmitting:
-    """The fetch failed: the request waits for blocks and a slot again, to be computed."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +73,6 @@ PrefillState: TypeAlias = Admitting | Fetching | Readmitting | Ready | Computing
 
 
 @dataclass(frozen=True)
-class FetchLanded:
-    """The blocks and the state of the first `num_tokens` tokens have landed, verified."""
-
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class FetchGivenUp:
-    """Nothing was fetched, and nothing lands any more."""
-
-
-@dataclass(frozen=True)
 class TransferSent:
     """The network has taken over everything that goes to the decode node."""
 
@@ -104,32 +88,8 @@ PrefillInput: TypeAlias = (
 
 
 @dataclass(frozen=True)
-class StartFetch:
-    """Fetch what `admitted` has no blocks for; it ends in FetchLanded or FetchGivenUp."""
-
-    admitted: Admitted
-
-
-@dataclass(frozen=True)
-class CancelFetch:
-    """Cancel the fetch; it reports nothing any more."""
-
-
-@dataclass(frozen=True)
 class CountDeclinedFetch:
     """Record that a fetch was possible and estimated not to pay."""
-
-
-@dataclass(frozen=True)
-class ResumePrefill:
-    """Have the engine compute the prompt from the `num_tokens` tokens that were fetched."""
-
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class PrefillLocally:
-    """Have the engine admit the request again and compute what could not be fetched."""
 
 
 @dataclass(frozen=True)

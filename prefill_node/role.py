@@ -6,41 +6,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import assert_never
 
 from headrace.engine.sequence import Admitted, Computed, Event, Job, Started
-from headrace.wire.client import FetchClient
 from headrace.wire.messages import (
-    FetchSource,
     PrefillDone,
     PrefillEvent,
     PrefillReport,
     PrefillRequest,
 )
-from node_runtime.lifecycle import CallBroken, CallEnded, Fail, Refuse, Release, Reply
+from node_runtime.fetch import Fetches
+from node_runtime.fetch_policy import FetchPolicy
+from node_runtime.lifecycle import (
+    CallBroken,
+    CallEnded,
+    CancelFetch,
+    Fail,
+    PrefillLocally,
+    Refuse,
+    Release,
+    Reply,
+    ResumePrefill,
+    StartFetch,
+)
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import NoCapacity, send
-from prefill_node.config import PrefillConfig
-from prefill_node.fetch import Fetches, FetchFailed
-from prefill_node.fetch_policy import FetchPolicy
 from prefill_node.lifecycle import (
-    CancelFetch,
     CancelTransfer,
     CountDeclinedFetch,
-    FetchGivenUp,
-    FetchLanded,
     OpenTransfer,
     PrefillInput,
     PrefillInstruction,
     PrefillLifecycle,
-    PrefillLocally,
     ReplyPrefilled,
-    ResumePrefill,
     SendComputed,
     SendState,
-    StartFetch,
     TransferSent,
     prefill_report,
 )
@@ -49,24 +51,22 @@ from transfer.sender import OutgoingTransfer
 
 
 class PrefillRole:
-    """Serves any number of prefills at a time. `connect` opens a channel to a fetch source."""
+    """Serves any number of prefills at a time."""
 
-    def __init__(
-        self, runtime: NodeRuntime, config: PrefillConfig, connect: Callable[[FetchSource], FetchClient]
-    ) -> None:
+    def __init__(self, runtime: NodeRuntime, fetches: Fetches) -> None:
         self._runtime = runtime
-        self._fetches = Fetches(runtime, config.fetch_from_decode, connect)
+        self._fetches = fetches
 
     def counters(self) -> dict[str, float]:
-        return self._fetches.counters()
+        """None of its own: engine, cache, transport and fetches count their work themselves."""
+        return {}
 
     def orphans(self) -> tuple[str, ...]:
         """None: a prefill is not worth keeping without the router that waits for it."""
         return ()
 
     async def close(self) -> None:
-        """Closes the channels to fetch sources; no prefill may be running."""
-        await self._fetches.close()
+        """Nothing is open between two prefills."""
 
     def run(self, request: PrefillRequest, timeout_s: float) -> AsyncGenerator[PrefillEvent, None]:
         """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back.
@@ -97,7 +97,7 @@ class PrefillDriver:
         self._request = request
         self._deadline_s = deadline_s
         self._inbox: asyncio.Queue[PrefillInput] = asyncio.Queue()
-        policy = fetches.policy(request)
+        policy = fetches.policy(request.request, request.fetch_source)
         self._lifecycle = PrefillLifecycle(
             policy, is_sent=request.reservation is not None, first_token=request.first_token
         )
@@ -203,14 +203,8 @@ class PrefillDriver:
     async def _fetch(self, admitted: Admitted) -> None:
         fetch_source = self._request.fetch_source
         assert fetch_source is not None, "the policy fetches only if there is a source"
-        try:
-            await self._fetches.run(self._sequence, fetch_source, admitted, self._deadline_s)
-        except FetchFailed:
-            self._inbox.put_nowait(FetchGivenUp())
-        except Exception as error:
-            self._inbox.put_nowait(CallBroken(error))
-        else:
-            self._inbox.put_nowait(FetchLanded(fetch_source.num_tokens))
+        ended = await self._fetches.outcome(self._sequence, fetch_source, admitted, self._deadline_s)
+        self._inbox.put_nowait(ended)
 
     # ------------------------------------------------------------ the end
 

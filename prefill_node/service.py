@@ -9,14 +9,13 @@ from functools import partial
 import grpc.aio
 
 from headrace.wire import codecs
-from headrace.wire.client import GrpcFetchClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import FetchSource, PrefillRequest
+from headrace.wire.messages import PrefillRequest
+from node_runtime.fetch import Fetches
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
 from node_runtime.service import errors_as_status, read, router_of, timeout_s
-from prefill_node.config import PrefillConfig
 from prefill_node.role import PrefillRole
 
 
@@ -35,12 +34,8 @@ class PrefillService(rpc.PrefillServicer):
                     yield codecs.encode_one_of(reply, pb.PrefillEvent())
 
 
-def serve_prefill(config: PrefillConfig, runtime: NodeRuntime, server: grpc.aio.Server) -> PrefillRole:
+def serve_prefill(runtime: NodeRuntime, fetches: Fetches, server: grpc.aio.Server) -> PrefillRole:
     """Adds the service to a node's gRPC server; returns the role."""
-
-    def connect(fetch_source: FetchSource) -> GrpcFetchClient:
-        return GrpcFetchClient(fetch_source, runtime.identity, silence_s=config.control_silence_s)
-
-    role = PrefillRole(runtime, config, connect)
+    role = PrefillRole(runtime, fetches)
     rpc.add_PrefillServicer_to_server(PrefillService(role, runtime.calls), server)
     return role

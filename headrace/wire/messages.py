@@ -130,11 +130,13 @@ class Start:
 
     may_prefill_remotely  False: no prefill node can send to this node
     is_handed_over        another decode node sends blocks and state of all these tokens: this one computes none of them
+    fetch_source          may hold more of the prompt, for a node that computes it itself; None: none is known
     """
 
     request: Request
     may_prefill_remotely: bool = True
     is_handed_over: bool = False
+    fetch_source: FetchSource | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,11 @@ class Tokens:
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """Tokens that a decode node reused and computed. `state`: the state was received, resumed or computed."""
+    """Tokens that a decode node reused and computed.
+
+    state           it was received, resumed (from a checkpoint of the node's own, or a fetched one) or computed
+    fetched_tokens  tokens beyond the node's own checkpoint that another node sent, for a prompt that it computed itself
+    """
 
     node: str
     attention_hit_tokens: int
@@ -211,6 +217,7 @@ class DecodeReport:
     state: str
     computed_tokens: int
     checkpoints: tuple[int, ...] = ()
+    fetched_tokens: int = 0
 
 
 @dataclass(frozen=True)

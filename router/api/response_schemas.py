@@ -80,7 +80,10 @@ class DecodeNodeReport(_Response):
     attention_hit_tokens: int
     """Prompt tokens whose attention blocks were cached on the node, and were not transferred."""
     state: Literal["received", "resumed", "computed"]
-    """Origin of the state: the prefill node, the decode node's own checkpoint, or its own prefill."""
+    """Origin of the state: the prefill node, a checkpoint (the decode node's own, or a fetched one), or its own
+    prefill."""
+    fetched_tokens: int
+    """Prompt tokens beyond the node's own checkpoint that another node sent, for a prompt that it computed itself."""
 
 
 class TransferSizes(_Response):

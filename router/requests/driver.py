@@ -156,7 +156,9 @@ class RequestDriver:
     async def _placed(self, attempt: Attempt) -> None:
         attempt.placement = placement = await self._search.place(attempt.request)
         if placement.decode is not None:
-            await self._decode(attempt, placement.decode, m.Start(attempt.request, placement.is_handed_over))
+            is_remote = placement.is_handed_over
+            source = None if is_remote else await self._search.fetch_source(attempt.request, placement)
+            await self._decode(attempt, placement.decode, m.Start(attempt.request, is_remote, fetch_source=source))
         else:
             attempt.prefill = attempt.spawn(self._prefill(attempt, None, None))
             await attempt.over

@@ -87,6 +87,7 @@ class RequestReport:
             "node": self.decode.node,
             "attention_hit_tokens": self.decode.attention_hit_tokens,
             "state": self.decode.state,
+            "fetched_tokens": self.decode.fetched_tokens,
         }
 
     def _transfer_json(self) -> dict[str, Any] | None:

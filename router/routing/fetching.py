@@ -11,7 +11,7 @@ from router.routing.plan import RoutedRequest
 def deepest_holder(request: RoutedRequest, candidates: Sequence[Candidate], prefill: Candidate) -> str | None:
     """The node with the prompt's deepest checkpoint that can send to `prefill`; None if that has one as deep.
 
-    The node that computes the prompt decides whether a fetch is worth its time (`prefill_node/fetch_policy.py`).
+    The node that computes the prompt decides whether a fetch is worth its time (`node_runtime/fetch_policy.py`).
     """
     if not request.may_fetch or request.is_scored:
         return None

@@ -12,7 +12,7 @@ import pytest
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.messages import FetchSource
 from node.config import NodeConfig
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import ALWAYS_REMOTE, SMALL, Cluster, Process
 from tests.support.cluster.nodes import decode_alone, first_token, handed_over, node_client, status_of
@@ -95,6 +95,27 @@ async def test_a_chats_turn_is_fetched_from_the_node_that_computed_it_whatever_i
         again, report = await handed_over(second, first, request(turn, ANSWER), two.fetch_source(0, known))
         assert again == greedy(model, turn, ANSWER_TOKENS)
         assert (report.fetched_tokens, report.computed_tokens) == (known - 96, len(turn) - known)
+        await two.settled()
+
+
+async def test_a_node_that_answers_alone_fetches_what_another_one_holds(model, tmp_path) -> None:
+    async with two_nodes(model, tmp_path) as two:
+        first, second = two.clients
+        prompt = clear_prompt(model, 100, ANSWER_TOKENS, seed=3)
+        tokens = await decode_alone(first, request(prompt, ANSWER))
+        turn = clear_prompt(model, 20, ANSWER_TOKENS, seed=4, after=[*prompt, *tokens])
+        known = (len(prompt) + ANSWER_TOKENS - 1) // 16 * 16
+        assert await decode_alone(second, request(turn, ANSWER), two.fetch_source(0, known)) == greedy(
+            model, turn, ANSWER_TOKENS
+        )
+        status = await status_of(two.processes[1].ready["address"])
+        assert (status.counters["fetches"], status.counters["computed_tokens"]) == (
+            1,
+            len(turn) - known + ANSWER_TOKENS - 1,
+        )
+        gone = clear_prompt(model, 21, ANSWER_TOKENS, seed=5, after=turn)
+        answer = await decode_alone(second, request(gone, ANSWER), two.fetch_source(0, known + 32))
+        assert answer == greedy(model, gone, ANSWER_TOKENS), "a source that holds less costs no token"
         await two.settled()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from decode_node.config import LocalPrefillConfig
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster, with_engine
 from tests.support.engine.oracle import clear_prompt, greedy

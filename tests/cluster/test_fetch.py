@@ -14,7 +14,7 @@ from headrace.request import Request
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.messages import FetchSource, NodeStatus
 from node.config import NodeConfig
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.cluster import SMALL, Process, with_engine
 from tests.support.cluster.nodes import decode_alone, first_token, node_client, status_of, total
 from tests.support.engine.driving import GREEDY, request

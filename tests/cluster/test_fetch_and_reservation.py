@@ -17,7 +17,7 @@ import pytest
 
 from headrace.models.weights import load_config
 from headrace.wire.messages import NodeStatus
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ASK_TIMEOUT_S, Answered, ask
 from tests.support.cluster.cluster import SMALL, Cluster, Process
 from tests.support.cluster.nodes import decode_alone, node_client, status_of, total, until_the_router_knows

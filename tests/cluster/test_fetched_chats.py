@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import Answered, ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import until_the_router_knows

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.engine.oracle import random_prompt

@@ -13,7 +13,7 @@ from headrace.wire.errors import NodeLost
 from headrace.wire.tls import Identity, load_identity
 from headrace.wire.tls_config import TlsConfig
 from node.config import NodeConfig
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.certificates import Authority
 from tests.support.cluster.cluster import SMALL, Cluster, Process

@@ -752,6 +752,7 @@ class Start(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     MAY_PREFILL_REMOTELY_FIELD_NUMBER: _builtins.int
+    FETCH_SOURCE_FIELD_NUMBER: _builtins.int
     IS_HANDED_OVER_FIELD_NUMBER: _builtins.int
     may_prefill_remotely: _builtins.bool
     """false: no prefill node can send to this node, which computes the prompt"""
@@ -759,18 +760,25 @@ class Start(_message.Message):
     """another decode node sends blocks and state of all these tokens: nothing is computed"""
     @_builtins.property
     def request(self) -> Global___Request: ...
+    @_builtins.property
+    def fetch_source(self) -> Global___FetchSource:
+        """for a node that computes the prompt itself; unset: none is known to hold more"""
+
     def __init__(
         self,
         *,
         request: Global___Request | None = ...,
         may_prefill_remotely: _builtins.bool = ...,
+        fetch_source: Global___FetchSource | None = ...,
         is_handed_over: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fetch_source", b"_fetch_source", "fetch_source", b"fetch_source", "request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_handed_over", b"is_handed_over", "may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fetch_source", b"_fetch_source", "fetch_source", b"fetch_source", "is_handed_over", b"is_handed_over", "may_prefill_remotely", b"may_prefill_remotely", "request", b"request"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__fetch_source: _TypeAlias = _typing.Literal["fetch_source"]  # noqa: Y015
+    _WhichOneofArgType__fetch_source: _TypeAlias = _typing.Literal["_fetch_source", b"_fetch_source"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fetch_source) -> _WhichOneofReturnType__fetch_source | None: ...
 
 Global___Start: _TypeAlias = Start  # noqa: Y015
 
@@ -1027,12 +1035,15 @@ class DecodeReport(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    FETCHED_TOKENS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     attention_hit_tokens: _builtins.int
     state_hit_tokens: _builtins.int
     state: _builtins.str
     """received, resumed or computed"""
     computed_tokens: _builtins.int
+    fetched_tokens: _builtins.int
+    """beyond its own checkpoint, sent by another node, for a prompt that it computed itself"""
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1044,10 +1055,11 @@ class DecodeReport(_message.Message):
         state: _builtins.str = ...,
         computed_tokens: _builtins.int = ...,
         checkpoints: _abc.Iterable[_builtins.int] | None = ...,
+        fetched_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "checkpoints", b"checkpoints", "computed_tokens", b"computed_tokens", "node", b"node", "state", b"state", "state_hit_tokens", b"state_hit_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "checkpoints", b"checkpoints", "computed_tokens", b"computed_tokens", "fetched_tokens", b"fetched_tokens", "node", b"node", "state", b"state", "state_hit_tokens", b"state_hit_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

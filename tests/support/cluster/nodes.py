@@ -45,10 +45,12 @@ def total(counters: Mapping[str, float], name: str) -> float:
     return sum(value for counter, value in counters.items() if counter.rpartition("/")[2] == name)
 
 
-async def decode_alone(client: GrpcNodeClient, request: Request) -> list[int]:
+async def decode_alone(client: GrpcNodeClient, request: Request, fetch_source: FetchSource | None = None) -> list[int]:
     """The decode node's answer; it computes the prompt itself."""
     tokens: list[int] = []
-    async with client.decode(Start(request, may_prefill_remotely=False), timeout_s=CALL_TIMEOUT_S) as call:
+    async with client.decode(
+        Start(request, may_prefill_remotely=False, fetch_source=fetch_source), timeout_s=CALL_TIMEOUT_S
+    ) as call:
         async for event in call:
             if isinstance(event, Tokens):
                 tokens += [token.id for token in event.tokens]

@@ -16,7 +16,7 @@ from headrace.wire.messages import DecodeCommand, DecodeDone, DecodeEvent, Start
 from node.config import NodeConfig
 from node_runtime.runtime import NodeRuntime
 from tests.support.engine.driving import SMALL
-from tests.support.node.linked_roles import _check_idle, _runtime
+from tests.support.node.linked_roles import _check_idle, _runtime, without_sources
 from tests.support.patience import PATIENCE_S
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.backend import Transport
@@ -100,7 +100,7 @@ async def decode_pair(
     configs = [NodeConfig("d0", **common), NodeConfig("d1", **common | second)]
     transports = [InProcessTransport(network, "d0"), distort(InProcessTransport(network, "d1"))]
     runtimes = [_runtime(config, transport) for config, transport in zip(configs, transports, strict=True)]
-    roles = [DecodeRole(runtime, config) for runtime, config in zip(runtimes, configs, strict=True)]
+    roles = [DecodeRole(r, config, without_sources(r)) for r, config in zip(runtimes, configs, strict=True)]
     try:
         yield DecodePair(roles, runtimes)
     finally:

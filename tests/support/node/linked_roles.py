@@ -33,11 +33,11 @@ from headrace.wire.messages import (
     TransferReport,
 )
 from node.config import NodeConfig
-from node_runtime.config import RuntimeConfig
+from node_runtime.config import FetchConfig, RuntimeConfig
+from node_runtime.fetch import Fetches
 from node_runtime.fetch_server import FetchServer
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import CheckpointMissing
-from prefill_node.config import FetchConfig
 from prefill_node.role import PrefillRole
 from tests.support.engine.driving import SMALL
 from tests.support.patience import PATIENCE_S
@@ -94,6 +94,7 @@ class Linked:
     decode: DecodeRole
     decode_runtime: NodeRuntime
     fetch_source: LocalFetchSource
+    fetches: Fetches
 
     async def generate(self, request: Request) -> list[int]:
         """Has the decode node alone answer; it computes the prompt itself."""
@@ -171,17 +172,24 @@ async def linked(
     decode_config = NodeConfig(FETCH_SOURCE, **common | (decode or {}))
     prefill_runtime = _runtime(prefill_config, distort(InProcessTransport(network, "p0")))
     decode_runtime = _runtime(decode_config, InProcessTransport(network, FETCH_SOURCE))
-    decode_role = DecodeRole(decode_runtime, decode_config)
+    decode_role = DecodeRole(decode_runtime, decode_config, without_sources(decode_runtime))
     fetch_source = LocalFetchSource(FetchServer(decode_runtime))
-    prefill_role = PrefillRole(prefill_runtime, prefill_config, lambda _: fetch_source)
+    fetches = Fetches(prefill_runtime, fetch, lambda _: fetch_source)
+    prefill_role = PrefillRole(prefill_runtime, fetches)
     try:
-        yield Linked(prefill_role, prefill_runtime, decode_role, decode_runtime, fetch_source)
+        yield Linked(prefill_role, prefill_runtime, decode_role, decode_runtime, fetch_source, fetches)
     finally:
-        await prefill_role.close()
+        await fetches.close()
         await decode_role.close()
         for runtime in (prefill_runtime, decode_runtime):
             await runtime.transport.close()
             await runtime.loop.stop(TIMEOUT_S)
+
+
+def without_sources(runtime: NodeRuntime) -> Fetches:
+    """The fetches of a node that no request names a source for."""
+    nobody: Any = None
+    return Fetches(runtime, FetchConfig(), nobody)
 
 
 def _runtime(config: RuntimeConfig, transport: Transport) -> NodeRuntime:

@@ -10,8 +10,8 @@ BLOCK_BYTES = 2 * 2 * 16 * 2 * 8 * 4  # layers, keys and values, tokens, heads, 
 
 def test_the_attention_hit_of_a_remote_request_is_not_moved() -> None:
     accounting = HitAccounting(LAYOUT)
-    accounting.admitted(Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True))
-    accounting.admitted(Admitted(PrefixHit(0, 0, 0), reused_tokens=0, state_arrives=True))
+    accounting.admitted(Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True), computes_here=False)
+    accounting.admitted(Admitted(PrefixHit(0, 0, 0), reused_tokens=0, state_arrives=True), computes_here=False)
     assert accounting.counters() == {
         "remote_requests": 2,
         "local_requests": 0,
@@ -22,7 +22,7 @@ def test_the_attention_hit_of_a_remote_request_is_not_moved() -> None:
 
 def test_a_local_request_would_not_have_moved_anything() -> None:
     accounting = HitAccounting(LAYOUT)
-    accounting.admitted(Admitted(PrefixHit(64, 32, 32), reused_tokens=32, state_arrives=False))
+    accounting.admitted(Admitted(PrefixHit(64, 32, 32), reused_tokens=32, state_arrives=False), computes_here=True)
     assert accounting.counters() == {
         "remote_requests": 0,
         "local_requests": 1,

@@ -49,7 +49,25 @@ from headrace.wire.messages import (
     Tokens,
     TransferReport,
 )
-from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
+from node_runtime.lifecycle import (
+    Admitting,
+    CallBroken,
+    CallEnded,
+    CancelFetch,
+    Done,
+    Fail,
+    FetchGivenUp,
+    Fetching,
+    FetchLanded,
+    PrefillLocally,
+    Readmitting,
+    Refuse,
+    Release,
+    Released,
+    Reply,
+    ResumePrefill,
+    StartFetch,
+)
 from transfer.protocol.errors import IllegalTransition
 
 REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
@@ -63,6 +81,8 @@ SECOND, THIRD = Tokens((Token(7),)), Tokens((Token(9),), FinishReason.LENGTH)
 
 STATES: dict[str, DecodeState] = {
     "admitting": Admitting(),
+    "fetching": Fetching(REMOTE),
+    "readmitting": Readmitting(),
     "receiving": Receiving(REMOTE, 1),
     "interrupted": Interrupted(REMOTE, 1),
     "renewing": Renewing(REMOTE, 1),
@@ -104,6 +124,51 @@ def test_a_prompt_that_is_computed_here_opens_no_session() -> None:
     assert request.on(SECOND) == [Reply(SECOND)]
     assert request.on(Finished(FinishReason.STOP)) == [ReplyDecoded(FinishReason.STOP, LOCAL)]
     assert request.on(CallEnded()) == [Release()]
+
+
+ARRIVING = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
+
+
+def computing_lifecycle() -> DecodeLifecycle:
+    """A prompt for which nobody else was asked, so that a state which arrives is fetched."""
+    return DecodeLifecycle(count(1).__next__, computes_here=True)
+
+
+def test_a_prompt_that_is_computed_here_may_begin_with_a_fetch() -> None:
+    request = computing_lifecycle()
+    assert request.on(ARRIVING) == [CountAdmission(ARRIVING), StartFetch(ARRIVING)]
+    assert request.on(FetchLanded(96)) == [ResumePrefill(96), Reply(LocalPrefill(96))]
+    assert request.on(Computed(100)) == []
+    assert request.on(SECOND) == [Reply(SECOND)]
+    assert request.on(Finished(FinishReason.STOP)) == [ReplyDecoded(FinishReason.STOP, ARRIVING)]
+    assert request.on(CallEnded()) == [Release()]
+
+
+def test_after_a_failed_fetch_the_prompt_is_admitted_again_and_counts_once() -> None:
+    request = computing_lifecycle()
+    request.on(ARRIVING)
+    assert request.on(FetchGivenUp()) == [PrefillLocally()]
+    assert request.on(LOCAL) == [Reply(LocalPrefill(48))]
+    assert request.state == Running(LOCAL)
+
+
+def test_a_request_whose_fetched_prompt_finds_no_blocks_again_is_refused() -> None:
+    request = computing_lifecycle()
+    request.on(ARRIVING)
+    request.on(FetchGivenUp())
+    assert request.on(AdmissionTimedOut("no blocks")) == [Refuse("no blocks")]
+
+
+def test_a_call_that_ends_cancels_its_fetch() -> None:
+    request = computing_lifecycle()
+    request.on(ARRIVING)
+    assert request.on(Halt()) == [Reply(HaltReply(False))]
+    assert request.on(CallEnded()) == [CancelFetch(), Release()]
+
+
+def test_what_was_fetched_is_reported_beyond_the_nodes_own_checkpoint() -> None:
+    report = decode_report("n0", ARRIVING, computed_tokens=4, checkpoints=(), resumed_tokens=96)
+    assert report == DecodeReport("n0", 64, 16, "resumed", 4, (), fetched_tokens=80)
 
 
 def test_a_request_that_finds_no_blocks_is_refused() -> None:
@@ -263,6 +328,8 @@ def test_a_command_that_cannot_be_read_changes_nothing_after_the_end() -> None:
     ("state", "instructions"),
     [
         (Admitting(), [Release()]),
+        (Fetching(REMOTE), [CancelFetch(), Release()]),
+        (Readmitting(), [Release()]),
         (Receiving(REMOTE, 1), [CancelSession(), Release()]),
         (Interrupted(REMOTE, 1), [Release()]),
         (Renewing(REMOTE, 1), [CancelSession(), Release()]),
@@ -292,6 +359,8 @@ EVENTS: dict[str, DecodeInput] = {
     "failed": SessionFailed(1, "digest"),
     "another landed": SessionLanded(2, 5, MOVED),
     "another failed": SessionFailed(2, "digest"),
+    "fetched": FetchLanded(96),
+    "not fetched": FetchGivenUp(),
     "halted": Halted(COMPUTED),
     "sent": StateSent(),
     "ended": CallEnded(),
@@ -308,6 +377,8 @@ OUTCOME = {"landed", "failed"}
 COMMANDS = {"ended", "renew", "stop", "broken", "halt", "hand over", "go on"}
 LEGAL = {
     "admitting": ADMISSION | COMMANDS,
+    "fetching": {"fetched", "not fetched"} | COMMANDS,
+    "readmitting": ADMISSION | COMMANDS,
     "receiving": OUTCOME | COMMANDS,
     "interrupted": COMMANDS,
     "renewing": OUTCOME | COMMANDS,

@@ -1,6 +1,10 @@
 from decode_node.config import LocalPrefillConfig
 from decode_node.policy import PrefillLocation
-from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ReceiveState, ResumeLocally
+from headrace.step_costs import StepCosts
+from node_runtime.config import FetchConfig
+from node_runtime.fetch_policy import FetchCosts, FetchPolicy
+from tests.support.router.fake_nodes import LAYOUT
 
 
 def chosen(num_tokens: int, resumable: int, *, remote: bool = True, max_tokens: int = 64, max_share: float = 0.5):
@@ -34,3 +38,23 @@ def test_a_prompt_to_be_scored_goes_to_the_prefill_node_however_much_is_cached()
 
 def test_zero_turns_local_prefill_off() -> None:
     assert chosen(161, 160, max_tokens=0) is ReceiveState
+
+
+def test_a_node_that_must_compute_fetches_what_pays() -> None:
+    def fetched(source_tokens: int | None, *, remote: bool = False) -> type[HitPolicy]:
+        fetch = FetchPolicy(
+            FetchConfig(),
+            FetchCosts(),
+            StepCosts(token_s=1e-3),
+            1024,
+            LAYOUT,
+            num_tokens=2000,
+            fetch_source_tokens=source_tokens,
+        )
+        location = PrefillLocation(LocalPrefillConfig(), 2000, remote, fetch=fetch)
+        return type(location.hit_policy(PrefixHit(64, 64, 64)))
+
+    assert fetched(1920) is FetchState
+    assert fetched(112) is ResumeLocally, "less than min_tokens beyond its own checkpoint"
+    assert fetched(None) is ResumeLocally
+    assert fetched(1920, remote=True) is ReceiveState

@@ -95,5 +95,5 @@ async def test_what_a_prefill_node_fetches_arrives_as_that_node_asks(model: Path
         layout = nodes.prefill_runtime.layout
         attention_bytes = 96 // layout.block_size * layout.block_bytes
         expected = attention_bytes + layout.conv_bytes + layout.rec_bytes // 2
-        assert nodes.prefill.counters()["fetched_bytes"] == expected
+        assert nodes.fetches.counters()["fetched_bytes"] == expected
         await nodes.settled()

@@ -10,7 +10,7 @@ import pytest
 from headrace.request import Request
 from headrace.wire.errors import DeadlineExceeded, NodeLost
 from headrace.wire.messages import FetchReply, FetchRequest, PrefillRequest, Reservation
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 from tests.support.cluster.nodes import total
 from tests.support.engine.driving import GREEDY, request
 from tests.support.engine.oracle import greedy, random_prompt
@@ -64,7 +64,7 @@ async def test_what_the_decode_node_generated_is_fetched_and_found_again(family:
         assert report.checkpoints[0] == KNOWN
         layout = nodes.prefill_runtime.layout
         moved = (KNOWN - 32) // 16 * layout.block_bytes + layout.state_bytes
-        counters = nodes.prefill.counters()
+        counters = nodes.fetches.counters()
         assert (counters["fetches"], counters["fetched_bytes"]) == (1, moved)
         exported = nodes.fetch_source.fetch_server.counters()
         assert (exported["fetches_served"], exported["fetch_served_bytes"]) == (1, moved)
@@ -84,7 +84,7 @@ async def test_blocks_that_are_here_do_not_move_again(model: Path, asked: Reques
         token, report = await nodes.first_token(parting, KNOWN)
         assert token == greedy(model, parting.tokens, 1)[0]
         assert (report.attention_hit_tokens, report.state_hit_tokens, report.fetched_tokens) == (KNOWN, 0, KNOWN)
-        assert nodes.prefill.counters()["fetched_bytes"] == nodes.prefill_runtime.layout.state_bytes
+        assert nodes.fetches.counters()["fetched_bytes"] == nodes.prefill_runtime.layout.state_bytes
         await nodes.settled()
 
 
@@ -110,7 +110,7 @@ async def test_bytes_that_changed_on_their_way_are_computed_instead(model, asked
         token, report = await nodes.first_token(asked, KNOWN)
         assert token == expected
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(asked.tokens))
-        assert nodes.prefill.counters()[f"cause={cause}/fetch_failures"] == 1
+        assert nodes.fetches.counters()[f"cause={cause}/fetch_failures"] == 1
         # Nothing of it was published: the next one finds what this node computed, and no more.
         await nodes.settled()
 
@@ -149,7 +149,7 @@ async def test_a_source_that_dies_in_the_middle_costs_no_token(model, asked, exp
         token, report = await nodes.first_token(asked, KNOWN)
         assert dying and token == expected
         assert (report.fetched_tokens, report.computed_tokens) == (0, len(asked.tokens))
-        assert total(nodes.prefill.counters(), "fetch_failures") == 1
+        assert total(nodes.fetches.counters(), "fetch_failures") == 1
         await nodes.settled()
 
 
@@ -165,7 +165,7 @@ async def test_a_source_that_cannot_be_reached_costs_no_token(model, asked, expe
         nodes.fetch_source.before = fail
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()[f"cause={cause}/fetch_failures"] == 1
+        assert nodes.fetches.counters()[f"cause={cause}/fetch_failures"] == 1
         await nodes.settled()
 
 
@@ -174,7 +174,7 @@ async def test_a_stale_hint_costs_no_token(model, asked, expected) -> None:
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN - 16)  # blocks, but no checkpoint any more
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()["cause=gone/fetch_failures"] == 1
+        assert nodes.fetches.counters()["cause=gone/fetch_failures"] == 1
         assert nodes.fetch_source.fetch_server.counters()["fetches_gone"] == 1
         await nodes.settled()
 
@@ -184,7 +184,7 @@ async def test_another_tenants_prompt_is_not_to_be_had(model, asked, expected) -
         await nodes.generate(replace(LONG, salt=b"theirs"))
         token, report = await nodes.first_token(replace(asked, salt=b"ours"), KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()["cause=gone/fetch_failures"] == 1
+        assert nodes.fetches.counters()["cause=gone/fetch_failures"] == 1
         token, report = await nodes.first_token(replace(asked, salt=b"theirs"), KNOWN)
         assert (token, report.fetched_tokens) == (expected, KNOWN)
         await nodes.settled()
@@ -196,7 +196,7 @@ async def test_a_source_of_another_layout_is_not_believed(model, asked, expected
         nodes.fetch_source.reply = lambda reply: replace(reply, layout=replace(reply.layout, fingerprint="other"))
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()["cause=refused/fetch_failures"] == 1
+        assert nodes.fetches.counters()["cause=refused/fetch_failures"] == 1
         await nodes.settled()
 
 
@@ -256,7 +256,7 @@ async def test_a_hand_over_does_not_begin_before_the_fetch_is_over(model, asked)
 async def test_every_cause_of_a_failed_fetch_is_counted_from_the_start(model) -> None:
     """So that a rate sees the first one, whatever it dies of."""
     async with linked(model) as nodes:
-        counters = nodes.prefill.counters()
+        counters = nodes.fetches.counters()
         counted = {name for name, value in counters.items() if name.endswith("/fetch_failures") and value == 0}
         causes = {*(str(cause) for cause in Cause), "gone", "refused", "transfer_broken", "busy", "fetch_source_lost"}
         assert counted == {f"cause={cause}/fetch_failures" for cause in causes}
@@ -277,6 +277,6 @@ async def test_what_does_not_pay_is_computed_and_counted(model, asked, expected)
         await nodes.generate(LONG)
         token, report = await nodes.first_token(asked, KNOWN)
         assert (token, report.fetched_tokens) == (expected, 0)
-        assert nodes.prefill.counters()["fetches_declined"] == 1
+        assert nodes.fetches.counters()["fetches_declined"] == 1
         assert nodes.fetch_source.requests == []
         await nodes.settled()

@@ -8,9 +8,9 @@ from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Fini
 from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.step_costs import StepCosts
 from headrace.wire.messages import ComputeStarted, FirstToken, PrefillReport
+from node_runtime.config import FetchConfig
+from node_runtime.fetch_policy import FetchCosts, FetchPolicy
 from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Done, Fail, Refuse, Release, Released, Reply
-from prefill_node.config import FetchConfig
-from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 from prefill_node.lifecycle import (
     CancelFetch,
     CancelTransfer,

@@ -11,9 +11,9 @@ from headrace.cache.layout import CacheLayout
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Started
 from headrace.request import FinishReason, Token
 from headrace.step_costs import StepCosts
+from node_runtime.config import FetchConfig
+from node_runtime.fetch_policy import FetchCosts, FetchPolicy
 from node_runtime.lifecycle import Admitting, CallBroken, CallEnded, Fail, Refuse, Release, Reply
-from prefill_node.config import FetchConfig
-from prefill_node.fetch_policy import FetchCosts, FetchPolicy
 from prefill_node.lifecycle import (
     CancelFetch,
     CancelTransfer,

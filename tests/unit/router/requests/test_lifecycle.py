@@ -92,7 +92,7 @@ def test_report_is_the_one_of_the_design():
             "fetched_tokens": 0,
             "computed_tokens": 24,
         },
-        "decode": {"node": "d0", "attention_hit_tokens": 32, "state": "received"},
+        "decode": {"node": "d0", "attention_hit_tokens": 32, "state": "received", "fetched_tokens": 0},
         "transfer": {"attention_tokens": 8, "attention_bytes": 100, "state_bytes": 200, "seconds": 0.5},
         "checkpoints": [32, 48],
         "migrations": 0,

@@ -1,4 +1,4 @@
-"""Decides whether a prefill node fetches what another node holds of a prompt, or computes it. Pure.
+"""Decides whether a node fetches what another one holds of a prompt, or computes it. Pure.
 
     seconds to compute = what the node's steps take for the saved tokens, at their depth
     seconds to fetch   = latency_s + bytes of (blocks beyond this node's own hit + one state) / bytes_per_s
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
 from headrace.cache.layout import CacheLayout
 from headrace.step_costs import StepCosts
-from prefill_node.config import FetchConfig
+from node_runtime.config import FetchConfig
 
 _RESUME = ResumeLocally()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from node_runtime.fetch_policy import FetchCosts
 from node_runtime.measured_rate import RELAXATION, WEIGHT, MeasuredRate
-from prefill_node.fetch_policy import FetchCosts
 
 
 class MeasuredFetches:

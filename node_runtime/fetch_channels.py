@@ -1,4 +1,4 @@
-"""A prefill node's gRPC clients for the nodes that it fetches from."""
+"""A node's gRPC clients for the nodes that it fetches from."""
 
 from __future__ import annotations
 

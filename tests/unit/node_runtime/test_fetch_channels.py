@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 import pytest
 
 from headrace.wire.messages import FetchReply, FetchRequest, FetchSource
-from prefill_node.fetch_channels import IDLE_S, FetchChannels
+from node_runtime.fetch_channels import IDLE_S, FetchChannels
 
 GRACE_S = 5.0
 

@@ -6,8 +6,8 @@ from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
 from headrace.cache.layout import CacheLayout
 from headrace.config import ConfigError
 from headrace.step_costs import StepCosts
-from prefill_node.config import FetchConfig
-from prefill_node.fetch_policy import FetchCosts, FetchPolicy
+from node_runtime.config import FetchConfig
+from node_runtime.fetch_policy import FetchCosts, FetchPolicy
 
 # A block of 4,096 bytes, a state of 744.
 LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))

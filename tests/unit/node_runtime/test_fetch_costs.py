@@ -1,7 +1,7 @@
 import pytest
 
-from prefill_node.fetch_costs import MeasuredFetches
-from prefill_node.fetch_policy import FetchCosts
+from node_runtime.fetch_costs import MeasuredFetches
+from node_runtime.fetch_policy import FetchCosts
 
 START = FetchCosts(bytes_per_s=500e6, latency_s=0.010)
 

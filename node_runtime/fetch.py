@@ -14,6 +14,7 @@ from contextlib import suppress
 from headrace.cache.conversion import BlockConversion
 from headrace.cache.types import PrefixKey
 from headrace.engine.sequence import Admitted, Sequence
+from headrace.request import Request
 from headrace.wire.client import FetchClient
 from headrace.wire.errors import (
     CheckpointGone,
@@ -24,13 +25,14 @@ from headrace.wire.errors import (
     RequestRefused,
     TransferBroken,
 )
-from headrace.wire.messages import FetchRequest, FetchSource, PrefillRequest
+from headrace.wire.messages import FetchRequest, FetchSource
+from node_runtime.config import FetchConfig
+from node_runtime.fetch_channels import FetchChannels
+from node_runtime.fetch_costs import MeasuredFetches
+from node_runtime.fetch_policy import FetchPolicy
+from node_runtime.lifecycle import CallBroken, FetchGivenUp, FetchLanded
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import reserve
-from prefill_node.config import FetchConfig
-from prefill_node.fetch_channels import FetchChannels
-from prefill_node.fetch_costs import MeasuredFetches
-from prefill_node.fetch_policy import FetchPolicy
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import LayoutMismatch, TransferFailed
 from transfer.protocol.events import Cause
@@ -58,7 +60,10 @@ class FetchFailed(Exception):
 
 
 class Fetches:
-    """All fetches of one prefill node: its channels to other nodes, the measured costs, and the counters."""
+    """All fetches of one node: its channels to other nodes, the measured costs, and the counters.
+
+    connect   opens a channel to a fetch source
+    """
 
     def __init__(
         self, runtime: NodeRuntime, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]
@@ -82,7 +87,7 @@ class Fetches:
             **{f"cause={cause}/fetch_failures": float(count) for cause, count in self._failures.items()},
         }
 
-    def policy(self, request: PrefillRequest) -> FetchPolicy:
+    def policy(self, request: Request, fetch_source: FetchSource | None) -> FetchPolicy:
         """Returns the policy of one request, with the costs measured so far."""
         return FetchPolicy(
             config=self._config,
@@ -90,15 +95,27 @@ class Fetches:
             step_costs=self._runtime.engine.cost_fit.costs,
             chunk_tokens=self._runtime.config.engine.max_step_tokens,
             layout=self._runtime.wire_layout,
-            num_tokens=len(request.request.tokens),
-            fetch_source_tokens=None if request.fetch_source is None else request.fetch_source.num_tokens,
-            is_scored=request.request.sampling.prompt_logprobs is not None,
+            num_tokens=len(request.tokens),
+            fetch_source_tokens=None if fetch_source is None else fetch_source.num_tokens,
+            is_scored=request.sampling.prompt_logprobs is not None,
         )
 
     def declined(self) -> None:
         """Records that a fetch was possible, and computing was estimated to take less time."""
         self._num_declined += 1
         self.costs.declined()
+
+    async def outcome(
+        self, sequence: Sequence, fetch_source: FetchSource, admitted: Admitted, deadline_s: float
+    ) -> FetchLanded | FetchGivenUp | CallBroken:
+        """As `run`: returns how it ended, as an event of the request's lifecycle."""
+        try:
+            await self.run(sequence, fetch_source, admitted, deadline_s)
+        except FetchFailed:
+            return FetchGivenUp()
+        except Exception as error:
+            return CallBroken(error)
+        return FetchLanded(fetch_source.num_tokens)
 
     async def run(self, sequence: Sequence, fetch_source: FetchSource, admitted: Admitted, deadline_s: float) -> None:
         """Fetches into the blocks and the slot of `sequence`, which was admitted to wait for them.
