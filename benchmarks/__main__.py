@@ -16,6 +16,7 @@ BENCHMARKS = {
     "host-overhead": ("engine.host_overhead", "host work for a cached prompt, stage by stage"),
     "gpu-engine": ("engine.gpu", "prefill and decode on a GPU beside vLLM and the chip's floor"),
     "gpu-steps": ("engine.steps", "decode steps through the whole engine on a GPU"),
+    "step-costs": ("engine.step_costs", "how well an engine's own step costs predict its steps"),
     "step-profile": ("engine.step_profile", "steps of a busy engine that take longer than their contents cost"),
     "cpu-cluster": ("cluster.cpu", "router and two nodes against the engine alone"),
     "fetching": ("cluster.cpu:fetching", "a chat whose prefill node fetches from the decode node, or computes"),

@@ -26,6 +26,7 @@ from headrace.engine.load import shape_of
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
+from headrace.engine.sampler import Drawn
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Computed, Failed, Halted, Sampled, Scored, Sequence, Started
 from headrace.engine.stopping import StopRules
@@ -46,6 +47,7 @@ class InFlight:
     scored        the chunks whose rows are scored, in the order of the launch's scores
     shape         its contents, by which its time is judged
     began_s       when it was launched
+    behind        the step that was still in flight then: this one begins when that ends
     """
 
     chunks: list[ScheduledChunk[Sequence]]
@@ -54,6 +56,7 @@ class InFlight:
     launched: Launched
     shape: StepShape
     began_s: float
+    behind: Drawn | None
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,8 @@ class Engine(EngineRequests):
             inputs.append(self._sequence_input(chunk, num_logits))
         began_s = self._clock()
         launched = self._runner.launch(inputs, draws, rows)
-        return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s)
+        behind = self._in_flight.launched.drawn if self._in_flight is not None else None
+        return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s, behind)
 
     def _draw(self, sequence: Sequence) -> Draw:
         request, counts_row = sequence.request, None
@@ -333,11 +337,17 @@ class Engine(EngineRequests):
                 self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
 
     def _note_time(self, step: InFlight) -> None:
-        """Notes that a step is done. It took the time since the step before it was, because steps overlap."""
+        """Notes that a step is done. Behind another one it took the time since that was.
+
+        That is the device's time: the host may have been launching the next step when it ended.
+        """
         now_s = self._clock()
-        if not step.scored:  # scoring costs far more than the step's shape says
-            self.cost_fit.observe(step.shape, now_s - max(step.began_s, self._known_done_s))
+        seconds = step.launched.drawn.seconds_after(step.behind) if step.behind is not None else None
+        if seconds is None:
+            seconds = now_s - max(step.began_s, self._known_done_s)
         self._known_done_s = now_s
+        if not step.scored:  # scoring costs far more than the step's shape says
+            self.cost_fit.observe(step.shape, seconds)
 
     def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
         sequence = chunk.sequence

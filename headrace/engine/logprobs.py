@@ -91,10 +91,10 @@ def to_host(values: Tensor) -> Tensor:
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda).copy_(values, non_blocking=True)
 
 
-def recorded(device: torch.device) -> torch.cuda.Event | None:
+def recorded(device: torch.device, *, is_timed: bool = False) -> torch.cuda.Event | None:
     """An event behind everything launched so far; None on a CPU, where it is done."""
     if device.type != "cuda":
         return None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event(enable_timing=is_timed)
     event.record()
     return event

@@ -63,7 +63,7 @@ class Drawn:
             pending = PendingLogprobs(logits.index_select(0, rows), ids.index_select(0, rows), most)
             self._pending.append((pending, num_top_of))
         self._ids = to_host(ids)
-        self._arrived = recorded(ids.device)
+        self._arrived = recorded(ids.device, is_timed=True)
 
     def tokens(self) -> list[Token]:
         """The tokens in the order of the draws, with the requested logprobs. Waits for the step."""
@@ -73,6 +73,12 @@ class Drawn:
         for pending, num_top_of in self._pending:
             logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
         return [Token(token_id, logprobs.get(row)) for row, token_id in enumerate(self._ids.tolist())]
+
+    def seconds_after(self, before: Drawn) -> float | None:
+        """Time on the device from the end of that step to the end of this one; None on a CPU. Both must be over."""
+        if self._arrived is None or before._arrived is None:
+            return None
+        return before._arrived.elapsed_time(self._arrived) / 1000
 
 
 def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headrace.engine.build import BuiltEngine
@@ -13,10 +14,12 @@ from headrace.step_costs import StepCosts, StepShape
 class FakeDevice:
     """Computes each launched step as long as `truth` says, one after another; `now_s` is the host's clock.
 
-    steps   the contents of those computed so far, with their seconds
+    steps     the contents of those computed so far, with their seconds
+    launch_s  the host's time to launch one, in which the device computes
     """
 
-    def __init__(self, truth: StepCosts) -> None:
+    def __init__(self, truth: StepCosts, launch_s: Callable[[StepShape], float] = lambda shape: 0.0) -> None:
+        self.launch_s = launch_s
         self.now_s = 100.0
         self._truth = truth
         self._free_s = 0.0
@@ -35,6 +38,7 @@ class FakeDevice:
                 shape += StepShape(1, end) if each.is_decode else StepShape.prefill(each.start, end)
             self.steps.append((shape, self._truth.seconds(shape)))
             self._free_s = max(self._free_s, self.now_s) + self._truth.seconds(shape)
+            self.now_s += self.launch_s(shape)
             launched = launch(inputs, draws, scored)
             return replace(launched, drawn=WaitedFor(launched.drawn, self, self._free_s))
 
@@ -52,3 +56,6 @@ class WaitedFor:
     def tokens(self) -> list[Token]:
         self.device.now_s = max(self.device.now_s, self.done_s)
         return self.drawn.tokens()
+
+    def seconds_after(self, before: WaitedFor) -> float:
+        return self.done_s - before.done_s

@@ -107,6 +107,17 @@ def test_an_engine_learns_what_its_steps_cost(overlap: bool, tiny_checkpoint) ->
         assert costs.seconds(shape) == pytest.approx(TRUTH.seconds(shape), rel=0.1)
 
 
+def test_a_step_whose_end_the_host_notes_late_takes_as_long_as_on_the_device(tiny_checkpoint) -> None:
+    """Launching a prompt takes longer than the decode before it; then less is left of the prompt's own time."""
+    device = FakeDevice(TRUTH, launch_s=lambda shape: 0.04 if shape.prefill_tokens else 0.0)
+    built = engine_on(device, tiny_checkpoint("granite"), overlap=True, max_step_tokens=64)
+    observed: list[tuple[StepShape, float]] = []
+    built.engine.cost_fit.observe = lambda shape, seconds: observed.append((shape, seconds))
+    serve_some(built, random.Random(0))
+    mixed = [(shape, seconds) for shape, seconds in observed if shape.num_decoding and shape.prefill_tokens]
+    assert [seconds for _, seconds in mixed] == pytest.approx([TRUTH.seconds(shape) for shape, _ in mixed], rel=0.1)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_prompt_stays_within_the_gap_that_an_answer_beside_it_asks_for(overlap: bool, tiny_checkpoint) -> None:
     gap_s = 0.08
