@@ -95,8 +95,7 @@ class MixedLoad:
             self._step_while_busy(until_s)
             for _ in range(self._sizes.at_once // 2):
                 self._submit(self._dice.randint(*self._sizes.answers))
-                for _ in range(self._dice.randint(1, 12)):
-                    self._step()
+                self._step_while_busy(until_s, most=self._dice.randint(1, 12))
             self._step_while_busy(until_s)
 
     def _submit(self, max_tokens: int, *, shortest: bool = False) -> None:
@@ -108,9 +107,9 @@ class MixedLoad:
         self._engine.submit(sequence)
         self._sequences.append(sequence)
 
-    def _step_while_busy(self, until_s: float) -> None:
-        while self._step() and time.monotonic() < until_s:
-            pass
+    def _step_while_busy(self, until_s: float, most: int = 1 << 30) -> None:
+        while most and time.monotonic() < until_s and self._step():
+            most -= 1
 
     def _step(self) -> bool:
         self._engine.admit()
