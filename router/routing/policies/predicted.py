@@ -96,7 +96,18 @@ class _Priced(NamedTuple):
 def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
     """The cheapest plan of those that miss the objectives least."""
     prompts = [prompt_part(request, node) for node in nodes if node.may_prefill]
-    best_prompts = nsmallest(PAIRED, prompts, key=_seconds)
+    objectives, waited_s = request.objectives, request.waited_s
+
+    def prompt_price(part: PromptPart) -> tuple[float, float]:
+        missed = _missed(waited_s + part.first_token_s, objectives.first_token_s) + (not part.keeps_gap)
+        return missed, part.seconds
+
+    def answer_price(part: AnswerPart) -> tuple[float, float]:
+        missed = _missed(part.token_gap_s, objectives.token_gap_s)
+        return missed + _missed(waited_s + part.wait_s, objectives.first_token_s), part.seconds
+
+    has_objectives = objectives != NO_OBJECTIVES
+    best_prompts = nsmallest(PAIRED, prompts, key=prompt_price if has_objectives else _seconds)
     if request.may_fetch:
         best_prompts += _fetched(request, nodes, best_prompts)
     best: _Priced | None = None
@@ -108,7 +119,7 @@ def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
     for prompt in prompts:
         if (answer := answers.get(prompt.node.name)) is not None:
             best = _better(best, request, prompt, answer, 0.0)
-    for answer in nsmallest(PAIRED, answers.values(), key=_seconds):
+    for answer in nsmallest(PAIRED, answers.values(), key=answer_price if has_objectives else _seconds):
         for prompt in best_prompts:
             if prompt.node is not answer.node:
                 seconds = hand_over_s(request, prompt.node, answer.node)

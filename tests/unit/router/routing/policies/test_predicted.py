@@ -1,4 +1,5 @@
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,40 @@ def test_a_plan_within_the_first_token_objective_goes_before_a_cheaper_one() -> 
     request = replace(REQUEST, num_tokens=8192, objectives=Objectives(first_token_s=0.15))
     late = node("a", hit=4096, **line(2048, 4000, 2000))
     assert choose(late, node("b", **busy(40)), request=request).prefill == "b"
+
+
+def test_an_objective_is_kept_if_any_plan_keeps_it() -> None:
+    dice = random.Random(15)
+    names, kept = [f"n{number}" for number in range(7)], 0
+    for number in range(150):
+        nodes = []
+        for name in names:
+            load = busy(dice.choice((0, 5, 40, 120, 250))) | line(
+                *dice.choices((200, 3000, 20000), k=dice.randrange(5))
+            )
+            links = {other: LINK for other in names if other != name}
+            role = dice.choice((Role.PREFILL, Role.DECODE))
+            nodes.append(replace(node(name, role, hit=dice.choice((0, 0, 2048)), **load), links=links))
+        objectives = Objectives(dice.choice((None, 0.05, 0.3)), dice.choice((None, 0.008, 0.015)))
+        request = replace(REQUEST, number=number, num_tokens=4096, may_fetch=False, objectives=objectives)
+        some_plan_keeps_it = any(
+            choose(replace(p, may_decode=p is d), replace(d, may_prefill=p is d), request=request).relief_s == 0
+            if p is not d
+            else choose(p, request=request).relief_s == 0
+            for p in nodes
+            for d in nodes
+        )
+        assert (choose(*nodes, request=request).relief_s == 0) is some_plan_keeps_it
+        kept += some_plan_keeps_it
+    assert 50 < kept < 150
+
+
+def test_cheap_nodes_beyond_an_objective_hide_no_dearer_one_within_it() -> None:
+    request = replace(REQUEST, num_tokens=4096, objectives=Objectives(token_gap_s=0.008))
+    cheap = [replace(node(name, **busy(1, context=3_000_000)), may_prefill=False) for name in "abc"]
+    dear = replace(node("d", **busy(150, context=512)), may_prefill=False)
+    sender = replace(node("p", Role.PREFILL), may_decode=False)
+    assert where(choose(*cheap, dear, sender, request=request)) == ("p", "d")
 
 
 def test_a_missed_objective_says_when_there_would_be_room() -> None:
