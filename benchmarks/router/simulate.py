@@ -102,6 +102,7 @@ def main(
     speed: Annotated[list[float], typer.Option(help="of a trace")] = [1.0],  # noqa: B006
     hybrid: Annotated[bool, typer.Option(help="with states; else a model of attention alone")] = False,
     node_tokens: Annotated[int, typer.Option(help="that a node holds")] = NODE_TOKENS,
+    eviction: Annotated[str, typer.Option(help="docs/cache-policy.md; lru is what others have")] = Lru.name,
     token_gap_ms: Annotated[float | None, typer.Option(help="bounds the prompts in a step")] = None,
     first_come: Annotated[bool, typer.Option(help="prompts in order of arrival, not by the real scheduler")] = False,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="write the figure here")] = None,
@@ -118,6 +119,7 @@ def main(
             times,
             ChatShape(at_once=chats, total=10 * chats) if chats else None,
             hybrid or bool(chats),
+            eviction,
             node_tokens=node_tokens,
             objectives=objectives,
             is_fair=not first_come,

@@ -88,10 +88,13 @@ class RouterView:
         for node, info in zip(self._nodes, self._infos, strict=True):
             self._snapshots.heartbeat(info, _status(node, self._links), now_s)
 
-    def candidates(self, arrival: Arrival, now_s: float) -> Sequence[Candidate]:
-        """The real snapshot; for a model of attention alone every block is one from which a node can resume."""
+    def catch_up(self, now_s: float) -> None:
+        """Takes over the cache events that have arrived by now."""
         for feed in self._feeds:
             feed.arrive(now_s - self._index_delay_s)
+
+    def candidates(self, arrival: Arrival, now_s: float) -> Sequence[Candidate]:
+        """The real snapshot; for a model of attention alone every block is one from which a node can resume."""
         keys = {self._nodes[0].shape.block_size: arrival.keys}
         found = self._snapshots.take(self._roles, keys, arrival.num_tokens, now_s)
         return found if self._is_hybrid else [_without_states(each) for each in found]

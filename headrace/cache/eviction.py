@@ -1,7 +1,8 @@
 """Eviction order of cached blocks and checkpoints: one policy object over both pools.
 
-Blocks are evicted by recency under every policy. They form chains that lose their suffix first, each saves about the
-same work per byte, and a chain is worth nothing without its start.
+Blocks are evicted by recency, and under `reuse_aware` by how many requests have used them as well (`Reused`). They form
+chains that lose their suffix first, each saves about the same work per byte, and a chain is worth nothing without its
+start.
 
 Checkpoints are evicted tier by tier: grid checkpoints (see `headrace.cache.types.PRIMARY`) before primary ones, the
 densest grid first, each tier by recency. The policy only gives the worth of a primary checkpoint. Within that tier the
@@ -19,10 +20,10 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.cache.errors import UnknownEvictionPolicy
-from headrace.cache.types import PRIMARY, Tier
+from headrace.cache.types import PRIMARY, BlockId, Tier
 
 Id = TypeVar("Id", bound=int)
 
@@ -61,6 +62,14 @@ class EvictionOrder(Protocol[Id]):
         """The next id to evict among the tiers up to this one; None if there is none."""
         ...
 
+    def count_use(self, id_: Id) -> None:
+        """One request more has used the id, which may be in use by others."""
+        ...
+
+    def forget(self, id_: Id) -> None:
+        """The id's contents are gone; it is not among the unused ones."""
+        ...
+
 
 class Recency(Generic[Id]):
     """Least recently used first; one tier."""
@@ -89,6 +98,70 @@ class Recency(Generic[Id]):
 
     def first(self, up_to: Tier = PRIMARY) -> Id | None:
         return next(iter(self._ids), None)
+
+    def count_use(self, id_: Id) -> None:
+        pass
+
+    def forget(self, id_: Id) -> None:
+        pass
+
+
+REUSE_WORTHS = (1.0, 3.0, 4.0, 5.0)
+"""The times for which a block is kept unused once one, two, three, or more requests have used it, as multiples of the
+first. On request traces 26 to 45 % of blocks are used a second time, and 42 to 85 % of those a third time."""
+
+
+class Reused(Generic[Id]):
+    """GreedyDual's order (see above) with worths by the number of requests that used an id.
+
+    A prefix's start has been used as often as anything that follows on it, and as lately: suffixes still go first.
+    """
+
+    def __init__(self) -> None:
+        self._clock = 0.0
+        self._uses: dict[Id, int] = {}
+        self._queues: tuple[OrderedDict[Id, float], ...] = tuple(OrderedDict() for _ in REUSE_WORTHS)
+        self._queue_of: dict[Id, OrderedDict[Id, float]] = {}
+
+    def __contains__(self, id_: Id) -> bool:
+        return id_ in self._queue_of
+
+    def __len__(self) -> int:
+        return len(self._queue_of)
+
+    def __iter__(self) -> Iterator[Id]:
+        queues = ([(priority, id_) for id_, priority in queue.items()] for queue in self._queues)
+        return (id_ for _, id_ in heapq.merge(*queues, key=_priority))
+
+    def add(self, id_: Id) -> None:
+        level = min(self._uses.get(id_, 1), len(REUSE_WORTHS)) - 1
+        queue = self._queue_of[id_] = self._queues[level]
+        queue[id_] = self._clock + REUSE_WORTHS[level]
+
+    def remove(self, id_: Id) -> None:
+        del self._queue_of.pop(id_)[id_]
+
+    def touch(self, id_: Id) -> None:
+        self.remove(id_)
+        self.add(id_)
+
+    def first(self, up_to: Tier = PRIMARY) -> Id | None:
+        heads = [next(iter(queue.items())) for queue in self._queues if queue]
+        if not heads:
+            return None
+        # The caller evicts it next; until then no id with a lower priority can enter.
+        id_, self._clock = min(heads, key=lambda head: head[1])
+        return id_
+
+    def count_use(self, id_: Id) -> None:
+        self._uses[id_] = self._uses.get(id_, 0) + 1
+
+    def forget(self, id_: Id) -> None:
+        self._uses.pop(id_, None)
+
+
+def _priority(entry: tuple[float, Any]) -> float:
+    return entry[0]
 
 
 @dataclass(slots=True)
@@ -146,12 +219,22 @@ class Ranked(Generic[Id]):
                 return id_
         return None
 
+    def count_use(self, id_: Id) -> None:
+        pass
+
+    def forget(self, id_: Id) -> None:
+        pass
+
 
 class EvictionPolicy(Protocol):
-    """The worth of primary checkpoints."""
+    """The order of blocks, and the worth of primary checkpoints."""
 
     @property
     def name(self) -> str: ...
+
+    def block_order(self) -> EvictionOrder[BlockId]:
+        """A new, empty order."""
+        ...
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         """The worth, above 0, of a checkpoint at `num_tokens` below one at `above_tokens`."""
@@ -162,6 +245,9 @@ class Lru:
     """Equal worths: the least recently used is evicted first."""
 
     name = "lru"
+
+    def block_order(self) -> EvictionOrder[BlockId]:
+        return Recency()
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         return 1.0
@@ -177,12 +263,25 @@ class FlopAware:
     attention_parity_position: float = math.inf
     name = "flop_aware"
 
+    def block_order(self) -> EvictionOrder[BlockId]:
+        return Recency()
+
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         linear = num_tokens - above_tokens
         return linear * (1 + (num_tokens + above_tokens) / (2 * self.attention_parity_position))
 
 
-EVICTION_POLICIES = (Lru.name, FlopAware.name)
+@dataclass(frozen=True)
+class ReuseAware(FlopAware):
+    """Checkpoints by the work that they save, blocks by how many requests have used them."""
+
+    name = "reuse_aware"
+
+    def block_order(self) -> EvictionOrder[BlockId]:
+        return Reused()
+
+
+EVICTION_POLICIES = (Lru.name, FlopAware.name, ReuseAware.name)
 """The names that `eviction_policy` knows."""
 
 DEFAULT_EVICTION_POLICY = FlopAware.name
@@ -194,4 +293,6 @@ def eviction_policy(name: str = DEFAULT_EVICTION_POLICY, attention_parity_positi
         return Lru()
     if name == FlopAware.name:
         return FlopAware(attention_parity_position)
+    if name == ReuseAware.name:
+        return ReuseAware(attention_parity_position)
     raise UnknownEvictionPolicy(f"eviction policy {name!r} is unknown: use one of {', '.join(EVICTION_POLICIES)}")

@@ -74,6 +74,8 @@ class _Pool(Generic[Id]):
         if not self._references[id_]:
             raise NotHeld(f"{type(self).__name__}: {id_} was given back without being held: released twice?")
         self._references[id_] -= 1
+        if self._indexed[id_]:
+            self._unused.count_use(id_)
         if self._references[id_]:
             return
         if self._indexed[id_]:
@@ -95,9 +97,11 @@ class _Pool(Generic[Id]):
         if not self._references[id_]:
             self._unused.remove(id_)
             self._free.append(id_)
+        self._unused.forget(id_)
 
     def touch(self, id_: Id) -> None:
-        """Counts `id_` as used just now if it is cached; an id in use is left as it is."""
+        """Counts a use of `id_`, just now if it is cached; an id in use is used last when it is given back."""
+        self._unused.count_use(id_)
         if id_ in self._unused:
             self._unused.touch(id_)
 

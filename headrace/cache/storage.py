@@ -1,7 +1,7 @@
 """The two pools and the index, kept consistent: an id is indexed if and only if its pool marks it so.
 
-Eviction follows `headrace.cache.eviction`; blocks are evicted by last use. A block is given back before those above it
-in its prefix, so the suffix of a prefix is always evicted first (`check()` asserts it). A block that two requests
+Eviction follows `headrace.cache.eviction`. A block is given back before those above it in its prefix, and used as often
+at most, so the suffix of a prefix is always evicted first (`check()` asserts it). A block that two requests
 computed at the same time is indexed once; the second request keeps its own copy private, and what it publishes later
 hangs below the first one's block. If that block is evicted, everything below it is forgotten as well, and the second
 request publishes its own copies with its next full block.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.cache.errors import CorruptCache, NotHeld
 from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
-from headrace.cache.eviction import EvictionPolicy, Rank, Ranked, Recency
+from headrace.cache.eviction import EvictionPolicy, Rank, Ranked
 from headrace.cache.index import Checkpoint, Entry, PrefixIndex
 from headrace.cache.pools import BlockPool, StatePool
 from headrace.cache.stats import CacheCounters
@@ -33,7 +33,7 @@ class Storage:
         self.block_size = block_size
         self._on_event = on_event
         self._eviction = eviction
-        self.blocks = BlockPool(num_blocks, Recency())
+        self.blocks = BlockPool(num_blocks, eviction.block_order())
         self.slots = StatePool(num_slots, Ranked(self._rank))
         self.index = PrefixIndex(block_size)
         self.totals = CacheCounters()
@@ -130,7 +130,7 @@ class Storage:
             return
         for block, entry in zip(reversed(block_ids[:num_known]), tail.upward(), strict=True):
             self.blocks.drop(block)
-            if entry.indexed:
+            if entry.indexed and entry.block != block:
                 self.blocks.touch(entry.block)
 
     def drop_slot(self, slot: SlotId) -> None:

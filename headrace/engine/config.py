@@ -35,7 +35,7 @@ class EngineConfig:
                        for every 8,192 tokens of blocks, or for an eighth of the model's length if that is less
     checkpoint_policy  none, align, every or branch (docs/cache-policy.md)
     checkpoint_grid_tokens   branch only: distance of the grid checkpoints, which are kept while slots are free
-    eviction_policy    flop_aware or lru (docs/cache-policy.md)
+    eviction_policy    flop_aware, reuse_aware or lru (docs/cache-policy.md)
     max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it. In a step that is shared,
                        with decodes or shorter prompts, tokens far into a prompt count for more, by what they cost
     max_running        requests in one step

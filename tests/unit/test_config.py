@@ -135,7 +135,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "state_share": ([0.01, 0.99], [0, 1, -0.5]),
         "checkpoint_policy": (["none", "align", "every", "branch"], ["brunch"]),
         "checkpoint_grid_tokens": COUNT,
-        "eviction_policy": (["lru", "flop_aware"], ["fifo"]),
+        "eviction_policy": (["lru", "flop_aware", "reuse_aware"], ["fifo"]),
         "max_step_tokens": ([64, 4096], [0, -1]),
         "max_running": ([1, 64], [0, -1]),
         "max_model_tokens": COUNT,

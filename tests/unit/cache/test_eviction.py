@@ -219,3 +219,14 @@ def test_one_chat_of_many_turns_does_not_drive_out_the_checkpoints_of_others(evi
         chat += text(2, 100 + turn)
     assert [node.match(text(4, kind)).state_tokens for kind in (1, 2, 3)] == [3 * SIZE] * 3
     assert node.match(chat, max_tokens=4 * SIZE).state_tokens == 3 * SIZE
+
+
+def test_a_prefix_used_twice_outlives_a_later_one_if_reuse_counts() -> None:
+    kept = {}
+    for eviction in ("flop_aware", "reuse_aware"):
+        node = FakeNode(policy="every", num_blocks=6, eviction=eviction)
+        for kind in (1, 1, 2):
+            node.serve(text(2, kind))
+        take_blocks(node, 2)
+        kept[eviction] = [attention(node, text(2, kind)) for kind in (1, 2)]
+    assert kept == {"flop_aware": [0, 2], "reuse_aware": [2, 0]}

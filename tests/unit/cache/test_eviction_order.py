@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cache.errors import UnknownEvictionPolicy
-from headrace.cache.eviction import FlopAware, Rank, Ranked, eviction_policy
-from headrace.cache.types import PRIMARY, SlotId, Tier
+from headrace.cache.eviction import (
+    EVICTION_POLICIES,
+    REUSE_WORTHS,
+    FlopAware,
+    Rank,
+    Ranked,
+    Recency,
+    Reused,
+    eviction_policy,
+)
+from headrace.cache.types import PRIMARY, BlockId, SlotId, Tier
 
 
 def order_of(**ranks: tuple[int, float]) -> tuple[Ranked[SlotId], dict[str, SlotId]]:
@@ -96,5 +105,54 @@ def test_worth_is_what_the_checkpoint_saves() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(UnknownEvictionPolicy, match="'fifo' is unknown: use one of lru, flop_aware"):
+    with pytest.raises(UnknownEvictionPolicy, match="'fifo' is unknown: use one of lru, flop_aware, reuse_aware"):
         eviction_policy("fifo", math.inf)
+
+
+def used(order: Reused[BlockId], block: int, times: int) -> None:
+    for _ in range(times):
+        order.count_use(BlockId(block))
+    order.add(BlockId(block))
+
+
+def evicted(order: Reused[BlockId]) -> int:
+    block = order.first()
+    assert block is not None
+    order.remove(block)
+    order.forget(block)
+    return block
+
+
+def test_a_block_that_many_requests_used_outlives_later_ones_that_one_request_used() -> None:
+    order: Reused[BlockId] = Reused()
+    used(order, 0, times=2)
+    for block in range(1, 4):
+        used(order, block, times=1)
+    assert list(order) == [1, 2, 3, 0]
+    assert [evicted(order) for _ in range(3)] == [1, 2, 3]
+
+
+def test_it_is_evicted_in_its_turn_however_often_it_was_used() -> None:
+    order: Reused[BlockId] = Reused()
+    used(order, 0, times=9)
+    rounds = 0
+    while True:  # a cache of two blocks, the other one new each time
+        used(order, 1, times=1)
+        if evicted(order) == 0:
+            break
+        rounds += 1
+    assert rounds == REUSE_WORTHS[-1]
+
+
+def test_a_block_with_new_contents_has_been_used_by_nobody() -> None:
+    order: Reused[BlockId] = Reused()
+    used(order, 0, times=5)
+    assert evicted(order) == 0
+    used(order, 0, times=1)
+    used(order, 1, times=1)
+    assert list(order) == [0, 1]
+
+
+def test_blocks_are_kept_by_recency_unless_reuse_counts() -> None:
+    kinds = {name: type(eviction_policy(name).block_order()) for name in EVICTION_POLICIES}
+    assert kinds == {"lru": Recency, "flop_aware": Recency, "reuse_aware": Reused}
