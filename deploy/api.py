@@ -65,6 +65,20 @@ class RouterApi:
         if response.is_error:
             raise RequestFailed(_error_message(response))
 
+    def drain(self, node: str, *, timeout_s: float, keep: bool) -> dict[str, Any]:
+        """Moves the node's running requests to others, and stops it unless it is kept; the router's report."""
+        body = {"timeout_s": timeout_s, "keep": keep}
+        path = f"/cluster/nodes/{quote(node, safe='')}/drain"
+        patience = httpx.Timeout(connect=5.0, read=timeout_s + 30.0, write=30.0, pool=5.0)
+        try:
+            response = self._client.post(path, json=body, timeout=patience)
+        except httpx.HTTPError as error:
+            raise RequestFailed(f"{self.url} does not answer: {error}") from error
+        if response.is_error:
+            raise RequestFailed(_error_message(response))
+        report: dict[str, Any] = response.json()
+        return report
+
     def registered_nodes(self) -> set[str]:
         """Names of the registered nodes; none while the router does not answer yet."""
         try:

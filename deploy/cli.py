@@ -81,7 +81,7 @@ def up(
     stop = StopRequest()
     with running_cluster(cluster, _runs(), stop, show_node_logs=True) as running:
         console.print(f"{cluster.name} is ready at {', '.join(running.urls)}; Ctrl-C stops it")
-        serve(running, stop)
+        serve(running, cluster, stop)
         console.print(f"{cluster.name} is stopping")
 
 
@@ -128,6 +128,51 @@ def explain(
         for decision in request["decisions"]:
             console.print(f"{request['id']}: {decision_lines(decision)}")
             console.print(candidate_table(decision["candidates"]))
+
+
+@app.command()
+def drain(
+    node: Annotated[str, typer.Argument(help="the node's name")],
+    name: Annotated[str, typer.Option(help="the cluster's name")] = "default",
+    url: Annotated[str | None, typer.Option(help="a router elsewhere, instead of a cluster here")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds after which requests begin again elsewhere")] = 60.0,
+    keep: Annotated[bool, typer.Option("--keep", help="the node stays, without work")] = False,
+) -> None:
+    """Move a node's running requests to other nodes, with their caches, and stop it."""
+    from deploy.api import RouterApi
+    from deploy.control import STOP_MARGIN_S, order
+    from deploy.show import drained_text
+
+    if url or keep:
+        urls = [url] if url else _runs().ready_urls(name)
+        for router in urls:
+            console.print(drained_text(RouterApi(router).drain(node, timeout_s=timeout, keep=keep)))
+        return
+    _runs().ready_urls(name)
+    wanted = {"order": "drain", "node": node, "timeout_s": timeout}
+    console.print(drained_text(order(_runs().running(name).run_id, wanted, timeout + STOP_MARGIN_S)))
+
+
+@app.command()
+def scale(
+    name: Name = "default",
+    prefill: Annotated[int | None, typer.Option(help="number of prefill nodes")] = None,
+    decode: Annotated[int | None, typer.Option(help="number of decode nodes")] = None,
+    both: Annotated[int | None, typer.Option(help="number of nodes that prefill and decode")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds after which a drained node's requests begin again")] = 60.0,
+) -> None:
+    """Give a running cluster other numbers of nodes. Those that are too many are drained, the newest first."""
+    from deploy.control import START_MARGIN_S, order
+    from deploy.operations import counts_of
+    from deploy.show import drained_text
+
+    _runs().ready_urls(name)
+    wanted = {"order": "scale", "counts": counts_of(prefill, decode, both), "timeout_s": timeout}
+    done = order(_runs().running(name).run_id, wanted, START_MARGIN_S + timeout)
+    for report in done["drained"]:
+        console.print(drained_text(report))
+    added = f"; new: {', '.join(done['added'])}" if done["added"] else ""
+    console.print(f"{name} has {', '.join(done['nodes'])}{added}")
 
 
 @app.command()

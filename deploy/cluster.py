@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import ray.util
 from ray.exceptions import RayError, RayTaskError
 
-from deploy.config import ClusterConfig
-from deploy.errors import StartFailed, first_line
-from deploy.plan import LOCALHOST, PlannedActor, planned_nodes, planned_routers
+from deploy.api import RouterApi
+from deploy.config import ClusterConfig, NodeGroup
+from deploy.errors import DeployError, StartFailed, first_line
+from deploy.plan import LOCALHOST, PlannedActor, planned_node, planned_nodes, planned_routers
 from deploy.ray_session import ray_hosts, unplaced_actors
 from deploy.resource_watch import ResourceWatch
+from deploy.resources import impossible, inventory
 from deploy.stop_request import StopRequest
 
 log = logging.getLogger(__name__)
@@ -49,13 +51,63 @@ class Member:
 class RunningCluster:
     """Started actors. This process owns them: when it ends, even by a crash, they end too.
 
-    urls  the HTTP address of each router
+    urls              the HTTP address of each router
+    router_addresses  of the routers' registries
+    run_id            names the run's folder
     """
 
-    def __init__(self, routers: Sequence[Member], nodes: Sequence[Member], urls: Sequence[str]) -> None:
+    def __init__(
+        self,
+        routers: Sequence[Member],
+        nodes: Sequence[Member],
+        urls: Sequence[str],
+        router_addresses: Sequence[str] = (),
+        run_id: str = "",
+    ) -> None:
+        self.run_id = run_id
         self.routers = routers
-        self.nodes = nodes
+        self.nodes = list(nodes)
         self.urls = tuple(urls)
+        self._router_addresses = tuple(router_addresses)
+
+    def add_nodes(self, config: ClusterConfig, added: Sequence[tuple[NodeGroup, int]], stop: StopRequest) -> None:
+        """Starts these nodes of groups, by their numbers; returns when every router knows them.
+
+        Raises StartFailed, with none of them left, and what is missing if Ray cannot hold them; StopRequested.
+        """
+        planned = [planned_node(config, group, number, self._router_addresses) for group, number in added]
+        demands, hosts = [each.demand for each in planned], ray_hosts()
+        missing = impossible(demands, [replace(host, total=host.free) for host in hosts])
+        if missing and not config.ray.join_timeout_s:
+            raise StartFailed("\n".join(["Ray has no room for more nodes:", *missing, *inventory(hosts)]))
+        now_s = time.monotonic()
+        deadline_s = now_s + config.ray.start_timeout_s
+        start = _Start(ResourceWatch(demands, now_s, config.ray.join_timeout_s), stop, deadline_s)
+        started: list[Member] = []
+        try:
+            started += [Member.start(each) for each in planned]
+            start.await_info(started)
+            await_registered([member.name for member in started], self.urls, stop, deadline_s)
+        except BaseException:
+            kill(started)
+            raise
+        self.nodes += started
+
+    def require_node(self, name: str) -> Member:
+        """The node of this name. Raises DeployError if the cluster has none."""
+        for member in self.nodes:
+            if member.name == name:
+                return member
+        names = ", ".join(member.name for member in self.nodes)
+        raise DeployError(f"no node {name!r} in this cluster: it has {names}")
+
+    def remove_node(self, name: str, timeout_s: float) -> None:
+        """Stops a node, requests in flight first, and keeps Ray from starting it again."""
+        member = self.require_node(name)
+        self.nodes.remove(member)
+        with contextlib.suppress(RayError):
+            ray.wait([member.actor.stop.remote()], timeout=timeout_s)
+        kill([member])
 
     def look(self) -> None:
         """Logs actors lost or restarted since the last call; Ray restarts them by itself.
@@ -83,7 +135,7 @@ class RunningCluster:
         kill(members)
 
 
-def start_cluster(config: ClusterConfig, stop: StopRequest, deadline_s: float) -> RunningCluster:
+def start_cluster(config: ClusterConfig, run_id: str, stop: StopRequest, deadline_s: float) -> RunningCluster:
     """Starts the routers, then every node with the routers' addresses.
 
     Returns when all of them serve. Raises StartFailed (at `deadline_s`, monotonic, at the latest) or
@@ -102,10 +154,23 @@ def start_cluster(config: ClusterConfig, stop: StopRequest, deadline_s: float) -
         started += nodes
         start.await_info(nodes)
         urls = [info.url.replace(ANY_HOST, LOCALHOST) for info in infos]
-        return RunningCluster(started[: len(routers)], nodes, urls)
+        addresses = [info.control_address for info in infos]
+        return RunningCluster(started[: len(routers)], nodes, urls, addresses, run_id)
     except BaseException:
         kill(started)
         raise
+
+
+def await_registered(names: Collection[str], urls: Sequence[str], stop: StopRequest, deadline_s: float) -> None:
+    """Waits until every router knows these nodes. Raises StartFailed at `deadline_s` (monotonic), StopRequested."""
+    for url in urls:
+        api = RouterApi(url)
+        while missing := set(names) - api.registered_nodes():
+            stop.check()
+            if time.monotonic() >= deadline_s:
+                late = ", ".join(sorted(missing))
+                raise StartFailed(f"nodes did not register with the router at {url} in time: {late}")
+            stop.wait(POLL_S)
 
 
 def kill(members: Sequence[Member]) -> None:

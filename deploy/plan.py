@@ -77,17 +77,20 @@ def planned_routers(config: ClusterConfig, host_id: str, host: str) -> list[Plan
 
 def planned_nodes(config: ClusterConfig, router_addresses: Sequence[str]) -> list[PlannedActor]:
     """The nodes p0, p1, ..., d0, d1, ..., and n0, n1, ..., which register at `router_addresses`."""
-    host = LOCALHOST if config.ray.address is None else None
     return [
-        PlannedActor(
-            NodeActor,
-            (_named(group, index, router_addresses), host, own_niceness()),
-            Demand(f"{group.node.name}{index}", _resources(group.placement)),
-            _node_options(group.placement),
-        )
-        for group in config.groups
-        for index in range(group.count)
+        planned_node(config, group, index, router_addresses) for group in config.groups for index in range(group.count)
     ]
+
+
+def planned_node(config: ClusterConfig, group: NodeGroup, index: int, router_addresses: Sequence[str]) -> PlannedActor:
+    """One node of a group, which registers at `router_addresses`."""
+    host = LOCALHOST if config.ray.address is None else None
+    return PlannedActor(
+        NodeActor,
+        (_named(group, index, router_addresses), host, own_niceness()),
+        Demand(f"{group.node.name}{index}", _resources(group.placement)),
+        _node_options(group.placement),
+    )
 
 
 def _named(group: NodeGroup, index: int, router_addresses: Sequence[str]) -> NodeConfig:

@@ -77,6 +77,14 @@ def candidate_table(candidates: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def drained_text(report: Mapping[str, Any]) -> str:
+    """One line about a drained node: what has become of its requests."""
+    return (
+        f"{report['node']} is drained: {report['moved']} requests moved, {report['recomputed']} began again elsewhere, "
+        f"{report['ended']} ended; {report['seconds']:.2f} s"
+    )
+
+
 def report_table(answer: ChatAnswer) -> Table:
     """The origin of a request's tokens, group by group."""
     table = Table(box=None, show_header=False, padding=(0, 2), pad_edge=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import ray
 
-from deploy.api import RouterApi
-from deploy.cluster import RunningCluster, start_cluster
+from deploy.cluster import RunningCluster, await_registered, start_cluster
 from deploy.config import ClusterConfig
-from deploy.errors import StartFailed
+from deploy.control import ControlSocket
+from deploy.operations import Operations
 from deploy.processes import make_folders, run_folder
 from deploy.ray_session import ray_session
 from deploy.reaper import start_reaper
@@ -25,6 +25,7 @@ from deploy.stop_request import StopRequest
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 2.0
+ORDER_POLL_S = 0.2  # also how soon a stop is noticed
 
 
 @contextlib.contextmanager
@@ -43,19 +44,25 @@ def running_cluster(
         ray_session(config, run_folder(record.run_id), show_node_logs=show_node_logs),
     ):
         stop.install()
-        cluster = start_cluster(config, stop, deadline_s)
+        cluster = start_cluster(config, record.run_id, stop, deadline_s)
         try:
-            _await_ready(cluster, stop, deadline_s)
+            await_registered([member.name for member in cluster.nodes], cluster.urls, stop, deadline_s)
             runs.publish(record, cluster.urls, ray.get_runtime_context().gcs_address)
             yield cluster
         finally:
             cluster.stop(config.ray.stop_timeout_s)
 
 
-def serve(cluster: RunningCluster, stop: StopRequest) -> None:
-    """Watches the cluster until a stop is requested."""
-    while not stop.wait(LOOK_INTERVAL_S):
-        cluster.look()
+def serve(cluster: RunningCluster, config: ClusterConfig, stop: StopRequest) -> None:
+    """Watches the cluster, and obeys the orders of `headrace` commands, until a stop is requested."""
+    operations = Operations(config, cluster, stop)
+    looked_s = time.monotonic()
+    with ControlSocket(cluster.run_id) as control:
+        while not stop.wait(0.0):
+            control.serve(operations.obey, ORDER_POLL_S)
+            if time.monotonic() - looked_s >= LOOK_INTERVAL_S:
+                cluster.look()
+                looked_s = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -69,16 +76,3 @@ def _working_in(run_id: str) -> Iterator[None]:
     finally:
         os.chdir(before)
         reaper.communicate()  # closes its input; the reaper has its own deadline
-
-
-def _await_ready(cluster: RunningCluster, stop: StopRequest, deadline_s: float) -> None:
-    """Waits until every node is registered with every router. Raises StartFailed, StopRequested."""
-    wanted = {member.name for member in cluster.nodes}
-    for url in cluster.urls:
-        api = RouterApi(url)
-        while missing := wanted - api.registered_nodes():
-            stop.check()
-            if time.monotonic() >= deadline_s:
-                late = ", ".join(sorted(missing))
-                raise StartFailed(f"nodes did not register with the router at {url} in time: {late}")
-            stop.wait(0.1)

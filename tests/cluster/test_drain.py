@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.engine.oracle import random_prompt
 from tests.support.patience import PATIENCE_S
@@ -116,3 +118,61 @@ async def test_a_drained_node_ends(tiny_checkpoint, tmp_path: Path):
             assert sum(answer.report["moves"] for answer in answers) == report["moved"] > 0
             refused = await client.post("/cluster/nodes/d0/drain", json={})
             assert refused.status_code == 409, "nobody else decodes"
+
+
+async def test_none_of_200_requests_is_lost_while_two_of_three_nodes_are_drained(tiny_checkpoint, tmp_path: Path):
+    with Cluster(tiny_checkpoint("granite"), tmp_path, num_decode=3) as cluster:
+        prompts = [random_prompt(20 + seed % 30, seed=seed) for seed in range(200)]
+        async with client_of(cluster) as client:
+            asking = asyncio.create_task(ask_all(cluster.url, prompts, at_once=8))
+            reports = []
+            for node in ("d0", "d2"):
+                await decoding_on(client, node, 1)
+                reports.append(await drained(client, node))
+            answers = await asking
+            print(f"{reports}; {sum(answer.report['moves'] for answer in answers)} of 200 moved")
+            assert set(cluster.nodes()) == {"d1", "p0"}
+        assert {len(answer.tokens) for answer in answers} == {64}
+        assert (
+            sum(answer.report["migrations"] for answer in answers) == sum(each["recomputed"] for each in reports) == 0
+        )
+        undisturbed = await ask_all(cluster.url, prompts[::10], at_once=8)
+        assert [answer.tokens for answer in answers[::10]] == [answer.tokens for answer in undisturbed]
+
+
+@pytest.mark.parametrize("victim", ["sender", "receiver"])
+async def test_requests_whose_node_is_killed_in_the_middle_of_a_move_are_computed_again(
+    tiny_checkpoint, tmp_path: Path, victim: str
+):
+    with Cluster(tiny_checkpoint("granite"), tmp_path, num_decode=3) as cluster:
+        async with client_of(cluster) as client:
+            running = [asyncio.create_task(stream(client, seed, NUM_TOKENS)) for seed in range(9)]
+            await decoding_on(client, "d0", 2)
+            draining = asyncio.create_task(client.post("/cluster/nodes/d0/drain", json={"keep": True}))
+            killed = "d0" if victim == "sender" else "d1"
+            async with asyncio.timeout(PATIENCE_S):
+                while not draining.done() and not await has_moved_to(client, "d1"):
+                    await asyncio.sleep(0.001)
+            cluster.processes[killed].kill()
+            answers = await asyncio.gather(*running)
+            await draining
+            undisturbed = [await stream(client, seed, NUM_TOKENS) for seed in range(9)]
+            assert [answer.tokens for answer in answers] == [answer.tokens for answer in undisturbed]
+
+
+async def has_moved_to(client: httpx.AsyncClient, node: str) -> bool:
+    rows = (await client.get("/cluster")).json()["requests"]
+    return any((row["decode_node"] == node and row["phase"] in ("moving", "migrating")) or row["moves"] for row in rows)
+
+
+async def test_the_requests_of_a_node_that_gets_sigterm_move(tiny_checkpoint, tmp_path: Path):
+    decode = {"shutdown_grace_s": PATIENCE_S}  # a busy machine takes its time
+    with Cluster(tiny_checkpoint("granite"), tmp_path, num_decode=2, decode=decode) as cluster:
+        async with client_of(cluster) as client:
+            running = [asyncio.create_task(stream(client, seed, NUM_TOKENS)) for seed in range(4)]
+            await decoding_on(client, "d1", 1)
+            await asyncio.to_thread(cluster.processes["d1"].stop)
+            answers = await asyncio.gather(*running)
+            assert sum(answer.report["moves"] for answer in answers) > 0
+            assert {answer.report["migrations"] for answer in answers} == {0}
+            assert {answer.report["decode"]["node"] for answer in answers} == {"d0"}

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.api import ChatAnswer, RouterApi, first_to_explain
 from deploy.errors import RequestFailed
-from deploy.show import report_lines, size
+from deploy.show import drained_text, report_lines, size
 
 USAGE = {
     "prompt_tokens": 499,
@@ -21,6 +21,9 @@ USAGE = {
         "migrations": 0,
     },
 }
+
+
+DRAINED = {"node": "d 0", "moved": 3, "recomputed": 0, "ended": 1, "seconds": 0.123}
 
 
 def piece(text):
@@ -141,3 +144,16 @@ def test_a_local_prefill_has_no_hand_over_to_report():
 )
 def test_sizes_are_for_people(num_bytes, text):
     assert size(num_bytes) == text
+
+
+def test_a_drain_says_what_has_become_of_the_requests(router):
+    router.body = json.dumps(DRAINED).encode()
+    report = RouterApi(router.url).drain("d 0", timeout_s=5.0, keep=True)
+    assert router.asked == {"timeout_s": 5.0, "keep": True}
+    assert drained_text(report) == ("d 0 is drained: 3 requests moved, 0 began again elsewhere, 1 ended; 0.12 s")
+
+
+def test_a_drain_that_is_refused_is_one_message(router):
+    router.status, router.body = 409, b'{"error": {"message": "no other node decodes than d0"}}'
+    with pytest.raises(RequestFailed, match="HTTP 409: no other node decodes than d0"):
+        RouterApi(router.url).drain("d0", timeout_s=5.0, keep=True)
