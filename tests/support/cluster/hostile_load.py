@@ -11,7 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from router.config import RouterConfig
 from tests.support.cluster.client_process import client_process
 from tests.support.cluster.cluster import Cluster, with_engine
 from tests.support.cluster.hostile_clients import KINDS, TENANT_HEADER, Target, hostile_clients, random_prompt
@@ -172,14 +173,16 @@ async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Re
             pids = {name: process.pid for name, process in cluster.processes.items()}
             report.phases[-1].usages, report.phases[-1].held = usages(pids), held
 
+        where = urlsplit(cluster.url)
+        assert where.hostname is not None and where.port is not None
+        target = Target(where.hostname, where.port, load.long_prompt)
         await _fill(cluster.url, load)
+        if load.num_filling:
+            await _do_all_once(target)
         await phase("warm-up", load.seconds / 4)
         report.phases.clear()
         await phase("quiet", load.seconds / 2)
         await look()
-        where = urlsplit(cluster.url)
-        assert where.hostname is not None and where.port is not None
-        target = Target(where.hostname, where.port, load.long_prompt)
 
         def hear(said: tuple[str, str]) -> None:
             kind, outcome = said
@@ -200,6 +203,17 @@ async def _fill(url: str, load: HostileLoad) -> None:
             body = {"prompt": random_prompt(dice, load.long_prompt), "max_tokens": 2, "ignore_eos": True}
             reply = await http.post("/v1/completions", json=body)
             assert reply.status_code == 200, reply.text
+
+
+async def _do_all_once(target: Target) -> None:
+    """Each kind of costly work once, and so many giant texts at a time as parsing processes there are: what starts or
+    grows with the first of its kind is no growth that hostile clients cause."""
+    once = ["wants penalties", "wants prompt logprobs", "wants sixteen choices"]
+    giants = [replace(target, tenant=f"giant {number}") for number in range(RouterConfig.parse_processes)]
+    attempts = [KINDS[kind](replace(target, tenant=kind), random.Random(kind)) for kind in once]
+    attempts += [KINDS["sends a giant text"](giant, random.Random(giant.tenant)) for giant in giants]
+    statuses = await asyncio.gather(*attempts)
+    assert statuses == ["200"] * len(once) + ["400"] * len(giants)
 
 
 @asynccontextmanager
