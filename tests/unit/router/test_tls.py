@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -55,19 +56,24 @@ def identities(files: dict[str, TlsConfig]) -> dict[str, Identity | None]:
     }
 
 
-class AbortsWithLetIn(rpc.DecodeServicer):
+class AbortsRun(rpc.DecodeServicer):
     async def Run(self, request_iterator, context):  # type: ignore[no-untyped-def]
         await context.abort(grpc.StatusCode.ABORTED, "let in")
         yield
 
+
+class AbortsFetch(rpc.NodeServicer):
     async def Fetch(self, request, context):  # type: ignore[no-untyped-def]
         await context.abort(grpc.StatusCode.ABORTED, "let in")
 
 
 @asynccontextmanager
 async def node_server(identity: Identity | None) -> AsyncIterator[str]:
-    service = AbortsWithLetIn()
-    server = ControlServer(["Decode"], lambda it: rpc.add_DecodeServicer_to_server(service, it), identity)
+    def add_services(server: Any) -> None:
+        rpc.add_DecodeServicer_to_server(AbortsRun(), server)
+        rpc.add_NodeServicer_to_server(AbortsFetch(), server)
+
+    server = ControlServer(["Decode", "Node"], add_services, identity)
     port = await server.start(HOST, 0)
     try:
         yield f"{HOST}:{port}"
