@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
+from headrace.step_costs import StepCosts
 from headrace.wire.messages import NodeInfo, NodeStatus, Role, transfer_refusal
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
@@ -102,6 +103,7 @@ class Snapshots:
         senders = [facts for _, facts, role in live if self._does(role, Role.PREFILL)]
         self._mind_doubtful_links(senders)
         served_kinds = {facts.device for facts in senders}
+        usual = {} if all(facts.has_measured for _, facts, _ in live) else _usual_costs([facts for _, facts, _ in live])
         found = []
         for name, facts, role in live:
             if name in avoided:
@@ -116,7 +118,8 @@ class Snapshots:
                 may_prefill, may_decode = may_prefill and pins.may_prefill(name), may_decode and pins.may_decode(name)
             load = self._ledger.load(name, now_s)
             links = NO_LINKS if is_left_alone else facts.links
-            found.append(facts.candidate(role, hit, load, links, may_prefill=may_prefill, may_decode=may_decode))
+            costs = facts.costs if facts.has_measured else usual.get(facts.device, facts.costs)
+            found.append(facts.candidate(role, hit, load, costs, links, may_prefill=may_prefill, may_decode=may_decode))
         return tuple(found)
 
     def _coming_tokens(
@@ -159,6 +162,16 @@ class Snapshots:
             facts.links = LinksOf(name, self._peers[facts.device], facts.measured, self._doubtful)
 
 
+def _usual_costs(nodes: Sequence[_Facts]) -> Mapping[str, StepCosts]:
+    """The costs of the middle one of the nodes that have computed prompts, by device. They stand for those of a node
+    that has not yet: by its defaults it would seem to be sixty times as fast as a tiny model's CPU."""
+    measured: dict[str, list[StepCosts]] = {}
+    for facts in nodes:
+        if facts.has_measured:
+            measured.setdefault(facts.device, []).append(facts.costs)
+    return {device: sorted(costs, key=lambda each: each.token_s)[len(costs) // 2] for device, costs in measured.items()}
+
+
 def _is_out_of_reach(device: str, kinds: Collection[str]) -> bool:
     return all(transfer_refusal(kind, device) is not None for kind in kinds)
 
@@ -174,7 +187,8 @@ class _Facts:
         self.links: Mapping[str, LinkCosts] = NO_LINKS
         self._layout = info.layout
         self._chunk_tokens = info.max_step_tokens
-        self._costs = status.costs
+        self.costs = status.costs
+        self.has_measured = status.counters.get("computed_tokens", 0) > 0
         self._last: Candidate | None = None
 
     def candidate(
@@ -182,6 +196,7 @@ class _Facts:
         role: Role,
         hit: PrefixHit,
         load: Load,
+        costs: StepCosts,
         links: Mapping[str, LinkCosts],
         *,
         may_prefill: bool,
@@ -192,6 +207,7 @@ class _Facts:
             last is not None
             and last.load is load
             and last.hit is hit
+            and last.costs is costs
             and last.links is links
             and last.role is role
             and last.may_prefill is may_prefill
@@ -204,7 +220,7 @@ class _Facts:
             role=role,
             hit=hit,
             load=load,
-            costs=self._costs,
+            costs=costs,
             chunk_tokens=self._chunk_tokens,
             block_size=layout.block_size,
             bytes_per_token=layout.block_bytes // layout.block_size,

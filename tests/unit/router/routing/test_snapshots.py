@@ -54,7 +54,9 @@ def test_hits_load_and_sizes_are_those_of_each_node() -> None:
     cluster = Cluster()
     cluster.index.add(("d1", 1), 16).apply(CacheSnapshotPart(1, 1, tuple(KEYS[16][:3]), (KEYS[16][1],), True))
     busy = NodeStatus(3, 2, PoolStatus(64, 10, 20, 34, 9), PoolStatus(8, 1, 2, 5, 3), waiting_tokens=700)
-    cluster.report("d1", replace(busy, num_decoding=2, costs=StepCosts(token_s=0.001)))
+    cluster.report(
+        "d1", replace(busy, num_decoding=2, costs=StepCosts(token_s=0.001), counters={"computed_tokens": 9.0})
+    )
     found = cluster.take()
     assert list(found) == ["d0", "d1", "p0", "p1"]
     assert (found["d0"].hit, found["d1"].hit) == (PrefixHit(0, 0, 0), PrefixHit(48, 32, 32))
@@ -114,3 +116,14 @@ def test_only_nodes_that_may_be_given_work_are_candidates() -> None:
     assert [each.name for each in cluster.snapshots.take({"p1": Role.PREFILL, "x": Role.DECODE}, {}, 64, 0.0)] == ["p1"]
     cluster.snapshots.keep(["d0", "p0"])
     assert list(cluster.take()) == ["d0", "p0"]
+
+
+def test_a_node_that_has_computed_no_prompt_yet_is_taken_to_be_like_the_others() -> None:
+    cluster = Cluster()
+    measured = replace(node_status(), costs=StepCosts(token_s=0.001), counters={"computed_tokens": 9.0})
+    assert {each.costs for each in cluster.take().values()} == {StepCosts()}
+    cluster.report("d0", measured)
+    assert {each.costs for each in cluster.take().values()} == {measured.costs}
+    own = replace(measured, costs=StepCosts(token_s=0.002))
+    cluster.report("p1", own)
+    assert cluster.take()["p1"].costs == own.costs

@@ -1,0 +1,60 @@
+"""Two prefill and two decode nodes under the policy `predicted`: prompts go where what they need is cached."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from node_runtime.config import FetchConfig
+from tests.support.cluster.asking import Answered, ask_all
+from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.nodes import until_the_router_knows
+
+pytestmark = pytest.mark.slow
+
+MODELS = Path(__file__).parents[2] / "tiny_models"
+ALWAYS = {"fetch_from_decode": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
+NUM_CHATS, TURNS, FIRST_TOKENS, NEW_TOKENS, ANSWER_TOKENS = 3, 5, 1000, 40, 24
+SYSTEM_TOKENS, SHARING_CHATS = 480, 40
+
+
+@pytest.fixture(params=["fixed", "elastic"])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path):
+    router = {"policy": "predicted", "roles": request.param}
+    model = MODELS / "headrace-tiny-granite-h"
+    with Cluster(model, tmp_path, num_prefill=2, num_decode=2, prefill=ALWAYS, decode=ALWAYS, router=router) as running:
+        yield running
+
+
+def tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(5, 500) for _ in range(count)]
+
+
+async def test_no_turn_of_a_chat_computes_the_turns_before_it_again(cluster: Cluster) -> None:
+    rng = random.Random(1)
+    prompts = [tokens(rng, FIRST_TOKENS) for _ in range(NUM_CHATS)]
+    for turn in range(TURNS):
+        answers: list[Answered] = []
+        for prompt in prompts:
+            answers += await ask_all(cluster.url, [prompt], at_once=1, num_tokens=ANSWER_TOKENS)
+        if turn:
+            last_prompt = (len(prompts[0]) - NEW_TOKENS - ANSWER_TOKENS - 1) // 16 * 16
+            cached = [answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+            assert min(cached) >= last_prompt
+        prompts = [
+            [*prompt, *answer.tokens, *tokens(rng, NEW_TOKENS)] for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+        await until_the_router_knows(cluster)
+
+
+async def test_a_shared_system_prompt_is_computed_once_and_serves_chats_on_several_nodes(cluster: Cluster) -> None:
+    rng = random.Random(2)
+    system = tokens(rng, SYSTEM_TOKENS)
+    prompts = [system + tokens(rng, 20) for _ in range(SHARING_CHATS)]
+    hints = {"headrace": {"report": True, "checkpoint_at": [SYSTEM_TOKENS]}}
+    answers = await ask_all(cluster.url, prompts[:1], at_once=1, num_tokens=ANSWER_TOKENS, **hints)
+    await until_the_router_knows(cluster)
+    answers += await ask_all(cluster.url, prompts[1:], at_once=SHARING_CHATS, num_tokens=ANSWER_TOKENS, **hints)
+    cached = [answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached == [0] + [SYSTEM_TOKENS] * (SHARING_CHATS - 1)
+    assert len({answer.report["routing"]["plan"]["prefill"] for answer in answers}) > 1
