@@ -107,7 +107,9 @@ def _prompt_part(
     others_s = node_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
     num_fetched = 0 if fetch_from is None else max(0, start - node.hit.attention_tokens)
     others_s += costs.token_s * (STORED_WEIGHT * num_tokens + RECEIVED_WEIGHT * num_fetched)
-    arrival_s = max(ready_s, first_token_s(steps, waiting, own_s))
+    computing_s = steps.seconds(own_s)
+    wait_s = first_token_s(steps, waiting, own_s) - computing_s
+    arrival_s = max(ready_s, wait_s) + computing_s  # what is fetched arrives while the prompt waits for its turn
     return PromptPart(node, arrival_s, others_s, num_tokens, steps.keeps_gap, fetch_from)
 
 

@@ -108,19 +108,18 @@ def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
 
     has_objectives = objectives != NO_OBJECTIVES
     best_prompts = nsmallest(PAIRED, prompts, key=prompt_price if has_objectives else _seconds)
-    if request.may_fetch:
-        best_prompts += _fetched(request, nodes, best_prompts)
+    fetched = _fetched(request, nodes, best_prompts) if request.may_fetch else []
     best: _Priced | None = None
     if not request.needs_decode:
-        for prompt in [*prompts, *best_prompts[PAIRED:]]:
+        for prompt in [*prompts, *fetched]:
             best = _better(best, request, prompt, None, 0.0)
         return best
     answers = {node.name: answer_part(request, node) for node in nodes if node.may_decode}
-    for prompt in prompts:
+    for prompt in [*prompts, *fetched]:
         if (answer := answers.get(prompt.node.name)) is not None:
             best = _better(best, request, prompt, answer, 0.0)
     for answer in nsmallest(PAIRED, answers.values(), key=answer_price if has_objectives else _seconds):
-        for prompt in best_prompts:
+        for prompt in [*best_prompts, *fetched]:
             if prompt.node is not answer.node:
                 seconds = hand_over_s(request, prompt.node, answer.node)
                 if seconds is not None:

@@ -89,6 +89,19 @@ def test_a_state_is_fetched_if_that_is_sooner_than_computing_it() -> None:
     assert (plan.prefill, plan.fetch_from) == ("p", "d")
 
 
+def test_a_node_that_answers_may_fetch_what_a_busy_one_holds() -> None:
+    holder = node("b", hit=16384, **busy(40), **line(*[16384] * 40))
+    plan = choose(node("a"), holder, request=replace(REQUEST, num_tokens=17408))
+    assert (where(plan), plan.fetch_from, plan.reason) == (("a", "a"), "b", "fetched")
+
+
+def test_a_request_of_one_token_may_fetch_among_two_nodes() -> None:
+    holder = node("b", hit=16384, **line(*[16384] * 40))
+    request = replace(REQUEST, num_tokens=17408, needs_decode=False)
+    plan = choose(node("a"), holder, request=request)
+    assert (where(plan), plan.fetch_from) == (("a", None), "b")
+
+
 def test_equal_nodes_take_turns() -> None:
     nodes = [node(name, Role.DECODE) for name in "abcd"]
     chosen = [choose(*nodes, request=replace(REQUEST, number=number)).prefill for number in range(8)]
