@@ -173,5 +173,8 @@ class FaultyServer:
             nonces=len(self._transport._demultiplexer) - 1,  # the link's sink is always expected
         )
 
+    async def wait_closed(self) -> None:
+        await self._node.wait_closed()
+
     async def stop(self) -> None:
         await self._node.stop()

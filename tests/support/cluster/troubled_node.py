@@ -38,6 +38,9 @@ class TroubledServer:
         await asyncio.sleep(self._start_after_s)
         await self._node.start()
 
+    async def wait_closed(self) -> None:
+        await self._node.wait_closed()
+
     async def stop(self) -> None:
         await self._node.stop()
 
