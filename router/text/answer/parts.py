@@ -1,0 +1,56 @@
+"""Answer parts: the text of an answer, its reasoning and its tool calls apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ContentText:
+    """The next text of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningText:
+    """The next text of the reasoning before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call begins: the `index`-th of the answer, from 0, each after the end of the one before."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next fragment of a call's arguments: joined, they are a JSON object, unless the model broke it."""
+
+    index: int
+    text: str
+
+
+AnswerPart = ContentText | ReasoningText | CallStart | CallArguments
+
+
+class AnswerParser(Protocol):
+    """Splits one answer's text into parts, as it arrives.
+
+    The parts, with neighbours of a kind joined, do not depend on how the text was cut into pieces. Nothing raises: text
+    that does not keep to the model's format comes out as content, or as arguments as they are.
+    """
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """The parts that this text completes; what may be the beginning of a marker is held back."""
+        ...
+
+    def finish(self) -> list[AnswerPart]:
+        """The parts that were held back, once the answer has ended."""
+        ...
