@@ -31,8 +31,9 @@ from headrace.request import Request
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
+from router.api.body_schemas import parse_body
+from router.api.completion_schemas import CompletionBody
 from router.api.generation import RequestBuilder
-from router.api.request_schemas import CompletionBody, parse_body
 from router.text.tokens import ModelTokens
 
 MODEL = TINY_MODELS / "headrace-tiny-granite-h"

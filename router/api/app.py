@@ -17,12 +17,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.bodies import Bodies
+from router.api.chat_schemas import ChatBody
 from router.api.clients import client_of
+from router.api.completion_schemas import CompletionBody
 from router.api.completions import CompletionService
 from router.api.openapi import errors, generation_route, openapi_document
 from router.api.operator import add_operator_routes
 from router.api.request_ids import IdentifiedApp, identified, request_id_of
-from router.api.request_schemas import ChatBody, CompletionBody
 from router.api.response_counts import CountedApp, CountResponse, note_error
 from router.api.response_schemas import (
     ChatCompletion,

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.request import Request, Sampling
-from router.api.request_schemas import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody, HeadraceOptions
+from router.api.chat_schemas import ChatBody
+from router.api.completion_schemas import CompletionBody
+from router.api.request_schemas import MAX_CHOICES, GenerationBody, HeadraceOptions
 from router.errors import bad_request
 from router.routing.plan import Objectives
 from router.text.tokens import ModelTokens

@@ -11,8 +11,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from router.api.chat_schemas import ChatBody
+from router.api.completion_schemas import CompletionBody
+from router.api.operator_schemas import DrainBody, RoleBody
 from router.api.request_ids import HEADER, VALID
-from router.api.request_schemas import ChatBody, CompletionBody, DrainBody, RoleBody
 from router.api.response_schemas import ChatCompletionChunk, CompletionChunk, ErrorBody
 
 DESCRIPTION = """Prefill and decode of hybrid LLMs on different nodes, behind OpenAI's API.

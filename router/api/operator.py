@@ -11,9 +11,10 @@ from fastapi.responses import JSONResponse, Response
 
 from headrace.wire.messages import Role
 from router.api.bodies import Bodies
+from router.api.body_schemas import parse_body
 from router.api.clients import client_of
 from router.api.openapi import errors, json_body
-from router.api.request_schemas import DrainBody, RoleBody, parse_body
+from router.api.operator_schemas import DrainBody, RoleBody
 from router.api.response_schemas import DrainedNode, SwitchedRole
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError

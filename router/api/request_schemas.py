@@ -1,28 +1,14 @@
-"""The JSON bodies of requests, as /openapi.json describes them. What depends on the model is checked later.
-
-Unknown fields are ignored, since clients send many; inside `headrace` an unknown key is an error. A field that
-would change the answer and is not supported is refused, not ignored: see `router.api.unsupported_fields`.
-"""
+"""The fields that the bodies of chats and completions share. What depends on the model is checked later."""
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    ValidationError,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema, field_validator
 from pydantic.json_schema import JsonSchemaValue
 
-from router.api.unsupported_fields import FOR_CHATS, FOR_COMPLETIONS, Unsupported, refuse_unsupported, schema_of
-from router.errors import ApiError, bad_request
+from router.api.body_schemas import Body, OwnBody
+from router.api.unsupported_fields import schema_of
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -32,25 +18,10 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 NonEmpty = {"type": "string", "minLength": 1}
-TokenIds = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 Stop = Annotated[
     str | list[str] | None,
     WithJsonSchema(
         {"anyOf": [NonEmpty, {"type": "array", "items": NonEmpty, "maxItems": MAX_STOPS}, {"type": "null"}]}
-    ),
-]
-# A prompt may be a million token ids: RequestBuilder checks them far faster than a validator of each.
-PromptInput = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                NonEmpty,
-                TokenIds,
-                {"type": "array", "items": NonEmpty, "minItems": 1, "maxItems": MAX_CHOICES},
-                {"type": "array", "items": TokenIds, "minItems": 1, "maxItems": MAX_CHOICES},
-            ]
-        }
     ),
 ]
 NoLogitBias = Annotated[
@@ -67,31 +38,9 @@ TextFormat = Annotated[
         }
     ),
 ]
-ToolChoice = Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})]
-NoSuffix = Annotated[str | None, WithJsonSchema({"enum": ["", None]})]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True)
-    unsupported: ClassVar[dict[str, Unsupported]] = {}
-
-
-class _OwnBody(_Body):
-    """A part of a request that is Headrace's own: an unknown key is an error."""
-
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, value: Any) -> Any:
-        for key in value if isinstance(value, dict) else ():
-            if key not in cls.model_fields:
-                nearest = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0)[0]
-                raise ValueError(f"unknown key {key!r}: did you mean {nearest!r}?")
-        return value
-
-
-class ObjectivesBody(_OwnBody):
+class ObjectivesBody(OwnBody):
     """The times that a request should keep, in seconds; null: the operator's."""
 
     first_token_s: Annotated[float, Field(gt=0)] | None = None
@@ -100,7 +49,7 @@ class ObjectivesBody(_OwnBody):
     """Between two tokens of the answer."""
 
 
-class HeadraceOptions(_OwnBody):
+class HeadraceOptions(OwnBody):
     """Headrace's own part of a request."""
 
     report: bool = False
@@ -116,7 +65,7 @@ class HeadraceOptions(_OwnBody):
     """A waiting request goes before all with a higher number. Below 0 only where the operator allows it."""
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
@@ -125,7 +74,7 @@ class StreamOptions(_Body):
     """Not supported: false."""
 
 
-class GenerationBody(_Body):
+class GenerationBody(Body):
     """The fields that chat and completions share; null is the default, as if the field were absent."""
 
     model_config = ConfigDict(extra="allow")  # kept until `parse_body` has looked for unsupported ones
@@ -206,130 +155,3 @@ class GenerationBody(_Body):
     def stops(self) -> list[str]:
         """`stop` as a list, also if the client sent one string."""
         return self.stop if isinstance(self.stop, list) else []
-
-
-class TextPart(_Body):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(_Body):
-    """One message; unknown fields (tool calls and the like) go to the chat template as they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: str
-    """As the model's chat template names it: `system`, `user`, `assistant`, `tool`."""
-    content: str | list[TextPart] | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as a template expects it: the content is one string."""
-        content = self.content
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        return {**(self.model_extra or {}), "role": self.role, "content": content or ""}
-
-
-class ChatBody(GenerationBody):
-    """The body of POST /v1/chat/completions."""
-
-    unsupported = FOR_CHATS
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    """The chat so far."""
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
-    """As `max_tokens`, and before it."""
-    logprobs: bool | None = None
-    """Adds each token's log-probability."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """The most likely tokens at each position; needs `logprobs`."""
-    tools: list[dict[str, Any]] | None = None
-    """Passed to the chat template; calls come back as text."""
-    tool_choice: ToolChoice = None
-    """`none` hides the tools from the template."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables of the model's chat template."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ChatBody:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice: only 'auto' and 'none' are supported")
-        return self
-
-
-class CompletionBody(GenerationBody):
-    """The body of POST /v1/completions."""
-
-    unsupported = FOR_COMPLETIONS
-
-    prompt: PromptInput
-    """Text, token ids, or a list of either."""
-    echo: bool | None = None
-    """Puts the prompt before the answer, with its log-probabilities if `logprobs` is given. Default false."""
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """Adds each token's log-probability and this many most likely tokens at its position."""
-    suffix: NoSuffix = None
-    """Not supported: empty."""
-    best_of: int | None = None
-    """Not supported: equal to `n`."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> CompletionBody:
-        if self.suffix:
-            raise ValueError("suffix is not supported; leave it out")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of other than n is not supported; leave it out")
-        return self
-
-
-class RoleBody(_Body):
-    """A node's new role."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    role: Literal["prefill", "decode", "both"]
-    """The work for which the node is preferred from now on."""
-
-
-class DrainBody(_Body):
-    """How a node is drained."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Seconds after which requests that could not move begin again on other nodes."""
-    keep: bool = False
-    """The node stays, without work; else it stops."""
-
-
-B = TypeVar("B", bound=_Body)
-
-
-def parse_body(cls: type[B], data: bytes) -> B:
-    """The body, or ApiError (400) that names the first wrong or unsupported field."""
-    try:
-        body = cls.model_validate_json(data)
-    except ValidationError as error:
-        raise _as_api_error(error) from None
-    refuse_unsupported(body.model_extra, cls.unsupported)
-    return body
-
-
-def _as_api_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return bad_request(f"the body is not valid JSON: {first['ctx']['error']}")
-    message = first["msg"].removeprefix("Value error, ")
-    if not first["loc"]:
-        return bad_request(message)
-    # For a union, pydantic appends the member that it tried; clients know field names only.
-    names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    names = [name for name in names if name not in ("str", "TextPart")]
-    field = ".".join(names)
-    shown = first["input"]
-    value = "" if isinstance(shown, dict | list) or first["type"] == "missing" else f" {shown!r:.100}"
-    return bad_request(f"{field}{value}: {message}", names[0])

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 
+from router.api.body_schemas import parse_body
+from router.api.chat_schemas import ChatBody
+from router.api.completion_schemas import CompletionBody
 from router.api.generation import GenerationRequest, RequestBuilder
-from router.api.request_schemas import ChatBody, CompletionBody, GenerationBody, parse_body
+from router.api.request_schemas import GenerationBody
 from router.errors import ApiError
 from router.text.tokens import ModelTokens
 

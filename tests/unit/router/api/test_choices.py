@@ -3,9 +3,10 @@
 import json
 
 from headrace.request import PromptLogprobs, Token
+from router.api.body_schemas import parse_body
 from router.api.choices import Choice
+from router.api.completion_schemas import CompletionBody
 from router.api.generation import RequestBuilder
-from router.api.request_schemas import CompletionBody, parse_body
 from router.text.tokens import ModelTokens
 
 PROMPT = "a 😀 b"

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from router.api.body_schemas import parse_body
+from router.api.chat_schemas import ChatBody
+from router.api.completion_schemas import CompletionBody
 from router.api.generation import GenerationRequest, RequestBuilder
-from router.api.request_schemas import ChatBody, CompletionBody, parse_body
 from router.api.unsupported_fields import FOR_CHATS
 from router.errors import ApiError
 from router.routing.plan import Objectives

@@ -1,0 +1,66 @@
+"""JSON bodies as models, and the errors of those that do not fit: the base of all requests.
+
+Unknown fields are ignored, since clients send many; inside a part that is Headrace's own an unknown key is an error. A
+field that would change the answer and is not supported is refused, not ignored: see `router.api.unsupported_fields`.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from router.api.unsupported_fields import Unsupported, refuse_unsupported
+from router.errors import ApiError, bad_request
+
+
+class Body(BaseModel):
+    """A request's body, or a part of it: strict about types, without NaN and infinities."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True)
+    unsupported: ClassVar[dict[str, Unsupported]] = {}
+
+
+class OwnBody(Body):
+    """A part of a request that is Headrace's own: an unknown key is an error."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:
+        for key in value if isinstance(value, dict) else ():
+            if key not in cls.model_fields:
+                nearest = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0)[0]
+                raise ValueError(f"unknown key {key!r}: did you mean {nearest!r}?")
+        return value
+
+
+B = TypeVar("B", bound=Body)
+
+
+def parse_body(cls: type[B], data: bytes) -> B:
+    """The body, or ApiError (400) that names the first wrong or unsupported field."""
+    try:
+        body = cls.model_validate_json(data)
+    except ValidationError as error:
+        raise _as_api_error(error) from None
+    refuse_unsupported(body.model_extra, cls.unsupported)
+    return body
+
+
+def _as_api_error(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return bad_request(f"the body is not valid JSON: {first['ctx']['error']}")
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return bad_request(message)
+    # For a union, pydantic appends the member that it tried; clients know field names only.
+    names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    names = [name for name in names if name not in ("str", "TextPart")]
+    field = ".".join(names)
+    shown = first["input"]
+    value = "" if isinstance(shown, dict | list) or first["type"] == "missing" else f" {shown!r:.100}"
+    return bad_request(f"{field}{value}: {message}", names[0])

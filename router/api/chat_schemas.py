@@ -1,0 +1,42 @@
+"""The body of a chat, as /openapi.json describes it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema, model_validator
+
+from router.api.chat_messages import ChatMessage
+from router.api.request_schemas import MAX_LOGPROBS, GenerationBody
+from router.api.unsupported_fields import FOR_CHATS
+
+ToolChoice = Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})]
+
+
+class ChatBody(GenerationBody):
+    """The body of POST /v1/chat/completions."""
+
+    unsupported = FOR_CHATS
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    """The chat so far."""
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    """As `max_tokens`, and before it."""
+    logprobs: bool | None = None
+    """Adds each token's log-probability."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """The most likely tokens at each position; needs `logprobs`."""
+    tools: list[dict[str, Any]] | None = None
+    """Passed to the chat template; calls come back as text."""
+    tool_choice: ToolChoice = None
+    """`none` hides the tools from the template."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the model's chat template."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise ValueError("tool_choice: only 'auto' and 'none' are supported")
+        return self
