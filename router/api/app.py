@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
 from functools import cache
 from http import HTTPStatus
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from router.api.answering import CLIENT_CLOSED_REQUEST, CLIENT_LEFT, Answering, ClientLeft
 from router.api.bodies import Bodies
 from router.api.chat_schemas import ChatBody
-from router.api.clients import client_of
+from router.api.chat_writer import ChatWriter
 from router.api.completion_schemas import CompletionBody
+from router.api.completion_writer import CompletionWriter
 from router.api.completions import CompletionService
+from router.api.error_shapes import error_json
 from router.api.openapi import errors, generation_route, openapi_document
 from router.api.operator import add_operator_routes
-from router.api.request_ids import IdentifiedApp, identified, request_id_of
+from router.api.operator_schemas import DrainBody, RoleBody
+from router.api.readers import read_chat, read_completion
+from router.api.request_ids import IdentifiedApp
 from router.api.response_counts import CountedApp, CountResponse, note_error
 from router.api.response_schemas import (
     ChatCompletion,
@@ -36,22 +39,20 @@ from router.api.response_schemas import (
     Model,
     ModelList,
     Readiness,
+    Version,
 )
-from router.api.responses import ANSWER_END
+from router.api.tokenizing import DetokenizeBody, TokenizeBody, add_tokenizer_routes
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError, internal_error
 from router.http.limits import HttpLimits
-from router.parsing.body_parser import Kind
 from router.parsing.parser import RequestParser
 from router.requests.drains import Drains
 from router.status import ClusterStatus
 
 STATIC = Path(__file__).parent / "static"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-CLIENT_CLOSED_REQUEST = 499  # nginx's number
-CLIENT_LEFT = ApiError(HTTPStatus.BAD_REQUEST, "the client left", code="client_left")
-T = TypeVar("T")
+BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, RoleBody, DrainBody)
+CHUNKS = (ChatCompletionChunk, CompletionChunk)
 
 
 def build_app(
@@ -69,37 +70,22 @@ def build_app(
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_unforeseen_error)
-    app.add_exception_handler(_ClientLeft, _on_client_left)
+    app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(ClientDisconnect, _on_client_left)  # during the upload
 
-    async def respond(request: Request, kind: Kind) -> Response:
-        request_id = request_id_of(request.scope)
-        # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
-        # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
-        client = client_of(request, limits.client_header)
-        service.check_line(client)
-        async with bodies.read(request, client) as data:
-            generation = parser.parse_at_once(kind, data)
-            if generation is None:
-                generation = await _unless_gone(request.receive, parser.parse(kind, data, client))
-        generation = identified(generation, request_id)
-        deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
-        answer = (service.stream if generation.stream else service.answer)(generation, client)
-        # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
-        first = await _unless_gone(request.receive, answer.__anext__())
-        if generation.stream:
-            return _Answer(first, answer, deadline_s, media_type="text/event-stream", headers=STREAM_HEADERS)
-        return _Answer(first, answer, deadline_s, headers={"content-length": str(len(first) + len(ANSWER_END))})
+    answering = Answering(service, parser, bodies, limits)
 
     @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, ChatCompletionChunk))
     async def chat(request: Request) -> Response:
         """Answers a chat, whole or as a stream."""
-        return await respond(request, "chat")
+        generation = await answering.generation_body(request, read_chat)
+        return await answering.generate(request, generation, ChatWriter)
 
     @app.post("/v1/completions", **generation_route(CompletionBody, Completion, CompletionChunk))
     async def completions(request: Request) -> Response:
         """Continues prompts, whole or as a stream."""
-        return await respond(request, "completion")
+        generation = await answering.generation_body(request, read_completion)
+        return await answering.generate(request, generation, CompletionWriter)
 
     @app.get("/v1/models", response_model=ModelList)
     async def models() -> Response:
@@ -115,6 +101,11 @@ def build_app(
     async def health() -> Response:
         """Answers as long as the router's process does."""
         return JSONResponse({"status": "ok"})
+
+    @app.get("/version", response_model=Version)
+    async def release() -> Response:
+        """The release that serves."""
+        return JSONResponse({"version": version("headrace")})
 
     @app.get("/ready", response_model=Readiness, responses=errors([HTTPStatus.SERVICE_UNAVAILABLE]))
     async def ready() -> Response:
@@ -141,11 +132,12 @@ def build_app(
         """Says why a request, or each of its choices, went where it went."""
         return JSONResponse(status.explain(request_id))
 
+    add_tokenizer_routes(app, answering)
     add_operator_routes(app, roles, drains, bodies, limits)
 
     @cache
     def document() -> dict[str, Any]:
-        return openapi_document(app)
+        return openapi_document(app, BODIES, CHUNKS)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
@@ -162,58 +154,10 @@ def build_app(
     return IdentifiedApp(CountedApp(app, count_response))
 
 
-class _ClientLeft(Exception):
-    """The client disconnected before the answer was complete."""
-
-
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work`; cancels it when the client disconnects, and raises _ClientLeft."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise _ClientLeft
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class _Answer(StreamingResponse):
-    """An answer that is written at its client's pace. Closes its source, which then gives back what it holds, as soon
-    as the client has everything, disconnects (also between two events) or has not taken it all until `deadline_s`."""
-
-    media_type = "application/json"
-
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes], deadline_s: float, **kwargs: Any) -> None:
-        super().__init__(_chain(first, rest), **kwargs)
-        self._rest = rest
-        self._deadline_s = deadline_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._rest):
-            with suppress(_ClientLeft, TimeoutError):
-                async with asyncio.timeout_at(self._deadline_s):
-                    await _unless_gone(receive, self.stream_response(send))
-
-
-async def _chain(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    yield first
-    async for data in rest:
-        yield data
-
-
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     note_error(request.scope, error)
-    return Response(error.json(), error.status, error.headers, media_type="application/json")
+    return Response(error_json(request.url.path, error), error.status, error.headers, media_type="application/json")
 
 
 async def _on_unforeseen_error(request: Request, error: Exception) -> Response:
@@ -228,7 +172,7 @@ async def _on_client_left(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """The framework's own refusals, for unknown paths and wrong methods, in OpenAI's shape."""
+    """The framework's own refusals, for unknown paths and wrong methods, in the shape of the API that was asked."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     message = f"{request.method} {request.url.path}: {error.detail}"

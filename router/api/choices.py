@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
+from router.api.answer_writer import AnswerUsage, ChoiceEnd
 from router.api.generation import GenerationRequest
 from router.api.logprobs import SLICE_NUMBERS
 from router.api.output_queue import OutputQueue
@@ -93,7 +93,7 @@ class ChoiceSink:
 
     @property
     def is_complete(self) -> bool:
-        return self._choice.text.stop_found
+        return self._choice.text.stop_found is not None
 
     @property
     def has_room(self) -> bool:
@@ -138,8 +138,8 @@ class Choices:
         """The sink for the outputs of one choice's request."""
         return ChoiceSink(self.all[index], self._queue)
 
-    async def deltas(self) -> AsyncIterator[tuple[Choice, TextDelta, FinishReason | None]]:
-        """Deltas as they come, each choice's last with its finish reason; raises the ApiError of a failed request.
+    async def deltas(self) -> AsyncIterator[tuple[Choice, TextDelta, ChoiceEnd | None]]:
+        """Deltas as they come, each choice's last with its end; raises the ApiError of a failed request.
 
         A choice gives its place in the router back when its last delta was taken; the last choice's place is the
         caller's to give back, once the answer is delivered.
@@ -161,30 +161,24 @@ class Choices:
                         if failure is not None:
                             raise failure
                         left -= 1
-                        yield choice, choice.last_delta(), self._finish_reason(choice)
+                        yield choice, choice.last_delta(), self._end_of(choice)
                         if left == 0:
                             return
                         self.drivers[index].give_place_back()
             for index, deltas in gathered.items():
                 yield self.all[index], joined(deltas), None
 
-    def _finish_reason(self, choice: Choice) -> FinishReason:
-        finish = self.drivers[choice.index].life.finish
-        return FinishReason.STOP if choice.text.stop_found or finish is None else finish
+    def _end_of(self, choice: Choice) -> ChoiceEnd:
+        stop, finish = choice.text.stop_found, self.drivers[choice.index].life.finish
+        return ChoiceEnd(FinishReason.STOP if stop is not None or finish is None else finish, stop)
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's `usage`. A prompt with several choices counts once, with the cached tokens of its first choice."""
+    def usage(self) -> AnswerUsage:
+        """Tokens of all choices so far."""
         prompts = [self.drivers[i].life for i in range(0, len(self.drivers), self._generation.choices_per_prompt)]
         num_prompt = sum(life.request.num_prompt_tokens for life in prompts)
         num_generated = sum(choice.text.num_tokens for choice in self.all)
         cached = sum(life.report.cached_tokens(life.request.num_prompt_tokens) for life in prompts)
-        usage: dict[str, Any] = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_generated,
-            "total_tokens": num_prompt + num_generated,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
-        if self._generation.report:
-            reports = [driver.life.report.json() for driver in self.drivers]
-            usage["headrace"] = reports[0] if len(reports) == 1 else reports
-        return usage
+        if not self._generation.report:
+            return AnswerUsage(num_prompt, num_generated, cached)
+        reports = [driver.life.report.json() for driver in self.drivers]
+        return AnswerUsage(num_prompt, num_generated, cached, reports[0] if len(reports) == 1 else reports)

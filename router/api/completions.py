@@ -1,4 +1,4 @@
-"""The service behind /v1/chat/completions and /v1/completions, without a web framework."""
+"""The service behind all endpoints that generate, without a web framework."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 
+from headrace.request import FinishReason
 from headrace.wire.messages import Role
+from router.api.answer_writer import ANSWER_END, AnswerWriter, ChoiceEnd, RenderedDelta, WriterOf
 from router.api.choices import Choices
 from router.api.generation import GenerationRequest
 from router.api.logprobs import num_logprobs, slices
-from router.api.responses import ANSWER_END, DONE, RenderedDelta, ResponseWriter, event
 from router.errors import ApiError, bad_request, no_node
 from router.requests.admission import Admission
 from router.requests.context import RouterContext
@@ -27,7 +28,7 @@ WRITE_GRACE_S = 1.0  # for the event that says that the request's own time is ov
 
 
 class CompletionService:
-    """Answers generation requests with JSON or server-sent events."""
+    """Answers generation requests with JSON or server-sent events, as the writer of each one's API shapes them."""
 
     def __init__(self, tokens: ModelTokens, context: RouterContext, admission: Admission) -> None:
         self._tokens = tokens
@@ -44,22 +45,22 @@ class CompletionService:
         """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
         self._admission.check_line(client)
 
-    async def answer(self, generation: GenerationRequest, client: str) -> AsyncGenerator[bytes]:
+    async def answer(self, generation: GenerationRequest, writer_of: WriterOf, client: str) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields its whole answer, then nothing, then ANSWER_END; raises ApiError.
 
         The reader asks for the end once the client has taken what comes before: an answer that is not read keeps its
         place in the router, and a client that has all of it finds everything given back.
         """
-        writer = ResponseWriter(generation, self._tokens.token_bytes)
+        writer = writer_of(generation, self._tokens.token_bytes)
         deltas: list[list[RenderedDelta]] = [[] for _ in generation.requests]
-        reasons = [""] * len(generation.requests)
+        ends = [ChoiceEnd(FinishReason.STOP)] * len(generation.requests)
         async with self._running(generation, client) as choices:
-            async for choice, delta, reason in choices.deltas():
+            async for choice, delta, end in choices.deltas():
                 async for rendered in self._rendered(writer, choice.index, delta):
                     deltas[choice.index].append(rendered)
-                if reason is not None:
-                    reasons[choice.index] = reason.value
-            parts, usage = list(zip(deltas, reasons, strict=True)), choices.usage()
+                if end is not None:
+                    ends[choice.index] = end
+            parts, usage = list(zip(deltas, ends, strict=True)), choices.usage()
             if sum(map(len, deltas)) < MANY_PARTS:
                 yield writer.whole(parts, usage)
             else:
@@ -67,33 +68,32 @@ class CompletionService:
             yield b""
         yield ANSWER_END
 
-    async def stream(self, generation: GenerationRequest, client: str) -> AsyncGenerator[bytes]:
+    async def stream(self, generation: GenerationRequest, writer_of: WriterOf, client: str) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields server-sent events. An ApiError is raised before the first event; after
         it, the error is the last event."""
-        writer = ResponseWriter(generation, self._tokens.token_bytes)
+        writer = writer_of(generation, self._tokens.token_bytes)
         begun: set[int] = set()  # choices that have sent something
         try:
             async with self._running(generation, client) as choices:
-                async for choice, delta, reason in choices.deltas():
-                    data = b"" if choice.index in begun else writer.role(choice.index)
+                async for choice, delta, end in choices.deltas():
+                    data = b"" if choice.index in begun else writer.begin(choice.index)
                     async for rendered in self._rendered(writer, choice.index, delta):
                         data += writer.delta(choice.index, rendered)
                         if len(data) > EVENT_BYTES:
                             begun.add(choice.index)
                             yield data
                             data = b""
-                    if reason is not None:
-                        data += writer.finish(choice.index, reason.value)
+                    if end is not None:
+                        data += writer.finish(choice.index, end)
                     if data:
                         begun.add(choice.index)
                         yield data
-                if generation.include_usage:
-                    yield writer.usage(choices.usage())
-            yield DONE
+                last = writer.end(choices.usage())
+            yield last
         except ApiError as error:
             if not begun:
                 raise
-            yield event(error.json())
+            yield writer.failure(error)
 
     def _check_scores(self, generation: GenerationRequest) -> None:
         limit, wanted = self._context.config.max_prompt_logprobs, 0
@@ -107,7 +107,7 @@ class CompletionService:
                 "logprobs",
             )
 
-    async def _rendered(self, writer: ResponseWriter, index: int, delta: TextDelta) -> AsyncGenerator[RenderedDelta]:
+    async def _rendered(self, writer: AnswerWriter, index: int, delta: TextDelta) -> AsyncGenerator[RenderedDelta]:
         """The delta in slices, each rendered in a thread if that takes long, and one of all answers' at a time."""
         for part in slices(delta):
             if num_logprobs(part.tokens) <= FEW_NUMBERS:

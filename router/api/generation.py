@@ -15,7 +15,7 @@ from router.api.completion_schemas import CompletionBody
 from router.api.request_schemas import MAX_CHOICES, GenerationBody, HeadraceOptions
 from router.errors import bad_request
 from router.routing.plan import Objectives
-from router.text.tokens import ModelTokens
+from router.text.tokens import ChatPrompt, ModelTokens
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 _UINT64 = 2**64
@@ -37,14 +37,15 @@ class GenerationRequest:
     A `headrace.request.Request` is one stream of tokens on the nodes; a client asks for several at once with a list of
     prompts or with `n`.
 
+    id_prefix   the beginning of `id`, by which an API names its answers
     is_seeded   the client gave the seed
     objectives  those that the client gave
     """
 
     id: str
+    id_prefix: str
     created: int
     model: str
-    is_chat: bool
     prompts: tuple[Prompt, ...]
     requests: tuple[Request, ...]
     choices_per_prompt: int
@@ -78,22 +79,54 @@ class RequestBuilder:
         self._max_model_tokens = max_model_tokens
         self._draw_seed = draw_seed
 
-    def chat(self, body: ChatBody) -> GenerationRequest:
+    def chat(self, body: ChatBody, id_prefix: str = "chatcmpl-") -> GenerationRequest:
         """Builds a chat's generation request; raises ApiError (400) for what this model cannot do."""
         if body.max_tokens == 0 or body.max_completion_tokens == 0:
             raise bad_request("max_tokens 0: a chat must have at least 1", "max_tokens")
-        chat = self._tokens.render_chat(
-            [message.for_template() for message in body.messages],
-            tools=None if body.tool_choice == "none" else body.tools,
-            variables=body.chat_template_kwargs,
-            check=lambda text: self._refuse_certainly_too_long(text, "messages"),
-        )
+        chat = self._rendered(body)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         # The ends of messages cost far more than this check: refuse a chat that no node can hold before that.
         self._max_tokens(len(chat.tokens), wanted, "messages")
         prompt = Prompt(chat.tokens, "", chat.boundaries())
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return self._build(body, [prompt], "messages", wanted, logprobs=logprobs, is_chat=True)
+        return self._build(body, [prompt], "messages", wanted, logprobs=logprobs, id_prefix=id_prefix)
+
+    def chat_tokens(self, body: ChatBody) -> tuple[int, ...]:
+        """The tokens of a chat's prompt; raises ApiError (400) for one that no node can hold."""
+        tokens = self._rendered(body).tokens
+        self._check_length(len(tokens), "messages")
+        return tokens
+
+    def text_tokens(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """The tokens of a text; raises ApiError (400) for one that no node can hold."""
+        self._refuse_certainly_too_long(text, "prompt")
+        tokens = tuple(self._tokens.encode(text, add_special_tokens=add_special_tokens))
+        self._check_length(len(tokens), "prompt")
+        return tokens
+
+    def token_text(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special tokens included; raises ApiError (400) for more than a node can hold, and for
+        ids outside the vocabulary."""
+        self._check_length(len(ids), "tokens")
+        self._check_ids(ids, "tokens")
+        return self._tokens.decode(ids, skip_special_tokens=False)
+
+    def _check_length(self, length: int, field: str) -> None:
+        limit = self.limit
+        if limit is not None and length > limit:
+            raise bad_request(
+                f"{field} of {length} tokens exceed the model's length of {limit}; shorten {field}",
+                field,
+                "context_length_exceeded",
+            )
+
+    def _rendered(self, body: ChatBody) -> ChatPrompt:
+        return self._tokens.render_chat(
+            [message.for_template() for message in body.messages],
+            tools=None if body.tool_choice == "none" else body.tools,
+            variables=body.chat_template_kwargs,
+            check=lambda text: self._refuse_certainly_too_long(text, "messages"),
+        )
 
     def completion(self, body: CompletionBody) -> GenerationRequest:
         """Builds a completion's generation request; raises ApiError (400) for what this model cannot do."""
@@ -109,6 +142,7 @@ class RequestBuilder:
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
             echo=bool(body.echo),
+            id_prefix="cmpl-",
         )
 
     def _prompts(self, value: Any, echo: bool) -> list[Prompt]:
@@ -156,10 +190,10 @@ class RequestBuilder:
         *,
         logprobs: int | None,
         prompt_logprobs: int | None = None,
-        is_chat: bool = False,
+        id_prefix: str,
         echo: bool = False,
     ) -> GenerationRequest:
-        completion_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        generation_id = f"{id_prefix}{uuid.uuid4().hex}"
         own = body.headrace or HeadraceOptions()
         count = body.n or 1
         if count * len(prompts) > MAX_CHOICES:
@@ -172,16 +206,16 @@ class RequestBuilder:
             boundaries = self._boundaries(prompt, own)
             for _ in range(count):
                 sampling = _sampling(body, max_tokens, logprobs, prompt_logprobs)
-                name = f"{completion_id}-{len(requests)}"
+                name = f"{generation_id}-{len(requests)}"
                 requests.append(
                     Request(name, prompt.tokens, len(prompt.tokens), sampling, own.salt.encode(), boundaries)
                 )
         options = body.stream_options
         return GenerationRequest(
-            id=completion_id,
+            id=generation_id,
+            id_prefix=id_prefix,
             created=int(time.time()),
             model=self._model,
-            is_chat=is_chat,
             prompts=tuple(prompts),
             requests=tuple(seeds_from(first_seed, requests)),
             choices_per_prompt=count,
@@ -197,12 +231,13 @@ class RequestBuilder:
         )
 
     @property
-    def _limit(self) -> int | None:
+    def limit(self) -> int | None:
+        """Tokens of prompt and answer together, at most; None if it is unknown."""
         return self._max_model_tokens() or self._tokens.max_model_tokens
 
     def _refuse_certainly_too_long(self, text: str, field: str) -> None:
         """Raises ApiError for a text that exceeds the model's length by far, before the whole of it is encoded."""
-        limit = self._limit
+        limit = self.limit
         if limit is not None and (least := self._tokens.exceeds(text, limit)) is not None:
             raise bad_request(
                 f"{field} of at least {least} tokens exceed the model's length of {limit}; shorten {field}",
@@ -214,7 +249,7 @@ class RequestBuilder:
         """Number of tokens to generate after a prompt of `length`; raises ApiError if they do not fit the model."""
         if length == 0:
             raise bad_request(f"{field} is empty: give at least one token", field, "empty_prompt")
-        limit = self._limit
+        limit = self.limit
         if limit is None:
             return DEFAULT_COMPLETION_TOKENS if wanted is None else wanted
         if length + (1 if wanted is None else wanted) > limit:

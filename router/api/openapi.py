@@ -11,11 +11,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from router.api.chat_schemas import ChatBody
-from router.api.completion_schemas import CompletionBody
-from router.api.operator_schemas import DrainBody, RoleBody
 from router.api.request_ids import HEADER, VALID
-from router.api.response_schemas import ChatCompletionChunk, CompletionChunk, ErrorBody
+from router.api.response_schemas import ErrorBody
 
 DESCRIPTION = """Prefill and decode of hybrid LLMs on different nodes, behind OpenAI's API.
 
@@ -43,7 +40,6 @@ REQUEST_ID = {
     "schema": {"type": "string", "pattern": f"^{VALID}$"},
 }
 
-BODIES = (ChatBody, CompletionBody, RoleBody, DrainBody)
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 RETRYABLE = (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -80,19 +76,32 @@ def generation_route(body: type[BaseModel], answer: type[BaseModel], chunk: type
     }
 
 
+def parsing_route(body: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
+    """The description of a route that reads `body` as the generating ones do, and runs nothing."""
+    unknown = (HTTPStatus.CONFLICT,)
+    statuses = [status for status in CAUSES if status not in unknown]
+    return {
+        "responses": {200: {"model": answer, "description": "The answer."}, **errors(statuses)},
+        "openapi_extra": json_body(body),
+    }
+
+
 def _reference(model: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": REFERENCE.format(model=model.__name__)}
 
 
-def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """The document at /openapi.json: the routes' own description, and the schemas of bodies and chunks."""
+def openapi_document(
+    app: FastAPI, bodies: Iterable[type[BaseModel]], chunks: Iterable[type[BaseModel]]
+) -> dict[str, Any]:
+    """The document at /openapi.json: the routes' own description, and the schemas of the bodies that they read and the
+    chunks that they stream."""
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
-    read: list[tuple[type[BaseModel], JsonSchemaMode]] = [(body, "validation") for body in BODIES]
-    _, bodies = models_json_schema(read, ref_template=REFERENCE)
-    chunks = [(ChatCompletionChunk, "serialization"), (CompletionChunk, "serialization")]
-    _, answers = models_json_schema(chunks, ref_template=REFERENCE)  # type: ignore[arg-type]
+    read: list[tuple[type[BaseModel], JsonSchemaMode]] = [(body, "validation") for body in bodies]
+    written: list[tuple[type[BaseModel], JsonSchemaMode]] = [(chunk, "serialization") for chunk in chunks]
     schemas = document["components"]["schemas"]
-    schemas.update(bodies["$defs"], **answers["$defs"])
+    for models in (read, written):
+        _, described = models_json_schema(models, ref_template=REFERENCE)
+        schemas.update(described["$defs"])
     # FastAPI's validation error, which no route here answers with.
     for operations in document["paths"].values():
         for operation in operations.values():

@@ -78,7 +78,7 @@ def identified(generation: GenerationRequest, request_id: RequestId) -> Generati
     gave none. The salt is part of the ids, so that tenants with one id do not meet. Log-probabilities cannot be
     resumed: of the first token they are known to the lost router alone.
     """
-    generation_id = f"{'chatcmpl' if generation.is_chat else 'cmpl'}-{request_id.value}"
+    generation_id = f"{generation.id_prefix}{request_id.value}"
     requests = list(generation.requests)
     if request_id.is_given and not generation.is_seeded:
         requests = seeds_from(int.from_bytes(_digest(request_id.value.encode(), 8)), requests)

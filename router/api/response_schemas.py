@@ -290,7 +290,33 @@ class CompletionChunk(_Chunk):
     choices: list[CompletionChunkChoice]
 
 
+# ---------------------------------------------------------------- tokens
+
+
+class Tokenized(_Response):
+    """Tokens of a text or a chat."""
+
+    count: int
+    max_model_len: int | None
+    """Tokens of prompt and answer together; null where neither the model nor a node bounds them."""
+    tokens: list[int]
+    token_strs: list[str] | None
+    """Each token as the vocabulary spells it, with `return_token_strs`."""
+
+
+class Detokenized(_Response):
+    """The text of tokens, special tokens included."""
+
+    prompt: str
+
+
 # ---------------------------------------------------------------- models, health, cluster
+
+
+class Version(_Response):
+    """The release that serves."""
+
+    version: str
 
 
 class Model(_Response):

@@ -1,54 +1,64 @@
-"""Bodies of chats and completions as generation requests, wherever that is computed."""
+"""Bodies as what a route makes of them, wherever that is computed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Literal
+from typing import Generic, TypeVar
 
-from router.api.body_schemas import parse_body
-from router.api.chat_schemas import ChatBody
-from router.api.completion_schemas import CompletionBody
-from router.api.generation import GenerationRequest, RequestBuilder
-from router.api.request_schemas import GenerationBody
+from router.api.generation import RequestBuilder
 from router.errors import ApiError
 from router.text.tokens import ModelTokens
 
-Kind = Literal["chat", "completion"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ParseJob:
-    """One body. `max_model_tokens` is the nodes' limit at this time, None without nodes."""
+class ServedModel:
+    """The model that bodies are read for. `max_model_tokens` is the nodes' limit at this time, None without nodes."""
 
-    kind: Kind
+    name: str
+    tokens: ModelTokens
+    max_model_tokens: int | None
+
+    def check_name(self, given: str | None) -> None:
+        """Raises ApiError (404) for a body that names another model."""
+        if given is not None and given != self.name:
+            raise ApiError(
+                HTTPStatus.NOT_FOUND,
+                f"model {given!r} is not served here; use {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    @property
+    def builder(self) -> RequestBuilder:
+        """The builder of generation requests."""
+        return RequestBuilder(self.name, self.tokens, lambda: self.max_model_tokens)
+
+
+Reader = Callable[[bytes, ServedModel], T]
+"""Parses, renders and tokenizes a body of one route; raises ApiError for one that cannot be served. It travels to
+another process by its name, so that it is a function of a module, or `functools.partial` of one."""
+
+
+@dataclass(frozen=True)
+class ParseJob(Generic[T]):
+    """One body, and how to read it. `max_model_tokens` is the nodes' limit at this time, None without nodes."""
+
+    read: Reader[T]
     data: bytes
     max_model_tokens: int | None
 
 
 class BodyParser:
-    """Parses, renders and tokenizes for one served model; raises ApiError."""
+    """Reads bodies for one served model."""
 
     def __init__(self, model: str, tokens: ModelTokens) -> None:
         self._model = model
         self._tokens = tokens
 
-    def parse(self, job: ParseJob) -> GenerationRequest:
-        """The generation request of a body; raises ApiError for a body that cannot be served."""
-        builder = RequestBuilder(self._model, self._tokens, lambda: job.max_model_tokens)
-        if job.kind == "chat":
-            chat = parse_body(ChatBody, job.data)
-            self._check_model(chat)
-            return builder.chat(chat)
-        completion = parse_body(CompletionBody, job.data)
-        self._check_model(completion)
-        return builder.completion(completion)
-
-    def _check_model(self, body: GenerationBody) -> None:
-        if body.model is not None and body.model != self._model:
-            raise ApiError(
-                HTTPStatus.NOT_FOUND,
-                f"model {body.model!r} is not served here; use {self._model!r}",
-                param="model",
-                code="model_not_found",
-            )
+    def parse(self, job: ParseJob[T]) -> T:
+        """The body as its reader makes it; raises ApiError for a body that cannot be served."""
+        return job.read(job.data, ServedModel(self._model, self._tokens, job.max_model_tokens))

@@ -10,9 +10,7 @@ import pickle
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-
-from router.api.generation import GenerationRequest
-from router.errors import ApiError
+from typing import Any
 
 LENGTH = struct.Struct("!Q")
 
@@ -30,9 +28,12 @@ class WorkerSettings:
 
 @dataclass(frozen=True)
 class ParseAnswer:
-    """The answer to one job. `is_spent`: the worker holds much memory after it, and should be replaced."""
+    """The answer to one job: what its reader returned, or the ApiError that it raised.
 
-    result: GenerationRequest | ApiError
+    is_spent   the worker holds much memory after it, and should be replaced
+    """
+
+    result: Any
     is_spent: bool
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
-from router.api.generation import GenerationRequest
 from router.errors import deadline_passed
-from router.parsing.body_parser import BodyParser, Kind, ParseJob
+from router.parsing.body_parser import BodyParser, ParseJob, Reader
 from router.parsing.pool import WorkerPool
 from router.text.literal_tokens import NotLoaded
+
+T = TypeVar("T")
 
 SMALL_BODY_BYTES = 4 << 10
 """Parsed on the loop: 2 ms at the most, where a worker and its pipe would add half a millisecond to every chat."""
@@ -20,7 +22,7 @@ SMALL_BODY_OBJECTS = 24
 
 
 class RequestParser:
-    """Turns bodies into generation requests. `max_model_tokens` returns the nodes' limit, None without nodes."""
+    """Reads bodies, each with its route's reader. `max_model_tokens` returns the nodes' limit, None without nodes."""
 
     def __init__(
         self, here: BodyParser, pool: WorkerPool, max_model_tokens: Callable[[], int | None], timeout_s: float
@@ -30,22 +32,22 @@ class RequestParser:
         self._max_model_tokens = max_model_tokens
         self._timeout_s = timeout_s
 
-    def parse_at_once(self, kind: Kind, data: bytes) -> GenerationRequest | None:
-        """The generation request of a small body, or None if it is one for a worker; raises ApiError."""
+    def parse_at_once(self, read: Reader[T], data: bytes) -> T | None:
+        """A small body as its reader makes it, or None if it is one for a worker; raises ApiError."""
         if len(data) > SMALL_BODY_BYTES or data.count(b"{") > SMALL_BODY_OBJECTS:
             return None
         try:
-            return self._here.parse(self._job(kind, data))
+            return self._here.parse(self._job(read, data))
         except NotLoaded:
             return None
 
-    async def parse(self, kind: Kind, data: bytes, client: str) -> GenerationRequest:
-        """The generation request of any body, from a worker; raises ApiError. Cancelling ends the work."""
+    async def parse(self, read: Reader[T], data: bytes, client: str) -> T:
+        """Any body as its reader makes it, from a worker; raises ApiError. Cancelling ends the work."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._pool.parse(self._job(kind, data), client)
+                return await self._pool.parse(self._job(read, data), client)
         except TimeoutError:
             raise deadline_passed(self._timeout_s) from None
 
-    def _job(self, kind: Kind, data: bytes) -> ParseJob:
-        return ParseJob(kind, data, self._max_model_tokens())
+    def _job(self, read: Reader[T], data: bytes) -> ParseJob[T]:
+        return ParseJob(read, data, self._max_model_tokens())

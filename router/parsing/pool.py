@@ -11,12 +11,14 @@ import socket
 import subprocess
 import sys
 from http import HTTPStatus
+from typing import Any, TypeVar
 
-from router.api.generation import GenerationRequest
 from router.errors import ApiError, internal_error
 from router.parsing.body_parser import ParseJob
 from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
 from router.parsing.turns import Turns
+
+T = TypeVar("T")
 
 START_TIMEOUT_S = 60.0
 GRACE_S = 0.25
@@ -36,7 +38,7 @@ class WorkerPool:
         self._workers: set[Worker] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
-    async def parse(self, job: ParseJob, client: str) -> GenerationRequest:
+    async def parse(self, job: ParseJob[T], client: str) -> T:
         """Parses in a worker. Raises the body's own ApiError; 429 if too many wait; 413 if the body takes too much.
 
         Cancelling ends the work: the worker has `GRACE_S` to finish, then it is killed.
@@ -50,14 +52,14 @@ class WorkerPool:
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, asking: asyncio.Task[GenerationRequest], client: str) -> None:
+    async def _leave(self, asking: asyncio.Task[Any], client: str) -> None:
         """Ends the work that nobody awaits any more, then gives its turn to the next."""
         await asyncio.wait({asking}, timeout=GRACE_S)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         self._turns.give_back(client)
 
-    async def _ask(self, job: ParseJob) -> GenerationRequest:
+    async def _ask(self, job: ParseJob[T]) -> T:
         worker = self._idle.pop() if self._idle else await self._start()
         try:
             answer = await worker.ask(job)
@@ -74,7 +76,8 @@ class WorkerPool:
             self._idle.append(worker)
         if isinstance(answer.result, ApiError):
             raise answer.result
-        return answer.result
+        result: T = answer.result
+        return result
 
     async def _start(self) -> Worker:
         worker = Worker()
@@ -127,7 +130,7 @@ class Worker:
         self._reader, self._writer = await asyncio.open_connection(sock=here)
         await self._exchange(settings)
 
-    async def ask(self, job: ParseJob) -> ParseAnswer:
+    async def ask(self, job: ParseJob[Any]) -> ParseAnswer:
         """One job's answer; raises IncompleteReadError or ConnectionError if the process ends."""
         answer = await self._exchange(job)
         assert isinstance(answer, ParseAnswer)

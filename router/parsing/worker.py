@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.host_process import log_to_stderr
-from router.api.generation import GenerationRequest
 from router.errors import ApiError, internal_error
 from router.parsing.body_parser import BodyParser, ParseJob
 from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
@@ -40,7 +39,7 @@ def main() -> None:
         parent.sendall(frame(ParseAnswer(result, is_spent)))
 
 
-def _result(parser: BodyParser, job: ParseJob) -> GenerationRequest | ApiError:
+def _result(parser: BodyParser, job: ParseJob[Any]) -> Any:
     try:
         return parser.parse(job)
     except ApiError as error:

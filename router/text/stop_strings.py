@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Cuts one text at the first stop string. Text that may begin a stop string is held back until that is certain.
+    """Cuts one text at the first stop string, which is then `found`. Text that may begin one is held back until that
+    is certain.
 
     The stop string that ends first wins, and of several the longest: the outcome does not depend on how the text is cut
     into deltas.
@@ -15,19 +16,20 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that may be shown now: none once `found`."""
-        if self.found:
+        """The text that may be shown now: none once a stop string is `found`."""
+        if self.found is not None:
             return ""
         if not self._stops:
             return text
         text = self._held + text
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
-            self.found, self._held = True, ""
-            return text[: min(matches)[1]]
+            end, start = min(matches)
+            self.found, self._held = text[start:end], ""
+            return text[:start]
         keep = len(text) - self._longest_beginning(text)
         self._held = text[keep:]
         return text[:keep]

@@ -52,8 +52,8 @@ class TextStream:
         self.num_tokens = 0
 
     @property
-    def stop_found(self) -> bool:
-        """True once a stop string was found: no more text follows."""
+    def stop_found(self) -> str | None:
+        """The stop string that was found, after which no more text follows."""
         return self._stops.found
 
     def push(self, tokens: Sequence[Token]) -> TextDelta:
@@ -61,7 +61,7 @@ class TextStream:
         shown: list[str] = []
         offsets: list[int] = []
         for token in tokens:
-            if self._stops.found:
+            if self._stops.found is not None:
                 break
             self.num_tokens += 1
             offsets.append(self._offset)
@@ -73,7 +73,7 @@ class TextStream:
 
     def finish(self) -> str:
         """The text still held back: the beginning of a stop string, an unfinished character."""
-        if self._stops.found:
+        if self._stops.found is not None:
             return ""
         return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
 

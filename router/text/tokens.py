@@ -82,9 +82,9 @@ class ModelTokens:
                 return count
         return None
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of all these tokens, without special tokens."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all these tokens, by default without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:

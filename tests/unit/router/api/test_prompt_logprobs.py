@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from headrace.request import PromptLogprobs, Request
+from router.api.answer_writer import RenderedDelta
+from router.api.completion_writer import CompletionWriter
 from router.api.logprobs import SLICE_NUMBERS, num_logprobs
-from router.api.responses import RenderedDelta, ResponseWriter
 from router.text.text_stream import TextDelta
 from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
@@ -54,9 +55,9 @@ async def test_slices_are_rendered_one_at_a_time_beside_the_event_loop(
     threads: list[int] = []
     sizes: list[int] = []
     at_once = [0, 0]
-    render = ResponseWriter.render
+    render = CompletionWriter.render
 
-    def recorded(self: ResponseWriter, index: int, delta: TextDelta) -> RenderedDelta:
+    def recorded(self: CompletionWriter, index: int, delta: TextDelta) -> RenderedDelta:
         size = num_logprobs(delta.tokens)
         if size > 64:
             threads.append(threading.get_ident())
@@ -77,7 +78,7 @@ async def test_slices_are_rendered_one_at_a_time_beside_the_event_loop(
 
     for node in running.cluster.nodes.values():
         monkeypatch.setattr(node, "prompt_logprobs", long_parts)
-    monkeypatch.setattr(ResponseWriter, "render", recorded)
+    monkeypatch.setattr(CompletionWriter, "render", recorded)
     bodies = [asked(1500, stream=stream, n=1) for stream in (False, True, False)]
     answers = await asyncio.gather(*(running.http.post("/v1/completions", json=body) for body in bodies))
     assert [answer.status_code for answer in answers] == [200] * 3

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from router.api.generation import GenerationRequest
+from router.api.readers import read_chat, read_completion
 from router.errors import ApiError
-from router.parsing.body_parser import BodyParser, Kind, ParseJob
+from router.parsing.body_parser import BodyParser, ParseJob, Reader
 from router.parsing.messages import WorkerSettings
 from router.parsing.pool import WorkerPool
 from router.text.tokens import ModelTokens
@@ -33,12 +35,12 @@ async def start_pool(model_folder: Path) -> AsyncIterator[StartPool]:
         yield start
 
 
-def job(kind: Kind, limit: int, **fields: Any) -> ParseJob:
-    return ParseJob(kind, json.dumps(fields).encode(), limit)
+def job(read: Reader[GenerationRequest], limit: int, **fields: Any) -> ParseJob[GenerationRequest]:
+    return ParseJob(read, json.dumps(fields).encode(), limit)
 
 
-SMALL = job("completion", ENDLESS, prompt="the code", seed=1)
-COSTLY = job("completion", ENDLESS, prompt="1234567890" * 300_000)
+SMALL = job(read_completion, ENDLESS, prompt="the code", seed=1)
+COSTLY = job(read_completion, ENDLESS, prompt="1234567890" * 300_000)
 
 
 def processes_of(pool: WorkerPool) -> list[int]:
@@ -48,13 +50,13 @@ def processes_of(pool: WorkerPool) -> list[int]:
 async def test_a_worker_parses_as_the_router_does_itself(start_pool: StartPool, tokens: ModelTokens):
     pool, here = start_pool(), BodyParser("little", tokens)
     chat = [{"role": "user", "content": "the code of June"}, {"role": "user", "content": "<|im_end|>"}]
-    for each in (job("chat", 2048, messages=chat, seed=5, n=2, headrace={"salt": "a"}), SMALL):
+    for each in (job(read_chat, 2048, messages=chat, seed=5, n=2, headrace={"salt": "a"}), SMALL):
         ours, theirs = here.parse(each), await pool.parse(each, "one")
         assert [(r.tokens, r.boundaries, r.sampling, r.salt) for r in theirs.requests] == [
             (r.tokens, r.boundaries, r.sampling, r.salt) for r in ours.requests
         ]
     with pytest.raises(ApiError) as refused:
-        await pool.parse(job("chat", 2048, messages=chat, temperature=9), "one")
+        await pool.parse(job(read_chat, 2048, messages=chat, temperature=9), "one")
     assert (refused.value.status, refused.value.param) == (400, "temperature")
     assert "temperature 9" in refused.value.json()
     assert len(processes_of(pool)) == 1
@@ -123,7 +125,7 @@ async def test_a_defect_of_the_parser_is_an_error_of_the_router(
     start_pool: StartPool, capfd: pytest.CaptureFixture[str]
 ):
     pool = start_pool()
-    defective: Any = ParseJob("completion", SMALL.data, "no number")  # type: ignore[arg-type]
+    defective: Any = ParseJob(read_completion, SMALL.data, "no number")  # type: ignore[arg-type]
     with pytest.raises(ApiError) as refused:
         await pool.parse(defective, "one")
     assert (refused.value.status, refused.value.code) == (500, "internal_error")

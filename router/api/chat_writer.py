@@ -1,0 +1,62 @@
+"""The JSON of chats' answers, whole or as server-sent events. A chunk is joined from strings, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.api.answer_writer import AnswerUsage, ChoiceEnd, RenderedDelta
+from router.api.generation import GenerationRequest
+from router.api.logprobs import chat_logprobs, columns_of, dumps, logprobs_json
+from router.api.openai_chunks import OpenAIChunks
+from router.errors import ApiError
+from router.text.text_stream import TextDelta
+from router.text.token_bytes import TokenBytes
+
+
+class ChatWriter:
+    """Writes the answer to one chat; an `AnswerWriter`."""
+
+    def __init__(self, generation: GenerationRequest, names: TokenBytes) -> None:
+        self._generation = generation
+        self._names = names
+        self._chunks = OpenAIChunks(generation, "chat.completion.chunk")
+
+    def render(self, index: int, delta: TextDelta) -> RenderedDelta:
+        ids, columns = tuple(token.id for token in delta.tokens), None
+        if ids and self._generation.requests[index].sampling.logprobs is not None:
+            columns = columns_of(chat_logprobs(delta.tokens, self._names))
+        return RenderedDelta(delta.text, ids, columns)
+
+    def begin(self, index: int) -> bytes:
+        return self._chunks.chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
+
+    def delta(self, index: int, delta: RenderedDelta) -> bytes:
+        if not self._chunks.is_shown(delta):
+            return b""
+        body = f'"delta":{{"content":{dumps(delta.text)}}}' + self._chunks.token_ids(delta)
+        return self._chunks.chunk(index, body, _logprobs([delta]), None)
+
+    def finish(self, index: int, end: ChoiceEnd) -> bytes:
+        return self._chunks.chunk(index, '"delta":{}', "null", end.reason)
+
+    def end(self, usage: AnswerUsage) -> bytes:
+        return self._chunks.end(usage)
+
+    def failure(self, error: ApiError) -> bytes:
+        return self._chunks.failure(error)
+
+    def whole(self, choices: Sequence[tuple[Sequence[RenderedDelta], ChoiceEnd]], usage: AnswerUsage) -> bytes:
+        rendered = [
+            f'{{"index": {index}, "message": {{"role": "assistant", "content": {_text(deltas)}}}, '
+            f"{self._chunks.choice_end(deltas, _logprobs(deltas), end)}}}"
+            for index, (deltas, end) in enumerate(choices)
+        ]
+        return self._chunks.whole("chat.completion", rendered, usage)
+
+
+def _text(deltas: Sequence[RenderedDelta]) -> str:
+    return dumps("".join(delta.text for delta in deltas))
+
+
+def _logprobs(deltas: Sequence[RenderedDelta]) -> str:
+    return logprobs_json([delta.logprobs for delta in deltas if delta.logprobs is not None], is_chat=True)

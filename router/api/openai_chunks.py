@@ -1,0 +1,75 @@
+"""The parts that the JSON of OpenAI's chats and completions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.request import FinishReason
+from router.api.answer_writer import AnswerUsage, ChoiceEnd, RenderedDelta, event
+from router.api.generation import GenerationRequest
+from router.api.logprobs import dumps
+from router.errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+
+
+class OpenAIChunks:
+    """Chunks of one answer, each with the answer's envelope. `kind` is their `object`."""
+
+    def __init__(self, generation: GenerationRequest, kind: str) -> None:
+        self._generation = generation
+        self._head = self._envelope(kind)[:-1]
+        self._usage_tail = ',"usage":null}' if generation.include_usage else "}"
+
+    def _envelope(self, kind: str) -> str:
+        generation = self._generation
+        return dumps({"id": generation.id, "object": kind, "created": generation.created, "model": generation.model})
+
+    def chunk(self, index: int, body: str, logprobs: str, reason: FinishReason | None) -> bytes:
+        """The event for a part of one choice."""
+        finish = "null" if reason is None else f'"{reason.value}"'
+        choice = f'{{"index":{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}'
+        return event(f'{self._head},"choices":[{choice}]{self._usage_tail}')
+
+    def is_shown(self, delta: RenderedDelta) -> bool:
+        """False for a delta without text, token ids or log-probabilities."""
+        has_ids = self._generation.return_token_ids and bool(delta.token_ids)
+        return bool(delta.text) or delta.logprobs is not None or has_ids
+
+    def token_ids(self, delta: RenderedDelta) -> str:
+        """A chunk's `token_ids`, if the client asked for them."""
+        return f',"token_ids":{list(delta.token_ids)}' if self._generation.return_token_ids else ""
+
+    def end(self, usage: AnswerUsage) -> bytes:
+        """The chunk with the usage, if the client asked for it, and the end of the stream."""
+        if not self._generation.include_usage:
+            return DONE
+        return event(f'{self._head},"choices":[],"usage":{dumps(openai_usage(usage))}}}') + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that breaks."""
+        return event(error.json())
+
+    def choice_end(self, deltas: Sequence[RenderedDelta], logprobs: str, end: ChoiceEnd) -> str:
+        """The fields of a whole choice after its text."""
+        fields = f'"logprobs": {logprobs}, "finish_reason": "{end.reason.value}"'
+        if self._generation.return_token_ids:
+            fields += f', "token_ids": {[token_id for delta in deltas for token_id in delta.token_ids]}'
+        return fields
+
+    def whole(self, kind: str, choices: Sequence[str], usage: AnswerUsage) -> bytes:
+        """The whole answer of rendered choices."""
+        head = self._envelope(kind)[:-1]
+        return f'{head}, "choices": [{", ".join(choices)}], "usage": {dumps(openai_usage(usage))}}}'.encode()
+
+
+def openai_usage(usage: AnswerUsage) -> dict[str, Any]:
+    """The `usage` of chats and completions."""
+    fields: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+    return fields if usage.report is None else fields | {"headrace": usage.report}
