@@ -10,6 +10,13 @@ from enum import Enum
 
 
 @dataclass(frozen=True)
+class BadWord:
+    """Tokens that must not follow each other in an answer; at least one."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Sampling parameters of a request. The router validates their ranges; nodes do not check them again.
 
@@ -17,6 +24,8 @@ class Sampling:
     top_k            0: no limit
     logprobs         alternatives to report beside each chosen token; None: no logprobs at all
     prompt_logprobs  the same for the prompt's tokens
+    bias_ids         tokens to whose logits `bias_values`, one for each, are added before all else
+    allowed_token_ids  no other token is drawn; empty: any may be
     """
 
     max_tokens: int
@@ -33,6 +42,15 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    bias_ids: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[BadWord, ...] = ()
+
+    @property
+    def has_bias(self) -> bool:
+        """True if some logits are changed in the same way at each draw."""
+        return bool(self.bias_ids or self.allowed_token_ids or any(len(word.tokens) == 1 for word in self.bad_words))
 
     @property
     def has_penalty(self) -> bool:

@@ -17,17 +17,23 @@ class Draw:
     position     of the token to be drawn, counted from the prompt's first
     banned       ids that may not be drawn: the stop tokens while `min_tokens` is not reached
     counts_row   its sequence's row in the device's `TokenCounts`; None: no penalties
+    bias_row     its sequence's row in the device's `TokenBiases`; None: no biases
+    banned_after  (p, id): the id may not be drawn if the token before it, draw `pending` of the last launch, is p
     """
 
     sampling: Sampling
     position: int
     banned: Sequence[int] = ()
     counts_row: int | None = None
+    bias_row: int | None = None
+    banned_after: Sequence[tuple[int, int]] = ()
+    pending: int | None = None
 
     @property
     def is_greedy(self) -> bool:
         """True if the token is the best one of the unchanged logits."""
-        return not self.banned and self.counts_row is None and self.sampling.temperature <= COLDEST
+        changes = self.banned or self.banned_after or self.counts_row is not None or self.bias_row is not None
+        return not changes and self.sampling.temperature <= COLDEST
 
 
 @dataclass(frozen=True)

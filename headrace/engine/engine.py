@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -192,7 +192,7 @@ class Engine(EngineRequests):
         rows: list[PromptRows] = []
         inputs: list[SequenceInput] = []
         num_rows = 0
-        self._runner.token_counts.keep_only(self._running)
+        self._runner.keep_rows(self._running)
         for chunk in chunks:
             sequence = chunk.sequence
             if to_score := _to_score(chunk):
@@ -211,11 +211,17 @@ class Engine(EngineRequests):
         return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s, behind)
 
     def _draw(self, sequence: Sequence) -> Draw:
-        request, counts_row = sequence.request, None
+        request, counts_row, bias_row = sequence.request, None, None
         if request.sampling.has_penalty:
             # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
             counts_row = self._runner.token_counts.row(sequence, sequence.tokens, request.num_prompt_tokens)
-        return self._rules.draw(sequence, self._num_pending(sequence), counts_row)
+        if request.sampling.has_bias:
+            bias_row = self._runner.token_biases.row(sequence, request.sampling)
+        pending = self._in_flight.draw_index.get(sequence) if self._in_flight is not None else None
+        draw = self._rules.draw(sequence, pending)
+        if counts_row is None and bias_row is None:
+            return draw
+        return replace(draw, counts_row=counts_row, bias_row=bias_row)
 
     def _sequence_input(self, chunk: ScheduledChunk[Sequence], num_logits: int) -> SequenceInput:
         sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
@@ -266,7 +272,7 @@ class Engine(EngineRequests):
         one that was updated in place may have advanced in some layers, so that its sequence is computed again.
         """
         self._settle()
-        self._runner.token_counts.keep_only(())  # it may have counted tokens that nobody gets
+        self._runner.keep_rows(())  # it may have counted tokens that nobody gets
         running = set(self._running)
         for chunk in chunks:
             for _, slot in chunk.emit:

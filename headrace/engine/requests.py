@@ -125,7 +125,10 @@ class EngineRequests:
         """An id outside the embedding table would crash the step, and with it the node."""
         if not request.tokens:
             raise BadRequest("the prompt has no tokens: give at least one")
-        largest = max(max(request.tokens), max(request.sampling.stop_token_ids, default=0))
+        sampling = request.sampling
+        named = (sampling.stop_token_ids, sampling.bias_ids, sampling.allowed_token_ids)
+        words = (word.tokens for word in sampling.bad_words)
+        largest = max(max(ids, default=0) for ids in (request.tokens, *named, *words))
         if largest >= self._vocab_size:
             raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
 

@@ -1,6 +1,6 @@
 """Runs engine steps of one model over one node's cache memory, and draws the next tokens on the model's device."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +23,8 @@ from headrace.engine.graphs import (
 from headrace.engine.logprobs import PromptScores, rows_at_once
 from headrace.engine.mixed_inputs import MixedInputs
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
-from headrace.engine.sampler import Drawn, choose
+from headrace.engine.sampler import Drawn, choose, pending_bans
+from headrace.engine.token_biases import TokenBiases
 from headrace.engine.token_counts import TokenCounts
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
@@ -57,6 +58,7 @@ class ModelRunner:
         most_draws = max(memory.num_slots, BATCH_SIZES[-1] + MOST_SEQUENCES)
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
         self.token_counts = TokenCounts(model.config.vocab_size, memory.device)
+        self.token_biases = TokenBiases(model.config.vocab_size, memory.device)
         self._graphs = StepGraphs(layout.block_size)
 
     @torch.inference_mode()
@@ -142,12 +144,13 @@ class ModelRunner:
         """
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
+        bans = pending_bans(wanted, self._drawn, self.model.config.vocab_size)  # before the step overwrites them
         if scored:
             # Logits of all rows at once could take more memory than there is: a gigabyte for each thousand rows.
             hidden = self._hidden(inputs)
             scores = [self._score(hidden, prompt_rows) for prompt_rows in scored]
             logits = self.model.logits(hidden.index_select(0, upload_values(rows, hidden.device)))
-            ids.copy_(choose(logits, wanted, self.token_counts))
+            ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans))
             return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
         logits = self.forward(inputs) if replayed is None else replayed.logits
@@ -156,8 +159,13 @@ class ModelRunner:
             drawn_from = logits.index_select(0, upload_values(rows, logits.device))
         are_drawn = replayed is not None and replayed.is_drawn and drawn_from is logits
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
-            ids.copy_(choose(drawn_from, wanted, self.token_counts))
+            ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
+
+    def keep_rows(self, owners: Collection[Hashable]) -> None:
+        """Frees the counts and biases of all other sequences."""
+        self.token_counts.keep_only(owners)
+        self.token_biases.keep_only(owners)
 
     def free_memory(self) -> None:
         """Gives back to the device what torch keeps for later launches."""

@@ -1,4 +1,4 @@
-"""Sampling: from logits to tokens by penalties, temperature, top-k, top-p and min-p, with the requested logprobs.
+"""Sampling: logits to tokens by biases, penalties, temperature, top-k, top-p and min-p, with the requested logprobs.
 
 A draw is an inverse CDF over tokens ordered by probability, at the request's own uniform number: it depends on the
 logits, the seed and the position, and on nothing else in the batch.
@@ -7,12 +7,14 @@ logits, the seed and the position, and on nothing else in the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headrace.engine.draw import COLDEST, Draw, uniform
 from headrace.engine.logprobs import PendingLogprobs, recorded, rows_at_once, to_host
+from headrace.engine.token_biases import TokenBiases
 from headrace.engine.token_counts import TokenCounts
 from headrace.kernels.lib.upload import upload_lists, upload_values
 from headrace.kernels.sampling.draw import draw as draw_tokens
@@ -20,22 +22,60 @@ from headrace.kernels.sampling.penalties import penalise
 from headrace.request import Logprobs, Token
 
 
-def choose(logits: Tensor, draws: Sequence[Draw], token_counts: TokenCounts) -> Tensor:
+@dataclass(frozen=True)
+class PendingBans:
+    """Bans that depend on tokens which only the device knows.
+
+    flat_ids   row * V + id of each, int64
+    values     -inf where the token before is the one that it depends on, else 0, float32
+    """
+
+    flat_ids: Tensor
+    values: Tensor
+
+
+def pending_bans(draws: Sequence[Draw], drawn: Tensor, vocab_size: int) -> PendingBans | None:
+    """The bans of the draws' `banned_after`; None if there are none. `drawn` int64: the tokens of the last launch."""
+    entries = [
+        (row * vocab_size + token_id, draw.pending, before)
+        for row, draw in enumerate(draws)
+        for before, token_id in draw.banned_after
+    ]
+    if not entries:
+        return None
+    flat_ids, pending, before = upload_lists(list(zip(*entries, strict=True)), drawn.device)
+    holds = drawn.index_select(0, pending) == before
+    return PendingBans(flat_ids, torch.zeros(len(entries), device=drawn.device).masked_fill_(holds, -torch.inf))
+
+
+def choose(
+    logits: Tensor,
+    draws: Sequence[Draw],
+    token_counts: TokenCounts,
+    token_biases: TokenBiases,
+    bans: PendingBans | None = None,
+) -> Tensor:
     """The drawn ids, int64 [N], on the logits' device; `token_counts` advance by them. Waits for nothing on a GPU.
 
-    logits float32 [N, V], N = len(draws); not changed.
+    logits float32 [N, V], N = len(draws); not changed. Biases come first, then penalties, then bans.
     """
+    biased = [(row, draw.bias_row) for row, draw in enumerate(draws) if draw.bias_row is not None]
     penalised = [(row, draw.counts_row) for row, draw in enumerate(draws) if draw.counts_row is not None]
     banned = [row * logits.shape[1] + token_id for row, draw in enumerate(draws) for token_id in draw.banned]
-    adjusted = logits.clone(memory_format=torch.contiguous_format) if penalised or banned else logits
+    is_changed = biased or penalised or banned or bans is not None
+    adjusted = logits.clone(memory_format=torch.contiguous_format) if is_changed else logits
+    if biased:
+        token_biases.add(adjusted, *map(list, zip(*biased, strict=True)))
     if penalised:
         rows, count_rows = upload_lists(list(zip(*penalised, strict=True)), logits.device)
         samplings = [draws[row].sampling for row, _ in penalised]
         settings = [(each.repetition_penalty, each.presence_penalty, each.frequency_penalty) for each in samplings]
         settings_K3 = upload_values(settings, logits.device, torch.float64)
-        penalise(adjusted, token_counts.counts, rows, count_rows, settings_K3)
+        penalise(adjusted, token_counts.values, rows, count_rows, settings_K3)
     if banned:
         adjusted.view(-1).index_fill_(0, upload_values(banned, logits.device), -torch.inf)
+    if bans is not None:
+        adjusted.view(-1).index_add_(0, bans.flat_ids, bans.values)
     chosen = adjusted.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:

@@ -12,6 +12,7 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain, ResumeLocally
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
+from headrace.engine.bad_words import BadWords
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 
 Arrival: TypeAlias = tuple[float, int]
@@ -159,6 +160,7 @@ class Sequence:
     num_preemptions  how often it was preempted
     num_prefilled    tokens of the prompt that were computed here, each counted once
     num_sampled      tokens that followed the prompt here; on a decode node the first was sampled elsewhere
+    bad_words        its bad words of several tokens; None: it has none
     num_scored       leading tokens of the prompt after which the next one's logprob has been reported
     checkpoints      positions in its prompt of the checkpoints published for it
     decoded          checkpoints in its answer that are still kept
@@ -175,6 +177,7 @@ class Sequence:
     claim: Claim | None = None
     lease: LeaseId | None = None
     hit_policy: Callable[[PrefixHit], HitPolicy] = field(init=False)
+    bad_words: BadWords | None = field(init=False)
     num_computed: int = 0
     prefill_length: int = field(init=False)
     computed_before: int = 0
@@ -188,6 +191,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.hit_policy = self.job.hit_policy
         self.prefill_length = len(self.tokens)
+        words = [word.tokens for word in self.request.sampling.bad_words if len(word.tokens) > 1]
+        self.bad_words = BadWords(words) if words else None
 
     def append(self, token_id: int) -> None:
         """Adds the newest token of the answer."""

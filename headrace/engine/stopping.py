@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.engine.draw import Draw
 from headrace.engine.sequence import Sequence
@@ -16,12 +16,19 @@ class StopRules:
     eos_token_ids: tuple[int, ...]
     max_model_tokens: int
 
-    def draw(self, sequence: Sequence, num_pending: int, counts_row: int | None = None) -> Draw:
-        """The draw of the next token, after `num_pending` tokens that are drawn but not yet among its tokens."""
-        sampling = sequence.request.sampling
+    def draw(self, sequence: Sequence, pending: int | None) -> Draw:
+        """The draw of the next token. `pending`: the draw of the last launch that is not yet among its tokens."""
+        sampling, tokens = sequence.request.sampling, sequence.tokens
+        num_pending = int(pending is not None)
         too_early = sequence.num_output + num_pending < sampling.min_tokens
         banned = self._stop_ids(sequence) if too_early else ()
-        return Draw(sampling, len(sequence.tokens) + num_pending, banned, counts_row)
+        draw = Draw(sampling, len(tokens) + num_pending, banned)
+        words, start = sequence.bad_words, sequence.request.num_prompt_tokens
+        if words is None:
+            return draw
+        if pending is None:
+            return replace(draw, banned=(*banned, *words.banned(tokens, start)))
+        return replace(draw, banned_after=words.banned_after(tokens, start), pending=pending)
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
         """True if it takes another token after its pending ones, unless one of these is a stop token."""

@@ -45,7 +45,7 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
             if capture is None:
                 log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
         _score_longest(runner, steps[0][0])
-        runner.token_counts.keep_only(())
+        runner.keep_rows(())
         if graphs:
             free_bytes = _free_bytes(on_gpu)
             runner.capture_decodes(max_running, max_tokens, capture)

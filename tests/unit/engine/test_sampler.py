@@ -14,7 +14,8 @@ from transformers import (
 
 from headrace.engine import sampler
 from headrace.engine.draw import Draw
-from headrace.engine.sampler import Drawn, choose
+from headrace.engine.sampler import Drawn, choose, pending_bans
+from headrace.engine.token_biases import TokenBiases
 from headrace.engine.token_counts import TokenCounts
 from headrace.request import Sampling, Token
 
@@ -26,13 +27,25 @@ def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def sample(lines: torch.Tensor, draws: list[Draw], counts: TokenCounts | None = None) -> list[Token]:
-    """One token for each row."""
-    return Drawn(lines, choose(lines, draws, counts or no_counts()), draws).tokens()
+def sample(
+    lines: torch.Tensor,
+    draws: list[Draw],
+    counts: TokenCounts | None = None,
+    biases: TokenBiases | None = None,
+    before: Sequence[int] = (),
+) -> list[Token]:
+    """One token for each row, after a launch that drew `before`."""
+    bans = pending_bans(draws, torch.tensor(before, dtype=torch.int64), VOCAB)
+    ids = choose(lines, draws, counts or no_counts(), biases or no_biases(), bans)
+    return Drawn(lines, ids, draws).tokens()
 
 
 def no_counts() -> TokenCounts:
     return TokenCounts(VOCAB, torch.device("cpu"))
+
+
+def no_biases() -> TokenBiases:
+    return TokenBiases(VOCAB, torch.device("cpu"))
 
 
 def sample_after(line: torch.Tensor, sampling: Sampling, prompt: list[int], answer: Sequence[int] = ()) -> int:
@@ -100,6 +113,15 @@ def test_a_draw_does_not_depend_on_its_neighbours_in_the_batch() -> None:
     assert together == alone
 
 
+def test_a_ban_after_a_pending_token_holds_if_it_was_drawn() -> None:
+    lines = logits(1).expand(2, -1)
+    best, second = lines[0].topk(2).indices.tolist()
+    greedy = Draw(replace(RANDOM, temperature=0.0), 3, banned_after=((7, best), (8, second)), pending=1)
+    chosen = [sample(lines, [greedy, replace(greedy, pending=0)], before=[3, before])[0].id for before in (7, 8, 9)]
+    assert chosen == [second, best, best]
+    assert not greedy.is_greedy
+
+
 def test_repetition_penalty_is_that_of_transformers() -> None:
     line, seen = logits(), [3, 3, 9, 20]
     greedy = replace(RANDOM, temperature=0.0, repetition_penalty=1.7)
@@ -156,10 +178,11 @@ def test_a_draw_uploads_no_more_after_many_tokens_than_after_few(monkeypatch: py
         row = counts.row("the sequence", [7] * length, 5)
         sizes.clear()
         sampling = replace(RANDOM, repetition_penalty=1.1, presence_penalty=1.0)
-        choose(logits(), [Draw(sampling, length, banned=(4,), counts_row=row)], counts)
+        choose(logits(), [Draw(sampling, length, banned=(4,), counts_row=row)], counts, no_biases())
         uploaded.append(sum(sizes))
     assert uploaded[0] == uploaded[1] > 0
-    assert all(field.type in ("Sampling", "int", "int | None", "Sequence[int]") for field in fields(Draw))
+    types = ("Sampling", "int", "int | None", "Sequence[int]", "Sequence[tuple[int, int]]")
+    assert all(field.type in types for field in fields(Draw))
 
 
 def test_presence_and_frequency_penalties_count_the_answer_only() -> None:

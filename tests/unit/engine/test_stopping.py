@@ -41,8 +41,10 @@ def test_an_answer_ends_at_a_stop_token_or_at_a_limit(answer, changes, reason) -
 
 def test_stop_tokens_are_banned_until_min_tokens_are_there_pending_ones_included() -> None:
     early = sequence([5], replace(SAMPLING, min_tokens=3, stop_token_ids=(9,)))
-    assert RULES.draw(early, num_pending=1).banned == (EOS, 9)
-    assert RULES.draw(early, num_pending=2).banned == ()
+    assert RULES.draw(early, pending=0).banned == (EOS, 9)
+    early.append(6)
+    assert RULES.draw(early, pending=None).banned == (EOS, 9)
+    assert RULES.draw(early, pending=0).banned == ()
 
 
 @pytest.mark.parametrize(("num_answered", "max_new"), [(7, 8), (3, 4)])

@@ -28,7 +28,7 @@ def counts_of(vocab: int = VOCAB) -> TokenCounts:
 def test_a_row_tells_prompt_and_answer_apart_and_counts_the_answer() -> None:
     counts = counts_of()
     row = counts.row("a", [1, 1, 2, 2, 3, 3, 3], num_prompt_tokens=3)
-    assert counts.counts[row].tolist() == [0, 1, 3, 6, 0, 0, 0, 0, 0, 0]
+    assert counts.values[row].tolist() == [0, 1, 3, 6, 0, 0, 0, 0, 0, 0]
 
 
 def test_a_row_is_made_once_and_then_advanced_without_its_tokens() -> None:
@@ -36,19 +36,19 @@ def test_a_row_is_made_once_and_then_advanced_without_its_tokens() -> None:
     row = counts.row("a", [1, 2], 1)
     counts.advance(torch.tensor([row]), torch.tensor([9]))
     assert counts.row("a", Unreadable([1, 2, 9]), 1) == row
-    assert counts.counts[row].tolist() == [0, 1, 2, 0, 0, 0, 0, 0, 0, 2]
+    assert counts.values[row].tolist() == [0, 1, 2, 0, 0, 0, 0, 0, 0, 2]
 
 
 def test_memory_grows_with_the_most_rows_at_a_time_and_keeps_what_they_hold() -> None:
     counts = counts_of()
     rows = [counts.row(owner, [owner], 1) for owner in range(5)]
-    assert len(set(rows)) == 5 and len(counts.counts) == 8
-    assert [counts.counts[row].nonzero().flatten().tolist() for row in rows] == [[0], [1], [2], [3], [4]]
+    assert len(set(rows)) == 5 and len(counts.values) == 8
+    assert [counts.values[row].nonzero().flatten().tolist() for row in rows] == [[0], [1], [2], [3], [4]]
     for owner in range(5, 1000):
         counts.keep_only(range(owner - 4, owner))
         counts.row(owner, [owner % VOCAB], 1)
         assert counts.num_rows == 5
-    assert len(counts.counts) == 8
+    assert len(counts.values) == 8
 
 
 def test_a_row_that_is_used_again_forgets_its_former_owner() -> None:
@@ -57,7 +57,7 @@ def test_a_row_that_is_used_again_forgets_its_former_owner() -> None:
     counts.keep_only(["b"])
     assert counts.num_rows == 0
     assert counts.row("b", [4], 1) == row
-    assert counts.counts[row].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert counts.values[row].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def reference(path, prompt: list[int], sampling=PENALISED) -> list[int]:
@@ -121,10 +121,10 @@ def test_rows_of_requests_that_are_over_or_cancelled_come_back(tiny_checkpoint) 
         built.engine.release(run.sequence)
     run_all(built)
     generate(built, request(random_prompt(9)))
-    assert counts.num_rows == 0 and len(counts.counts) == 8
+    assert counts.num_rows == 0 and len(counts.values) == 8
 
 
 def test_a_request_without_penalties_has_no_row(tiny_checkpoint) -> None:
     built = small_engine(tiny_checkpoint("granite"))
     generate(built, request(random_prompt(9), replace(GREEDY, min_tokens=4, ignore_eos=False)))
-    assert len(built.engine._runner.token_counts.counts) == 0
+    assert len(built.engine._runner.token_counts.values) == 0
