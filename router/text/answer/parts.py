@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,16 @@ class AnswerParser(Protocol):
     that does not keep to the model's format comes out as content, or as arguments as they are.
     """
 
+    @property
+    def is_complete(self) -> bool:
+        """True once no part may follow: the answer has all the calls that it may have."""
+        ...
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True while the text is reasoning."""
+        ...
+
     def push(self, text: str) -> list[AnswerPart]:
         """The parts that this text completes; what may be the beginning of a marker is held back."""
         ...
@@ -54,3 +65,19 @@ class AnswerParser(Protocol):
     def finish(self) -> list[AnswerPart]:
         """The parts that were held back, once the answer has ended."""
         ...
+
+
+def merged(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+    """The parts with neighbouring texts of one kind joined."""
+    out: list[AnswerPart] = []
+    for part in parts:
+        match out[-1] if out else None, part:
+            case (ContentText(before), ContentText(text)):
+                out[-1] = ContentText(before + text)
+            case (ReasoningText(before), ReasoningText(text)):
+                out[-1] = ReasoningText(before + text)
+            case (CallArguments(one, before), CallArguments(other, text)) if one == other:
+                out[-1] = CallArguments(one, before + text)
+            case _:
+                out.append(part)
+    return out
