@@ -54,9 +54,11 @@ class RuntimeConfig:
     state_wire_dtype     dtype in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
                          bytes; the rounding stays); if left out, this node's own, which rounds nothing
     fetch_from_decode    when it fetches cached parts of a prompt from other nodes
-    admission_timeout_s  how long a request may wait on a decode node for blocks and a slot before the router asks
-                         another one; on a prefill node it waits as long as it has time, because every prompt before it
-                         ends, and is refused at once when the measured speed says that it would wait for too long
+    admission_timeout_s  how long a request may wait for blocks and a slot on the node that generates, before the router
+                         asks another one. On the node that computes its prompt it waits as long as it has time, because
+                         every prompt before it ends, and is refused at once when the measured speed says that it would
+                         wait for too long; but no longer than this while requests that wait for prompts of other nodes
+                         hold room there: such nodes could wait for each other
     control_silence_s    the router's setting of that name, for the connections to routers and other nodes
     watchdog_s           the process ends when its engine has stood still for so long: more than the longest step takes,
                          one that compiles kernels included (Ray, or whatever supervises it, starts it again)

@@ -117,8 +117,13 @@ class PrefillDriver:
             self._runtime.spawn(self._give_back())
 
     def _job(self, policy: FetchPolicy) -> Job:
-        """Every prompt before it ends, so that its turn comes: it waits as long as its caller does."""
-        request = self._request.request
+        """Every prompt before it ends, so that its turn comes: it waits as long as its caller does.
+
+        But not behind requests that wait for prompts of other nodes, while it keeps room at one of these: that node may
+        wait for this one.
+        """
+        request, is_sent = self._request.request, self._request.reservation is not None
+        room_by_s = asyncio.get_running_loop().time() + self._runtime.config.admission_timeout_s
         num_output = len(request.tokens) - request.num_prompt_tokens
         return Job(
             request=request,
@@ -126,8 +131,9 @@ class PrefillDriver:
             max_new=min(1, request.sampling.max_tokens - num_output),
             admit_by_s=self._deadline_s,
             on_event=self._on_event,
+            yield_by_s=room_by_s if is_sent else None,
             compute_by_s=self._deadline_s,
-            is_sent=self._request.reservation is not None,
+            is_sent=is_sent,
             prompt_logprobs=request.sampling.prompt_logprobs,
         )
 

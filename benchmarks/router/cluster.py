@@ -18,6 +18,7 @@ from benchmarks.router.workload import Arrival, Workload
 from headrace.cache.events import CacheEvent
 from headrace.cache.hits import ResumeLocally
 from headrace.wire.messages import Role
+from node_runtime.config import RuntimeConfig
 from router.routing.candidates import LinkCosts
 from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, Policy, RoutedRequest
 
@@ -25,8 +26,8 @@ H200_LINK = LinkCosts(latency_s=0.002, bytes_per_s=50e9)
 """A hand-over between two H200s of one host: few large messages, whose setting up takes longer than their bytes."""
 
 HEARTBEAT_S = 2.0
-ADMIT_WITHIN_S = 10.0
-"""How long a request holds a reservation and waits for room on its prefill node."""
+ADMIT_WITHIN_S = RuntimeConfig.admission_timeout_s
+"""How long a request holds a reservation and waits for room on its prefill node behind reservations for others."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ class Arrangement:
 
 @dataclass(slots=True)
 class Outcome:
-    """One request's course. `first_stride` and `last_stride` are those of its decode node that gave it its tokens."""
+    """One request's course. `first_stride` and `last_stride` are those of its decode node that gave it its tokens.
+
+    avoided   nodes that had no room for it
+    """
 
     arrival: Arrival
     plan: Plan | None = None
@@ -69,6 +73,7 @@ class Outcome:
     decode_node: int = 0
     first_stride: int = 0
     last_stride: int = 0
+    avoided: set[str] = field(default_factory=set)
 
     @property
     def misjudged_tokens(self) -> int:
@@ -169,8 +174,12 @@ class SimulatedCluster:
         )
         self._view.catch_up(self.events.now_s)
         start_s = thread_time()
-        candidates = self._view.candidates(arrival, self.events.now_s)
+        candidates = self._view.candidates(arrival, self.events.now_s, avoided=outcome.avoided)
         plan = self._policy.choose(request, candidates)
+        if plan is None and outcome.avoided:
+            outcome.avoided.clear()
+            candidates = self._view.candidates(arrival, self.events.now_s)
+            plan = self._policy.choose(request, candidates)
         self.decision_s.append(thread_time() - start_s)
         outcome.plan = plan
         if plan is None:
@@ -213,9 +222,14 @@ class SimulatedCluster:
             self.events.at(self.events.now_s + ADMIT_WITHIN_S, self._give_up, course)
 
     def _give_up(self, course: _Course) -> None:
-        """Routes a request again that still waits for room on its prefill node."""
-        if course.reserved is None or not course.prefill.leave_line(course.work):
+        """Routes a request again that still waits for room on its prefill node, behind reservations for others."""
+        if course.reserved is None or not course.prefill.waits(course.work):
             return
+        if not course.prefill.others_hold_room:
+            self.events.at(self.events.now_s + ADMIT_WITHIN_S, self._give_up, course)
+            return
+        course.prefill.leave_line(course.work)
+        course.outcome.avoided.add(course.prefill.name)
         del self._running[course.work.number]
         self.nodes[course.outcome.decode_node].release(course.reserved)
         self._view.ledger.ended(course.work.number, self.events.now_s)

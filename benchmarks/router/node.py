@@ -164,6 +164,7 @@ class SimulatedNode:
         self._on_finished = on_finished
         self._token_gap_s = token_gap_s
         self._line: deque[tuple[Work, Callable[[Work], None]]] = deque()
+        self._reserved: set[Work] = set()
         self._prefilling: list[Work] = []
         self._landed: list[Work] = []
         self._decoding: list[tuple[int, int, Work]] = []  # a heap by the step that ends each
@@ -180,11 +181,17 @@ class SimulatedNode:
 
     def reserve(self, work: Work, then: Callable[[Work], None]) -> None:
         """Claims what a prompt that another node computes needs, once there is room, and calls `then`."""
-        self._admit(work, then)
+
+        def reserved(work: Work) -> None:
+            self._reserved.add(work)
+            then(work)
+
+        self._admit(work, reserved)
 
     def decode(self, work: Work) -> None:
         """The prompt of a reserved work has landed: it decodes from the next step on."""
         work.num_computed = work.prompt_length
+        self._reserved.discard(work)
         self._publisher.publish_blocks(work)
         self._publisher.keep_decoded(work)
         self._landed.append(work)
@@ -195,18 +202,24 @@ class SimulatedNode:
         """Gives back what a work holds that is not decoded here, and admits those that waited for it."""
         self.cache.release(work.held)
         work.claim = None
+        self._reserved.discard(work)
         self._admit_waiting()
 
-    def leave_line(self, work: Work) -> bool:
-        """Takes a work out of the line; False if it does not wait there."""
-        others = deque(entry for entry in self._line if entry[0] is not work)
-        if len(others) == len(self._line):
-            return False
-        self._line = others
+    def leave_line(self, work: Work) -> None:
+        """Takes a work that waits for room out of the line."""
+        self._line = deque(entry for entry in self._line if entry[0] is not work)
         self._admit_waiting()
-        return True
 
     # State
+
+    @property
+    def others_hold_room(self) -> bool:
+        """True if something is reserved here for prompts that other nodes compute."""
+        return bool(self._reserved)
+
+    def waits(self, work: Work) -> bool:
+        """True if it waits for room here."""
+        return any(entry[0] is work for entry in self._line)
 
     def load(self) -> Load:
         left = [work.prefill_length - work.num_computed for work in self._prefilling]

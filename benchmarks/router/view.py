@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from benchmarks.router.node import SimulatedNode
@@ -93,10 +93,10 @@ class RouterView:
         for feed in self._feeds:
             feed.arrive(now_s - self._index_delay_s)
 
-    def candidates(self, arrival: Arrival, now_s: float) -> Sequence[Candidate]:
+    def candidates(self, arrival: Arrival, now_s: float, avoided: Collection[str] = ()) -> Sequence[Candidate]:
         """The real snapshot; for a model of attention alone every block is one from which a node can resume."""
         keys = {self._nodes[0].shape.block_size: arrival.keys}
-        found = self._snapshots.take(self._roles, keys, arrival.num_tokens, now_s)
+        found = self._snapshots.take(self._roles, keys, arrival.num_tokens, now_s, avoided=avoided)
         return found if self._is_hybrid else [_without_states(each) for each in found]
 
 

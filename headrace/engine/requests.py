@@ -199,7 +199,7 @@ class EngineRequests:
         """Admits waiting jobs in their order while the cache has capacity; fails those whose deadline has passed."""
         now_s = self._clock()
         self.leases.expire(now_s)
-        for late in self._waiting.expire(now_s):
+        for late in self._waiting.expire(now_s, others_hold_room=self._others_hold_room):
             message = "no free blocks or slots in the cache before the deadline: retry later, or add nodes"
             late.job.on_event(AdmissionTimedOut(message))
         held = self._held_by_client() if len(self._waiting) else Counter()
@@ -219,7 +219,12 @@ class EngineRequests:
 
     def next_deadline_s(self) -> float | None:
         """When `admit` has a job to fail; None if it never will."""
-        return self._waiting.next_deadline_s()
+        return self._waiting.next_deadline_s(others_hold_room=self._others_hold_room)
+
+    @property
+    def _others_hold_room(self) -> bool:
+        """True if a request holds blocks here and waits for another node, which may wait for this one."""
+        return any(not sequence.num_expected for sequence in self._receiving)
 
     def _admit(self, sequence: Sequence) -> bool:
         keys, length = sequence.keys, sequence.prefill_length

@@ -125,6 +125,8 @@ class Job:
                  `ReceiveState` it waits for the state
     max_new      how many tokens may follow the prompt in this engine: at most 1 on a prefill node
     admit_by_s   deadline for admission, on the engine's clock
+    yield_by_s   the same while requests that wait for other nodes' prompts hold room here: one of these nodes may wait
+                 for what this job holds there. None: it waits for them, too
     on_event     called in the engine's thread
     compute_by_s   deadline for computing the prompt: refused at once when the line before it would last longer, by the
                    measured speed; None: it waits however long the line is
@@ -137,6 +139,7 @@ class Job:
     max_new: int
     admit_by_s: float
     on_event: Callable[[Event], None]
+    yield_by_s: float | None = None
     compute_by_s: float | None = None
     is_sent: bool = False
     prompt_logprobs: int | None = None
@@ -247,6 +250,12 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.num_computed < self.prefill_length
+
+    def admit_by_s(self, *, others_hold_room: bool) -> float:
+        """Deadline for its admission. `others_hold_room`: see `Job.yield_by_s`."""
+        job = self.job
+        deadlines = (job.admit_by_s, job.yield_by_s if others_hold_room else None)
+        return min(each for each in deadlines if each is not None)
 
     @property
     def to_score(self) -> range:

@@ -67,13 +67,14 @@ class WaitingLine:
         elif sequence in self._new:
             self._new.remove(sequence)
 
-    def expire(self, now_s: float) -> list[Sequence]:
-        """Takes out the sequences whose deadline for admission has passed, and returns them."""
-        late = [sequence for sequence in self._new if sequence.job.admit_by_s <= now_s]
+    def expire(self, now_s: float, *, others_hold_room: bool = False) -> list[Sequence]:
+        """Takes out the sequences whose deadline for admission has passed, and returns them. `others_hold_room`:
+        requests on this node that wait for prompts of other nodes; see `Job.yield_by_s`."""
+        late = [each for each in self._new if each.admit_by_s(others_hold_room=others_hold_room) <= now_s]
         for sequence in late:
             self._new.remove(sequence)
         return late
 
-    def next_deadline_s(self) -> float | None:
+    def next_deadline_s(self, *, others_hold_room: bool = False) -> float | None:
         """When `expire` has something to take out; None if it never will."""
-        return min((sequence.job.admit_by_s for sequence in self._new), default=None)
+        return min((each.admit_by_s(others_hold_room=others_hold_room) for each in self._new), default=None)

@@ -327,6 +327,8 @@ class RequestLifecycle:
             self.failures = self.failures.after_failure(m.Role.PREFILL, cause, was_computing=was_computing)
             if (end := self.failures.verdict(cause, self._max_attempts)) is not None:
                 return self._fail(end)
+        if isinstance(cause, NodeBusy):  # it may wait for room that waits for what is reserved: that is given back
+            return self._start_over()
         match self.state:
             case Reserved(_, first_token) | Moving(_, first_token) if nonce is not None and cause is not None:
                 return AwaitingRenewal(first_token, self.phase), [SendRenew(nonce)]

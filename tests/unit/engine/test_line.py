@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Event, Started
 from headrace.step_costs import StepShape
@@ -134,3 +135,21 @@ def test_a_short_prompt_is_refused_for_long_ones_only_if_it_must_wait_for_their_
     assert isinstance(refused, AdmissionTimedOut)
     run_all(built)
     assert len(beside.tokens) == 1
+
+
+def test_a_prompt_for_another_node_waits_for_room_unless_requests_that_wait_for_others_hold_it(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    prompt = [9] * 600
+    running = submit(built, request(LONG, replace(GREEDY, max_tokens=4)))
+    built.engine.admit()
+    sent = submit(built, request(prompt, ONE), yield_by_s=time.monotonic() - 1, is_sent=True)
+    serve(built, running, sent)
+    assert len(sent.tokens) == 1, "what runs ends"
+    receiving = submit(built, request(LONG, GREEDY), hit_policy=lambda hit: ReceiveState())
+    built.engine.admit()
+    sent, local = (submit(built, request(prompt, ONE), yield_by_s=by) for by in (time.monotonic() - 1, None))
+    assert (built.engine.next_deadline_s() or 0) < time.monotonic()
+    built.engine.admit()
+    assert isinstance(sent.events[0], AdmissionTimedOut) and not local.events
+    built.engine.release(receiving.sequence)
+    serve(built, local)

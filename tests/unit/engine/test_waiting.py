@@ -8,8 +8,8 @@ from tests.support.engine.driving import request, resume_locally
 NOTHING: Mapping[int, int] = {}
 
 
-def sequence(arrival: float, admit_by_s: float = 100.0, client: int = 0) -> Sequence:
-    job = Job(request([7], client=client), resume_locally, 16, admit_by_s, print)
+def sequence(arrival: float, admit_by_s: float = 100.0, client: int = 0, yield_by_s: float | None = None) -> Sequence:
+    job = Job(request([7], client=client), resume_locally, 16, admit_by_s, print, yield_by_s=yield_by_s)
     return Sequence(job, PrefixHasher(16), [7], arrival=(arrival, 0))
 
 
@@ -49,6 +49,17 @@ def test_only_new_ones_have_deadlines() -> None:
     assert line.expire(10.0) == [late]
     assert line.expire(10.0) == []
     assert drained(line) == [0, 2]
+
+
+def test_one_that_others_may_wait_for_leaves_early_only_behind_those_that_wait_for_others() -> None:
+    line, sent, local = WaitingLine(), sequence(1, yield_by_s=10.0), sequence(2)
+    line.join(sent)
+    line.join(local)
+    assert line.next_deadline_s() == 100.0
+    assert line.expire(10.0) == []
+    assert line.next_deadline_s(others_hold_room=True) == 10.0
+    assert line.expire(10.0, others_hold_room=True) == [sent]
+    assert drained(line) == [2]
 
 
 def test_leaving_twice_changes_nothing() -> None:

@@ -14,7 +14,7 @@ from tests.unit.router.conftest import StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, prefill_node, text_of
 
 
-@pytest.mark.parametrize("error", [NodeLost("p0", "gone"), TransferBroken("p0", "reset"), NodeBusy("p0", "full")])
+@pytest.mark.parametrize("error", [NodeLost("p0", "gone"), TransferBroken("p0", "reset")])
 @pytest.mark.parametrize("after_tokens", [0, 1])
 async def test_another_prefill_node_takes_the_same_reservation(
     start_router: StartRouter, answer: list[int], error: Any, after_tokens: int
@@ -29,6 +29,21 @@ async def test_another_prefill_node_takes_the_same_reservation(
     assert report["migrations"] == 0
     assert len(cluster.nodes["d0"].requests) == 1
     assert decode_node(cluster, "d0").commands == [m.Renew(1)]
+    await assert_idle(running)
+
+
+async def test_a_reservation_is_given_back_when_the_prefill_node_has_no_room(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, prefill=2, eos_id=0)
+    cluster.nodes["p0"].faults = [Fault(NodeBusy("p0", "full"))]
+    running = await start_router(cluster)
+    result = await ask(running)
+    assert text_of(result) == TEXT
+    report = result["usage"]["headrace"]
+    assert (report["prefill"]["node"], report["migrations"]) == ("p1", 0)
+    assert len(cluster.nodes["d0"].requests) == 2
+    assert decode_node(cluster, "d0").commands == []
     await assert_idle(running)
 
 

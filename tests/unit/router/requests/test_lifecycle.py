@@ -160,7 +160,7 @@ def scores(start: int, end: int) -> PromptLogprobs:
     return PromptLogprobs(start, logprobs, positions, logprobs)
 
 
-@pytest.mark.parametrize("cause", [NodeLost("p0", "gone"), TransferBroken("p0", "digest"), NodeBusy("p0", "full")])
+@pytest.mark.parametrize("cause", [NodeLost("p0", "gone"), TransferBroken("p0", "digest")])
 def test_a_failed_prefill_renews_the_reservation_and_repeats_the_shown_token(cause):
     request = moving()
     assert request.on(PrefillFailed(1, cause), 1.0) == [SendRenew(1)]
@@ -193,11 +193,21 @@ def test_repairs_are_bounded():
     assert request.phase is RequestPhase.FAILED
 
 
-def test_busy_nodes_do_not_use_attempts_up():
+def test_a_prefill_node_without_room_has_the_reservation_given_back_and_uses_no_attempt_up():
+    """What is reserved may be the very room that others wait for, and this one for theirs."""
     request = prefilling()
     for nonce in range(1, 10):
-        assert request.on(PrefillFailed(nonce, NodeBusy("p0", "full")), 1.0) == [SendRenew(nonce)]
-        after(request, reservation(nonce + 1), PrefillStarted("p0", nonce + 1))
+        assert request.on(PrefillFailed(nonce, NodeBusy("p0", "full")), 1.0) == [StartOver()]
+        after(request, DecodeStarted("d0"), reservation(nonce + 1), PrefillStarted("p0", nonce + 1))
+    assert request.report.migrations == 0
+
+
+def test_without_room_on_a_prefill_node_the_shown_token_is_not_computed_again():
+    request = moving()
+    assert request.on(PrefillFailed(1, NodeBusy("p0", "full")), 1.0) == [StartOver()]
+    assert request.request_so_far.tokens[-1] == 7
+    after(request, DecodeStarted("d1"), reservation(2), PrefillStarted("p1", 2))
+    assert request.on(m.FirstToken(B), 3.0) == [Show((B,))]
 
 
 # ------------------------------------------------------------ requests that may be what ends nodes
