@@ -33,11 +33,12 @@ class ChatAnswer:
 
 
 class RouterApi:
-    """Requests to the router at `url`. Every failure is a RequestFailed."""
+    """Requests to the router at `url`, with an API key where it needs one. Every failure is a RequestFailed."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str = "") -> None:
         self.url = url
-        self._client = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False)
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT, trust_env=False, headers=headers)
 
     def cluster(self) -> dict[str, Any]:
         """The JSON of GET /cluster: nodes, requests, counters."""
@@ -134,11 +135,10 @@ class RouterApi:
             raise RequestFailed(f"{self.url} broke off before the answer's end")
 
 
-def first_to_answer(urls: Sequence[str]) -> tuple[RouterApi, dict[str, Any]]:
+def first_to_answer(apis: Sequence[RouterApi]) -> tuple[RouterApi, dict[str, Any]]:
     """The first of several routers that answers, and its /cluster. Raises RequestFailed when none does."""
     failures = []
-    for url in urls:
-        api = RouterApi(url)
+    for api in apis:
         try:
             return api, api.cluster()
         except RequestFailed as failure:

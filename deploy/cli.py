@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,10 +15,15 @@ from rich.console import Console
 from deploy.errors import DeployError, NotRunning
 from deploy.runs import RunDirectory
 from headrace.command_line import START_FAILED_STATUS
-from headrace.config import ConfigError
+from headrace.config import ConfigError, load
 from headrace.host_process import log_to_stderr
 from node.__main__ import command as node_command
 from router.__main__ import command as router_command
+
+if TYPE_CHECKING:
+    from deploy.api import RouterApi
+
+KEY_VARIABLE = "HEADRACE_API_KEY"
 
 app = typer.Typer(
     help="Serve hybrid LLMs as a disaggregated cluster: prefill nodes, decode nodes, a router.",
@@ -91,8 +97,9 @@ def status(name: Name = "default") -> None:
     from deploy.api import first_to_answer
     from deploy.show import link_table, node_table
 
-    urls = _runs().ready_urls(name)
-    api, cluster = first_to_answer(urls)
+    apis = _routers(name)
+    urls = [each.url for each in apis]
+    api, cluster = first_to_answer(apis)
     console.print(f"{name} at {', '.join(urls)}" + (f"; below, what {api.url} knows" if len(urls) > 1 else ""))
     console.print(node_table(cluster["nodes"]))
     console.print(link_table(cluster["links"]))
@@ -106,9 +113,10 @@ def role(
     url: Annotated[str | None, typer.Option(help="a router elsewhere, instead of a cluster here")] = None,
 ) -> None:
     """Change what a running node is preferred for. New requests see it at once, running ones end where they are."""
-    from deploy.api import RouterApi, first_to_answer
+    from deploy.api import first_to_answer
 
-    api = RouterApi(url) if url else first_to_answer(_runs().ready_urls(name))[0]
+    apis = _routers(name, url)
+    api = apis[0] if url else first_to_answer(apis)[0]
     api.switch_role(node, role)
     console.print(f"{node} has the role {role} now")
 
@@ -120,11 +128,10 @@ def explain(
     url: Annotated[str | None, typer.Option(help="a router elsewhere, instead of a cluster here")] = None,
 ) -> None:
     """Show why a request went where it went: what the router saw of each node, chose, expected and got."""
-    from deploy.api import RouterApi, first_to_explain
+    from deploy.api import first_to_explain
     from deploy.show import candidate_table, decision_lines
 
-    apis = [RouterApi(each) for each in ([url] if url else _runs().ready_urls(name))]
-    for request in first_to_explain(apis, request_id)["requests"]:
+    for request in first_to_explain(_routers(name, url), request_id)["requests"]:
         for decision in request["decisions"]:
             console.print(f"{request['id']}: {decision_lines(decision)}")
             console.print(candidate_table(decision["candidates"]))
@@ -139,16 +146,14 @@ def drain(
     keep: Annotated[bool, typer.Option("--keep", help="the node stays, without work")] = False,
 ) -> None:
     """Move a node's running requests to other nodes, with their caches, and stop it."""
-    from deploy.api import RouterApi
     from deploy.control import STOP_MARGIN_S, order
     from deploy.show import drained_text
 
     if url or keep:
-        urls = [url] if url else _runs().ready_urls(name)
-        for router in urls:
-            console.print(drained_text(RouterApi(router).drain(node, timeout_s=timeout, keep=keep)))
+        for router in _routers(name, url):
+            console.print(drained_text(router.drain(node, timeout_s=timeout, keep=keep)))
         return
-    _runs().ready_urls(name)
+    _runs().ready(name)
     wanted = {"order": "drain", "node": node, "timeout_s": timeout}
     console.print(drained_text(order(_runs().running(name).run_id, wanted, timeout + STOP_MARGIN_S)))
 
@@ -166,7 +171,7 @@ def scale(
     from deploy.operations import counts_of
     from deploy.show import drained_text
 
-    _runs().ready_urls(name)
+    _runs().ready(name)
     wanted = {"order": "scale", "counts": counts_of(prefill, decode, both), "timeout_s": timeout}
     done = order(_runs().running(name).run_id, wanted, START_MARGIN_S + timeout)
     for report in done["drained"]:
@@ -184,11 +189,34 @@ def chat(
     url: Annotated[str | None, typer.Option(help="a router elsewhere, instead of a cluster here")] = None,
 ) -> None:
     """Talk to a running cluster."""
-    from deploy.api import RouterApi, first_to_answer
+    from deploy.api import first_to_answer
     from deploy.chat import converse
 
-    api = RouterApi(url) if url else first_to_answer(_runs().ready_urls(name))[0]
+    apis = _routers(name, url)
+    api = apis[0] if url else first_to_answer(apis)[0]
     converse(api, console, max_tokens=max_tokens, temperature=temperature, report=report)
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="who gets the key; part of logs and errors")],
+    tenant: Annotated[str, typer.Option(help="keys of one tenant share cached prefixes")] = "",
+    access: Annotated[str, typer.Option(help="generate, view or operate")] = "generate",
+    priority: Annotated[int, typer.Option(help="of its requests; lower numbers go first")] = 0,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="computed prompt tokens and answer tokens")] = None,
+) -> None:
+    """Make an API key: the key on standard error, its line for `api_keys` on standard output."""
+    from router.keys import KeyFile, hash_of, new_key
+
+    made = new_key()
+    given = {"hash": hash_of(made), "tenant": tenant, "access": access, "priority": priority}
+    line = {field: value for field, value in given.items() if value not in ("", "generate", 0)}
+    if tokens_per_minute is not None:
+        line["tokens_per_minute"] = tokens_per_minute
+    load(KeyFile, {"api_keys": {name: line}}, "key")
+    print(f"{made}  (shown once: keep it, the router has its hash alone)", file=sys.stderr)
+    shown = ", ".join(f"{field}: {json.dumps(value)}" for field, value in line.items())
+    print(f"  {json.dumps(name)}: {{{shown}}}")
 
 
 @app.command()
@@ -214,6 +242,16 @@ def demo() -> None:
 
 app.command("node")(node_command)
 app.command("router")(router_command)
+
+
+def _routers(name: str, url: str | None = None) -> list[RouterApi]:
+    """Clients of a running cluster's routers, with the key of its run; of one elsewhere, with $HEADRACE_API_KEY."""
+    from deploy.api import RouterApi
+
+    if url:
+        return [RouterApi(url, os.environ.get(KEY_VARIABLE, ""))]
+    record = _runs().ready(name)
+    return [RouterApi(each, record.api_key) for each in record.urls]
 
 
 def _runs() -> RunDirectory:

@@ -54,6 +54,7 @@ class RunningCluster:
     urls              the HTTP address of each router
     router_addresses  of the routers' registries
     run_id            names the run's folder
+    api_key           opens everything at its routers; empty: they need none
     """
 
     def __init__(
@@ -63,12 +64,19 @@ class RunningCluster:
         urls: Sequence[str],
         router_addresses: Sequence[str] = (),
         run_id: str = "",
+        api_key: str = "",
     ) -> None:
         self.run_id = run_id
+        self.api_key = api_key
         self.routers = routers
         self.nodes = list(nodes)
         self.urls = tuple(urls)
         self._router_addresses = tuple(router_addresses)
+
+    @property
+    def apis(self) -> list[RouterApi]:
+        """A client to each router."""
+        return [RouterApi(url, self.api_key) for url in self.urls]
 
     def add_nodes(self, config: ClusterConfig, added: Sequence[tuple[NodeGroup, int]], stop: StopRequest) -> None:
         """Starts these nodes of groups, by their numbers; returns when every router knows them.
@@ -87,7 +95,7 @@ class RunningCluster:
         try:
             started += [Member.start(each) for each in planned]
             start.await_info(started)
-            await_registered([member.name for member in started], self.urls, stop, deadline_s)
+            await_registered([member.name for member in started], self.apis, stop, deadline_s)
         except BaseException:
             kill(started)
             raise
@@ -135,8 +143,10 @@ class RunningCluster:
         kill(members)
 
 
-def start_cluster(config: ClusterConfig, run_id: str, stop: StopRequest, deadline_s: float) -> RunningCluster:
-    """Starts the routers, then every node with the routers' addresses.
+def start_cluster(
+    config: ClusterConfig, run_id: str, stop: StopRequest, deadline_s: float, *, api_key: str = ""
+) -> RunningCluster:
+    """Starts the routers, then every node with the routers' addresses. `api_key` is one that the routers know.
 
     Returns when all of them serve. Raises StartFailed (at `deadline_s`, monotonic, at the latest) or
     StopRequested, with no actor left.
@@ -155,21 +165,20 @@ def start_cluster(config: ClusterConfig, run_id: str, stop: StopRequest, deadlin
         start.await_info(nodes)
         urls = [info.url.replace(ANY_HOST, LOCALHOST) for info in infos]
         addresses = [info.control_address for info in infos]
-        return RunningCluster(started[: len(routers)], nodes, urls, addresses, run_id)
+        return RunningCluster(started[: len(routers)], nodes, urls, addresses, run_id, api_key)
     except BaseException:
         kill(started)
         raise
 
 
-def await_registered(names: Collection[str], urls: Sequence[str], stop: StopRequest, deadline_s: float) -> None:
+def await_registered(names: Collection[str], apis: Sequence[RouterApi], stop: StopRequest, deadline_s: float) -> None:
     """Waits until every router knows these nodes. Raises StartFailed at `deadline_s` (monotonic), StopRequested."""
-    for url in urls:
-        api = RouterApi(url)
+    for api in apis:
         while missing := set(names) - api.registered_nodes():
             stop.check()
             if time.monotonic() >= deadline_s:
                 late = ", ".join(sorted(missing))
-                raise StartFailed(f"nodes did not register with the router at {url} in time: {late}")
+                raise StartFailed(f"nodes did not register with the router at {api.url} in time: {late}")
             stop.wait(POLL_S)
 
 

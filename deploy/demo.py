@@ -44,7 +44,7 @@ def run_demo(runs: RunDirectory, console: Console) -> None:
     console.print("Starting one prefill node, one decode node and the router ...")
     with running_cluster(_demo_cluster(), runs, stop, show_node_logs=False) as cluster:
         console.print(f"Ready at {cluster.urls[0]} after {time.monotonic() - started_s:.1f} s.\n")
-        ask_two_questions(RouterApi(cluster.urls[0]), demo_chat(), stop, console)
+        ask_two_questions(cluster.apis[0], demo_chat(), stop, console)
         console.print("Stopping ...")
     console.print(f"Done in {time.monotonic() - started_s:.1f} s; nothing is left running.")
 

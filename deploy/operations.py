@@ -8,7 +8,6 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from deploy.api import RouterApi
 from deploy.cluster import RunningCluster
 from deploy.config import ClusterConfig
 from deploy.errors import DeployError, RayFailed, first_line
@@ -52,7 +51,7 @@ class Operations:
     def _drain(self, name: str, timeout_s: float) -> Mapping[str, Any]:
         """Empties the node by every router, then ends its process, which Ray would start again by itself."""
         self._cluster.require_node(name)
-        reports = [RouterApi(url).drain(name, timeout_s=timeout_s, keep=True) for url in self._cluster.urls]
+        reports = [api.drain(name, timeout_s=timeout_s, keep=True) for api in self._cluster.apis]
         self._cluster.remove_node(name, self._config.ray.stop_timeout_s)
         log.info("%s is drained and has stopped: %s", name, reports)
         sums = {key: sum(report[key] for report in reports) for key in ("moved", "recomputed", "ended")}

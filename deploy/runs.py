@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ class RunRecord:
     """A cluster and the supervisor process that owns it.
 
     urls            the routers' HTTP addresses; none until the cluster is ready
+    api_key         opens everything at its routers; empty: they need none
     started_s       start of the supervisor: a later process may have the same pid
     stop_timeout_s  time that its nodes get to end their requests: `headrace down` waits longer
     """
@@ -30,6 +31,7 @@ class RunRecord:
     stop_timeout_s: float
     urls: tuple[str, ...] = ()
     ray_address: str | None = None
+    api_key: str = field(default="", repr=False)
 
     def is_alive(self) -> bool:
         return is_alive(self.pid, self.started_s)
@@ -79,12 +81,12 @@ class RunDirectory:
             raise NotRunning(f"no cluster {name!r} runs here: start one with `headrace up`")
         return record
 
-    def ready_urls(self, name: str) -> tuple[str, ...]:
-        """The HTTP addresses of the running cluster's routers."""
+    def ready(self, name: str) -> RunRecord:
+        """The record of a running cluster whose routers answer."""
         record = self.running(name)
         if not record.urls:
             raise NotRunning(f"cluster {name!r} is still starting: try again in a moment")
-        return record.urls
+        return record
 
     def require_free(self, name: str) -> None:
         """Raises AlreadyRunning if a cluster of this name runs here."""
@@ -96,10 +98,10 @@ class RunDirectory:
             )
 
     @contextlib.contextmanager
-    def claim(self, name: str, run_id: str, stop_timeout_s: float) -> Iterator[RunRecord]:
+    def claim(self, name: str, run_id: str, stop_timeout_s: float, api_key: str = "") -> Iterator[RunRecord]:
         """Holds the name for this process: a record that is not ready yet, removed at the end."""
         self.require_free(name)
-        record = RunRecord(name, run_id, os.getpid(), started_at_s(os.getpid()), stop_timeout_s)
+        record = RunRecord(name, run_id, os.getpid(), started_at_s(os.getpid()), stop_timeout_s, api_key=api_key)
         self._write(record)
         try:
             yield record
@@ -124,6 +126,7 @@ class RunDirectory:
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
             whole = self._folder / f".{record.name}.{record.pid}"
+            whole.touch(mode=0o600)  # it may hold a key
             whole.write_text(json.dumps(asdict(record), indent=2))
             whole.replace(self._path(record.name))
 

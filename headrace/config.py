@@ -130,6 +130,8 @@ def _construct(kind: type[T], values: dict[str, Any], faulty: list[str]) -> tupl
 
 def _value(hint: Any, value: object, path: tuple[str, ...]) -> tuple[Any, list[str]]:
     """One field's value as its type `hint`, and its faults."""
+    if typing.get_origin(hint) is Mapping and dataclasses.is_dataclass(typing.get_args(hint)[1]):
+        return _named_values(typing.get_args(hint)[1], value, path)
     section = _dataclass_in(hint)
     if section is not None:
         if value is None and type(None) in typing.get_args(hint):
@@ -144,6 +146,17 @@ def _value(hint: Any, value: object, path: tuple[str, ...]) -> tuple[Any, list[s
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value), []
     except ValidationError:
         return None, wrong
+
+
+def _named_values(kind: Any, value: object, path: tuple[str, ...]) -> tuple[Any, list[str]]:
+    """A mapping of names to dataclasses, and the faults of all of them."""
+    value = {} if value is None else value
+    value = {} if value is None else value
+    if not isinstance(value, Mapping):
+        return None, [f"{_dotted(path)} {value!r}: must be a mapping of names to mappings"]
+    built = {str(name): build(kind, {} if each is None else each, (*path, str(name))) for name, each in value.items()}
+    faults = [fault for _, found in built.values() for fault in found]
+    return (None if faults else {name: config for name, (config, _) in built.items()}), faults
 
 
 def _has_boolean(value: object) -> bool:

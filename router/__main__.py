@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from router.server import RouterServer
 
 FLAGS = {**field_flags(RouterConfig), **field_flags(TlsConfig, "tls")}
-del FLAGS["--tls"]
+del FLAGS["--tls"], FLAGS["--api-keys"]
 
 
 def run(config: RouterConfig) -> int:

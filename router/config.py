@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ from headrace.config import at_least, checkpoint_folders, one_of, ports, positiv
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from router.http.limits import HttpLimits
+from router.keys import ApiKey, key_faults
 from router.parsing.limits import ParseLimits
 from router.routing.plan import NO_OBJECTIVES, Objectives
 from router.routing.policies.by_name import POLICIES
@@ -50,9 +51,13 @@ class RouterConfig(HttpLimits, ParseLimits):
     on_missed_objectives  what becomes of a request that by all predictions keeps its objectives nowhere: `queue`, it is
                         served as well as it can be, or `refuse`, it gets 429 at once, with the predicted time until
                         there is room as Retry-After
-    priorities          by client, as the value of `client_header` or its address, the lowest number that it may give as
-                        `headrace.priority`; 0 for the others. Waiting requests of a lower number go before all of a
-                        higher one
+    api_keys            keys that clients need, by name: `hash`, `tenant`, `access`, `priority`, `tokens_per_minute`;
+                        `headrace key` makes one. A client is its key then. Empty, without `api_keys_file`: none is
+                        needed
+    api_keys_file       YAML file with further `api_keys`; read again when it changes
+    priorities          by client, as the value of `client_header` or its address, the number of its requests where they
+                        give none; they may give a higher one as `headrace.priority`. 0 for the others. Waiting requests
+                        of a lower number go before all of a higher one. With API keys it is the key's
     request_timeout_s   a request's whole life, its wait and the writing of its answer included; beyond that clients get
                         504, or the connection is closed
     max_unread_bytes    memory of one client's unread answer, all its choices together, beyond which the router reads no
@@ -94,6 +99,8 @@ class RouterConfig(HttpLimits, ParseLimits):
     max_queue: int = 256
     objectives: Objectives = NO_OBJECTIVES
     on_missed_objectives: str = "queue"
+    api_keys: Mapping[str, ApiKey] = field(default_factory=dict)
+    api_keys_file: Path | None = None
     priorities: Mapping[str, int] = field(default_factory=dict)
     request_timeout_s: float = 600.0
     max_unread_bytes: int = 1 << 20
@@ -133,6 +140,8 @@ class RouterConfig(HttpLimits, ParseLimits):
                 for name, number in self.priorities.items()
                 if not -(2**31) <= number < 2**31
             ),
+            key_faults(self.api_keys),
+            self._client_faults(),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             one_of(self, POLICIES, "policy"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
@@ -147,3 +156,11 @@ class RouterConfig(HttpLimits, ParseLimits):
                 "shutdown_grace_s",
             ),
         )
+
+    def _client_faults(self) -> Iterator[str]:
+        """A client is its key, or what a gateway says: one of them."""
+        if self.api_keys or self.api_keys_file is not None:
+            if self.client_header:
+                yield f"client_header {self.client_header!r}: with API keys a client is its key; leave one of them out"
+            if self.priorities:
+                yield f"priorities {dict(self.priorities)}: with API keys give each key its `priority`"

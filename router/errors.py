@@ -71,8 +71,10 @@ class ApiError(RouterError):
     @property
     def headers(self) -> dict[str, str]:
         """Headers of the response. OpenAI's clients repeat any 5xx twice unless `x-should-retry` forbids it."""
-        retry_after = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
-        return retry_after if self.may_retry else retry_after | {"x-should-retry": "false"}
+        headers = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["www-authenticate"] = "Bearer"
+        return headers if self.may_retry else headers | {"x-should-retry": "false"}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles whole: bodies are parsed in other processes."""

@@ -14,7 +14,7 @@ from headrace.wire.messages import NodeInfo
 from headrace.wire.server import ListenError
 from headrace.wire.tls import TlsError, load_identity
 from router.api.app import build_app
-from router.api.clients import named_client
+from router.api.clients import Clients
 from router.api.completions import CompletionService
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.liveness import Liveness
@@ -25,6 +25,7 @@ from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.http.server import HttpServer
+from router.keys import KeySource
 from router.metrics import RouterMetrics
 from router.parsing.body_parser import BodyParser
 from router.parsing.messages import WorkerSettings
@@ -53,7 +54,7 @@ class RouterServer:
     connect_to   opens the client to a registered node; None: over gRPC
     policy       chooses a plan for each request; None: the config's
 
-    Raises TlsError, ModelFolderError.
+    Raises TlsError, ModelFolderError, ConfigError (a file of API keys that cannot be used).
     """
 
     def __init__(
@@ -88,7 +89,6 @@ class RouterServer:
             config.max_concurrent,
             config.max_queue,
             max_per_client=config.max_concurrent_per_client,
-            priorities={named_client(name, config.client_header): n for name, n in config.priorities.items()},
             timeout_s=config.request_timeout_s,
             clock=clock,
             nodes_line_s=lambda num_tokens: self.context.prompt_wait_s(num_tokens),
@@ -124,7 +124,9 @@ class RouterServer:
         )
         self._drains = Drains(self.nodes, table, snapshots, metrics, clock)
         roles = RoleSwitch(self.nodes)
-        app = build_app(service, parser, status, roles, self._drains, config, metrics.http_response)
+        self._keys = KeySource(config.api_keys, config.api_keys_file)
+        self._clients = Clients(config, self._keys.keys if self._keys.is_on else None, clock)
+        app = build_app(service, parser, status, roles, self._drains, self._clients, config, metrics.http_response)
         self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity, config.control_silence_s)
         self._closed = asyncio.Event()
@@ -143,7 +145,10 @@ class RouterServer:
             raise
         self.url = f"http://{config.host}:{port}"
         self._subscriptions.start()
-        self._watching = asyncio.create_task(Liveness(self.nodes, config.heartbeat_s).run())
+        self._watching = [
+            asyncio.create_task(Liveness(self.nodes, config.heartbeat_s).run()),
+            asyncio.create_task(self._keys.watch(self._clients.use)),
+        ]
         log.info("router at %s, nodes register at %s", self.url, self.control_address)
 
     async def stop(self) -> None:
@@ -152,9 +157,9 @@ class RouterServer:
             return
         self._http.should_exit = True
         await asyncio.wait({self._http.serving}, timeout=self._config.shutdown_grace_s + 5)
-        for task in (self._http.serving, self._watching):
+        for task in (self._http.serving, *self._watching):
             task.cancel()
-        await asyncio.gather(self._http.serving, self._watching, return_exceptions=True)
+        await asyncio.gather(self._http.serving, *self._watching, return_exceptions=True)
         await self._parsing.close()
         await self._registry.stop(0)
         await self._drains.close()

@@ -50,7 +50,7 @@ def load_identity(config: TlsConfig | None, host: str) -> Identity | None:
     Raises TlsError, also for certificates that peers would refuse: of another authority or host, or expired.
     """
     if config is None:
-        level = logging.INFO if _is_loopback(host) else logging.WARNING
+        level = logging.INFO if is_loopback(host) else logging.WARNING
         log.log(level, "TLS is off at %s: whoever reaches this port can use it; see tls in docs/security.md", host)
         return None
     ca, cert, key = (_read(name, getattr(config, name)) for name in ("ca", "cert", "key"))
@@ -60,7 +60,8 @@ def load_identity(config: TlsConfig | None, host: str) -> Identity | None:
     return Identity(ca, cert, key, config.server_name)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True for an address that only this host reaches."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

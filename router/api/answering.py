@@ -14,12 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.answer_writer import ANSWER_END, WriterOf
 from router.api.bodies import Bodies
-from router.api.clients import client_of
+from router.api.clients import client_of, owned
 from router.api.completions import CompletionService
 from router.api.generation import GenerationRequest
 from router.api.request_ids import identified, request_id_of
 from router.errors import ApiError
-from router.http.limits import HttpLimits
 from router.parsing.body_parser import Reader
 from router.parsing.parser import RequestParser
 
@@ -36,15 +35,10 @@ class ClientLeft(Exception):
 class Answering:
     """The work that all routes share which read long bodies or generate."""
 
-    def __init__(self, service: CompletionService, parser: RequestParser, bodies: Bodies, limits: HttpLimits) -> None:
+    def __init__(self, service: CompletionService, parser: RequestParser, bodies: Bodies) -> None:
         self._service = service
         self._parser = parser
         self._bodies = bodies
-        self._limits = limits
-
-    def client(self, request: Request) -> str:
-        """The name of the request's client."""
-        return client_of(request, self._limits.client_header)
 
     async def generation_body(self, request: Request, read: Reader[T]) -> T:
         """The body of a request that generates, as its reader makes it; refused before it is read if the line is full.
@@ -52,15 +46,14 @@ class Answering:
         Raises ApiError, ClientLeft, starlette's ClientDisconnect.
         """
         request_id_of(request.scope)
-        self._service.check_line(self.client(request))
+        self._service.check_line(client_of(request))
         return await self.body(request, read)
 
     async def body(self, request: Request, read: Reader[T]) -> T:
         """The body of any request, as its reader makes it; raises as `generation_body`."""
-        client = self.client(request)
         # FastAPI's own parsing (json.loads, then the model) takes 93 us for a chat of 48 kB, `parse_body` 43: 2,000 and
         # 2,360 requests a second through httpx's ASGI transport. FastAPI's has no limit of length, and blocks the loop.
-        async with self._bodies.read(request, client) as data:
+        async with self._bodies.read(request, client_of(request).name) as data:
             return await self.parsed(request, read, data)
 
     async def parsed(self, request: Request, read: Reader[T], data: bytes) -> T:
@@ -68,15 +61,16 @@ class Answering:
         parsed = self._parser.parse_at_once(read, data)
         if parsed is not None:
             return parsed
-        return await unless_gone(request.receive, self._parser.parse(read, data, self.client(request)))
+        return await unless_gone(request.receive, self._parser.parse(read, data, client_of(request).name))
 
     async def generate(self, request: Request, generation: GenerationRequest, writer_of: WriterOf) -> Response:
         """The answer to a generation request, whole or as a stream; raises as `generation_body`."""
-        generation = identified(generation, request_id_of(request.scope))
+        client = client_of(request)
+        generation = identified(owned(generation, client), request_id_of(request.scope))
         service = self._service
         deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
         work = service.stream if generation.stream else service.answer
-        answer = work(generation, writer_of, self.client(request))
+        answer = work(generation, writer_of, client)
         # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
         first = await unless_gone(request.receive, answer.__anext__())
         if generation.stream:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -18,6 +18,7 @@ from router.api.answering import CLIENT_CLOSED_REQUEST, CLIENT_LEFT, Answering, 
 from router.api.bodies import Bodies
 from router.api.chat_schemas import ChatBody
 from router.api.chat_writer import ChatWriter
+from router.api.clients import Clients, note_client
 from router.api.completion_schemas import CompletionBody
 from router.api.completion_writer import CompletionWriter
 from router.api.completions import CompletionService
@@ -61,19 +62,25 @@ def build_app(
     status: ClusterStatus,
     roles: RoleSwitch,
     drains: Drains,
+    clients: Clients,
     limits: HttpLimits,
     count_response: CountResponse,
 ) -> ASGIApp:
     """The ASGI application. Answers go out as they were written: `response_model`s are documentation."""
+
+    async def check_key(request: Request) -> None:
+        note_client(request, clients.of(request))
+
     bodies = Bodies(limits)
-    app = FastAPI(title="Headrace", version="1", docs_url=None, redoc_url=None, openapi_url=None)
+    checks = [Depends(check_key)]  # of all routes, those that are added later too: none is open by mistake
+    app = FastAPI(title="Headrace", version="1", docs_url=None, redoc_url=None, openapi_url=None, dependencies=checks)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_unforeseen_error)
     app.add_exception_handler(ClientLeft, _on_client_left)
     app.add_exception_handler(ClientDisconnect, _on_client_left)  # during the upload
 
-    answering = Answering(service, parser, bodies, limits)
+    answering = Answering(service, parser, bodies)
 
     @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, ChatCompletionChunk))
     async def chat(request: Request) -> Response:
@@ -133,7 +140,7 @@ def build_app(
         return JSONResponse(status.explain(request_id))
 
     add_tokenizer_routes(app, answering)
-    add_operator_routes(app, roles, drains, bodies, limits)
+    add_operator_routes(app, roles, drains, bodies)
 
     @cache
     def document() -> dict[str, Any]:

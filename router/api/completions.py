@@ -15,6 +15,7 @@ from router.api.generation import GenerationRequest
 from router.api.logprobs import num_logprobs, slices
 from router.errors import ApiError, bad_request, no_node
 from router.requests.admission import Admission
+from router.requests.client import Client
 from router.requests.context import RouterContext
 from router.requests.driver import RequestDriver
 from router.requests.siblings import Siblings
@@ -41,11 +42,13 @@ class CompletionService:
         """Seconds from the end of a request's body until its answer must be written."""
         return self._context.config.request_timeout_s + WRITE_GRACE_S
 
-    def check_line(self, client: str) -> None:
-        """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
-        self._admission.check_line(client)
+    def check_line(self, client: Client) -> None:
+        """Raises ApiError (429) if not even one more request of this client fits, or its rate is used up: asked before
+        the body is read."""
+        client.check_rate()
+        self._admission.check_line(client.name, client.priority)
 
-    async def answer(self, generation: GenerationRequest, writer_of: WriterOf, client: str) -> AsyncGenerator[bytes]:
+    async def answer(self, generation: GenerationRequest, writer_of: WriterOf, client: Client) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields its whole answer, then nothing, then ANSWER_END; raises ApiError.
 
         The reader asks for the end once the client has taken what comes before: an answer that is not read keeps its
@@ -68,7 +71,7 @@ class CompletionService:
             yield b""
         yield ANSWER_END
 
-    async def stream(self, generation: GenerationRequest, writer_of: WriterOf, client: str) -> AsyncGenerator[bytes]:
+    async def stream(self, generation: GenerationRequest, writer_of: WriterOf, client: Client) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields server-sent events. An ApiError is raised before the first event; after
         it, the error is the last event."""
         writer = writer_of(generation, self._tokens.token_bytes)
@@ -128,7 +131,7 @@ class CompletionService:
             )
 
     @asynccontextmanager
-    async def _running(self, generation: GenerationRequest, client: str) -> AsyncIterator[Choices]:
+    async def _running(self, generation: GenerationRequest, client: Client) -> AsyncIterator[Choices]:
         """Admits and runs the requests; leaving cancels those still running."""
         self._check_scores(generation)
         self._check_nodes()
@@ -140,11 +143,12 @@ class CompletionService:
             count, per_prompt = len(generation.requests), generation.choices_per_prompt
             followers = [index for index in range(count) if index % per_prompt]
             permits = self._admission.acquire(
-                client,
+                client.name,
                 generation.requests,
                 followers=followers,
-                priority=generation.priority,
+                priority=client.priority_of(generation.priority),
                 first_token_s=objectives.first_token_s if config.on_missed_objectives == "refuse" else None,
+                charge=client.charge,
             )
             for permit in permits:
                 stack.callback(permit.release)

@@ -40,6 +40,7 @@ class GenerationRequest:
     id_prefix   the beginning of `id`, by which an API names its answers
     is_seeded   the client gave the seed
     objectives  those that the client gave
+    priority    that which the client asked for
     """
 
     id: str
@@ -57,7 +58,7 @@ class GenerationRequest:
     echo: bool
     is_seeded: bool
     objectives: Objectives
-    priority: int
+    priority: int | None
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that a choice answers."""

@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from router.api.clients import access_needed
 from router.api.request_ids import HEADER, VALID
 from router.api.response_schemas import ErrorBody
 
@@ -40,6 +41,11 @@ REQUEST_ID = {
     "schema": {"type": "string", "pattern": f"^{VALID}$"},
 }
 
+KEY_ERRORS = {
+    HTTPStatus.UNAUTHORIZED: "API keys are on, and the request has none that is known.",
+    HTTPStatus.FORBIDDEN: "The API key does not allow this.",
+}
+KEYS = {"bearer": {"type": "http", "scheme": "bearer"}, "key": {"type": "apiKey", "in": "header", "name": "x-api-key"}}
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 RETRYABLE = (HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -90,6 +96,19 @@ def _reference(model: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": REFERENCE.format(model=model.__name__)}
 
 
+def _key_responses(others: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers to a request whose key will not do; `others`, of the same route, give their error's shape."""
+    shape = next(
+        (
+            answer["content"]
+            for status, answer in others.items()
+            if status.startswith("4") and "application/json" in answer.get("content", {})
+        ),
+        {"application/json": {"schema": _reference(ErrorBody)}},
+    )
+    return {str(int(status)): {"description": cause, "content": shape} for status, cause in KEY_ERRORS.items()}
+
+
 def openapi_document(
     app: FastAPI, bodies: Iterable[type[BaseModel]], chunks: Iterable[type[BaseModel]]
 ) -> dict[str, Any]:
@@ -102,10 +121,13 @@ def openapi_document(
     for models in (read, written):
         _, described = models_json_schema(models, ref_template=REFERENCE)
         schemas.update(described["$defs"])
-    # FastAPI's validation error, which no route here answers with.
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
+    document["components"]["securitySchemes"] = KEYS
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            operation["responses"].pop("422", None)  # FastAPI's validation error, which no route here answers with
+            if access_needed(method.upper(), path) is not None:
+                operation["security"] = [{}, *({name: []} for name in KEYS)]  # keys may be off
+                operation["responses"] |= _key_responses(operation["responses"])
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     document["components"]["schemas"] = dict(sorted(schemas.items()))

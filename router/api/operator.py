@@ -1,5 +1,5 @@
-"""Routes with which an operator changes the cluster. For whoever reaches the router's port, as /cluster is: a gateway
-passes on /v1/ alone (docs/security.md)."""
+"""Routes with which an operator changes the cluster. With API keys they need one with the access `operate`; without,
+a gateway passes on /v1/ alone (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from router.api.operator_schemas import DrainBody, RoleBody
 from router.api.response_schemas import DrainedNode, SwitchedRole
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError
-from router.http.limits import HttpLimits
 from router.requests.drains import Drains
 
 JSON_TYPE = "application/json"
@@ -40,7 +39,7 @@ DRAIN_ERRORS = {
 }
 
 
-def add_operator_routes(app: FastAPI, roles: RoleSwitch, drains: Drains, bodies: Bodies, limits: HttpLimits) -> None:
+def add_operator_routes(app: FastAPI, roles: RoleSwitch, drains: Drains, bodies: Bodies) -> None:
     @app.post(
         "/cluster/nodes/{name}/role",
         response_model=SwitchedRole,
@@ -50,7 +49,7 @@ def add_operator_routes(app: FastAPI, roles: RoleSwitch, drains: Drains, bodies:
     async def switch_role(name: str, request: Request) -> Response:
         """Changes the work for which a node is preferred: at once for new requests, while running ones end there."""
         _require_json(request)
-        async with bodies.read(request, client_of(request, limits.client_header)) as data:
+        async with bodies.read(request, client_of(request).name) as data:
             body = parse_body(RoleBody, data)
         await roles.switch(name, Role(body.role))
         return JSONResponse({"node": name, "role": body.role})
@@ -65,7 +64,7 @@ def add_operator_routes(app: FastAPI, roles: RoleSwitch, drains: Drains, bodies:
         """Moves a node's running requests to other nodes, with blocks and states, and stops it. Answers when it serves
         nothing for this router any more; other routers move theirs when it leaves them."""
         _require_json(request)
-        async with bodies.read(request, client_of(request, limits.client_header)) as data:
+        async with bodies.read(request, client_of(request).name) as data:
             body = parse_body(DrainBody, data)
         return JSONResponse(asdict(await drains.drain(name, timeout_s=body.timeout_s, keep=body.keep)))
 

@@ -61,8 +61,8 @@ class HeadraceOptions(OwnBody):
     """Separates the prefix caches of tenants: requests share cached prefixes only with the same salt."""
     objectives: ObjectivesBody = ObjectivesBody()
     """Times to keep; nodes and plans are chosen by them, and a request that cannot keep them may be refused."""
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    """A waiting request goes before all with a higher number. Below 0 only where the operator allows it."""
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """A waiting request goes before all with a higher number. Not below the client's own, which is the default."""
 
 
 class StreamOptions(Body):

@@ -6,10 +6,10 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from headrace.request import Request
-from router.errors import ApiError, bad_request, objectives_missed, too_many_requests
+from router.errors import ApiError, objectives_missed, too_many_requests
 from router.fair_line import FairLine
 from router.requests.wait_estimate import WaitEstimate
 
@@ -35,7 +35,6 @@ class Admission:
     longer than its time allows is refused at once, too.
 
     max_per_client  places that one client may have at a time; None: all of them
-    priorities      by client, the lowest priority number that it may ask for; 0 for the others
     timeout_s       a request's whole time, its wait included
     clock           yields seconds
     nodes_line_s    returns the seconds by which the prompts that the nodes have delay one of so many tokens
@@ -47,7 +46,6 @@ class Admission:
         max_queue: int,
         *,
         max_per_client: int | None = None,
-        priorities: Mapping[str, int] | None = None,
         timeout_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         nodes_line_s: Callable[[int], float] = lambda num_tokens: 0.0,
@@ -56,7 +54,6 @@ class Admission:
         self._least_free = -int(FIRST_SHARE * max_concurrent)
         self._max_queue = max_queue
         self._max_per_client = max_per_client or max_concurrent
-        self._priorities = priorities or {}
         self._timeout_s = timeout_s
         self._clock = clock
         self._nodes_line_s = nodes_line_s
@@ -69,9 +66,9 @@ class Admission:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def check_line(self, client: str) -> None:
+    def check_line(self, client: str, priority: int = 0) -> None:
         """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
-        position = self._waiting.position(client, self._priorities.get(client, 0))
+        position = self._waiting.position(client, priority)
         if not self._has_place(client) and self.waiting >= self._max_queue and position >= self.waiting:
             raise self._full(1)
         self._check_time(client, 1, position)
@@ -84,18 +81,18 @@ class Admission:
         followers: Collection[int] = (),
         priority: int = 0,
         first_token_s: float | None = None,
+        charge: Callable[[int], None] = lambda num_tokens: None,
     ) -> list[AdmissionPermit]:
-        """One permit for each request of one client, all or none; raises ApiError: 429 when the queue is full or the
-        wait longer than `first_token_s`, 400 for a priority that is not the client's.
+        """One permit for each request of one client, all or none; raises ApiError (429) when the queue is full or the
+        wait longer than `first_token_s`. `charge` gets the tokens that they have cost, as that becomes known.
 
         Every permit must be released: only that frees its place. Those with an index in `followers` keep their places
         in the queue, but are passed over until `may_run`.
         """
-        self._check_priority(client, priority)
         position, num_tokens = self._waiting.position(client, priority), max(len(each.tokens) for each in requests)
         self._check_time(client, len(requests), position, num_tokens, first_token_s)
         permits = [
-            AdmissionPermit(self, client, _cost(request, index in followers), held_back=index in followers)
+            AdmissionPermit(self, client, _cost(request, index in followers), index in followers, charge)
             for index, request in enumerate(requests)
         ]
         for permit in permits:
@@ -118,15 +115,6 @@ class Admission:
             code="queue_full",
             retry_after_s=self._wait_s(max(1, self.waiting + count - self._max_queue)),
         )
-
-    def _check_priority(self, client: str, priority: int) -> None:
-        lowest = self._priorities.get(client, 0)
-        if priority < lowest:
-            raise bad_request(
-                f"headrace.priority {priority}: this client may ask for {lowest} and above (router.priorities)",
-                "headrace",
-                "priority_not_allowed",
-            )
 
     def _check_time(
         self, client: str, count: int, before: int, num_tokens: int = 1, first_token_s: float | None = None
@@ -183,21 +171,27 @@ class Admission:
             self._waiting.leave(permit)
         self._grant()
 
-    def _served(self, permit: AdmissionPermit, cost: int) -> None:
+    def _served(self, permit: AdmissionPermit, computed_tokens: int, answer_tokens: int) -> None:
         if permit in self._running:
+            cost = _work(computed_tokens, answer_tokens)
             self._waiting.correct(permit.client, cost - permit.cost)
             permit.cost = cost
+            permit.charge(computed_tokens + answer_tokens)
 
 
 class AdmissionPermit:
     """The right of one request to run, once granted. `cost`: its work in tokens, as far as it is known."""
 
-    def __init__(self, admission: Admission, client: str, cost: int, *, held_back: bool) -> None:
+    def __init__(
+        self, admission: Admission, client: str, cost: int, held_back: bool, charge: Callable[[int], None]
+    ) -> None:
         self.client = client
         self.cost = cost
         self.held_back = held_back
         self.granted_at_s = 0.0
         self._admission = admission
+        self._charge = charge
+        self._num_charged = 0
         self._is_released = False
         self._decided = asyncio.Event()
         self._refusal: ApiError | None = None
@@ -231,7 +225,12 @@ class AdmissionPermit:
 
     def served(self, *, computed_tokens: int, answer_tokens: int) -> None:
         """Counts what the request has cost, so far or in the end; for nothing once its place is free."""
-        self._admission._served(self, _work(computed_tokens, answer_tokens))
+        self._admission._served(self, computed_tokens, answer_tokens)
+
+    def charge(self, num_tokens: int) -> None:
+        """Charges its client for so many tokens, all together: for those that are new."""
+        self._charge(num_tokens - self._num_charged)
+        self._num_charged = num_tokens
 
     def release(self) -> None:
         """Frees the place, or leaves the queue; more than once does no harm."""

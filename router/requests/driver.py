@@ -98,8 +98,10 @@ class RequestDriver:
         self._permit.release()
 
     def _count_work(self, answer_tokens: int) -> None:
-        num_prompt = self.life.request.num_prompt_tokens
-        computed = num_prompt - self.life.report.cached_tokens(num_prompt)
+        num_prompt, report = self.life.request.num_prompt_tokens, self.life.report
+        # What failed before a node had the prompt has cost nothing: a client that asks again pays once.
+        was_computed = report.reused_tokens is not None or answer_tokens > 0
+        computed = num_prompt - report.cached_tokens(num_prompt) if was_computed else 0
         self._permit.served(computed_tokens=computed, answer_tokens=answer_tokens)
 
     async def _drive(self) -> None:
@@ -154,9 +156,7 @@ class RequestDriver:
             await attempt.successor.running
 
     async def _placed(self, attempt: Attempt) -> None:
-        attempt.placement = placement = await self._search.place(
-            attempt.request, is_suspect=self.life.failures.is_suspect
-        )
+        attempt.placement = placement = await self._search.place(attempt.request)
         if placement.decode is not None:
             is_remote = placement.is_handed_over
             source = None if is_remote else await self._search.fetch_source(attempt.request, placement)
@@ -240,10 +240,7 @@ class RequestDriver:
         if placement is not None and self._search.may_still(placement.prefill):
             return placement
         receiver = attempt.decode_node
-        if receiver is None:
-            return None
-        is_suspect = self.life.failures.is_suspect
-        return await self._search.place_prefill(attempt.request, receiver, is_suspect=is_suspect)
+        return None if receiver is None else await self._search.place_prefill(attempt.request, receiver)
 
     # ------------------------------------------------------------ moves
 

@@ -25,6 +25,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "Routers": {"model_path": MODEL, "control_port": 9000},
     "NodeGroup": {"node": NODE, "count": 1},
     "NodeConfig": NODE,
+    "ApiKey": {"hash": "0" * 64},
     "TlsConfig": {"ca": "a", "cert": "c", "key": "k"},
     "EngineConfig": {"device": "cuda"},  # a CPU has one state_dtype only
 }
@@ -67,6 +68,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_unread_bytes": COUNT,
         "max_queue": ([0, 9], [-1]),
         "on_missed_objectives": (["queue", "refuse"], ["drop"]),
+        "api_keys_file": ([MODEL], []),
         "priorities": ([{}, {"ops": -5}], [{"ops": 1 << 31}]),
         "request_timeout_s": SECONDS,
         "node_return_timeout_s": SECONDS,
@@ -78,6 +80,13 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "heartbeat_s": SECONDS,
         "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "shutdown_grace_s": SECONDS,
+    },
+    "ApiKey": {
+        "hash": (["0aF" * 21 + "0"], ["", "hr-abc", "0" * 63, "g" * 64]),
+        "tenant": (["", "acme.1_a-b", "x" * 64], ["a b", "x" * 65, "a\0b"]),
+        "access": (["generate", "view", "operate"], []),
+        "priority": ([-(2**31), 0, 2**31 - 1], [2**31]),
+        "tokens_per_minute": COUNT,
     },
     "Objectives": {"first_token_s": SECONDS, "token_gap_s": SECONDS},
     "ParseLimits": {
@@ -282,7 +291,7 @@ def test_a_section_is_a_mapping_or_empty(kind: type, name: str) -> None:
         assert_refused(kind, name, value)
     (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
     if field.default_factory is not dataclasses.MISSING:
-        assert getattr(with_field(kind, name, None), name) == sections(kind)[name]()
+        assert getattr(with_field(kind, name, None), name) == field.default_factory()
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=named)

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from headrace.config import load
+from router.keys import ApiKey, KeyFile, hash_of
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "tiny_models" / "headrace-tiny-qwen3.5")
@@ -52,6 +56,16 @@ def test_wrong_settings_are_one_message_and_status_2(arguments: list[str], messa
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_key_is_shown_once_and_its_line_is_one_of_a_key_file() -> None:
+    done = headrace("key", "ann", "--tenant", "acme", "--tokens-per-minute", "500")
+    key, line = done.stderr.split()[0], yaml.safe_load(f"api_keys:\n{done.stdout}")
+    keys = load(KeyFile, line, "keys.yaml").api_keys
+    assert keys == {"ann": ApiKey(hash_of(key), tenant="acme", tokens_per_minute=500)}
+    assert key not in done.stdout
+    wrong = headrace("key", "a b")
+    assert (wrong.returncode, wrong.stdout) == (2, "") and "api_keys 'a b': at most 64 letters" in wrong.stderr
 
 
 def test_a_cluster_that_does_not_run_is_one_message_and_status_1(tmp_path: Path, monkeypatch) -> None:

@@ -1,5 +1,6 @@
 """Run records: who has a cluster's name, and for how long."""
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,19 @@ def test_a_claimed_name_is_found_until_it_is_given_back(runs):
     with runs.claim("x", "abc", 15.0) as record:
         assert runs.running("x") == record
         with pytest.raises(NotRunning, match="still starting"):
-            runs.ready_urls("x")
+            runs.ready("x")
         runs.publish(record, ["http://127.0.0.1:9"], "ray")
-        assert runs.ready_urls("x") == ("http://127.0.0.1:9",)
+        assert runs.ready("x").urls == ("http://127.0.0.1:9",)
     assert runs.find("x") is None
+
+
+def test_a_run_has_its_key_in_a_record_for_its_user_alone(runs, tmp_path):
+    with runs.claim("x", "abc", 15.0, "hr-key") as record:
+        runs.publish(record, ["http://127.0.0.1:9"], "ray")
+        assert runs.ready("x").api_key == "hr-key"
+        assert "hr-key" not in repr(runs.ready("x"))
+        (file,) = [each for each in tmp_path.rglob("x.json")]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_a_name_cannot_be_claimed_twice(runs):

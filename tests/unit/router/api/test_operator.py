@@ -62,7 +62,7 @@ async def test_the_document_describes_the_switch(running: Running):
     operation = document["paths"][PATH]["post"]
     read = operation["requestBody"]["content"]["application/json"]["schema"]
     Draft202012Validator({**read, "components": document["components"]}).validate({"role": "both"})
-    assert set(operation["responses"]) == {"200", "400", "404", "409", "415", "503"}
+    assert set(operation["responses"]) == {"200", "400", "401", "403", "404", "409", "415", "503"}
     reply = await running.http.post("/cluster/nodes/d0/role", json={"role": "both"})
     written = operation["responses"]["200"]["content"]["application/json"]["schema"]
     Draft202012Validator({**written, "components": document["components"]}).validate(reply.json())

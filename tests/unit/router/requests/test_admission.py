@@ -91,7 +91,7 @@ def test_answers_count_by_their_tokens():
 
 
 def test_a_lower_priority_number_goes_first():
-    admission = Admission(max_concurrent=1, max_queue=9, priorities={"ops": -5})
+    admission = Admission(max_concurrent=1, max_queue=9)
     (first,) = admission.acquire("a", ONE)
     (background,) = admission.acquire("b", ONE, priority=7)
     (plain,) = admission.acquire("a", ONE)
@@ -102,14 +102,6 @@ def test_a_lower_priority_number_goes_first():
         last = next(permit for permit in (background, plain, urgent) if permit.is_granted and permit not in order)
         order.append(last)
     assert order == [urgent, plain, background]
-
-
-def test_only_the_clients_that_may_go_first():
-    admission = Admission(max_concurrent=1, max_queue=9, priorities={"ops": -5, "batch": 3})
-    for client, priority, lowest in (("a", -1, 0), ("ops", -6, -5), ("batch", 0, 3)):
-        with pytest.raises(ApiError, match=rf"priority {priority}: this client may ask for {lowest} and above"):
-            admission.acquire(client, ONE, priority=priority)
-    assert admission.acquire("batch", ONE, priority=3)
 
 
 def test_a_request_that_would_wait_beyond_its_objective_is_refused():
