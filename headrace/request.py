@@ -26,6 +26,7 @@ class Sampling:
     prompt_logprobs  the same for the prompt's tokens
     bias_ids         tokens to whose logits `bias_values`, one for each, are added before all else
     allowed_token_ids  no other token is drawn; empty: any may be
+    grammar          what the answer must obey, as `headrace.grammar` has it; None: nothing
     """
 
     max_tokens: int
@@ -51,6 +52,8 @@ class Sampling:
     def has_bias(self) -> bool:
         """True if some logits are changed in the same way at each draw."""
         return bool(self.bias_ids or self.allowed_token_ids or any(len(word.tokens) == 1 for word in self.bad_words))
+
+    grammar: str | None = None
 
     @property
     def has_penalty(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -22,6 +23,7 @@ from headrace.engine.scheduler import LatestArrival, Scheduler
 from headrace.engine.step_budget import TokenCost
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
+from headrace.grammar import Grammars
 from headrace.kernels.lib.dispatch import set_hopper_kernels
 from headrace.models.flops import attention_parity_position
 from headrace.models.model import HybridModel
@@ -48,11 +50,16 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
     use_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return engine_around(_model(model_path, config), config, clock)
+    return engine_around(_model(model_path, config), config, clock, Path(model_path) / "tokenizer.json")
 
 
-def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], float]) -> BuiltEngine:
-    """Sizes the pools by the memory that the model left free, and warms a GPU up. Raises ConfigError."""
+def engine_around(
+    model: HybridModel, config: EngineConfig, clock: Callable[[], float], tokenizer_file: Path | None = None
+) -> BuiltEngine:
+    """Sizes the pools by the memory that the model left free, and warms a GPU up. Raises ConfigError.
+
+    tokenizer_file   read when a request has a grammar; None: such requests are refused
+    """
     set_hopper_kernels(config.hopper_kernels)
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
@@ -88,6 +95,7 @@ def engine_around(model: HybridModel, config: EngineConfig, clock: Callable[[], 
         max_model_tokens=max_model_tokens,
         num_blocks=sizes.num_blocks,
         prior_costs=prior_costs(attention_parity_position(model.config)),
+        grammars=Grammars(tokenizer_file, model.config.vocab_size, model.config.eos_token_ids),
         overlap=config.overlaps,
         clock=clock,
     )

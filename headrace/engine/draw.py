@@ -19,6 +19,7 @@ class Draw:
     counts_row   its sequence's row in the device's `TokenCounts`; None: no penalties
     bias_row     its sequence's row in the device's `TokenBiases`; None: no biases
     banned_after  (p, id): the id may not be drawn if the token before it, draw `pending` of the last launch, is p
+    mask_row     its row in the step's masks, which refuse what its grammar does not allow; None: no grammar
     """
 
     sampling: Sampling
@@ -28,12 +29,14 @@ class Draw:
     bias_row: int | None = None
     banned_after: Sequence[tuple[int, int]] = ()
     pending: int | None = None
+    mask_row: int | None = None
 
     @property
     def is_greedy(self) -> bool:
         """True if the token is the best one of the unchanged logits."""
-        changes = self.banned or self.banned_after or self.counts_row is not None or self.bias_row is not None
-        return not changes and self.sampling.temperature <= COLDEST
+        changes = self.banned or self.banned_after
+        rows = (self.counts_row, self.bias_row, self.mask_row)
+        return not changes and rows == (None, None, None) and self.sampling.temperature <= COLDEST
 
 
 @dataclass(frozen=True)

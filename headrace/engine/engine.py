@@ -24,13 +24,15 @@ from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
 from headrace.engine.load import shape_of
 from headrace.engine.logprobs import PromptScores
-from headrace.engine.requests import EngineRequests
+from headrace.engine.requests import BadRequest, EngineRequests
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.sampler import Drawn
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Computed, Failed, Halted, Sampled, Scored, Sequence, Started
+from headrace.engine.step_masks import StepMasks
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
+from headrace.grammar import Grammars
 from headrace.request import FinishReason
 from headrace.step_costs import StepCosts, StepShape
 
@@ -82,6 +84,7 @@ class Engine(EngineRequests):
         max_model_tokens: int,
         num_blocks: int,
         prior_costs: StepCosts,
+        grammars: Grammars,
         overlap: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -95,9 +98,11 @@ class Engine(EngineRequests):
             num_blocks=num_blocks,
             prior_costs=prior_costs,
             record_event=runner.memory.record_event,
+            grammars=grammars,
             clock=clock,
         )
         self._runner = runner
+        self._masks = StepMasks(grammars, self._rules.unwanted)
         self._client_work = ClientWork()
         self._overlap = overlap
         self._in_flight: InFlight | None = None
@@ -117,11 +122,12 @@ class Engine(EngineRequests):
         chunks = self._schedule()
         self._in_step = [*self._in_step, *chunks]
         self._report_started(chunks)
-        previous, launched = self._in_flight, self._try_launch(chunks)
+        had_tokens = self._in_flight is not None
+        launched = self._try_launch(chunks)
         if isinstance(launched, Shortage):
             self._do_without(chunks, launched)
         else:
-            self._in_flight = launched
+            previous, self._in_flight = self._in_flight, launched
             if previous is not None:
                 self._take_tokens(previous)  # while the new step runs
             if launched is not None:
@@ -129,7 +135,7 @@ class Engine(EngineRequests):
                 if not self._overlap:
                     self._settle()
         self._in_step = []
-        return bool(chunks) or previous is not None
+        return bool(chunks) or had_tokens
 
     @property
     def has_work(self) -> bool:
@@ -188,6 +194,7 @@ class Engine(EngineRequests):
     def _launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight:
         draw_index: dict[Sequence, int] = {}
         draws: list[tuple[int, Draw]] = []
+        constrained: list[Sequence] = []
         scored: list[ScheduledChunk[Sequence]] = []
         rows: list[PromptRows] = []
         inputs: list[SequenceInput] = []
@@ -203,14 +210,20 @@ class Engine(EngineRequests):
             num_rows += num_logits
             if draws_token:
                 draw_index[sequence] = len(draws)
-                draws.append((num_rows - 1, self._draw(sequence)))
+                draws.append((num_rows - 1, self._draw(sequence, len(constrained))))
+                constrained += [sequence] * (sequence.grammar is not None)
             inputs.append(self._sequence_input(chunk, num_logits))
         began_s = self._clock()
-        launched = self._runner.launch(inputs, draws, rows)
         behind = self._in_flight.launched.drawn if self._in_flight is not None else None
+        # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
+        settle = self._settle if any(map(self._num_pending, constrained)) else None
+        with self._masks.computed(constrained, settle) as wait_for_masks:
+            launched = self._runner.launch(inputs, draws, rows, wait_for_masks)
+        self._give_up_confused(constrained)
         return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s, behind)
 
-    def _draw(self, sequence: Sequence) -> Draw:
+    def _draw(self, sequence: Sequence, mask_row: int) -> Draw:
+        """The draw of its next token; `mask_row` is the row of the step's next mask, if it needs one."""
         request, counts_row, bias_row = sequence.request, None, None
         if request.sampling.has_penalty:
             # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
@@ -219,9 +232,17 @@ class Engine(EngineRequests):
             bias_row = self._runner.token_biases.row(sequence, request.sampling)
         pending = self._in_flight.draw_index.get(sequence) if self._in_flight is not None else None
         draw = self._rules.draw(sequence, pending)
-        if counts_row is None and bias_row is None:
+        if counts_row is None and bias_row is None and sequence.grammar is None:
             return draw
-        return replace(draw, counts_row=counts_row, bias_row=bias_row)
+        mask = None if sequence.grammar is None else mask_row
+        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask)
+
+    def _give_up_confused(self, constrained: list[Sequence]) -> None:
+        """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
+        for sequence in set(constrained).intersection(self._running):
+            if sequence.grammar is not None and (error := sequence.grammar.error) is not None:
+                self._running.remove(sequence)
+                sequence.job.on_event(Failed(BadRequest(f"grammar: the answer cannot go on by it: {error}")))
 
     def _sequence_input(self, chunk: ScheduledChunk[Sequence], num_logits: int) -> SequenceInput:
         sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held

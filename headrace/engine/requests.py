@@ -28,6 +28,7 @@ from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Job, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.engine.waiting import WaitingLine
+from headrace.grammar import GrammarError, Grammars
 from headrace.request import FinishReason, Request
 from headrace.step_costs import StepCosts, StepShape
 
@@ -61,6 +62,7 @@ class EngineRequests:
         num_blocks: int,
         prior_costs: StepCosts,
         record_event: Callable[[], DeviceEvent | None],
+        grammars: Grammars,
         clock: Callable[[], float],
     ) -> None:
         self.cache = cache
@@ -75,6 +77,7 @@ class EngineRequests:
         self._vocab_size = vocab_size
         self._num_blocks = num_blocks
         self._record_event = record_event
+        self._grammars = grammars
         self._clock = clock
         self._arrivals = count()
         self._waiting = WaitingLine()
@@ -132,9 +135,23 @@ class EngineRequests:
         if largest >= self._vocab_size:
             raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
 
+    def compile_grammar(self, sequence: Sequence) -> None:
+        """Compiles the grammar of a sequence that has one, before `submit`; any thread may call it.
+
+        Takes milliseconds, and the first one of a node a second. Raises BadRequest for a grammar that cannot be held,
+        or that the answer so far does not follow.
+        """
+        text, num_prompt_tokens = sequence.request.sampling.grammar, sequence.request.num_prompt_tokens
+        if text is not None:
+            try:
+                sequence.grammar = self._grammars.answer(text, sequence.request.tokens[num_prompt_tokens:])
+            except GrammarError as error:
+                raise BadRequest(f"grammar: {error}") from error
+
     def submit(self, sequence: Sequence) -> None:
         """Queues a job for admission, or refuses it; from here on `release` gives back what it holds."""
         request = sequence.request
+        assert request.sampling.grammar is None or sequence.grammar is not None, "compile_grammar comes first"
         sequence.arrival = (self._clock() - request.age_s, next(self._arrivals))
         sequence.num_expected = self._num_expected(sequence)
         refusal = self._line_refusal(sequence)

@@ -24,6 +24,7 @@ from headrace.engine.logprobs import PromptScores, rows_at_once
 from headrace.engine.mixed_inputs import MixedInputs
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from headrace.engine.sampler import Drawn, choose, pending_bans
+from headrace.engine.step_masks import WaitForMasks
 from headrace.engine.token_biases import TokenBiases
 from headrace.engine.token_counts import TokenCounts
 from headrace.forward.forward_batch import ForwardBatch
@@ -137,10 +138,12 @@ class ModelRunner:
         inputs: Sequence[SequenceInput],
         draws: Sequence[tuple[int, Draw]],
         scored: Sequence[PromptRows] = (),
+        wait_for_masks: WaitForMasks | None = None,
     ) -> Launched:
         """Runs a step, draws a token for each (logit row, draw), and scores rows. Waits for nothing on a GPU.
 
-        Steps of the next launch may name these draws' indices as their `future_token`.
+        Steps of the next launch may name these draws' indices as their `future_token`. `wait_for_masks` returns a mask
+        for each draw with a `mask_row`; it is called when all but the draws is launched.
         """
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
@@ -150,7 +153,8 @@ class ModelRunner:
             hidden = self._hidden(inputs)
             scores = [self._score(hidden, prompt_rows) for prompt_rows in scored]
             logits = self.model.logits(hidden.index_select(0, upload_values(rows, hidden.device)))
-            ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans))
+            masks = self._masks(wait_for_masks)
+            ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans, masks))
             return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
         logits = self.forward(inputs) if replayed is None else replayed.logits
@@ -159,8 +163,15 @@ class ModelRunner:
             drawn_from = logits.index_select(0, upload_values(rows, logits.device))
         are_drawn = replayed is not None and replayed.is_drawn and drawn_from is logits
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
-            ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans))
+            masks = self._masks(wait_for_masks)
+            ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
+
+    def _masks(self, wait_for_masks: WaitForMasks | None) -> Tensor | None:
+        if wait_for_masks is None:
+            return None
+        masks, device = torch.from_numpy(wait_for_masks()), self.memory.device
+        return masks.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else masks
 
     def keep_rows(self, owners: Collection[Hashable]) -> None:
         """Frees the counts and biases of all other sequences."""

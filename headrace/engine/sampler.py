@@ -1,4 +1,5 @@
-"""Sampling: logits to tokens by biases, penalties, temperature, top-k, top-p and min-p, with the requested logprobs.
+"""Sampling: logits to tokens by biases, penalties, grammars' masks, temperature, top-k, top-p and min-p, with the
+requested logprobs.
 
 A draw is an inverse CDF over tokens ordered by probability, at the request's own uniform number: it depends on the
 logits, the seed and the position, and on nothing else in the batch.
@@ -19,6 +20,7 @@ from headrace.engine.token_counts import TokenCounts
 from headrace.kernels.lib.upload import upload_lists, upload_values
 from headrace.kernels.sampling.draw import draw as draw_tokens
 from headrace.kernels.sampling.penalties import penalise
+from headrace.kernels.sampling.token_mask import mask_tokens
 from headrace.request import Logprobs, Token
 
 
@@ -54,15 +56,18 @@ def choose(
     token_counts: TokenCounts,
     token_biases: TokenBiases,
     bans: PendingBans | None = None,
+    masks: Tensor | None = None,
 ) -> Tensor:
     """The drawn ids, int64 [N], on the logits' device; `token_counts` advance by them. Waits for nothing on a GPU.
 
-    logits float32 [N, V], N = len(draws); not changed. Biases come first, then penalties, then bans.
+    logits float32 [N, V], N = len(draws); not changed. Biases come first, then penalties, then bans, then
+    masks: one for each draw with a `mask_row`, in order, as `mask_tokens` takes them.
     """
     biased = [(row, draw.bias_row) for row, draw in enumerate(draws) if draw.bias_row is not None]
     penalised = [(row, draw.counts_row) for row, draw in enumerate(draws) if draw.counts_row is not None]
     banned = [row * logits.shape[1] + token_id for row, draw in enumerate(draws) for token_id in draw.banned]
-    is_changed = biased or penalised or banned or bans is not None
+    masked = [row for row, draw in enumerate(draws) if draw.mask_row is not None]
+    is_changed = biased or penalised or banned or bans is not None or masked
     adjusted = logits.clone(memory_format=torch.contiguous_format) if is_changed else logits
     if biased:
         token_biases.add(adjusted, *map(list, zip(*biased, strict=True)))
@@ -76,6 +81,8 @@ def choose(
         adjusted.view(-1).index_fill_(0, upload_values(banned, logits.device), -torch.inf)
     if bans is not None:
         adjusted.view(-1).index_add_(0, bans.flat_ids, bans.values)
+    if masks is not None:
+        mask_tokens(adjusted, masks, upload_values(masked, logits.device))
     chosen = adjusted.argmax(dim=-1)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:

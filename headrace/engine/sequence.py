@@ -13,6 +13,7 @@ from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
 from headrace.engine.bad_words import BadWords
+from headrace.grammar import AnswerGrammar
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 
 Arrival: TypeAlias = tuple[float, int]
@@ -167,6 +168,7 @@ class Sequence:
     num_scored       leading tokens of the prompt after which the next one's logprob has been reported
     checkpoints      positions in its prompt of the checkpoints published for it
     decoded          checkpoints in its answer that are still kept
+    grammar          how far its answer has come in the grammar that it obeys; None: it obeys none
     """
 
     job: Job
@@ -190,6 +192,7 @@ class Sequence:
     num_scored: int = 0
     checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
+    grammar: AnswerGrammar | None = None
 
     def __post_init__(self) -> None:
         self.hit_policy = self.job.hit_policy
@@ -201,6 +204,8 @@ class Sequence:
         """Adds the newest token of the answer."""
         self.tokens.append(token_id)
         self.hasher.extend([token_id])
+        if self.grammar is not None:
+            self.grammar.append([token_id])
         self.num_sampled += 1
 
     def start_over(self) -> None:

@@ -21,7 +21,8 @@ class StopRules:
         sampling, tokens = sequence.request.sampling, sequence.tokens
         num_pending = int(pending is not None)
         too_early = sequence.num_output + num_pending < sampling.min_tokens
-        banned = self._stop_ids(sequence) if too_early else ()
+        # A grammar's mask has them already: it knows whether anything else is left.
+        banned = self._stop_ids(sequence) if too_early and sequence.grammar is None else ()
         draw = Draw(sampling, len(tokens) + num_pending, banned)
         words, start = sequence.bad_words, sequence.request.num_prompt_tokens
         if words is None:
@@ -29,6 +30,12 @@ class StopRules:
         if pending is None:
             return replace(draw, banned=(*banned, *words.banned(tokens, start)))
         return replace(draw, banned_after=words.banned_after(tokens, start), pending=pending)
+
+    def unwanted(self, sequence: Sequence) -> tuple[int, ...]:
+        """Ids that a sequence whose tokens are all known takes only if its grammar leaves no other."""
+        sampling = sequence.request.sampling
+        stops = self._stop_ids(sequence) if sequence.num_output < sampling.min_tokens else ()
+        return (*stops, *self.eos_token_ids) if sampling.ignore_eos else stops
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
         """True if it takes another token after its pending ones, unless one of these is a stop token."""
@@ -42,6 +49,8 @@ class StopRules:
         """The reason why its newest token is its last; None if more follow."""
         sampling = sequence.request.sampling
         if sequence.tokens[-1] in self._stop_ids(sequence) and sequence.num_output >= sampling.min_tokens:
+            return FinishReason.STOP
+        if sequence.grammar is not None and sequence.grammar.is_complete:
             return FinishReason.STOP
         if sequence.num_output >= sampling.max_tokens or len(sequence.tokens) >= self.max_model_tokens:
             return FinishReason.LENGTH

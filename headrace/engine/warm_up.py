@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,9 +39,13 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
 
     def run(runner: ModelRunner, capture: Capture | None) -> None:
         steps = _steps(runner, max_step_tokens)
-        draws = (_GREEDY, _RANDOM, replace(_PENALISED, counts_row=runner.token_counts.row("warm-up", [1], 1)))
+        penalised = replace(_PENALISED, counts_row=runner.token_counts.row("warm-up", [1], 1), mask_row=0)
+        all_allowed = np.full((1, cdiv(runner.model.config.vocab_size, 32)), -1, dtype=np.int32)
+        draws = (_GREEDY, _RANDOM, penalised)
         for i, step in enumerate(steps):
-            launched = runner.launch(step, [(row, draws[(i + row) % 3]) for row in range(len(step))])
+            drawn = [draws[(i + row) % 3] for row in range(len(step))]
+            masks = all_allowed.repeat(drawn.count(penalised), axis=0)
+            launched = runner.launch(step, list(enumerate(drawn)), (), lambda masks=masks: masks)
             launched.drawn.tokens()
             if capture is None:
                 log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)

@@ -64,6 +64,7 @@ def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
     events: list[Event] = []
     job = Job(asked, resume_locally, asked.sampling.max_tokens, time.monotonic() + 60, events.append)
     sequence = built.engine.sequence(replace(job, **changes))
+    built.engine.compile_grammar(sequence)
     built.engine.submit(sequence)
     return Run(sequence, events)
 

@@ -30,10 +30,10 @@ def fail_launches(built: BuiltEngine, should_fail: Callable[[list], bool], *, af
     """Launches that `should_fail` chooses run out of memory: at the end, when every layer has written."""
     launch = built.engine._runner.launch
 
-    def launch_or_fail(inputs, draws, scored=()):
+    def launch_or_fail(inputs, *rest):
         fails = should_fail(inputs)
         if after_writing or not fails:
-            launched = launch(inputs, draws, scored)
+            launched = launch(inputs, *rest)
         if fails:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.14 GiB\nmore lines")
         return launched

@@ -1,0 +1,61 @@
+"""Masks of the ids that grammars allow in a step's draws, computed while the step itself is. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine import sequence as engine_sequence
+from headrace.grammar import AnswerGrammar, Grammars
+
+WaitForMasks = Callable[[], NDArray[np.int32]]
+"""Returns masks [K, ceil(V / 32)]: K draws, V ids. For the time when the step is launched."""
+
+
+class StepMasks:
+    """Computes masks in a thread of its own, which leaves the GIL to others. It starts with the first mask.
+
+    unwanted   ids that a sequence takes only if its grammar leaves no other
+    """
+
+    def __init__(self, grammars: Grammars, unwanted: Callable[[engine_sequence.Sequence], Iterable[int]]) -> None:
+        self._grammars = grammars
+        self._unwanted = unwanted
+        self._thread = ThreadPoolExecutor(1, "masks")
+
+    @contextmanager
+    def computed(
+        self, sequences: Sequence[engine_sequence.Sequence], settle: Callable[[], object] | None
+    ) -> Iterator[WaitForMasks | None]:
+        """The masks of these sequences' next tokens, begun at once; None if there are no sequences.
+
+        With `settle` they are begun when they are asked for: it makes tokens known that are still on the device.
+        """
+        if not sequences:
+            yield None
+        elif settle is not None:
+
+            def settle_and_fill() -> NDArray[np.int32]:
+                settle()
+                return self._fill(sequences)
+
+            yield settle_and_fill
+        else:
+            filling = self._thread.submit(self._fill, sequences)
+            try:
+                yield filling.result
+            finally:  # a launch that failed has not waited, and matchers belong to one thread at a time
+                wait((filling,))
+
+    def _fill(self, sequences: Sequence[engine_sequence.Sequence]) -> NDArray[np.int32]:
+        answers = [_grammar(sequence) for sequence in sequences]
+        return self._grammars.masks(answers, [self._unwanted(sequence) for sequence in sequences])
+
+
+def _grammar(sequence: engine_sequence.Sequence) -> AnswerGrammar:
+    assert sequence.grammar is not None, "a sequence without a grammar needs no mask"
+    return sequence.grammar

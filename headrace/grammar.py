@@ -1,0 +1,172 @@
+"""Grammars that answers obey, and which ids they allow next, by llguidance. No torch.
+
+A grammar travels as text in llguidance's own form: JSON with a list of `grammars`, each a JSON schema or Lark grammar,
+the first of which is the answer's. The router makes it, and refuses what `check_grammar` does; nodes compile it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+MAX_LEXER_STATES = 25_000
+"""States of one grammar's lexer, of 1 to 2 KiB each: an answer that leads to more of them fails."""
+KEPT_GRAMMARS, KEPT_TEXT_BYTES = 64, 2 << 20
+"""Compiled grammars that a node keeps, and the most that their texts may have together."""
+MASK_THREADS = 8
+WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
+"""Whitespace between two parts of a JSON document: enough to indent it. Without a bound, models that have nothing to
+say write spaces until `max_tokens`."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be held; the message says what in it, and where."""
+
+
+class AnswerGrammar:
+    """How far one answer has come in its grammar. One thread at a time may use it."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """The answer's next tokens; afterwards `error` is set if the grammar does not allow them."""
+        self.matcher.consume_tokens(list(token_ids))
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the answer is whole and nothing may follow it."""
+        return self.matcher.is_stopped() and not self.matcher.is_error()
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar can be followed no further; None: it can."""
+        return _first_line(self.matcher.get_error()) if self.matcher.is_error() else None
+
+
+class Grammars:
+    """The compiled grammars of one model: its tokenizer is loaded with the first of them.
+
+    `answer` may be called by any thread, the rest by one at a time.
+    """
+
+    def __init__(self, tokenizer_file: Path | None, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._file = tokenizer_file
+        self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
+        self._vocab_size = vocab_size
+        self._loading = threading.Lock()
+        self._loaded: LLTokenizer | None = None
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def answer(self, text: str, token_ids: Sequence[int] = ()) -> AnswerGrammar:
+        """The grammar `text` after these tokens of the answer. Raises GrammarError."""
+        with self._lock:
+            compiled = self._compiled.get(text)
+            if compiled is not None:
+                self._compiled.move_to_end(text)
+                compiled = compiled.deep_copy()
+        if compiled is None:
+            compiled = self._compile(text)
+        answer = AnswerGrammar(compiled)
+        answer.append(token_ids)
+        if answer.error is not None:
+            raise GrammarError(f"the answer so far does not follow its grammar: {answer.error}")
+        return answer
+
+    def masks(self, answers: Sequence[AnswerGrammar], banned: Sequence[Iterable[int]]) -> NDArray[np.int32]:
+        """Ids that may come next, a bit each, [len(answers), ceil(vocab_size / 32)]. Leaves other threads the GIL.
+
+        banned[i] are ids that answer i may have only if its grammar leaves no other: end-of-sequence tokens that come
+        too early. After an `error` a mask means nothing.
+        """
+        masks = np.zeros((len(answers), -(-self._vocab_size // 32)), dtype=np.int32)
+        matchers = [(answer.matcher, row) for row, answer in enumerate(answers)]
+        self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.strides[0], len(masks))
+        for mask, ids in zip(masks.view(np.uint32), banned, strict=True):
+            kept = mask.copy()
+            for token_id in ids:
+                kept[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
+            if kept.any():
+                mask[:] = kept
+        return masks
+
+    def _compile(self, text: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise GrammarError(_first_line(matcher.get_error()))
+        with self._lock:
+            self._compiled[text] = matcher.deep_copy()
+            while len(self._compiled) > KEPT_GRAMMARS or sum(map(len, self._compiled)) > KEPT_TEXT_BYTES:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _tokenizer(self) -> LLTokenizer:
+        with self._loading:
+            if self._loaded is None:
+                if self._file is None:
+                    raise GrammarError("this node has no tokenizer")
+                try:
+                    document = self._file.read_text(encoding="utf-8")
+                    eos = self._eos_token_ids or None
+                    self._loaded = LLTokenizer(document, n_vocab=self._vocab_size, eos_token=eos)
+                except (OSError, ValueError) as error:
+                    raise GrammarError(f"{self._file}: no tokenizer that grammars can use: {error}") from error
+            return self._loaded
+
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        return LLExecutor(max(1, min(MASK_THREADS, (os.cpu_count() or 1) // 2)))
+
+
+def json_grammar(schema: object) -> str:
+    """The grammar of the documents that satisfy a JSON schema. Raises GrammarError if it is no object, nor `true`.
+
+    The schema may have llguidance's options in `x-guidance`: `whitespace_flexible` false admits no whitespace.
+    """
+    if schema is not True and not isinstance(schema, dict):
+        raise GrammarError(f"a JSON schema must be an object, not {json.dumps(schema):.40}")
+    try:
+        schema = {} if schema is True else schema
+        own = schema.get("x-guidance")
+        has_whitespace = isinstance(own, dict) and any(name.startswith("whitespace") for name in own)
+        defaults: Any = {} if has_whitespace else {"whitespace_pattern": WHITESPACE}
+        strictly: Any = {"lenient": False}  # an unknown keyword is never ignored
+        return LLMatcher.grammar_from_json_schema(schema, defaults, strictly)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(_first_line(str(error))) from error
+
+
+def lark_grammar(lark: str) -> str:
+    """A grammar in llguidance's Lark syntax."""
+    return json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False)
+
+
+def regex_grammar(regex: str) -> str:
+    """The grammar of the texts that a regular expression matches as a whole."""
+    return LLMatcher.grammar_from_regex(regex)
+
+
+def check_grammar(text: str) -> None:
+    """Raises GrammarError for a grammar that llguidance refuses. Special tokens are checked on the nodes."""
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(text, limits=_limits())
+    if is_error:
+        raise GrammarError(" ".join(messages[0].split()))
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0]
