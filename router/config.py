@@ -32,6 +32,8 @@ class RouterConfig(HttpLimits, ParseLimits):
     served_model_name   the model's name in /v1/models and in requests; empty: the folder's name
     name                under which the nodes count this router's calls, unlike any other router's; empty: the host's
                         name and `control_port`
+    generation_config   model: the defaults of temperature, top_p, top_k, min_p and repetition_penalty are those of the
+                        model's generation_config.json, as in vLLM; none: OpenAI's
     roles               fixed: a node does the work of its role alone, at present; elastic: any node may do any work,
                         and its role says what the policy prefers it for
     policy              chooses the nodes of each request, and what each does (docs/routing.md): `predicted`,
@@ -91,6 +93,7 @@ class RouterConfig(HttpLimits, ParseLimits):
     control_port: int = 8001
     served_model_name: str = ""
     name: str = ""
+    generation_config: Literal["model", "none"] = "model"
     roles: Literal["fixed", "elastic"] = "fixed"
     policy: str = "round_robin"
     fetch_from_decode: bool = True

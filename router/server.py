@@ -82,8 +82,10 @@ class RouterServer:
             stalled_after_s=config.stalled_after_s,
             node_return_timeout_s=config.node_return_timeout_s,
         )
-        special = config.parse_special_tokens
-        tokens = ModelTokens(config.model_path, parse_special_tokens=special, loads_literal=False)
+        special, defaults = config.parse_special_tokens, config.generation_config == "model"
+        tokens = ModelTokens(
+            config.model_path, parse_special_tokens=special, generation_config=defaults, loads_literal=False
+        )
         table = RequestTable()
         admission = Admission(
             config.max_concurrent,
@@ -106,7 +108,9 @@ class RouterServer:
         self.context = context
         service = CompletionService(tokens, context, admission)
         name = config.served_model_name
-        settings = WorkerSettings(config.model_path, name, special, config.parse_cpu_s, config.parse_memory_bytes)
+        settings = WorkerSettings(
+            config.model_path, name, special, defaults, config.parse_cpu_s, config.parse_memory_bytes
+        )
         self._parsing = WorkerPool(settings, config.parse_processes, config.max_parsing)
         parser = RequestParser(
             BodyParser(name, tokens), self._parsing, lambda: self.nodes.max_model_tokens, config.request_timeout_s

@@ -27,10 +27,11 @@ class RenderedDelta:
 
 @dataclass(frozen=True)
 class ChoiceEnd:
-    """Why a choice ended. `stop`: the stop string that was found."""
+    """Why a choice ended: the stop string that was found, or the client's stop token that was drawn, if it was that."""
 
     reason: FinishReason
     stop: str | None = None
+    stop_token: int | None = None
 
 
 @dataclass(frozen=True)

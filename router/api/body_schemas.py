@@ -9,10 +9,24 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from router.api.unsupported_fields import Unsupported, refuse_unsupported
 from router.errors import ApiError, bad_request
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = BeforeValidator(_whole)
+"""Behind an int's bounds: some clients write a whole number as 3.0, which JSON Schema counts as an integer."""
+
+
+def wrong_field(field: str, message: str) -> PydanticCustomError:
+    """The error of a field that a validator of the whole body finds wrong."""
+    return PydanticCustomError("wrong_field", "{message}", {"message": message, "field": field})
 
 
 class Body(BaseModel):
@@ -56,7 +70,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
         return bad_request(f"the body is not valid JSON: {first['ctx']['error']}")
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
-        return bad_request(message)
+        return bad_request(message, first.get("ctx", {}).get("field"))
     # For a union, pydantic appends the member that it tried; clients know field names only.
     names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
     names = [name for name in names if name not in ("str", "TextPart")]

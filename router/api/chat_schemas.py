@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from router.api.body_schemas import Whole, wrong_field
 from router.api.chat_messages import ChatMessage
 from router.api.request_schemas import MAX_LOGPROBS, GenerationBody
 from router.api.unsupported_fields import FOR_CHATS
@@ -20,11 +21,11 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     """The chat so far."""
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0), Whole] | None = None
     """As `max_tokens`, and before it."""
     logprobs: bool | None = None
     """Adds each token's log-probability."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     """The most likely tokens at each position; needs `logprobs`."""
     tools: list[dict[str, Any]] | None = None
     """Passed to the chat template; calls come back as text."""
@@ -36,7 +37,7 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise wrong_field("top_logprobs", "top_logprobs needs logprobs: true")
         if self.tool_choice not in (None, "auto", "none"):
-            raise ValueError("tool_choice: only 'auto' and 'none' are supported")
+            raise wrong_field("tool_choice", "tool_choice: only 'auto' and 'none' are supported")
         return self

@@ -37,7 +37,7 @@ class ChatWriter:
         return self._chunks.chunk(index, body, _logprobs([delta]), None)
 
     def finish(self, index: int, end: ChoiceEnd) -> bytes:
-        return self._chunks.chunk(index, '"delta":{}', "null", end.reason)
+        return self._chunks.chunk(index, '"delta":{}', "null", end)
 
     def end(self, usage: AnswerUsage) -> bytes:
         return self._chunks.end(usage)

@@ -31,8 +31,14 @@ class Choice:
         self._echo = generation.prompt_of(index).text if generation.echo else ""
         self._prompt_detokenizer = tokens.detokenizer()
         self._prompt_offset = 0
-        detokenizer = tokens.detokenizer(self.request.tokens)
-        self.text = TextStream(detokenizer, self.request.sampling, generation.stops, tokens.eos_ids, len(self._echo))
+        self.text = TextStream(
+            tokens.detokenizer(self.request.tokens, skip_special_tokens=generation.skip_special_tokens),
+            self.request.sampling,
+            generation.stops,
+            tokens.eos_ids,
+            len(self._echo),
+            generation.include_stop,
+        )
 
     def prompt_deltas(self, shown: ShownPrompt) -> Iterator[TextDelta]:
         """The next tokens of the echoed prompt with their log-probabilities; its whole text comes with the first.
@@ -170,6 +176,8 @@ class Choices:
 
     def _end_of(self, choice: Choice) -> ChoiceEnd:
         stop, finish = choice.text.stop_found, self.drivers[choice.index].life.finish
+        if stop is None and finish is FinishReason.STOP:
+            return ChoiceEnd(finish, stop_token=choice.text.stop_token)
         return ChoiceEnd(FinishReason.STOP if stop is not None or finish is None else finish, stop)
 
     def usage(self) -> AnswerUsage:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema, model_validator
 
+from router.api.body_schemas import Whole, wrong_field
 from router.api.request_schemas import MAX_CHOICES, MAX_LOGPROBS, GenerationBody, NonEmpty
 from router.api.unsupported_fields import FOR_COMPLETIONS
 
@@ -36,17 +37,19 @@ class CompletionBody(GenerationBody):
     """Text, token ids, or a list of either."""
     echo: bool | None = None
     """Puts the prompt before the answer, with its log-probabilities if `logprobs` is given. Default false."""
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     """Adds each token's log-probability and this many most likely tokens at its position."""
+    add_special_tokens: bool | None = None
+    """The tokenizer adds its own special tokens to a prompt of text. Default true."""
     suffix: NoSuffix = None
     """Not supported: empty."""
-    best_of: int | None = None
+    best_of: Annotated[int, Whole] | None = None
     """Not supported: equal to `n`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CompletionBody:
         if self.suffix:
-            raise ValueError("suffix is not supported; leave it out")
+            raise wrong_field("suffix", "suffix is not supported; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of other than n is not supported; leave it out")
+            raise wrong_field("best_of", "best_of other than n is not supported; leave it out")
         return self

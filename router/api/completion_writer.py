@@ -37,7 +37,7 @@ class CompletionWriter:
         return self._chunks.chunk(index, body, _logprobs([delta]), None)
 
     def finish(self, index: int, end: ChoiceEnd) -> bytes:
-        return self._chunks.chunk(index, '"text":""', "null", end.reason)
+        return self._chunks.chunk(index, '"text":""', "null", end)
 
     def end(self, usage: AnswerUsage) -> bytes:
         return self._chunks.end(usage)

@@ -7,12 +7,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from headrace.request import Request, Sampling
+from headrace.request import Request
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
 from router.api.request_schemas import MAX_CHOICES, GenerationBody, HeadraceOptions
+from router.api.sampling import check_ids, sampling_of
 from router.errors import bad_request
 from router.routing.plan import Objectives
 from router.text.tokens import ChatPrompt, ModelTokens
@@ -38,6 +38,7 @@ class GenerationRequest:
     prompts or with `n`.
 
     id_prefix   the beginning of `id`, by which an API names its answers
+    include_stop  a stop string that is found is part of the text, and so is the text of a stop token
     is_seeded   the client gave the seed
     objectives  those that the client gave
     priority    that which the client asked for
@@ -51,6 +52,8 @@ class GenerationRequest:
     requests: tuple[Request, ...]
     choices_per_prompt: int
     stops: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -109,16 +112,14 @@ class RequestBuilder:
         """The text of tokens, special tokens included; raises ApiError (400) for more than a node can hold, and for
         ids outside the vocabulary."""
         self._check_length(len(ids), "tokens")
-        self._check_ids(ids, "tokens")
+        check_ids(ids, self._tokens.vocab_size, "tokens")
         return self._tokens.decode(ids, skip_special_tokens=False)
 
     def _check_length(self, length: int, field: str) -> None:
         limit = self.limit
         if limit is not None and length > limit:
             raise bad_request(
-                f"{field} of {length} tokens exceed the model's length of {limit}; shorten {field}",
-                field,
-                "context_length_exceeded",
+                f"{field} of {length} tokens {_exceed(limit)}; shorten {field}", field, "context_length_exceeded"
             )
 
     def _rendered(self, body: ChatBody) -> ChatPrompt:
@@ -134,7 +135,7 @@ class RequestBuilder:
         if body.max_tokens == 0 and not body.echo:
             raise bad_request("max_tokens 0: needs echo, or there is nothing to answer", "max_tokens")
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        prompts = self._prompts(body.prompt, bool(body.echo))
+        prompts = self._prompts(body)
         return self._build(
             body,
             prompts,
@@ -146,10 +147,11 @@ class RequestBuilder:
             id_prefix="cmpl-",
         )
 
-    def _prompts(self, value: Any, echo: bool) -> list[Prompt]:
+    def _prompts(self, body: CompletionBody) -> list[Prompt]:
         """The prompts in a completion's `prompt`: text, token ids, or a list of either."""
+        value, echo, add_special_tokens = body.prompt, bool(body.echo), body.add_special_tokens is not False
         if isinstance(value, str):
-            return [self._text_prompt(value)]
+            return [self._text_prompt(value, add_special_tokens)]
         if isinstance(value, list) and value:
             kinds = _kinds(value)
             if kinds == {int}:
@@ -157,30 +159,20 @@ class RequestBuilder:
             if len(value) > MAX_CHOICES:
                 raise bad_request(f"prompt: {len(value)} prompts; at most {MAX_CHOICES}", "prompt")
             if kinds == {str}:
-                return [self._text_prompt(text) for text in value]
+                return [self._text_prompt(text, add_special_tokens) for text in value]
             if kinds == {list} and all(_kinds(item) <= {int} for item in value):
                 return [self._token_prompt(item, echo) for item in value]
         if value == []:
             raise bad_request("prompt is empty: give at least one token", "prompt", "empty_prompt")
         raise bad_request("prompt: give text, token ids, or a list of either", "prompt")
 
-    def _text_prompt(self, text: str) -> Prompt:
+    def _text_prompt(self, text: str, add_special_tokens: bool) -> Prompt:
         self._refuse_certainly_too_long(text, "prompt")
-        return Prompt(tuple(self._tokens.encode(text)), text)
+        return Prompt(tuple(self._tokens.encode(text, add_special_tokens=add_special_tokens)), text)
 
     def _token_prompt(self, ids: Sequence[int], echo: bool) -> Prompt:
-        self._check_ids(ids, "prompt")
+        check_ids(ids, self._tokens.vocab_size, "prompt")
         return Prompt(tuple(ids), self._tokens.decode(ids) if echo else "")
-
-    def _check_ids(self, ids: Sequence[int], field: str) -> None:
-        known = range(self._tokens.vocab_size)
-        if not ids or (min(ids) in known and max(ids) in known):
-            return
-        token_id = next(each for each in ids if each not in known)
-        raise bad_request(
-            f"{field}: token id {token_id} is outside the vocabulary; use 0 to {known[-1]}",
-            field,
-        )
 
     def _build(
         self,
@@ -199,14 +191,13 @@ class RequestBuilder:
         count = body.n or 1
         if count * len(prompts) > MAX_CHOICES:
             raise bad_request(f"n {count} for {len(prompts)} prompts: at most {MAX_CHOICES} choices", "n")
-        self._check_ids(body.stop_token_ids or (), "stop_token_ids")
         first_seed = self._draw_seed() if body.seed is None else body.seed
         requests: list[Request] = []
         for prompt in prompts:
             max_tokens = self._max_tokens(len(prompt.tokens), wanted, field)
             boundaries = self._boundaries(prompt, own)
+            sampling = sampling_of(body, self._tokens, max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
             for _ in range(count):
-                sampling = _sampling(body, max_tokens, logprobs, prompt_logprobs)
                 name = f"{generation_id}-{len(requests)}"
                 requests.append(
                     Request(name, prompt.tokens, len(prompt.tokens), sampling, own.salt.encode(), boundaries)
@@ -221,6 +212,8 @@ class RequestBuilder:
             requests=tuple(seeds_from(first_seed, requests)),
             choices_per_prompt=count,
             stops=tuple(body.stops),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
             stream=bool(body.stream),
             return_token_ids=bool(body.return_token_ids),
             include_usage=own.report or (options is not None and bool(options.include_usage)),
@@ -241,7 +234,7 @@ class RequestBuilder:
         limit = self.limit
         if limit is not None and (least := self._tokens.exceeds(text, limit)) is not None:
             raise bad_request(
-                f"{field} of at least {least} tokens exceed the model's length of {limit}; shorten {field}",
+                f"{field} of at least {least} tokens {_exceed(limit)}; shorten {field}",
                 field,
                 "context_length_exceeded",
             )
@@ -256,7 +249,7 @@ class RequestBuilder:
         if length + (1 if wanted is None else wanted) > limit:
             asked = "" if wanted is None else f" and max_tokens {wanted}"
             raise bad_request(
-                f"{field} of {length} tokens{asked} exceed the model's length of {limit}; "
+                f"{field} of {length} tokens{asked} {_exceed(limit)}; "
                 f"shorten {field}{' or lower max_tokens' if wanted else ''}",
                 field,
                 "context_length_exceeded",
@@ -281,32 +274,11 @@ def seeds_from(first: int, requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def _sampling(body: GenerationBody, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> Sampling:
-    min_tokens = body.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise bad_request(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
-    return Sampling(
-        max_tokens=max_tokens,
-        seed=0,  # set for all requests in a row
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=max(body.top_k or 0, 0),  # -1 is vLLM's "no limit"
-        min_p=_or(body.min_p, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        min_tokens=min_tokens,
-        ignore_eos=bool(body.ignore_eos),
-    )
-
-
 def _kinds(values: Sequence[object]) -> set[type]:
     """Types of JSON values; bool is not int here. A prompt may have a million values."""
     return set(map(type, values))
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
+def _exceed(limit: int) -> str:
+    """Said of a prompt that is too long. Clients recognise OpenAI's words in it."""
+    return f"exceed the model's length of {limit}: this model's maximum context length is {limit} tokens"

@@ -77,7 +77,10 @@ def _chat_entry(token_id: int, logprob: float, names: TokenBytes) -> dict[str, A
 
 
 def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], names: TokenBytes) -> dict[str, Any]:
-    """The `logprobs` of a completion's choice; the first token of an echoed prompt has none."""
+    """The `logprobs` of a completion's choice; the first token of an echoed prompt has none.
+
+    As OpenAI has it, a token is among its own alternatives, so that these may be one more than asked for.
+    """
     tops: list[dict[str, float] | None] = []
     chosen: list[float | None] = []
     for token in tokens:
@@ -85,8 +88,10 @@ def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], names: 
             tops.append(None)
             chosen.append(None)
         else:
-            chosen.append(_number(token.logprobs.logprob))
-            tops.append({_name(other.id, names): _number(other.logprob) for other in token.logprobs.top})
+            logprob = _number(token.logprobs.logprob)
+            chosen.append(logprob)
+            top = {_name(other.id, names): _number(other.logprob) for other in token.logprobs.top}
+            tops.append({_name(token.id, names): logprob} | top)
     return {
         "tokens": [_name(token.id, names) for token in tokens],
         "token_logprobs": chosen,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
-from headrace.request import FinishReason
 from router.api.answer_writer import AnswerUsage, ChoiceEnd, RenderedDelta, event
 from router.api.generation import GenerationRequest
 from router.api.logprobs import dumps
 from router.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
+FINGERPRINT = f"headrace-{version('headrace')}"
+"""Answers' `system_fingerprint`: under one, the same seed gives the same answer."""
 
 
 class OpenAIChunks:
@@ -24,12 +26,13 @@ class OpenAIChunks:
 
     def _envelope(self, kind: str) -> str:
         generation = self._generation
-        return dumps({"id": generation.id, "object": kind, "created": generation.created, "model": generation.model})
+        fields = {"id": generation.id, "object": kind, "created": generation.created, "model": generation.model}
+        return dumps(fields | {"system_fingerprint": FINGERPRINT})
 
-    def chunk(self, index: int, body: str, logprobs: str, reason: FinishReason | None) -> bytes:
+    def chunk(self, index: int, body: str, logprobs: str, end: ChoiceEnd | None) -> bytes:
         """The event for a part of one choice."""
-        finish = "null" if reason is None else f'"{reason.value}"'
-        choice = f'{{"index":{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}'
+        finish = '"finish_reason":null' if end is None else _end_fields(end)
+        choice = f'{{"index":{index},{body},"logprobs":{logprobs},{finish}}}'
         return event(f'{self._head},"choices":[{choice}]{self._usage_tail}')
 
     def is_shown(self, delta: RenderedDelta) -> bool:
@@ -53,7 +56,7 @@ class OpenAIChunks:
 
     def choice_end(self, deltas: Sequence[RenderedDelta], logprobs: str, end: ChoiceEnd) -> str:
         """The fields of a whole choice after its text."""
-        fields = f'"logprobs": {logprobs}, "finish_reason": "{end.reason.value}"'
+        fields = f'"logprobs": {logprobs}, {_end_fields(end)}'
         if self._generation.return_token_ids:
             fields += f', "token_ids": {[token_id for delta in deltas for token_id in delta.token_ids]}'
         return fields
@@ -62,6 +65,12 @@ class OpenAIChunks:
         """The whole answer of rendered choices."""
         head = self._envelope(kind)[:-1]
         return f'{head}, "choices": [{", ".join(choices)}], "usage": {dumps(openai_usage(usage))}}}'.encode()
+
+
+def _end_fields(end: ChoiceEnd) -> str:
+    """A choice's `finish_reason`, and vLLM's `stop_reason`: a stop string, a stop token's id, or null."""
+    stop = end.stop if end.stop is not None else end.stop_token
+    return f'"finish_reason": "{end.reason.value}", "stop_reason": {dumps(stop)}'
 
 
 def openai_usage(usage: AnswerUsage) -> dict[str, Any]:

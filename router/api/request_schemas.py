@@ -7,16 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema, field_validator
 from pydantic.json_schema import JsonSchemaValue
 
-from router.api.body_schemas import Body, OwnBody
+from router.api.body_schemas import Body, OwnBody, Whole
 from router.api.unsupported_fields import schema_of
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
+MAX_BIASES = 1024
+MAX_ALLOWED = 16384
+MAX_BAD_WORDS = 128
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
+TokenId = Annotated[int, Field(ge=0, lt=2**32), Whole]
 NonEmpty = {"type": "string", "minLength": 1}
 Stop = Annotated[
     str | list[str] | None,
@@ -24,8 +27,21 @@ Stop = Annotated[
         {"anyOf": [NonEmpty, {"type": "array", "items": NonEmpty, "maxItems": MAX_STOPS}, {"type": "null"}]}
     ),
 ]
-NoLogitBias = Annotated[
-    dict[str, Any] | None, WithJsonSchema({"anyOf": [{"type": "object", "maxProperties": 0}, {"type": "null"}]})
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]] | None,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+                    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+                    "maxProperties": MAX_BIASES,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
 ]
 TextFormat = Annotated[
     dict[str, Any] | None,
@@ -55,13 +71,13 @@ class HeadraceOptions(OwnBody):
     report: bool = False
     """Adds `headrace` to the usage: which nodes served the request, what they reused and what moved. A stream then
     ends with a usage chunk."""
-    checkpoint_at: list[Annotated[int, Field(ge=1, lt=2**32)]] = Field(default=[], max_length=1024)
+    checkpoint_at: list[Annotated[int, Field(ge=1, lt=2**32), Whole]] = Field(default=[], max_length=1024)
     """Token positions up to which later prompts will be the same: hints where to keep a checkpoint of the state."""
     salt: Annotated[str, Field(max_length=1024)] = ""
     """Separates the prefix caches of tenants: requests share cached prefixes only with the same salt."""
     objectives: ObjectivesBody = ObjectivesBody()
     """Times to keep; nodes and plans are chosen by them, and a request that cannot keep them may be refused."""
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31), Whole] | None = None
     """A waiting request goes before all with a higher number. Not below the client's own, which is the default."""
 
 
@@ -90,20 +106,21 @@ class GenerationBody(Body):
 
     model: str | None = None
     """The served model's name, as in /v1/models."""
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0), Whole] | None = None
     """Tokens to generate at most. Default: the rest of the model's length for a chat, 16 for a completion."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """0 always takes the most likely token. Default 1."""
+    """0 always takes the most likely token. Default: that of the model's generation_config.json, or 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Samples from the most likely tokens whose probabilities add up to this. Default 1."""
-    top_k: Annotated[int, Field(ge=-1, lt=2**32)] | None = None
-    """Samples from this many most likely tokens; 0 and -1: from all. Default 0."""
+    """Samples from the most likely tokens whose probabilities add up to this. Default: the model's, or 1."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**32), Whole] | None = None
+    """Samples from this many most likely tokens; 0 and -1: from all. Default: the model's, or 0."""
     min_p: Probability | None = None
-    """Drops tokens less likely than this share of the most likely token's probability. Default 0."""
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Drops tokens less likely than this share of the most likely token's probability. Default: the model's, or 0."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63), Whole] | None = None
     """Repeats an answer: choice i of a request draws with `seed + i`. Default: random."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    """Divides positive logits of tokens in the prompt or the answer, and multiplies negative ones. Default 1."""
+    """Divides positive logits of tokens in the prompt or the answer, and multiplies negative ones. Default as above,
+    or 1."""
     presence_penalty: Penalty | None = None
     """Subtracted from the logits of tokens that the answer has. Default 0."""
     frequency_penalty: Penalty | None = None
@@ -112,20 +129,30 @@ class GenerationBody(Body):
     """Strings that end the answer and are not part of it."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     """Token ids that end the answer, beside the model's own."""
-    min_tokens: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**32), Whole] | None = None
     """Tokens before which nothing but `max_tokens` ends the answer. Default 0."""
     ignore_eos: bool | None = None
     """Generates past the model's end-of-sequence tokens. Default false."""
     return_token_ids: bool | None = None
     """Adds `token_ids`, the ids of the generated tokens, to each choice. Default false."""
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), Whole] | None = None
     """Choices for each prompt. Default 1."""
     stream: bool | None = None
     """Answers with server-sent events. Default false."""
     stream_options: StreamOptions | None = None
     headrace: HeadraceOptions | None = None
-    logit_bias: NoLogitBias = None
-    """Not supported: empty."""
+    logit_bias: LogitBias = None
+    """Added to the logits of tokens, by their ids as strings, before all else: -100 to 100."""
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    """The only tokens that the answer may have."""
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=MAX_BAD_WORDS)] | None
+    ) = None
+    """Words that the answer must not have, compared token by token, with and without a space before them."""
+    include_stop_str_in_output: bool | None = None
+    """Ends the text with the stop string or stop token that was found, instead of before it. Default false."""
+    skip_special_tokens: bool | None = None
+    """Leaves special tokens out of the text. Default true."""
     response_format: TextFormat = None
     """Only `{"type": "text"}` is supported."""
 
@@ -141,9 +168,13 @@ class GenerationBody(Body):
 
     @field_validator("logit_bias")
     @classmethod
-    def _no_logit_bias(cls, value: dict[str, Any] | None) -> None:
-        if value:
-            raise ValueError("not supported; leave it out")
+    def _token_biases(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and len(value) > MAX_BIASES:
+            raise ValueError(f"{len(value)} biases: at most {MAX_BIASES}")
+        for key in value or ():
+            if not (key.isascii() and key.isdigit() and len(key) < 10):
+                raise ValueError(f"{key!r:.40} is no token id; use ids as /tokenize lists them, as strings")
+        return value
 
     @field_validator("response_format")
     @classmethod
@@ -155,3 +186,8 @@ class GenerationBody(Body):
     def stops(self) -> list[str]:
         """`stop` as a list, also if the client sent one string."""
         return self.stop if isinstance(self.stop, list) else []
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """`logit_bias` by token id."""
+        return {int(key): value for key, value in (self.logit_bias or {}).items()}

@@ -200,6 +200,8 @@ class _Choice(_Response):
     index: int
     token_ids: list[int] = _absent()
     """Only with `return_token_ids`."""
+    stop_reason: str | int | None = _absent()
+    """With a finish reason: the stop string or the id of the stop token that ended the choice, else null."""
 
 
 class AssistantMessage(_Response):
@@ -253,6 +255,8 @@ class _Answer(_Response):
     created: int
     """Seconds since 1970."""
     model: str
+    system_fingerprint: str
+    """Names the release: under one, the same seed gives the same answer."""
 
 
 class ChatCompletion(_Answer):

@@ -27,7 +27,6 @@ _CONSTRAINED = Unsupported("constrained decoding does not exist here; ask for th
 _TEMPLATE = Unsupported("put what the model's chat template takes into chat_template_kwargs")
 _REASONING = Unsupported("reasoning is part of the text here; leave it out")
 _SAMPLER = Unsupported("use temperature, top_p, top_k, min_p or the penalties")
-_STOP_IS_CUT = Unsupported("a stop string is never part of the answer; append it yourself", (False,))
 _TEXT_ONLY = Unsupported("this server answers with text alone; leave it out")
 
 _SHARED: dict[str, Unsupported] = {
@@ -35,19 +34,14 @@ _SHARED: dict[str, Unsupported] = {
         (
             "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
             "guided_whitespace_pattern", "structured_outputs", "structural_tag", "json_schema", "regex", "ebnf",
-            "grammar", "bad_words", "allowed_token_ids", "logits_processors", "custom_logit_processor",
+            "grammar", "logits_processors", "custom_logit_processor",
         ),
         _CONSTRAINED,
     ),
     **dict.fromkeys(("mirostat", "top_a", "dry_multiplier", "xtc_probability"), _SAMPLER._replace(harmless=(0,))),
     **dict.fromkeys(("typical_p", "tfs_z", "length_penalty"), _SAMPLER._replace(harmless=(1,))),
     "use_beam_search": _SAMPLER._replace(harmless=(False,)),
-    "skip_special_tokens": Unsupported(
-        "special tokens are never part of the text; read them with return_token_ids", (True,)
-    ),
-    "spaces_between_special_tokens": Unsupported("special tokens are never part of the text; leave it out", (True,)),
-    "include_stop_str_in_output": _STOP_IS_CUT,
-    "no_stop_trim": _STOP_IS_CUT,
+    "no_stop_trim": Unsupported("use include_stop_str_in_output", (False,)),
     "stop_regex": Unsupported("use stop, with the strings themselves"),
     "truncate_prompt_tokens": Unsupported("shorten the prompt yourself: a prompt is never cut here"),
     "prompt_logprobs": Unsupported("use echo and logprobs of /v1/completions"),
@@ -84,10 +78,7 @@ FOR_CHATS: dict[str, Unsupported] = {
     "media_io_kwargs": _TEXT_ONLY,
 }
 
-FOR_COMPLETIONS: dict[str, Unsupported] = {
-    **_SHARED,
-    "add_special_tokens": Unsupported("give the prompt as token ids", (True,)),
-}
+FOR_COMPLETIONS: dict[str, Unsupported] = {**_SHARED}
 
 
 def refuse_unsupported(given: Mapping[str, Any] | None, unsupported: Mapping[str, Unsupported]) -> None:

@@ -22,6 +22,7 @@ class WorkerSettings:
     model_path: Path
     served_model_name: str
     parse_special_tokens: bool
+    generation_config: bool
     cpu_s: float
     memory_bytes: int
 

@@ -26,7 +26,11 @@ def main() -> None:
     parent = socket.socket(fileno=0)
     stream = parent.makefile("rb")
     settings: WorkerSettings = _read(stream)
-    tokens = ModelTokens(settings.model_path, parse_special_tokens=settings.parse_special_tokens)
+    tokens = ModelTokens(
+        settings.model_path,
+        parse_special_tokens=settings.parse_special_tokens,
+        generation_config=settings.generation_config,
+    )
     parser = BodyParser(settings.served_model_name, tokens)
     pages, resident = _memory_bytes()
     resource.setrlimit(resource.RLIMIT_AS, (pages + settings.memory_bytes,) * 2)

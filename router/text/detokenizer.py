@@ -21,7 +21,7 @@ PRIMING_LENGTHS = range(4, 25)  # tokens of the prompt, as in vLLM
 
 
 class Detokenizer:
-    """The text of one sequence of tokens, without its special tokens.
+    """The text of one sequence of tokens, by default without its special tokens.
 
     The text continues `prompt`: decoders that drop a space at the start of a text (Metaspace, WordPiece) keep it here.
     What `push` and `finish` return joins to the tokenizer's own `decode`, with two exceptions. Byte-fallback decoders
@@ -29,11 +29,12 @@ class Detokenizer:
     U+FFFD stands for a character whose bytes follow `MAX_HELD` tokens of invalid bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._context = _context_of(tokenizer, prompt)
+        self._skips = skip_special_tokens
+        self._context = _context_of(tokenizer, prompt, skip_special_tokens)
         self._held: list[int] = []
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=self._skips)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes."""
@@ -58,20 +59,20 @@ class Detokenizer:
     def _restart(self) -> str:
         text = self.finish()
         self._held = []
-        self._stream = DecodeStream(ids=self._context, skip_special_tokens=True)
+        self._stream = DecodeStream(ids=self._context, skip_special_tokens=self._skips)
         return text
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skips)
         return text
 
 
-def _context_of(tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+def _context_of(tokenizer: Tokenizer, prompt: Sequence[int], skip_special_tokens: bool) -> list[int]:
     """A short end of the prompt, with text if it has any, that splits no character; empty if the prompt does."""
     context: list[int] = []
     for length in PRIMING_LENGTHS:
         ids = list(prompt[-length:])
-        text = tokenizer.decode(ids, skip_special_tokens=True)
+        text = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         if REPLACEMENT not in text:
             context = ids
         if (context and text) or length >= len(prompt):

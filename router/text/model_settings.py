@@ -12,26 +12,65 @@ from router.errors import ModelFolderError
 
 
 @dataclass(frozen=True)
+class SamplingDefaults:
+    """Sampling of requests that name none: OpenAI's, or those of a model's generation_config.json. `top_k` 0: all."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @classmethod
+    def read(cls, file: Path, config: Mapping[str, Any]) -> SamplingDefaults:
+        """Defaults in generation_config.json; raises ModelFolderError for one that no request may have."""
+        found: dict[str, Any] = {}
+        for name, (least, most) in _RANGES.items():
+            value = config.get(name)
+            if value is None:
+                continue
+            kinds = (int,) if name == "top_k" else (int, float)
+            if type(value) not in kinds or not least <= value <= most:
+                raise ModelFolderError(
+                    f"{file}: {name} {value!r}: must lie in {least}..{most}; correct it, or set generation_config: none"
+                )
+            found[name] = max(value, 0) if name == "top_k" else float(value)
+        return cls(**found)
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0.000001, 1),
+    "top_k": (-1, 2**32 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 10),
+}
+
+
+@dataclass(frozen=True)
 class ModelSettings:
     """Fields of config.json and generation_config.json; None or empty: the folder does not say."""
 
     vocab_size: int | None
     max_model_tokens: int | None
     eos_ids: frozenset[int]
+    sampling: SamplingDefaults
 
     @classmethod
-    def read(cls, folder: Path) -> ModelSettings:
-        """Raises ModelFolderError with the file, the field and its value."""
+    def read(cls, folder: Path, *, with_sampling: bool) -> ModelSettings:
+        """Raises ModelFolderError with the file, the field and its value. `with_sampling`: with its defaults of it."""
         file, generation = folder / "config.json", folder / "generation_config.json"
         config = read_json(file)
         inner = config.get("text_config") or {}
         if not isinstance(inner, dict):
             raise ModelFolderError(f"{file}: text_config {inner!r}: must be an object")
         text_config = {**config, **inner}
+        defaults = read_json(generation)
         return cls(
             _size(file, text_config, "vocab_size"),
             _size(file, text_config, "max_position_embeddings"),
-            _eos_ids(((generation, read_json(generation)), (file, config), (file, text_config))),
+            _eos_ids(((generation, defaults), (file, config), (file, text_config))),
+            SamplingDefaults.read(generation, defaults) if with_sampling else SamplingDefaults(),
         )
 
 

@@ -1,4 +1,4 @@
-"""Stop strings in streamed text: found across deltas, and never shown."""
+"""Stop strings in streamed text: found across deltas, and by default never shown."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ class StopStrings:
     into deltas.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_shown: bool = False) -> None:
+        """`is_shown`: the text ends with the stop string instead of before it."""
         self._stops = tuple(stops)
+        self._is_shown = is_shown
         self._held = ""
         self.found: str | None = None
 
@@ -29,7 +31,7 @@ class StopStrings:
         if matches:
             end, start = min(matches)
             self.found, self._held = text[start:end], ""
-            return text[:start]
+            return text[: end if self._is_shown else start]
         keep = len(text) - self._longest_beginning(text)
         self._held = text[keep:]
         return text[:keep]

@@ -31,8 +31,8 @@ def joined(deltas: Sequence[TextDelta]) -> TextDelta:
 class TextStream:
     """The text of one choice and its number of tokens. The text begins at `offset`, the length of an echoed prompt.
 
-    The token that ends the sequence counts, but adds no text; neither does anything from a stop string on.
-    Stop strings are looked for after the first `min_tokens` tokens only.
+    The token that ends the sequence counts, but adds no text; neither does anything from a stop string on. With
+    `include_stop` both are part of the text. Stop strings are looked for after the first `min_tokens` tokens only.
     """
 
     def __init__(
@@ -42,14 +42,19 @@ class TextStream:
         stops: Sequence[str],
         eos_ids: frozenset[int],
         offset: int = 0,
+        include_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, is_shown=include_stop)
+        self._include_stop = include_stop
         self._min_tokens = sampling.min_tokens
         ending = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else eos_ids)
         self._ending_ids = frozenset(ending)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
         self._offset = offset
         self.num_tokens = 0
+        self.stop_token: int | None = None
+        """The one of the client's stop tokens that ended the sequence."""
 
     @property
     def stop_found(self) -> str | None:
@@ -65,7 +70,10 @@ class TextStream:
                 break
             self.num_tokens += 1
             offsets.append(self._offset)
-            text = "" if self._ends(token.id) else self._detokenizer.push(token.id)
+            ends = self._ends(token.id)
+            if ends and token.id in self._stop_ids:
+                self.stop_token = token.id
+            text = "" if ends and not self._include_stop else self._detokenizer.push(token.id)
             self._offset += len(text)
             if text:
                 shown.append(text if self.num_tokens <= self._min_tokens else self._stops.push(text))

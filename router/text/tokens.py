@@ -45,16 +45,25 @@ class ModelTokens:
     """Tokenizer, chat template and limits of one model; raises ModelFolderError if the folder lacks them.
 
     parse_special_tokens  special tokens in a chat's messages and tools count as such, and not as text
+    generation_config     defaults of sampling are those of the model's generation_config.json
     loads_literal         loads a second tokenizer when a chat contains special tokens; otherwise raises NotLoaded
     """
 
-    def __init__(self, folder: Path, *, parse_special_tokens: bool = False, loads_literal: bool = True) -> None:
-        settings = ModelSettings.read(folder)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        parse_special_tokens: bool = False,
+        generation_config: bool = True,
+        loads_literal: bool = True,
+    ) -> None:
+        settings = ModelSettings.read(folder, with_sampling=generation_config)
         self._tokenizer, decoders = _load_tokenizer(folder / "tokenizer.json")
         self._chat = load_chat_template(folder)
         self.vocab_size = settings.vocab_size or self._tokenizer.get_vocab_size()
         self.max_model_tokens = settings.max_model_tokens
         self.eos_ids = settings.eos_ids
+        self.sampling_defaults = settings.sampling
         self.token_bytes = TokenBytes(self._tokenizer, decoders)
         self._literal = None if parse_special_tokens else LiteralTokens(self._tokenizer, is_loadable=loads_literal)
 
@@ -87,9 +96,9 @@ class ModelTokens:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """An incremental `decode` of the tokens that follow `prompt`."""
-        return Detokenizer(self._tokenizer, prompt)
+        return Detokenizer(self._tokenizer, prompt, skip_special_tokens=skip_special_tokens)
 
     def render_chat(
         self,

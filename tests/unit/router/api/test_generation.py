@@ -63,6 +63,14 @@ def test_every_field_arrives(builder: RequestBuilder):
     assert (generation.stream, generation.include_usage, generation.report) == (True, True, False)
 
 
+def test_whole_numbers_may_be_written_with_a_point(builder: RequestBuilder):
+    fields = b'"max_tokens": 4.0, "seed": 7.0, "stop_token_ids": [3.0], "n": 2.0, "headrace": {"checkpoint_at": [1.0]}'
+    generation = builder.completion(parse_body(CompletionBody, b'{"prompt": "a code", ' + fields + b"}"))
+    sampling = generation.requests[1].sampling
+    assert (sampling.max_tokens, sampling.seed, sampling.stop_token_ids) == (4, 8, (3,))
+    assert all(type(number) is int for number in (sampling.max_tokens, *sampling.stop_token_ids))
+
+
 def test_null_is_the_default(builder: RequestBuilder):
     generation = chat(builder, temperature=None, stop=None, seed=None, n=None, max_tokens=None, stream=None, tools=None)
     assert len(generation.requests) == 1
@@ -116,7 +124,7 @@ def test_content_parts_are_joined(builder: RequestBuilder):
         ({"max_tokens": -1}, "max_tokens -1: "),
         ({"max_tokens": 0}, "max_tokens 0: a chat must have at least 1"),
         ({"max_tokens": 100}, r"messages of \d+ tokens and max_tokens 100 exceed the model's length of 100"),
-        ({"max_tokens": 10**30}, "exceed the model's length of 100; shorten messages or lower max_tokens"),
+        ({"max_tokens": 10**30}, "maximum context length is 100 tokens; shorten messages or lower max_tokens"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is more than max_tokens 4"),
         ({"seed": 2**63}, "seed 9223372036854775808: "),
         ({"stop": ["a"] * 17}, "17 stop strings: at most 16"),
@@ -125,7 +133,14 @@ def test_content_parts_are_joined(builder: RequestBuilder):
         ({"stop_token_ids": [512]}, "stop_token_ids: token id 512 is outside the vocabulary; use 0 to 511"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs: true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs 21: "),
-        ({"logit_bias": {"5": 1}}, "logit_bias: not supported; leave it out"),
+        ({"logit_bias": {"5": 101}}, "logit_bias 101: Input should be less than or equal to 100"),
+        ({"logit_bias": {"the": 1}}, "logit_bias: 'the' is no token id; use ids as /tokenize lists them, as strings"),
+        ({"logit_bias": {"512": 1}}, "logit_bias: token id 512 is outside the vocabulary"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias: 1025 biases: at most 1024"),
+        ({"allowed_token_ids": [512]}, "allowed_token_ids: token id 512 is outside the vocabulary"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: List should have at least 1 item"),
+        ({"allowed_token_ids": [0], "min_tokens": 2}, "bad_words and min_tokens leave none of these"),
+        ({"bad_words": ["x" * 999]}, r"bad_words 'x+: has \d+ tokens; use 1 to 64"),
         ({"response_format": {"type": "json_object"}}, "type 'json_object' is not supported; use 'text'"),
         ({"tools": [{"type": "function"}]}, "knows no tools"),
         ({"headrace": {"reprot": True}}, "headrace: unknown key 'reprot': did you mean 'report'?"),
@@ -201,11 +216,9 @@ def test_a_body_that_is_no_json_object_is_refused(builder: RequestBuilder, data:
         ("function_call", {"name": "f"}, "use tools"),
         ("guided_json", {"type": "object"}, "constrained decoding"),
         ("structured_outputs", {"regex": "a"}, "constrained decoding"),
-        ("bad_words", ["a"], "constrained decoding"),
         ("reasoning_effort", "low", "chat_template_kwargs"),
         ("continue_final_message", True, "/v1/completions"),
         ("truncate_prompt_tokens", 5, "shorten the prompt"),
-        ("skip_special_tokens", False, "return_token_ids"),
         ("cache_salt", "tenant", r"headrace\.salt"),
         ("modalities", ["text", "audio"], "text alone"),
     ],

@@ -27,6 +27,8 @@ DEPENDENT: dict[str, Any] = {
     "best_of": 1,
     "tools": [],
     "stop_token_ids": [2],
+    "allowed_token_ids": [2, 3],
+    "logit_bias": {"5": -100, "0": 0.5},
     "n": 2,
 }
 """Values of fields whose bounds depend on the model, on other fields or on the router's configuration."""
@@ -136,7 +138,10 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"messages": []},
         {"messages": [{"content": "x"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        {"logit_bias": {"5": 1}},
+        {"logit_bias": {"5": 101}},
+        {"logit_bias": {"the": 1}},
+        {"bad_words": [""]},
+        {"allowed_token_ids": []},
         {"response_format": {"type": "json_object"}},
         {"tool_choice": "required"},
         {"functions": [{"name": "f"}]},
@@ -151,7 +156,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"logprobs": 21},
         {"suffix": "x"},
         {"guided_json": {"type": "object"}},
-        {"skip_special_tokens": False},
         {"prompt": ""},
         {"prompt": []},
         {"prompt": [1, "a"]},

@@ -27,7 +27,7 @@ async def start_pool(model_folder: Path) -> AsyncIterator[StartPool]:
     async with AsyncExitStack() as stack:
 
         def start(*, max_parsing: int = 8, cpu_s: float = 30.0, memory_bytes: int = 1 << 30) -> WorkerPool:
-            settings = WorkerSettings(model_folder, "little", False, cpu_s, memory_bytes)
+            settings = WorkerSettings(model_folder, "little", False, True, cpu_s, memory_bytes)
             pool = WorkerPool(settings, 1, max_parsing)
             stack.push_async_callback(pool.close)
             return pool
@@ -113,7 +113,7 @@ async def test_no_process_is_left_after_the_end(start_pool: StartPool):
 
 
 async def test_a_worker_that_cannot_start_is_an_error_of_the_router(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    pool = WorkerPool(WorkerSettings(tmp_path, "little", False, 1.0, 1 << 30), 1, 8)
+    pool = WorkerPool(WorkerSettings(tmp_path, "little", False, True, 1.0, 1 << 30), 1, 8)
     with pytest.raises(ApiError) as refused:
         await pool.parse(SMALL, "one")
     assert refused.value.status == 500
