@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from router.api.clients import client_of, owned
 from router.api.completions import CompletionService
 from router.api.generation import GenerationRequest
 from router.api.request_ids import identified, request_id_of
+from router.api.session_headers import session_of
 from router.errors import ApiError
 from router.parsing.body_parser import Reader
 from router.parsing.parser import RequestParser
@@ -67,6 +69,7 @@ class Answering:
         """The answer to a generation request, whole or as a stream; raises as `generation_body`."""
         client = client_of(request)
         generation = identified(owned(generation, client), request_id_of(request.scope))
+        generation = replace(generation, session=session_of(request.headers, generation.session, client))
         service = self._service
         deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
         work = service.stream if generation.stream else service.answer

@@ -156,7 +156,9 @@ class CompletionService:
             for choice, permit in zip(choices.all, permits, strict=True):
                 sink = choices.sink_of(choice.index)
                 group = siblings[choice.index // per_prompt]
-                driver = RequestDriver(self._context, choice.request, permit, sink, group, objectives)
+                driver = RequestDriver(
+                    self._context, choice.request, permit, sink, group, objectives, generation.session
+                )
                 choices.drivers.append(await stack.enter_async_context(driver))
             yield choices
 

@@ -42,6 +42,7 @@ class GenerationRequest:
     is_seeded   the client gave the seed
     objectives  those that the client gave
     priority    that which the client asked for
+    session     conversation to which it belongs, by its `prompt_cache_key` or a header; empty: none that is known
     """
 
     id: str
@@ -62,6 +63,7 @@ class GenerationRequest:
     is_seeded: bool
     objectives: Objectives
     priority: int | None
+    session: str = ""
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that a choice answers."""
@@ -222,6 +224,7 @@ class RequestBuilder:
             is_seeded=body.seed is not None,
             objectives=Objectives(own.objectives.first_token_s, own.objectives.token_gap_s),
             priority=own.priority,
+            session=body.prompt_cache_key or "",
         )
 
     @property

@@ -118,6 +118,8 @@ class GenerationBody(Body):
     """Drops tokens less likely than this share of the most likely token's probability. Default: the model's, or 0."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63), Whole] | None = None
     """Repeats an answer: choice i of a request draws with `seed + i`. Default: random."""
+    prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
+    """Names the conversation: among nodes that serve it equally well, one goes first that has served it before."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     """Divides positive logits of tokens in the prompt or the answer, and multiplies negative ones. Default as above,
     or 1."""

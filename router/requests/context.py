@@ -16,6 +16,7 @@ from router.routing.decisions import DecisionLog
 from router.routing.ledger import Ledger
 from router.routing.plan import Policy
 from router.routing.policies.times import prompt_wait_s
+from router.routing.sessions import Sessions
 from router.routing.snapshots import Snapshots
 
 
@@ -40,6 +41,7 @@ class RouterContext:
     decisions: DecisionLog = field(default_factory=DecisionLog)
     answers: AnswerLengths = field(default_factory=AnswerLengths)
     numbers: Iterator[int] = field(default_factory=count)
+    sessions: Sessions = field(default_factory=Sessions)
 
     def prompt_wait_s(self, num_tokens: int) -> float:
         """Seconds by which the prompts that the nodes have delay one of so many tokens, where it waits least."""

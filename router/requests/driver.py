@@ -51,6 +51,7 @@ class RequestDriver:
         sink: OutputSink,
         siblings: Siblings | None = None,
         objectives: Objectives = NO_OBJECTIVES,
+        session: str = "",
     ) -> None:
         self._context = context
         self._permit = permit
@@ -60,7 +61,7 @@ class RequestDriver:
         self._objectives = objectives
         self._stop_is_handled = False
         self._siblings = siblings or Siblings()
-        self._search = NodeSearch(context, request, self._siblings, objectives)
+        self._search = NodeSearch(context, request, self._siblings, objectives, session)
         self._attempt: Attempt | None = None
         self._last_shown_s: float | None = None
         self._admitted_s = context.clock()

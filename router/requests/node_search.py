@@ -45,9 +45,15 @@ class NodeSearch:
     """Nodes for one request, over all its attempts."""
 
     def __init__(
-        self, context: RouterContext, request: Request, siblings: Siblings, objectives: Objectives = NO_OBJECTIVES
+        self,
+        context: RouterContext,
+        request: Request,
+        siblings: Siblings,
+        objectives: Objectives = NO_OBJECTIVES,
+        session: str = "",
     ) -> None:
         self._context = context
+        self._session = session
         self._arrived_s = context.clock()
         self._objectives = objectives
         self._siblings = siblings
@@ -105,6 +111,7 @@ class NodeSearch:
             candidates = context.snapshots.take(roles, keys, len(request.tokens), now_s, avoided=avoided, pins=pinned)
             if (plan := context.policy.choose(routed, candidates)) is not None:
                 decision = Decision(routed, cause, plan, candidates)
+                context.sessions.served(self._session, plan.decode, plan.prefill)
                 self.course.decided(request, decision, candidates, keys, now_s)
                 decode = None if plan.decode is None else live[plan.decode]
                 return Placement(routed.number, plan, live[plan.prefill], decode)
@@ -135,6 +142,7 @@ class NodeSearch:
             is_scored=sampling.prompt_logprobs is not None,
             may_fetch=self._context.config.fetch_from_decode,
             objectives=self._objectives,
+            session_nodes=self._context.sessions.nodes_of(self._session),
         )
 
     def _orphan_holder(self) -> NodeEntry | None:

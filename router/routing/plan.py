@@ -46,6 +46,7 @@ class RoutedRequest:
     waited_s        since the request's arrival
     is_scored       the whole prompt is computed for its logprobs, whatever is cached
     may_fetch       False: no node fetches what another one has cached
+    session_nodes   served the last request of the same session, the one that generated first: they go before equals
     """
 
     number: int
@@ -56,6 +57,7 @@ class RoutedRequest:
     is_scored: bool = False
     may_fetch: bool = True
     objectives: Objectives = NO_OBJECTIVES
+    session_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,10 @@ class Predicted:
 
     def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan | None:
         turn = request.number % max(len(candidates), 1)
-        nodes = shortlist([*candidates[turn:], *candidates[:turn]])  # the first of equals wins: they take turns
-        best = _best(request, nodes)
+        nodes = [*candidates[turn:], *candidates[:turn]]  # the first of equals wins: they take turns
+        if request.session_nodes:
+            nodes.sort(key=lambda node: node.name not in request.session_nodes)
+        best = _best(request, shortlist(nodes))
         return None if best is None else best.plan(request)
 
 

@@ -49,10 +49,10 @@ def two_stages(
     nodes = prefilling(request, candidates)
     if not nodes:
         return None
-    first = least(nodes, prefill, request.number)
+    first = least(nodes, prefill, request)
     if not request.needs_decode:
         return plan_of(request, candidates, first, None, reason)
-    second = least(decoding_behind(first, candidates), decode, request.number)
+    second = least(decoding_behind(first, candidates), decode, request)
     return plan_of(request, candidates, first, second, reason)
 
 
@@ -66,9 +66,11 @@ def plan_of(
     return Plan(prefill.name, None if decode is None else decode.name, fetch_from, computed, reason)
 
 
-def least(nodes: Sequence[Candidate], cost: Cost, turn: int) -> Candidate:
-    """A node of least cost; those of equal costs take turns, else the first by name would get all idle time's work."""
+def least(nodes: Sequence[Candidate], cost: Cost, request: RoutedRequest) -> Candidate:
+    """A node of least cost. Of equal costs it is one of the request's session, else they take turns: the first by name
+    would get all idle time's work."""
     costs = [cost(node) for node in nodes]
     lowest = min(costs)
     equal = [node for node, each in zip(nodes, costs, strict=True) if each == lowest]
-    return equal[turn % len(equal)]
+    known = [node for node in equal if node.name in request.session_nodes]
+    return known[0] if known else equal[request.number % len(equal)]
