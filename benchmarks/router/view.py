@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from benchmarks.router.node import SimulatedNode
 from benchmarks.router.workload import Arrival
@@ -102,7 +101,7 @@ class RouterView:
 
 def _without_states(candidate: Candidate) -> Candidate:
     found = candidate.hit.attention_tokens
-    return replace(candidate, hit=PrefixHit(found, found, found)) if found else candidate
+    return candidate._replace(hit=PrefixHit(found, found, found)) if found else candidate
 
 
 def _info(node: SimulatedNode) -> NodeInfo:

@@ -6,6 +6,7 @@ A hint, by design: the index lags behind the nodes, so a decision based on it mu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from headrace.cache.conversion import BlockConversion
 from headrace.cache.hits import PrefixHit
@@ -90,6 +91,7 @@ class NodeIndex:
             self.num_blocks, self.num_checkpoints = arriving.num_blocks, arriving.num_checkpoints
             self._arriving = None
             self.sequence, self.is_followed = part.sequence, True
+            table.generation += 1
 
     def _change(self, kind: CacheChange, key: PrefixKey) -> None:
         table = self._table
@@ -118,6 +120,8 @@ class ClusterIndex:
     def __init__(self) -> None:
         self._nodes: dict[NodeId, NodeIndex] = {}
         self._table = CacheTable()
+        self._bits: Mapping[int, _Bits] = {}
+        self._bits_of = -1  # the table's generation
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -143,16 +147,29 @@ class ClusterIndex:
         self, keys: Mapping[int, Sequence[PrefixKey]], *, max_tokens: int, receiver_block_size: int = 1
     ) -> Mapping[NodeId, PrefixHit]:
         """The hit on a prompt of each node that has any; `keys` are the prompt's for each of `block_sizes`."""
-        nodes: dict[int, dict[Mask, NodeId]] = {}
-        for node_id, node in self._nodes.items():
-            if node.sequence is not None:
-                nodes.setdefault(node.block_size, {})[node.bit] = node_id
-        return {
-            of_size[bit]: hit
-            for size, of_size in nodes.items()
-            if size in keys
-            for bit, hit in _match(self._table, keys[size], sum(of_size), size, max_tokens, receiver_block_size).items()
-        }
+        if self._bits_of != self._table.generation:
+            self._bits_of, self._bits = self._table.generation, _bits_by_size(self._nodes)
+        found: dict[NodeId, PrefixHit] = {}
+        for size, (all_bits, node_ids) in self._bits.items():
+            if size in keys:
+                hits = _match(self._table, keys[size], all_bits, size, max_tokens, receiver_block_size)
+                found.update((node_ids[bit], hit) for bit, hit in hits.items())
+        return found
+
+
+class _Bits(NamedTuple):
+    """The nodes of one block size whose caches are known: all their bits, and the node of each."""
+
+    together: Mask
+    nodes: Mapping[Mask, NodeId]
+
+
+def _bits_by_size(nodes: Mapping[NodeId, NodeIndex]) -> Mapping[int, _Bits]:
+    by_size: dict[int, dict[Mask, NodeId]] = {}
+    for node_id, node in nodes.items():
+        if node.sequence is not None:
+            by_size.setdefault(node.block_size, {})[node.bit] = node_id
+    return {size: _Bits(sum(of_size), of_size) for size, of_size in by_size.items()}
 
 
 def _match(
@@ -170,11 +187,15 @@ def _match(
         return {}
     step = BlockConversion(block_size, receiver_block_size).boundary_tokens // block_size
     states = _deepest_states(table, keys, depths, step)
-    return {
-        bit: PrefixHit(depth * block_size, states.get(bit, 0) * block_size, states.get(bit, 0) * block_size)
-        for those, depth in depths
-        for bit in bits_of(those)
-    }
+    hits: dict[Mask, PrefixHit] = {}
+    for those, depth in depths:
+        by_state: dict[int, PrefixHit] = {}  # one value for all nodes that hold the same
+        for bit in bits_of(those):
+            state = states.get(bit, 0)
+            if (hit := by_state.get(state)) is None:
+                hit = by_state[state] = PrefixHit(depth * block_size, state * block_size, state * block_size)
+            hits[bit] = hit
+    return hits
 
 
 def _deepest_states(

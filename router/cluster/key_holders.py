@@ -8,12 +8,12 @@ update; only then is it given to another node. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import compress, count, islice
 
 from headrace.cache.types import PrefixKey
 
 SWEPT_AT_ONCE = 2048
-SCANNED_AT_ONCE = 64
+SCANNED_AT_ONCE = 128
 
 Mask = int
 """A set of nodes, a bit for each."""
@@ -70,10 +70,8 @@ class KeyHolders:
 
     def num_unheld_before(self, keys: Sequence[PrefixKey], position: int) -> int:
         """How many keys from `position` back have no holders; looks at a few at a time, and may say fewer."""
-        masks, start = self._masks, max(0, position - SCANNED_AT_ONCE)
-        if masks.keys().isdisjoint(keys[start:position]):
-            return position - start
-        return next(number for number in range(position - start) if keys[position - 1 - number] in masks)
+        nearby = keys[max(0, position - SCANNED_AT_ONCE) : position][::-1]
+        return next(compress(count(), map(self._masks.__contains__, nearby)), len(nearby))
 
     def sweep(self, key: PrefixKey, nodes: Mask) -> None:
         """Removes these holders of a key, if they are."""
@@ -92,11 +90,15 @@ class KeyHolders:
 
 
 class CacheTable:
-    """Holders of blocks and of checkpoints, and the bits of nodes."""
+    """Holders of blocks and of checkpoints, and the bits of nodes.
+
+    generation   another one whenever a bit has become, or is no longer, that of a node whose cache is known
+    """
 
     def __init__(self) -> None:
         self.blocks = KeyHolders()
         self.checkpoints = KeyHolders()
+        self.generation = 0
         self._free_bits: list[Mask] = []
         self._num_bits = 0
         self._retired: Mask = 0
@@ -105,6 +107,7 @@ class CacheTable:
 
     def new_bit(self) -> Mask:
         """A bit that no key has."""
+        self.generation += 1
         if self._free_bits:
             return self._free_bits.pop()
         self._num_bits += 1
@@ -112,6 +115,7 @@ class CacheTable:
 
     def retire(self, bit: Mask) -> None:
         """Gives a bit back, whose keys are swept later."""
+        self.generation += 1
         self._retired |= bit
 
     def sweep(self) -> None:

@@ -1,17 +1,23 @@
-"""Candidates: frozen snapshots of nodes, all that a routing policy sees of the cluster. Pure."""
+"""Candidates: frozen snapshots of nodes, all that a routing policy sees of the cluster. Pure.
+
+Named tuples, which are made in a fifth of the time of frozen dataclasses: each decision makes some for every node.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts
 from headrace.wire.messages import Role
 
+NO_HIT = PrefixHit(0, 0, 0)
 
-@dataclass(frozen=True, slots=True)
-class Load:
+
+class Load(NamedTuple):
     """The work of a node: by its last heartbeat, and by what this router has sent it since.
 
     num_decoding      sequences that generate
@@ -49,13 +55,13 @@ class LinkCosts:
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+NO_LINKS: Mapping[str, LinkCosts] = MappingProxyType({})
+
+
+class Candidate(NamedTuple):
     """One node, as it may serve one request.
 
     role               what the router prefers it for; BOTH: for either
-    hit                how much of the prompt it holds or will hold soon, for each cache group; all but the last token
-                       at most
     costs              what its steps take, by its own measurement
     chunk_tokens       the most tokens of prompts in one of its steps
     block_size         tokens of a block of its cache
@@ -64,17 +70,25 @@ class Candidate:
     links              what sending to each other node takes, by name; a node that is missing cannot be sent to
     may_prefill        False: it only decodes, for its role is fixed, or its place is reserved for another's prompt
     may_decode         False: it only prefills, for its role is fixed, or another node must generate
+    hit                how much of the prompt it holds or will hold soon, for each cache group; all but the last token
+                       at most
     """
 
     name: str
     role: Role
-    hit: PrefixHit
-    load: Load
     costs: StepCosts
     chunk_tokens: int
     block_size: int
     bytes_per_token: int
     state_bytes: int
-    links: Mapping[str, LinkCosts] = field(default_factory=dict)
+    links: Mapping[str, LinkCosts] = NO_LINKS
     may_prefill: bool = True
     may_decode: bool = True
+    load: Load = Load()
+    hit: PrefixHit = NO_HIT
+
+    def with_load(self, load: Load) -> Candidate:
+        return Candidate(*self[:-2], load, self.hit)  # far quicker than _replace
+
+    def with_hit(self, hit: PrefixHit) -> Candidate:
+        return Candidate(*self[:-1], hit)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
@@ -47,12 +48,15 @@ class ComingHits:
     def match(self, keys: Sequence[PrefixKey], max_blocks: int, now_s: float) -> Mapping[str, int]:
         """The position, in blocks, of the deepest place of this prompt that each node will have."""
         self._expire(now_s)
-        deepest: dict[str, int] = {}
         limit = min(len(keys), max_blocks)
-        for position, at_position in self._nodes.items():
-            if position <= limit and (nodes := at_position.get(keys[position - 1])) is not None:
-                for node in nodes:
-                    deepest[node] = max(deepest.get(node, 0), position)
+        found = [
+            (position, nodes)
+            for position, at_position in self._nodes.items()
+            if position <= limit and (nodes := at_position.get(keys[position - 1])) is not None
+        ]
+        deepest: dict[str, int] = {}
+        for position, nodes in sorted(found, key=itemgetter(0)):
+            deepest.update(dict.fromkeys(nodes, position))
         return deepest
 
     def forget(self, node: str) -> None:

@@ -5,7 +5,7 @@ Events in, values out; `router/requests/` reports what becomes of each decision 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.cache.types import PrefixKey
@@ -50,6 +50,11 @@ class Ledger:
     def load(self, name: str, now_s: float) -> Load:
         """A node's work now."""
         return self._books[name].load(now_s)
+
+    def loads(self, names: Iterable[str], now_s: float) -> Sequence[Load]:
+        """The work of these nodes now; of one about which nothing has changed, the same object."""
+        books = self._books
+        return [books[name].load(now_s) for name in names]
 
     # ------------------------------------------------------------ the course of a decision
 

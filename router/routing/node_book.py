@@ -8,7 +8,7 @@ heartbeat counts at once, and what ended after it counts no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
@@ -78,21 +78,23 @@ class NodeBook:
         self._others = Load()
         self._others_at_s = 0.0
         self._tokens_per_s = 0.0
+        self._in_turn: Sequence[tuple[bool, int, int, int]] | None = None  # prompts as the node serves them
+        self._num_sizes = 0  # of their lengths
         self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
         self._load: Load | None = None
         self._load_until_s = 0.0
 
     def heartbeat(self, status: NodeStatus, block_size: int, chunk_tokens: int, now_s: float) -> None:
         """Takes over the node's own figures."""
-        own, left = self._own, self._tokens_left(now_s)
+        own, left = self._own, self._prompts_left(now_s)
         blocks, slots = status.blocks, status.slots
         self._others_at_s = now_s
         self._others = Load(
             num_decoding=_beyond(status.num_decoding, own.num_decoding + own.num_receiving),
             context_tokens=_beyond(status.context_tokens, own.context_tokens + own.receiving_tokens),
-            waiting_tokens=_beyond(status.waiting_tokens, sum(left.values())),
-            waiting_depths=_beyond(status.waiting_depths, self._depths(left)),
-            waiting_lengths=_added(status.waiting_lengths, _lengths(left.values()), -1.0),
+            waiting_tokens=_beyond(status.waiting_tokens, left.tokens),
+            waiting_depths=_beyond(status.waiting_depths, left.depths),
+            waiting_lengths=_added(status.waiting_lengths, left.lengths, -1.0),
             free_tokens=(blocks.free + blocks.cached) * block_size + own.held_tokens,
             free_slots=slots.free + slots.cached + own.held_slots,
         )
@@ -102,20 +104,20 @@ class NodeBook:
     def load(self, now_s: float) -> Load:
         """The node's work now."""
         if self._load is None or now_s >= self._load_until_s:
-            others, own, left = self._others, self._own, self._tokens_left(now_s)
-            share = self._share_left(now_s)
+            others, own, left = self._others, self._own, self._prompts_left(now_s)
+            share = self._share_left(now_s) if others.waiting_tokens else 0.0
             is_still = self._progress_since_s is None and not others.waiting_tokens
             self._load_until_s = math.inf if is_still else now_s + REFRESH_S
             self._load = Load(
-                num_decoding=others.num_decoding + own.num_decoding,
-                context_tokens=others.context_tokens + own.context_tokens,
-                num_coming=own.num_coming,
-                coming_tokens=own.coming_tokens,
-                waiting_tokens=int(share * others.waiting_tokens) + sum(left.values()),
-                waiting_depths=int(share * others.waiting_depths) + self._depths(left),
-                waiting_lengths=_added(_lengths(left.values()), others.waiting_lengths, share),
-                free_tokens=others.free_tokens - own.wanted_tokens,
-                free_slots=others.free_slots - own.wanted_slots,
+                others.num_decoding + own.num_decoding,
+                others.context_tokens + own.context_tokens,
+                own.num_coming,
+                own.coming_tokens,
+                int(share * others.waiting_tokens) + left.tokens,
+                int(share * others.waiting_depths) + left.depths,
+                _added(left.lengths, others.waiting_lengths, share),
+                others.free_tokens - own.wanted_tokens,
+                others.free_slots - own.wanted_slots,
             )
         return self._load
 
@@ -167,7 +169,7 @@ class NodeBook:
         if after is not NOTHING:
             self._shares[number] = after
         self._own = _Share(*(sum_ - old + new for sum_, old, new in zip(self._own, before, after, strict=True)))
-        self._load = None
+        self._load = self._in_turn = None
 
     def _share(self, number: int) -> _Share:
         prompt, answer = self.prompts.get(number), self.answers.get(number)
@@ -192,45 +194,50 @@ class NodeBook:
             wanted_slots=1,
         )
 
-    def _depths(self, left: Mapping[int, int]) -> int:
-        """The positions of these tokens of each prompt, summed."""
-        total = 0
-        for number, tokens in left.items():
-            end = self.prompts[number].end
-            total += tokens * (2 * end - tokens - 1) // 2
-        return total
-
     def _share_left(self, now_s: float) -> float:
         """Share of the others' prompts that the node cannot have computed since its heartbeat."""
-        tokens = self._others.waiting_tokens
-        return max(0.0, 1 - (now_s - self._others_at_s) * self._tokens_per_s / tokens) if tokens else 0.0
+        done = (now_s - self._others_at_s) * self._tokens_per_s
+        return max(0.0, 1 - done / self._others.waiting_tokens)
 
-    def _tokens_left(self, now_s: float) -> dict[int, int]:
-        """Tokens of each prompt that are still to be computed. Those that the node should have computed since it last
-        finished a prompt are taken from the ones that have begun, shortest first, as it serves them."""
-        left = {number: prompt.end - prompt.start for number, prompt in self.prompts.items()}
+    def _prompts_left(self, now_s: float) -> _Left:
+        """Prompts that are still to be computed. What should have been since the last prompt ended is taken from
+        those that have begun, shortest first, as the node serves them."""
+        done = 0.0
         if self._progress_since_s is not None:
             done = (now_s - self._progress_since_s) * self._tokens_per_s
-            begun = (number for number, prompt in self.prompts.items() if prompt.is_started)
-            for number in sorted(begun, key=left.__getitem__):
-                taken = int(min(done, left[number] * (1 - LEAST_LEFT)))
-                left[number] -= taken
+        if self._in_turn is None:
+            self._in_turn = sorted(map(_turn, self.prompts.values()))
+            self._num_sizes = max((left.bit_length() for _, left, *_ in self._in_turn), default=0)
+        tokens = depths = 0
+        lengths = [0] * self._num_sizes
+        for _, left, end, progress in self._in_turn:
+            if done > 0:
+                taken = progress if progress < done else int(done)
+                left -= taken
                 done -= taken
-        return left
+            if left:
+                tokens += left
+                depths += left * (2 * end - left - 1) // 2
+                lengths[left.bit_length() - 1] += left
+        return _Left(tokens, depths, lengths)
+
+
+class _Left(NamedTuple):
+    """The rest of this router's prompts; see `Load`."""
+
+    tokens: int
+    depths: int
+    lengths: Sequence[int]
+
+
+def _turn(prompt: Prompt) -> tuple[bool, int, int, int]:
+    """Sort key and facts: whether it is still to start, tokens left then, its end, how many may count as computed."""
+    left = prompt.end - prompt.start
+    return not prompt.is_started, left, prompt.end, int(left * (1 - LEAST_LEFT)) if prompt.is_started else 0
 
 
 def _beyond(theirs: int, mine: int) -> int:
     return max(0, theirs - mine)
-
-
-def _lengths(prompts: Iterable[int]) -> Sequence[int]:
-    """Tokens of prompts by how many each has left; see `Load.waiting_lengths`."""
-    lengths: list[int] = []
-    for tokens in prompts:
-        if tokens:
-            lengths += [0] * (tokens.bit_length() - len(lengths))
-            lengths[tokens.bit_length() - 1] += tokens
-    return lengths
 
 
 def _added(lengths: Sequence[int], others: Sequence[int], share: float) -> tuple[int, ...]:

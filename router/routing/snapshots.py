@@ -1,6 +1,7 @@
 """Snapshots of the cluster for one request: what heartbeats and the cluster index say, as candidates. Pure.
 
-What a heartbeat changes is worked out when it comes, so that a snapshot costs little for each node.
+A snapshot costs what has changed since the last one: candidates without hits are kept (`_Board`), and those of nodes
+that have reported, or have other work by now, are made anew. What the prompt's hits are is added to a copy.
 """
 
 from __future__ import annotations
@@ -8,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
 from headrace.step_costs import StepCosts
 from headrace.wire.messages import NodeInfo, NodeStatus, Role, transfer_refusal
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
-from router.routing.candidates import Candidate, LinkCosts, Load
+from router.routing.candidates import NO_HIT, NO_LINKS, Candidate, LinkCosts
 from router.routing.coming_hits import with_coming
 from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
-
-NO_HIT = PrefixHit(0, 0, 0)
-NO_LINKS: Mapping[str, LinkCosts] = {}
 
 
 @dataclass(frozen=True)
@@ -36,11 +33,11 @@ class Pins:
     decode: str | None = None
     is_reserved: bool = False
 
-    def may_prefill(self, name: str) -> bool:
-        return self.prefill in (None, name) and not (self.is_reserved and name == self.decode)
-
-    def may_decode(self, name: str) -> bool:
-        return self.decode in (None, name)
+    def narrow(self, node: Candidate) -> Candidate:
+        """The node, for what it may still do."""
+        is_taken = self.is_reserved and node.name == self.decode
+        may_prefill = node.may_prefill and self.prefill in (None, node.name) and not is_taken
+        return node._replace(may_prefill=may_prefill, may_decode=node.may_decode and self.decode in (None, node.name))
 
 
 ANYWHERE = Pins()
@@ -60,6 +57,8 @@ class Snapshots:
         self._facts: dict[str, _Facts] = {}
         self._peers: dict[str, frozenset[str]] = {}
         self._doubtful: frozenset[str] = frozenset()
+        self._board: _Board | None = None
+        self._reported: set[str] = set()  # since the board was made
 
     def heartbeat(self, info: NodeInfo, status: NodeStatus, now_s: float) -> None:
         """Takes over what a node reports of itself; it may be new."""
@@ -67,11 +66,16 @@ class Snapshots:
         if known is not None and known.id[1] != info.incarnation:
             self._ledger.forget(info.name)
         self._ledger.heartbeat(info, status, now_s)
-        facts = self._facts[info.name] = _Facts(info, status)
-        if known is None or known.device != info.device:
+        facts = self._facts[info.name] = _Facts(info, status, known)
+        if known is None or known.id != facts.id or known.device != info.device:
             self._link()
-        else:
-            facts.links = LinksOf(info.name, self._peers[info.device], facts.measured, self._doubtful)
+            return
+        is_same_link = facts.measured is known.measured
+        facts.links = known.links if is_same_link else self._links_of(facts)
+        self._reported.add(info.name)
+        has_usual = self._board is not None and self._board.usual_costs
+        if facts.measured.failed != known.measured.failed or facts.has_measured != known.has_measured or has_usual:
+            self._board = None
 
     def keep(self, names: Collection[str]) -> None:
         """Forgets all other nodes."""
@@ -90,37 +94,76 @@ class Snapshots:
         *,
         avoided: Collection[str] = (),
         pins: Pins = ANYWHERE,
-    ) -> tuple[Candidate, ...]:
+    ) -> Sequence[Candidate]:
         """Candidates for a prompt of `num_tokens`, sorted by name.
 
         roles    of the nodes that may be given work, by name
         keys     the prompt's, for each block size in the index; empty: no hit is known
         avoided  nodes that have failed the request
         """
-        hits = self._index.match(keys, max_tokens=num_tokens - 1) if keys else {}
-        coming = self._coming_tokens(keys, num_tokens - 1, now_s)
-        live = [(name, self._facts[name], roles[name]) for name in sorted(roles) if name in self._facts]
-        senders = [facts for _, facts, role in live if self._does(role, Role.PREFILL)]
+        board = self._current_board(roles, now_s)
+        found = board.candidates.copy()
+        if keys:
+            hits = self._index.match(keys, max_tokens=num_tokens - 1)
+            places = board.place_of_id
+            found_at = {place: hit for node_id, hit in hits.items() if (place := places.get(node_id)) is not None}
+            for name, coming_tokens in self._coming_tokens(keys, num_tokens - 1, now_s).items():
+                if (place := board.place_of.get(name)) is not None:
+                    found_at[place] = with_coming(found_at.get(place, NO_HIT), coming_tokens)
+            for place, hit in found_at.items():
+                found[place] = found[place].with_hit(hit)
+        if avoided:
+            found = [each for each in found if each.name not in avoided]
+        return found if pins is ANYWHERE else [pins.narrow(each) for each in found]
+
+    def _current_board(self, roles: Mapping[str, Role], now_s: float) -> _Board:
+        """The candidates of now, without hits."""
+        board = self._board
+        if board is None or board.roles != roles or board.roles_are_fixed != self.roles_are_fixed:
+            board = self._board = self._new_board(roles)
+        else:
+            for name in self._reported:
+                if (place := board.place_of.get(name)) is not None:
+                    board.candidates[place] = self._without_load(board, name)
+        self._reported.clear()
+        candidates = board.candidates
+        for place, load in enumerate(self._ledger.loads(board.place_of, now_s)):
+            if candidates[place].load is not load:
+                candidates[place] = candidates[place].with_load(load)
+        return board
+
+    def _new_board(self, roles: Mapping[str, Role]) -> _Board:
+        names = [name for name in sorted(roles) if name in self._facts]
+        live = [self._facts[name] for name in names]
+        senders = [facts for facts in live if self._does(roles[facts.id[0]], Role.PREFILL)]
         self._mind_doubtful_links(senders)
-        served_kinds = {facts.device for facts in senders}
-        usual = {} if all(facts.has_measured for _, facts, _ in live) else _usual_costs([facts for _, facts, _ in live])
-        found = []
-        for name, facts, role in live:
-            if name in avoided:
-                continue
-            is_left_alone = facts.device not in served_kinds and _is_out_of_reach(facts.device, served_kinds)
-            hit = hits.get(facts.id, NO_HIT)
-            if name in coming:
-                hit = with_coming(hit, coming[name])
-            may_prefill = is_left_alone or self._does(role, Role.PREFILL)
-            may_decode = self._does(role, Role.DECODE)
-            if pins is not ANYWHERE:
-                may_prefill, may_decode = may_prefill and pins.may_prefill(name), may_decode and pins.may_decode(name)
-            load = self._ledger.load(name, now_s)
-            links = NO_LINKS if is_left_alone else facts.links
-            costs = facts.costs if facts.has_measured else usual.get(facts.device, facts.costs)
-            found.append(facts.candidate(role, hit, load, costs, links, may_prefill=may_prefill, may_decode=may_decode))
-        return tuple(found)
+        served = {facts.device for facts in senders}
+        left_alone = {
+            facts.device for facts in live if facts.device not in served and _is_out_of_reach(facts.device, served)
+        }
+        usual = {} if all(facts.has_measured for facts in live) else _usual_costs(live)
+        place_of_id = {facts.id: place for place, facts in enumerate(live)}
+        place_of = {name: place for place, name in enumerate(names)}
+        board = _Board(dict(roles), self.roles_are_fixed, place_of, place_of_id, left_alone, usual, [])
+        board.candidates.extend(self._without_load(board, name) for name in names)
+        return board
+
+    def _without_load(self, board: _Board, name: str) -> Candidate:
+        facts, role = self._facts[name], board.roles[name]
+        is_left_alone = facts.device in board.left_alone
+        layout = facts.layout
+        return Candidate(
+            name=name,
+            role=role,
+            costs=facts.costs if facts.has_measured else board.usual_costs.get(facts.device, facts.costs),
+            chunk_tokens=facts.chunk_tokens,
+            block_size=layout.block_size,
+            bytes_per_token=layout.block_bytes // layout.block_size,
+            state_bytes=layout.state_bytes,
+            links=NO_LINKS if is_left_alone else facts.links,
+            may_prefill=is_left_alone or self._does(role, Role.PREFILL),
+            may_decode=self._does(role, Role.DECODE),
+        )
 
     def _coming_tokens(
         self, keys: Mapping[int, Sequence[PrefixKey]], max_tokens: int, now_s: float
@@ -158,8 +201,12 @@ class Snapshots:
             kind: frozenset(name for name, facts in self._facts.items() if transfer_refusal(kind, facts.device) is None)
             for kind in kinds
         }
-        for name, facts in self._facts.items():
-            facts.links = LinksOf(name, self._peers[facts.device], facts.measured, self._doubtful)
+        for facts in self._facts.values():
+            facts.links = self._links_of(facts)
+        self._board = None
+
+    def _links_of(self, facts: _Facts) -> LinksOf:
+        return LinksOf(facts.id[0], self._peers[facts.device], facts.measured, self._doubtful)
 
 
 def _usual_costs(nodes: Sequence[_Facts]) -> Mapping[str, StepCosts]:
@@ -176,58 +223,37 @@ def _is_out_of_reach(device: str, kinds: Collection[str]) -> bool:
     return all(transfer_refusal(kind, device) is not None for kind in kinds)
 
 
-class _Facts:
-    """One node as its last heartbeat describes it, and the last candidate made of it: of most nodes in a large cluster
-    nothing has changed since, and they hold nothing of the prompt."""
+@dataclass(frozen=True, slots=True)
+class _Board:
+    """All candidates as they were last, without hits.
 
-    def __init__(self, info: NodeInfo, status: NodeStatus) -> None:
+    place_of      a node's place among them, by its name; in order
+    left_alone    devices that no node which computes prompts can send to
+    usual_costs   by device, for nodes that have measured none
+    """
+
+    roles: Mapping[str, Role]
+    roles_are_fixed: bool
+    place_of: Mapping[str, int]
+    place_of_id: Mapping[NodeId, int]
+    left_alone: Collection[str]
+    usual_costs: Mapping[str, StepCosts]
+    candidates: list[Candidate]
+
+
+class _Facts:
+    """One node as its last heartbeat describes it."""
+
+    def __init__(self, info: NodeInfo, status: NodeStatus, known: _Facts | None) -> None:
         self.id: NodeId = (info.name, info.incarnation)
         self.device = info.device
-        self.measured = MeasuredLinks.of(status.links)
+        self.reported_links = status.links
+        is_same = known is not None and known.reported_links == status.links
+        self.measured: MeasuredLinks = (
+            known.measured if known is not None and is_same else MeasuredLinks.of(status.links)
+        )
         self.links: Mapping[str, LinkCosts] = NO_LINKS
-        self._layout = info.layout
-        self._chunk_tokens = info.max_step_tokens
+        self.layout = info.layout
+        self.chunk_tokens = info.max_step_tokens
         self.costs = status.costs
         self.has_measured = status.counters.get("computed_tokens", 0) > 0
-        self._last: Candidate | None = None
-
-    def candidate(
-        self,
-        role: Role,
-        hit: PrefixHit,
-        load: Load,
-        costs: StepCosts,
-        links: Mapping[str, LinkCosts],
-        *,
-        may_prefill: bool,
-        may_decode: bool,
-    ) -> Candidate:
-        last = self._last
-        if (
-            last is not None
-            and last.load is load
-            and last.hit is hit
-            and last.costs is costs
-            and last.links is links
-            and last.role is role
-            and last.may_prefill is may_prefill
-            and last.may_decode is may_decode
-        ):
-            return last
-        layout = self._layout
-        made = Candidate(
-            name=self.id[0],
-            role=role,
-            hit=hit,
-            load=load,
-            costs=costs,
-            chunk_tokens=self._chunk_tokens,
-            block_size=layout.block_size,
-            bytes_per_token=layout.block_bytes // layout.block_size,
-            state_bytes=layout.state_bytes,
-            links=links,
-            may_prefill=may_prefill,
-            may_decode=may_decode,
-        )
-        self._last = made
-        return made

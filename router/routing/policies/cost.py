@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headrace.wire.messages import Role
 from router.routing.candidates import Candidate
 from router.routing.plan import RoutedRequest
-from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_work_s
+from router.routing.policies.times import Line, first_token_s, line, pace, place_wait_s, prompt_work_s
 
 PROMPT_WEIGHT = 3.0
 """Work on a prompt delays the prompts that wait, and in a busy cluster as many again that come until these are done:
@@ -36,6 +36,7 @@ class PromptPart(NamedTuple):
     computed_tokens  of the prompt
     keeps_gap        False: the node cannot compute prompts beside its decodes within the gap
     fetch_from       sends the state and the blocks from which the node starts; None: they are its own
+    seconds          of all requests: the sum of both times
     """
 
     node: Candidate
@@ -44,10 +45,7 @@ class PromptPart(NamedTuple):
     computed_tokens: int
     keeps_gap: bool
     fetch_from: str | None
-
-    @property
-    def seconds(self) -> float:
-        return self.first_token_s + self.others_s
+    seconds: float
 
 
 class AnswerPart(NamedTuple):
@@ -58,6 +56,7 @@ class AnswerPart(NamedTuple):
     others_s      more time for the other requests there
     received_s    work that the blocks that it gets from elsewhere push out of its cache
     token_gap_s   a step without prompts; the node keeps prompts within the gap
+    seconds       of all requests: wait, rest, others' and received
     """
 
     node: Candidate
@@ -66,42 +65,58 @@ class AnswerPart(NamedTuple):
     others_s: float
     received_s: float
     token_gap_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.wait_s + self.rest_s + self.others_s + self.received_s
+    seconds: float
 
 
-def resumable_tokens(request: RoutedRequest, node: Candidate) -> int:
-    """Position from which the node can compute the prompt: both its groups are cached there."""
-    if request.is_scored:
-        return 0
-    return min(node.hit.resumable_tokens, node.hit.attention_tokens, max(request.num_tokens - 1, 0))
+class Meeting(NamedTuple):
+    """A node as a request meets it.
+
+    start     position from which it computes the prompt: both its groups are cached there
+    work_s    of the prompt from there on
+    waiting   the prompts that wait there
+    """
+
+    node: Candidate
+    start: int
+    work_s: float
+    waiting: Line
 
 
-def prompt_part(request: RoutedRequest, node: Candidate) -> PromptPart:
+def meeting(request: RoutedRequest, node: Candidate) -> Meeting:
+    """The node with its own newest checkpoint."""
+    hit, start = node.hit, 0
+    if hit.resumable_tokens and not request.is_scored:
+        start = min(hit.resumable_tokens, hit.attention_tokens, max(request.num_tokens - 1, 0))
+    return _meeting(request, node, start)
+
+
+def _meeting(request: RoutedRequest, node: Candidate, start: int) -> Meeting:
+    costs, num_tokens = node.costs, request.num_tokens
+    return Meeting(node, start, prompt_work_s(costs, start, num_tokens), line(node.load, costs, num_tokens - start))
+
+
+def prompt_part(request: RoutedRequest, met: Meeting) -> PromptPart:
     """The prompt, computed on this node from its own newest checkpoint on."""
-    return _prompt_part(request, node, resumable_tokens(request, node), 0.0, None)
+    return _prompt_part(request, met, 0.0, None)
 
 
 def fetched_prompt_part(request: RoutedRequest, node: Candidate, holder: Candidate) -> PromptPart | None:
     """The prompt, computed on this node from the newest checkpoint of another; None: that is of no use to it."""
     start = min(holder.hit.state_tokens, request.num_tokens - 1) // node.block_size * node.block_size
-    if start <= resumable_tokens(request, node) or request.is_scored:
+    if start <= node.hit.resumable_tokens or request.is_scored:
         return None
     ready_s = fetch_s(holder, node, start)
-    return None if ready_s is None else _prompt_part(request, node, start, ready_s, holder.name)
+    if ready_s is None:
+        return None
+    return _prompt_part(request, _meeting(request, node, start), ready_s, holder.name)
 
 
-def _prompt_part(
-    request: RoutedRequest, node: Candidate, start: int, ready_s: float, fetch_from: str | None
-) -> PromptPart:
-    """The prompt from `start` on; its state is there after `ready_s`."""
+def _prompt_part(request: RoutedRequest, met: Meeting, ready_s: float, fetch_from: str | None) -> PromptPart:
+    """The prompt from where the node starts; its state is there after `ready_s`."""
+    node, start, own_s, waiting = met
     costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
     num_tokens = request.num_tokens - start
-    own_s = prompt_work_s(costs, start, request.num_tokens)
     steps = pace(node, load.num_decoding, load.context_tokens, gap_s)
-    waiting = line(load, costs, num_tokens)
     node_s = own_s + own_s / steps.step_work_s * costs.chunk_s
     answer_weight = 1.0 if gap_s is None else WITHIN_GAP_WEIGHT
     others_s = node_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
@@ -109,37 +124,39 @@ def _prompt_part(
     others_s += costs.token_s * (STORED_WEIGHT * num_tokens + RECEIVED_WEIGHT * num_fetched)
     computing_s = steps.seconds(own_s)
     wait_s = first_token_s(steps, waiting, own_s) - computing_s
-    arrival_s = max(ready_s, wait_s) + computing_s  # what is fetched arrives while the prompt waits for its turn
-    return PromptPart(node, arrival_s, others_s, num_tokens, steps.keeps_gap, fetch_from)
+    # What is fetched arrives while the prompt waits for its turn.
+    arrival_s = (ready_s if ready_s > wait_s else wait_s) + computing_s
+    return PromptPart(node, arrival_s, others_s, num_tokens, steps.keeps_gap, fetch_from, arrival_s + others_s)
 
 
-def answer_part(request: RoutedRequest, node: Candidate) -> AnswerPart:
+def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     """The answer, generated on this node, whoever computes the prompt."""
+    node, waiting = met.node, met.waiting
     costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
     number = max(request.answer_tokens, 1)
     num_tokens = request.num_tokens + number
     mean_tokens = request.num_tokens + number // 2
     batch, context_tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
     after = pace(node, batch + 1, context_tokens + mean_tokens, gap_s)
-    answer_s = number * after.decode_s
-    rest_s = answer_s
+    rest_s = answer_s = number * after.decode_s
     others_s = batch * number * (costs.decode_s + costs.context_s * mean_tokens)
     is_meant_for_prompts = node.role is Role.PREFILL
     if load.waiting_tokens or is_meant_for_prompts:
-        waiting = line(load, costs, 0)
         # Prompts that wait here are computed between the answer's steps.
         rest_s += min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
-        work_s = max(waiting.work_s, prompt_work_s(costs, resumable_tokens(request, node), request.num_tokens))
+        work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
         share, pure_share = after.prompt_share(work_s), pace(node, 0, 0, gap_s).prompt_share(work_s)
         lost_share, num_prompts = 1.0 - share / pure_share, waiting.number
         if is_meant_for_prompts:
-            num_prompts = max(num_prompts, MEANT_FOR_PROMPTS)
+            num_prompts = num_prompts if num_prompts > MEANT_FOR_PROMPTS else MEANT_FOR_PROMPTS
         else:  # one answer more costs the prompts little where many are generated anyway: they share what all cost
             before_share = pace(node, batch, context_tokens, gap_s).prompt_share(work_s)
             lost_share = max(1.0 - share / before_share, lost_share / (batch + 1))
         others_s += num_prompts * lost_share * rest_s
     received_s = RECEIVED_WEIGHT * costs.token_s * max(0, request.num_tokens - node.hit.attention_tokens)
-    return AnswerPart(node, place_wait_s(node, num_tokens, answer_s), rest_s, others_s, received_s, after.decode_s)
+    wait_s = place_wait_s(node, num_tokens, answer_s)
+    seconds = wait_s + rest_s + others_s + received_s
+    return AnswerPart(node, wait_s, rest_s, others_s, received_s, after.decode_s, seconds)
 
 
 def gap_relief_s(request: RoutedRequest, node: Candidate, step_s: float) -> float:

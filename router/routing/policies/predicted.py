@@ -16,6 +16,7 @@ from router.routing.policies.cost import (
     fetched_prompt_part,
     gap_relief_s,
     hand_over_s,
+    meeting,
     prompt_part,
 )
 from router.routing.policies.times import least_step_s
@@ -32,10 +33,8 @@ MEASURES = (
 )
 PAIRED = 3
 """Nodes, by the price of the prompt and by that of the answer, whose pairs are compared."""
-HOLDERS = 2
-"""Nodes that may be fetched from: those with the deepest checkpoints."""
-
 _seconds = attrgetter("seconds")
+_state_tokens = attrgetter("hit.state_tokens")
 
 
 class Predicted:
@@ -97,7 +96,8 @@ class _Priced(NamedTuple):
 
 def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
     """The cheapest plan of those that miss the objectives least."""
-    prompts = [prompt_part(request, node) for node in nodes if node.may_prefill]
+    met = [meeting(request, node) for node in nodes]
+    prompts = [prompt_part(request, each) for each in met if each.node.may_prefill]
     objectives, waited_s = request.objectives, request.waited_s
 
     def prompt_price(part: PromptPart) -> tuple[float, float]:
@@ -116,13 +116,14 @@ def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
         for prompt in [*prompts, *fetched]:
             best = _better(best, request, prompt, None, 0.0)
         return best
-    answers = {node.name: answer_part(request, node) for node in nodes if node.may_decode}
+    answers = {each.node.name: answer_part(request, each) for each in met if each.node.may_decode}
     for prompt in [*prompts, *fetched]:
         if (answer := answers.get(prompt.node.name)) is not None:
             best = _better(best, request, prompt, answer, 0.0)
     for answer in nsmallest(PAIRED, answers.values(), key=answer_price if has_objectives else _seconds):
         for prompt in [*best_prompts, *fetched]:
-            if prompt.node is not answer.node:
+            is_too_dear = best is not None and prompt.seconds + answer.seconds > best.seconds and not has_objectives
+            if prompt.node is not answer.node and not is_too_dear:
                 seconds = hand_over_s(request, prompt.node, answer.node)
                 if seconds is not None:
                     best = _better(best, request, prompt, answer, seconds)
@@ -130,14 +131,17 @@ def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
 
 
 def _fetched(request: RoutedRequest, nodes: Sequence[Candidate], prompts: Iterable[PromptPart]) -> list[PromptPart]:
-    """The same prompts, computed from what other nodes hold and these lack."""
-    deepest = max((node.hit.state_tokens for node in nodes), default=0)
-    lacking = [prompt.node for prompt in prompts if prompt.node.hit.resumable_tokens < deepest]
-    if not lacking:
-        return []
-    holders = nsmallest(HOLDERS, nodes, key=lambda node: -node.hit.state_tokens)
-    parts = [fetched_prompt_part(request, node, holder) for node in lacking for holder in holders if node is not holder]
-    return [part for part in parts if part is not None]
+    """The same prompts, each computed from the deepest checkpoint that its node can get from another."""
+    holders = sorted(nodes, key=_state_tokens, reverse=True)
+    found = []
+    for prompt in prompts:
+        for holder in holders:
+            if holder.hit.state_tokens <= prompt.node.hit.resumable_tokens:
+                break
+            if (part := fetched_prompt_part(request, prompt.node, holder)) is not None:
+                found.append(part)
+                break
+    return found
 
 
 def _better(

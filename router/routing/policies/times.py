@@ -17,7 +17,7 @@ MIN_GAP_TOKENS = 16
 """Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""
 
 MIN_WORK_S = 1e-6
-"""Prompt work of a step at the least, in seconds: costs may be measured as 0."""
+"""Prompt work of a step in seconds where costs were measured as 0."""
 
 
 class NodePace(NamedTuple):
@@ -50,7 +50,7 @@ class NodePace(NamedTuple):
 def pace(node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None) -> NodePace:
     """The steps of a node that decodes so many sequences."""
     costs = node.costs
-    step_work_s = max(costs.token_s * node.chunk_tokens, MIN_WORK_S)
+    step_work_s = costs.token_s * node.chunk_tokens or MIN_WORK_S
     if not num_decoding:
         return NodePace(0.0, step_work_s, costs.chunk_s, True)
     decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context_tokens
@@ -74,18 +74,16 @@ class Line(NamedTuple):
     ahead_s    work that is done before it: of prompts that are shorter, or hardly longer
     behind_s   work of longer prompts: the first of them keeps half of each step
     number     how many prompts wait, about
+    work_s     of all of them
     """
 
     ahead_s: float
     behind_s: float
     number: float
-
-    @property
-    def work_s(self) -> float:
-        return self.ahead_s + self.behind_s
+    work_s: float
 
 
-NO_LINE = Line(0.0, 0.0, 0.0)
+NO_LINE = Line(0.0, 0.0, 0.0, 0.0)
 
 
 def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
@@ -94,23 +92,25 @@ def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
     A node lets a prompt go before the first one if it has less than half as many tokens left: prompts with up to twice
     `num_tokens` are ahead.
     """
-    if load.waiting_tokens <= 0:
+    waiting_tokens = load.waiting_tokens
+    if waiting_tokens <= 0:
         return NO_LINE
-    work_s = costs.token_s * load.waiting_tokens + costs.depth_s * load.waiting_depths
+    work_s = costs.token_s * waiting_tokens + costs.depth_s * load.waiting_depths
     middle = max(num_tokens, 1).bit_length() - 1
-    ahead, number, size = 0.0, 0.0, 1
+    ahead, number, size = 0.0, 0.0, 1.5
     for index, tokens in enumerate(load.waiting_lengths):
         if tokens:
-            number += max(1.0, tokens / (1.5 * size))
+            prompts = tokens / size
+            number += prompts if prompts > 1.0 else 1.0
             if index <= middle:
                 ahead += tokens
             elif index == middle + 1:  # as many of these as are at most twice as long
-                ahead += (2 * num_tokens / size - 1) * tokens
-        size *= 2
+                ahead += (3 * num_tokens / size - 1) * tokens
+        size += size
     if not number:
-        return Line(work_s, 0.0, 1.0)
-    ahead_s = work_s * min(1.0, ahead / load.waiting_tokens)
-    return Line(ahead_s, work_s - ahead_s, number)
+        return Line(work_s, 0.0, 1.0, work_s)
+    ahead_s = work_s * min(1.0, ahead / waiting_tokens)
+    return Line(ahead_s, work_s - ahead_s, number, work_s)
 
 
 def prompt_work_s(costs: StepCosts, start: int, end: int) -> float:
@@ -125,11 +125,13 @@ def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
     The step that is running ends first. Longer prompts take up to half of each step, and the step with the prompt's
     last token is as long as what waits fills it.
     """
-    before_s, behind_s = waiting.ahead_s + own_s, waiting.behind_s
-    needed_s = max(before_s + min(behind_s, before_s), pace.step_work_s)
-    work_s = min(before_s + behind_s, needed_s)
-    running_s = (min(waiting.work_s, pace.step_work_s) + pace.decode_s) / 2
-    return running_s + pace.seconds(work_s)
+    before_s, behind_s, step_s = waiting.ahead_s + own_s, waiting.behind_s, pace.step_work_s
+    needed_s = before_s + (behind_s if behind_s < before_s else before_s)
+    if needed_s < step_s:
+        needed_s = min(before_s + behind_s, step_s)
+    work_s = waiting.work_s
+    running_s = ((work_s if work_s < step_s else step_s) + pace.decode_s) / 2
+    return running_s + pace.seconds(needed_s)
 
 
 def prompt_wait_s(node: Candidate, num_tokens: int, token_gap_s: float | None = None) -> float:

@@ -29,7 +29,7 @@ def candidate(name: str, role: Role = Role.BOTH, *, hit: int | PrefixHit = 0, lo
 def linked(*nodes: Candidate) -> Sequence[Candidate]:
     """The same nodes, each of which can send to each other one."""
     return [
-        replace(node, links={other.name: LinkCosts() for other in nodes if other is not node})
+        node._replace(links={other.name: LinkCosts() for other in nodes if other is not node})
         for node in sorted(nodes, key=lambda node: node.name)
     ]
 

@@ -1,7 +1,5 @@
 """Decisions are kept for a while, with what explains them."""
 
-from dataclasses import replace
-
 from headrace.cache.hits import PrefixHit
 from headrace.wire.messages import Role
 from router.routing.candidates import Load
@@ -36,7 +34,7 @@ def test_the_id_of_an_answer_names_all_its_choices() -> None:
 
 def test_of_many_candidates_the_chosen_ones_and_those_of_note_are_kept() -> None:
     nodes = [candidate(f"n{i:02}", Role.BOTH, load=Load(waiting_tokens=1000 + i)) for i in range(50)]
-    nodes[40] = replace(nodes[40], hit=PrefixHit(64, 32, 32))
+    nodes[40] = nodes[40]._replace(hit=PrefixHit(64, 32, 32))
     json = Decision(REQUEST, "request", Plan("n30", "n31", "n32"), nodes).json()
     kept = [each["name"] for each in json["candidates"]]
     assert {"n30", "n31", "n32", "n40", "n00"} <= set(kept)

@@ -37,7 +37,7 @@ def beat(ledger: Ledger, name: str = "p0", role: Role = Role.PREFILL, now_s: flo
 
 
 def send(ledger: Ledger, plan: Plan, number: int = 1, num_tokens: int = 1000, **hits: PrefixHit) -> None:
-    nodes = [replace(node, hit=hits.get(node.name, node.hit)) for node in NODES]
+    nodes = [node._replace(hit=hits.get(node.name, node.hit)) for node in NODES]
     ledger.sent(RoutedRequest(number, num_tokens, 10), plan, nodes, KEYS)
 
 
@@ -58,12 +58,12 @@ def test_a_prompt_counts_where_it_is_computed_from_the_moment_it_is_sent_until_i
 def test_an_answer_comes_then_generates_then_ends() -> None:
     ledger = started_ledger()
     send(ledger, HAND_OVER)
-    coming = replace(IDLE, num_coming=1, coming_tokens=1000, free_tokens=FREE_TOKENS - 1000, free_slots=FREE_SLOTS - 1)
+    coming = IDLE._replace(num_coming=1, coming_tokens=1000, free_tokens=FREE_TOKENS - 1000, free_slots=FREE_SLOTS - 1)
     assert ledger.load("d0", 0.0) == coming
     ledger.reserved(1)
     assert ledger.load("d0", 0.0) == coming
     ledger.prompt_computed(1, 1.0)
-    generating = replace(coming, num_coming=0, coming_tokens=0, num_decoding=1, context_tokens=1000)
+    generating = coming._replace(num_coming=0, coming_tokens=0, num_decoding=1, context_tokens=1000)
     assert ledger.load("d0", 1.0) == generating
     ledger.ended(1, 2.0)
     assert ledger.load("d0", 2.0) == IDLE
@@ -164,7 +164,7 @@ def test_hits_to_come_end_soon_after_the_prompt_is_computed_for_then_the_node_re
 
 def test_only_what_is_computed_is_expected() -> None:
     ledger = started_ledger()
-    node = [replace(each, hit=PrefixHit(992, 992, 992)) for each in NODES]
+    node = [each._replace(hit=PrefixHit(992, 992, 992)) for each in NODES]
     ledger.sent(RoutedRequest(1, 1000, 10), HAND_OVER, node, KEYS, boundaries=(100, 500))
     assert ledger.coming.match(KEYS[16], 62, 0.0) == {}
 

@@ -1,6 +1,9 @@
 """Snapshots of nodes as candidates: what they hold, what they may do, and whom they reach."""
 
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,7 +16,10 @@ from headrace.wire.messages import LinkStatus, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex
 from router.routing.candidates import Candidate, LinkCosts
 from router.routing.ledger import Ledger
+from router.routing.node_book import REFRESH_S
+from router.routing.plan import Plan, RoutedRequest
 from router.routing.snapshots import Pins, Snapshots
+from tests.support.router.candidates import candidate, linked
 from tests.support.router.fake_nodes import LAYOUT, node_info, node_status
 
 ROLES = {"d0": Role.DECODE, "d1": Role.DECODE, "p0": Role.PREFILL, "p1": Role.PREFILL}
@@ -127,3 +133,61 @@ def test_a_node_that_has_computed_no_prompt_yet_is_taken_to_be_like_the_others()
     own = replace(measured, costs=StepCosts(token_s=0.002))
     cluster.report("p1", own)
     assert cluster.take()["p1"].costs == own.costs
+
+
+def _events(dice: random.Random) -> Iterator[Callable[[Cluster, float], None]]:
+    """What may happen to a cluster, without end."""
+    names, sent = [*ROLES], 0
+    while True:
+        name, other = dice.sample(names, 2)
+        device = dice.choices(("cpu", "cuda"), (9, 1))[0]
+        links = (LinkStatus(other, error=dice.choices((None, "nobody"), (3, 1))[0]),) * dice.randrange(2)
+        status = replace(
+            node_status(),
+            links=links,
+            waiting_tokens=dice.choice((0, 0, 500)),
+            costs=StepCosts(token_s=dice.choice((0.001, 0.002))),
+            counters={"computed_tokens": dice.choice((0.0, 9.0, 9.0))},
+        )
+        number = dice.randrange(sent) if sent else 0
+        info = node_info(name, ROLES[name], device=device, incarnation=dice.choices((1, 2), (9, 1))[0])
+        match dice.choices(range(8), (4, 4, 4, 4, 4, 4, 4, 1))[0]:
+            case 0 | 1:
+                yield lambda cluster, now_s, info=info, status=status: cluster.snapshots.heartbeat(info, status, now_s)
+            case 2 | 3:
+                sent += 1
+                request, plan = RoutedRequest(sent, 64, 10), Plan(name, other)
+                nodes = linked(*(candidate(each) for each in names))
+                yield lambda cluster, _, request=request, plan=plan, nodes=nodes: cluster.ledger.sent(
+                    request, plan, nodes, KEYS
+                )
+            case 4:
+                yield lambda cluster, now_s, number=number: cluster.ledger.started(number, now_s)
+            case 5:
+                yield lambda cluster, now_s, number=number: cluster.ledger.prompt_computed(number, now_s)
+            case 6:
+                yield lambda cluster, now_s, number=number: cluster.ledger.ended(number, now_s)
+            case 7:
+                kept = [each for each in names if each != name or dice.random() < 0.7]
+                yield lambda cluster, _, kept=kept: cluster.snapshots.keep(kept)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_snapshot_after_many_others_equals_the_first_one_of_a_router_that_has_seen_the_same(seed: int) -> None:
+    dice = random.Random(seed)
+    often, happened, roles = Cluster(roles_are_fixed=seed % 2 == 0), [], ROLES
+    for number, event in enumerate(islice(_events(dice), 60)):
+        now_s = 2 * number * REFRESH_S
+        event(often, now_s)
+        happened.append((event, now_s))
+        once = Cluster(roles_are_fixed=often.snapshots.roles_are_fixed)
+        for earlier, at_s in happened:
+            earlier(once, at_s)
+        if dice.random() < 0.1:
+            roles = {name: dice.choice((role, Role.BOTH)) for name, role in ROLES.items() if dice.random() < 0.9}
+        found, fresh = (each.snapshots.take(roles, KEYS, 64, now_s) for each in (often, once))
+        assert [_comparable(each) for each in found] == [_comparable(each) for each in fresh]
+
+
+def _comparable(node: Candidate) -> Candidate:
+    return node._replace(links=dict(node.links))

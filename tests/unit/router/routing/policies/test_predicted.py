@@ -20,9 +20,9 @@ def node(name: str, role: Role = Role.DECODE, hit: int = 0, state: int | None = 
     return Candidate(
         name,
         role,
-        PrefixHit(hit, state_tokens, min(hit, state_tokens)),
-        Load(**{"free_tokens": 1 << 20, "free_slots": 256} | load),  # type: ignore[arg-type]
-        StepCosts(),
+        hit=PrefixHit(hit, state_tokens, min(hit, state_tokens)),
+        load=Load(**{"free_tokens": 1 << 20, "free_slots": 256} | load),  # type: ignore[arg-type]
+        costs=StepCosts(),
         chunk_tokens=8192,
         block_size=16,
         bytes_per_token=8192,
@@ -85,7 +85,7 @@ def test_blocks_without_a_checkpoint_save_no_computing() -> None:
 def test_a_state_is_fetched_if_that_is_sooner_than_computing_it() -> None:
     request = replace(REQUEST, num_tokens=65536)
     holder = node("d", hit=64512, **busy(200), **line(*[32768] * 30))
-    plan = choose(replace(node("p", Role.PREFILL), may_decode=False), holder, request=request)
+    plan = choose(node("p", Role.PREFILL)._replace(may_decode=False), holder, request=request)
     assert (plan.prefill, plan.fetch_from) == ("p", "d")
 
 
@@ -109,21 +109,21 @@ def test_equal_nodes_take_turns() -> None:
 
 
 def test_one_of_many_equal_nodes_is_chosen_in_turn() -> None:
-    nodes = [replace(node("a"), name=f"n{number:03}") for number in range(300)]
+    nodes = [node("a")._replace(name=f"n{number:03}") for number in range(300)]
     chosen = {choose(*nodes, request=replace(REQUEST, number=number)).prefill for number in range(300)}
     assert len(chosen) == 300
 
 
 def test_a_node_that_only_prefills_never_decodes() -> None:
-    fixed = replace(node("p", Role.PREFILL), may_decode=False)
-    decoding = replace(node("d", **busy(200)), may_prefill=False)
+    fixed = node("p", Role.PREFILL)._replace(may_decode=False)
+    decoding = node("d", **busy(200))._replace(may_prefill=False)
     assert where(choose(fixed, decoding)) == ("p", "d")
     assert where(choose(fixed, decoding, request=replace(REQUEST, needs_decode=False))) == ("p", None)
     assert Predicted().choose(REQUEST, [fixed]) is None
 
 
 def test_nodes_without_a_link_do_not_hand_over() -> None:
-    alone = [replace(node("p", Role.PREFILL), links={}), replace(node("d", **busy(48)), links={})]
+    alone = [node("p", Role.PREFILL)._replace(links={}), node("d", **busy(48))._replace(links={})]
     assert where(choose(*alone)) in {("p", "p"), ("d", "d")}
 
 
@@ -151,11 +151,11 @@ def test_an_objective_is_kept_if_any_plan_keeps_it() -> None:
             )
             links = {other: LINK for other in names if other != name}
             role = dice.choice((Role.PREFILL, Role.DECODE))
-            nodes.append(replace(node(name, role, hit=dice.choice((0, 0, 2048)), **load), links=links))
+            nodes.append(node(name, role, hit=dice.choice((0, 0, 2048)), **load)._replace(links=links))
         objectives = Objectives(dice.choice((None, 0.05, 0.3)), dice.choice((None, 0.008, 0.015)))
         request = replace(REQUEST, number=number, num_tokens=4096, may_fetch=False, objectives=objectives)
         some_plan_keeps_it = any(
-            choose(replace(p, may_decode=p is d), replace(d, may_prefill=p is d), request=request).relief_s == 0
+            choose(p._replace(may_decode=p is d), d._replace(may_prefill=p is d), request=request).relief_s == 0
             if p is not d
             else choose(p, request=request).relief_s == 0
             for p in nodes
@@ -168,9 +168,9 @@ def test_an_objective_is_kept_if_any_plan_keeps_it() -> None:
 
 def test_cheap_nodes_beyond_an_objective_hide_no_dearer_one_within_it() -> None:
     request = replace(REQUEST, num_tokens=4096, objectives=Objectives(token_gap_s=0.008))
-    cheap = [replace(node(name, **busy(1, context=3_000_000)), may_prefill=False) for name in "abc"]
-    dear = replace(node("d", **busy(150, context=512)), may_prefill=False)
-    sender = replace(node("p", Role.PREFILL), may_decode=False)
+    cheap = [node(name, **busy(1, context=3_000_000))._replace(may_prefill=False) for name in "abc"]
+    dear = node("d", **busy(150, context=512))._replace(may_prefill=False)
+    sender = node("p", Role.PREFILL)._replace(may_decode=False)
     assert where(choose(*cheap, dear, sender, request=request)) == ("p", "d")
 
 

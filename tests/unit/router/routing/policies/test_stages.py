@@ -55,23 +55,23 @@ def test_decode_nodes_alone_prefill_as_well(policy: Policy) -> None:
 
 
 def test_a_prefill_node_that_reaches_no_other_decodes_itself(policy: Policy) -> None:
-    islands = [replace(node, links={}) for node in DIVIDED]
+    islands = [node._replace(links={}) for node in DIVIDED]
     chosen = {nodes(policy.choose(replace(REQUEST, number=number), islands)) for number in range(4)}
     assert {("p0", "p0"), ("p1", "p1")} <= chosen
 
 
 def test_nobody_does_what_is_not_allowed(policy: Policy) -> None:
     may = {"p0": (True, False), "p1": (True, False), "d0": (False, False), "d1": (False, True)}
-    fixed = [replace(node, may_prefill=may[node.name][0], may_decode=may[node.name][1]) for node in DIVIDED]
+    fixed = [node._replace(may_prefill=may[node.name][0], may_decode=may[node.name][1]) for node in DIVIDED]
     chosen = {nodes(policy.choose(replace(REQUEST, number=number), fixed)) for number in range(4)}
     assert chosen == {("p0", "d1"), ("p1", "d1")}
     assert policy.choose(REQUEST, [node for node in fixed if node.role is Role.DECODE]) is None
-    assert policy.choose(REQUEST, [replace(node, links={}) for node in fixed]) is None
+    assert policy.choose(REQUEST, [node._replace(links={}) for node in fixed]) is None
 
 
 def test_a_decode_node_that_no_prefill_node_reaches_serves_alone_in_its_turn() -> None:
     d0, d1, p0 = linked(candidate("p0", Role.PREFILL), *(candidate(f"d{i}", Role.DECODE) for i in range(2)))
-    apart = sorted([replace(p0, links={"d1": LinkCosts()}), d0, d1], key=lambda node: node.name)
+    apart = sorted([p0._replace(links={"d1": LinkCosts()}), d0, d1], key=lambda node: node.name)
     chosen = {nodes(RoundRobin().choose(replace(REQUEST, number=number), apart)) for number in range(4)}
     assert chosen == {("p0", "d1"), ("d0", "d0")}
 
@@ -79,7 +79,7 @@ def test_a_decode_node_that_no_prefill_node_reaches_serves_alone_in_its_turn() -
 def test_the_prefill_node_fetches_from_the_one_with_the_deepest_checkpoint(policy: Policy) -> None:
     def fetched(own: PrefixHit, **facts: bool) -> str | None:
         hits = {"p0": own, "d0": PrefixHit(96, 32, 32), "d1": PrefixHit(64, 64, 64)}
-        nodes = [replace(node, hit=hits[node.name]) for node in DIVIDED if node.name in hits]
+        nodes = [node._replace(hit=hits[node.name]) for node in DIVIDED if node.name in hits]
         plan = policy.choose(replace(REQUEST, **facts), nodes)
         assert plan is not None
         return plan.fetch_from

@@ -2,7 +2,6 @@
 
 import pytest
 
-from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts
 from headrace.wire.messages import Role
 from router.routing.candidates import Candidate, Load
@@ -16,7 +15,7 @@ def node(*waiting: int, **load: int) -> Candidate:
     for each in waiting:
         lengths[each.bit_length() - 1] += each
     full = Load(waiting_tokens=sum(waiting), waiting_lengths=tuple(lengths), **load)
-    return Candidate("n", Role.BOTH, PrefixHit(0, 0, 0), full, COSTS, 100, 16, 1, 1)
+    return Candidate("n", Role.BOTH, COSTS, 100, 16, 1, 1, load=full)
 
 
 @pytest.mark.parametrize(
