@@ -220,10 +220,14 @@ def key(
 
 
 @app.command()
-def down(name: Name = "default") -> None:
+def down(
+    name: Name = "default",
+    option: Annotated[str | None, typer.Option("--name", help="the same, as `headrace up` takes it")] = None,
+) -> None:
     """Stop a running cluster; no error when none runs."""
     from deploy.daemon import stop_run
 
+    name = option or name
     try:
         stop_run(name, _runs())
     except NotRunning as nothing:

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
@@ -23,11 +24,12 @@ from router.api.completion_schemas import CompletionBody
 from router.api.completion_writer import CompletionWriter
 from router.api.completions import CompletionService
 from router.api.error_shapes import error_json
+from router.api.head_requests import HeadApp
 from router.api.openapi import errors, generation_route, openapi_document
 from router.api.operator import add_operator_routes
 from router.api.operator_schemas import DrainBody, RoleBody
 from router.api.readers import read_chat, read_completion
-from router.api.request_ids import IdentifiedApp
+from router.api.request_ids import HEADER, IdentifiedApp
 from router.api.response_counts import CountedApp, CountResponse, note_error
 from router.api.response_schemas import (
     ChatCompletion,
@@ -43,6 +45,7 @@ from router.api.response_schemas import (
     Version,
 )
 from router.api.tokenizing import DetokenizeBody, TokenizeBody, add_tokenizer_routes
+from router.api.unserved_paths import why_unserved
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError, internal_error
 from router.http.limits import HttpLimits
@@ -158,7 +161,16 @@ def build_app(
     async def page() -> Response:
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
-    return IdentifiedApp(CountedApp(app, count_response))
+    identified: ASGIApp = HeadApp(IdentifiedApp(CountedApp(app, count_response)))
+    if not limits.cors_origins:
+        return identified
+    return CORSMiddleware(  # outermost: it answers preflights, which carry no key
+        identified,
+        allow_origins=limits.cors_origins,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),
+        expose_headers=(HEADER, "retry-after"),
+    )
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -182,7 +194,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """The framework's own refusals, for unknown paths and wrong methods, in the shape of the API that was asked."""
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    path = request.url.path
+    why = why_unserved(path) if status is HTTPStatus.NOT_FOUND else None
+    message = f"{request.method} {path}: {why or error.detail}"
     answer = await _on_api_error(request, ApiError(status, message, code=status.name.lower()))
     answer.headers.update(error.headers or {})
     return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, field_validator
 
 from router.api.body_schemas import Body
 
@@ -24,6 +24,15 @@ class ChatMessage(Body):
     role: str
     """As the model's chat template names it: `system`, `user`, `assistant`, `tool`."""
     content: str | list[TextPart] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_only(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise ValueError(f"a part of type {kind!r:.40}: this model takes text only, no images, audio or files")
+        return content
 
     def for_template(self) -> dict[str, Any]:
         """The message as a template expects it: the content is one string."""

@@ -1,8 +1,7 @@
 """Fields of other servers that would change the answer and that Headrace does not have: refused, not ignored.
 
 Sources: OpenAI's chat and completion parameters, vLLM's `ChatCompletionRequest` and `CompletionRequest`, SGLang's
-`SamplingParams`, llama.cpp's and Text Generation Inference's extensions. A field that is in no table here is ignored,
-since clients send many that only describe or prioritise a request (`user`, `metadata`, `store`, `service_tier`).
+`SamplingParams`, llama.cpp's and Text Generation Inference's extensions. A field that is in no table here is ignored.
 """
 
 from __future__ import annotations
@@ -47,6 +46,7 @@ _SHARED: dict[str, Unsupported] = {
     "prompt_logprobs": Unsupported("use echo and logprobs of /v1/completions"),
     "logprob_token_ids": Unsupported("use the most likely tokens: top_logprobs of a chat, logprobs of a completion"),
     "return_tokens_as_token_ids": Unsupported("use return_token_ids", (False,)),
+    "vllm_xargs": Unsupported("this server has no such extensions; leave it out"),
     "repetition_detection": Unsupported("use repetition_penalty, or leave it out"),
     "cache_salt": Unsupported("use headrace.salt"),
     "lora_path": Unsupported("this server has no adapters; leave it out"),
@@ -56,10 +56,24 @@ _SHARED: dict[str, Unsupported] = {
     "prompt_embeds": Unsupported("use prompt, as text or token ids"),
 }  # fmt: skip
 
+HARMLESS: dict[str, str] = {
+    **dict.fromkeys(("user", "metadata", "safety_identifier"), "names the asker"),
+    **dict.fromkeys(("store", "service_tier"), "chooses what this server has one of"),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), "every prefix is cached"),
+    "parallel_tool_calls": "calls are the model's text",
+    "prediction": "would make an answer faster, not another one",
+    "priority": "vLLM's; headrace.priority is this server's",
+    "request_id": "the header x-request-id is this server's",
+    "kv_transfer_params": "the router chooses the nodes",
+    "data_parallel_rank": "the router chooses the nodes",
+    "spaces_between_special_tokens": "for tokenizers that this server does not load",
+}
+"""Known fields that are ignored, since they change no answer, and why."""
+
 FOR_CHATS: dict[str, Unsupported] = {
     **_SHARED,
-    "functions": Unsupported("use tools; calls come back as text"),
-    "function_call": Unsupported("use tools; calls come back as text", ("none",)),
+    "functions": Unsupported("use tools"),
+    "function_call": Unsupported("use tools and tool_choice", ("none",)),
     "audio": _TEXT_ONLY,
     "modalities": _TEXT_ONLY._replace(harmless=(["text"],)),
     "web_search_options": Unsupported("this server searches nothing; put what it should know into the messages"),

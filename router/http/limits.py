@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from headrace.config import at_least, positive, refuse
 
 HEADER_NAME = re.compile("[A-Za-z0-9-]+")
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class HttpLimits:
     client_header                header in which a gateway names the client of each request, such as x-tenant; the
                                  gateway must overwrite what clients send. Empty: a client is a peer address.
                                  Connections always count by address
+    cors_origins                 web pages that may call this router from a browser, as https://HOST; "*": any page.
+                                 Empty: none
     max_connections              open connections; more are answered with 503 and closed
     max_connections_per_client   open connections of one client; more get 429; null: no limit
     max_header_bytes             request line and headers of one request; longer ones get 431
@@ -34,6 +37,7 @@ class HttpLimits:
     """
 
     client_header: str = ""
+    cors_origins: tuple[str, ...] = ()
     max_connections: int = 1024
     max_connections_per_client: int | None = 512
     max_header_bytes: int = 64 << 10
@@ -51,6 +55,9 @@ class HttpLimits:
     def _http_faults(self) -> Iterator[str]:
         if self.client_header and not HEADER_NAME.fullmatch(self.client_header):
             yield f"client_header {self.client_header!r}: no name of an HTTP header; use letters, digits and -"
+        for origin in self.cors_origins:
+            if not ORIGIN.fullmatch(origin):
+                yield f'cors_origins {origin!r}: no origin; use https://HOST, http://HOST:PORT or "*"'
         yield from at_least(self, 1, "max_connections", "max_connections_per_client", "max_body_bytes")
         yield from at_least(self, 1024, "max_header_bytes")
         yield from positive(self, "header_timeout_s", "idle_timeout_s", "body_timeout_s", "unread_timeout_s")

@@ -46,6 +46,39 @@ async def test_unknown_paths_and_methods_get_openai_errors(
     assert error_of(reply)["code"] == code
 
 
+async def test_an_endpoint_that_a_text_model_lacks_says_so(running: Running):
+    for path, word in {"/v1/embeddings": "no embeddings", "/v1/images/generations": "no images"}.items():
+        assert word in str(error_of(await running.http.post(path, json={"input": "x"}))["message"])
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/little", "/metrics"])
+async def test_head_is_get_without_its_body(running: Running, path: str):
+    head, get = await running.http.head(path), await running.http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert "x-request-id" in head.headers
+    assert (await running.http.head("/v1/chat/completions")).status_code == 405
+
+
+async def test_pages_of_other_origins_are_answered_only_where_the_operator_allows_them(
+    start_router: StartRouter, tokens: ModelTokens, running: Running
+):
+    page = {"origin": "https://chat.example"}
+    asked = page | {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    assert (await running.http.options("/v1/chat/completions", headers=asked)).status_code == 405
+    assert "access-control-allow-origin" not in (await running.http.get("/health", headers=page)).headers
+    cluster = fake_cluster([*tokens.encode("The code."), 0], eos_id=0)
+    open_to = await start_router(cluster, cors_origins=("https://chat.example",))
+    preflight = await open_to.http.options("/v1/chat/completions", headers=asked)
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    answer = await open_to.http.post("/v1/chat/completions", json=CHAT, headers=page)
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    other = await open_to.http.get("/health", headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
 async def test_another_model_is_404(running: Running):
     reply = await running.http.post("/v1/chat/completions", json=CHAT | {"model": "gpt-9"})
     assert reply.status_code == 404

@@ -110,7 +110,7 @@ def test_content_parts_are_joined(builder: RequestBuilder):
     [
         ({"messages": []}, "messages: List should have at least 1 item"),
         ({"messages": "hi"}, "messages 'hi': Input should be a valid array"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "this model takes text only, no images"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content 5: Input should be a valid string"),
         ({"temperature": "hot"}, "temperature 'hot': Input should be a valid number"),
         ({"temperature": 2.5}, "temperature 2.5: Input should be less than or equal to 2"),

@@ -1,0 +1,25 @@
+"""OpenAI's endpoints that a server of text models does not have: a 404 that says so, and what to use."""
+
+from __future__ import annotations
+
+_TEXT_ONLY = "the served model reads and writes text only"
+_UNSERVED = {
+    "/v1/embeddings": "this server generates text and computes no embeddings; use another server for them",
+    "/v1/rerank": "this server generates text and ranks nothing; use another server for that",
+    "/v1/moderations": "this server judges no content; leave it out",
+    "/v1/images": f"{_TEXT_ONLY}, no images",
+    "/v1/audio": f"{_TEXT_ONLY}, no audio",
+    "/v1/files": "this server keeps no files; put their text into the messages",
+    "/v1/batches": "this server keeps no batches; send the requests, it queues them",
+    "/v1/fine_tuning": "this server trains no models",
+    "/v1/assistants": "this server has no assistants; use /v1/chat/completions",
+    "/v1/threads": "this server has no threads; use /v1/chat/completions",
+}
+
+
+def why_unserved(path: str) -> str | None:
+    """Says why a path of OpenAI's API is not served; None for any other path."""
+    for prefix, why in _UNSERVED.items():
+        if path == prefix or path.startswith(f"{prefix}/"):
+            return why
+    return None
