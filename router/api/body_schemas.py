@@ -44,9 +44,10 @@ class OwnBody(Body):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, value: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
         for key in value if isinstance(value, dict) else ():
-            if key not in cls.model_fields:
-                nearest = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0)[0]
+            if key not in known:
+                nearest = get_close_matches(str(key), known, n=1, cutoff=0)[0]
                 raise ValueError(f"unknown key {key!r}: did you mean {nearest!r}?")
         return value
 
@@ -73,7 +74,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
         return bad_request(message, first.get("ctx", {}).get("field"))
     # For a union, pydantic appends the member that it tried; clients know field names only.
     names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    names = [name for name in names if name not in ("str", "TextPart")]
+    names = [name for name in names if name not in ("str", "bool", "TextPart")]
     field = ".".join(names)
     shown = first["input"]
     value = "" if isinstance(shown, dict | list) or first["type"] == "missing" else f" {shown!r:.100}"

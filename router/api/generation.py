@@ -15,6 +15,7 @@ from router.api.request_schemas import MAX_CHOICES, GenerationBody, HeadraceOpti
 from router.api.sampling import check_ids, sampling_of
 from router.errors import bad_request
 from router.routing.plan import Objectives
+from router.text.literal_tokens import NotLoaded
 from router.text.tokens import ChatPrompt, ModelTokens
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -69,6 +70,11 @@ class GenerationRequest:
         """The prompt that a choice answers."""
         return self.prompts[index // self.choices_per_prompt]
 
+    def held_to(self, grammar: str | None) -> GenerationRequest:
+        """The same request, whose answers obey a grammar; None: any answer will do."""
+        held = (replace(each, sampling=replace(each.sampling, grammar=grammar)) for each in self.requests)
+        return self if grammar is None else replace(self, requests=tuple(held))
+
 
 class RequestBuilder:
     """Builds generation requests for one model. `max_model_tokens` returns the nodes' limit, None without nodes."""
@@ -95,7 +101,9 @@ class RequestBuilder:
         self._max_tokens(len(chat.tokens), wanted, "messages")
         prompt = Prompt(chat.tokens, "", chat.boundaries())
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return self._build(body, [prompt], "messages", wanted, logprobs=logprobs, id_prefix=id_prefix)
+        grammar = self._grammar(body)
+        generation = self._build(body, [prompt], "messages", wanted, logprobs=logprobs, id_prefix=id_prefix)
+        return generation.held_to(grammar)
 
     def chat_tokens(self, body: ChatBody) -> tuple[int, ...]:
         """The tokens of a chat's prompt; raises ApiError (400) for one that no node can hold."""
@@ -137,8 +145,9 @@ class RequestBuilder:
         if body.max_tokens == 0 and not body.echo:
             raise bad_request("max_tokens 0: needs echo, or there is nothing to answer", "max_tokens")
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        grammar = self._grammar(body)
         prompts = self._prompts(body)
-        return self._build(
+        generation = self._build(
             body,
             prompts,
             "prompt",
@@ -148,6 +157,16 @@ class RequestBuilder:
             echo=bool(body.echo),
             id_prefix="cmpl-",
         )
+        return generation.held_to(grammar)
+
+    def _grammar(self, body: GenerationBody) -> str | None:
+        """The grammar of the answers; raises ApiError (400), and NotLoaded where compiling it would hold others up."""
+        if body.has_form and self._tokens.is_for_small_bodies:
+            raise NotLoaded
+        for name in ("allowed_token_ids", "bad_words"):
+            if body.has_form and getattr(body, name):
+                raise bad_request(f"{name} beside a form of the answer could leave no token: leave one out", name)
+        return body.grammar_text()
 
     def _prompts(self, body: CompletionBody) -> list[Prompt]:
         """The prompts in a completion's `prompt`: text, token ids, or a list of either."""

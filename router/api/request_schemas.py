@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema, fi
 from pydantic.json_schema import JsonSchemaValue
 
 from router.api.body_schemas import Body, OwnBody, Whole
+from router.api.structured_output import FormFields
 from router.api.unsupported_fields import schema_of
 
 MAX_CHOICES = 128
@@ -38,17 +39,6 @@ LogitBias = Annotated[
                     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
                     "maxProperties": MAX_BIASES,
                 },
-                {"type": "null"},
-            ]
-        }
-    ),
-]
-TextFormat = Annotated[
-    dict[str, Any] | None,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]},
                 {"type": "null"},
             ]
         }
@@ -90,7 +80,7 @@ class StreamOptions(Body):
     """Not supported: false."""
 
 
-class GenerationBody(Body):
+class GenerationBody(FormFields):
     """The fields that chat and completions share; null is the default, as if the field were absent."""
 
     model_config = ConfigDict(extra="allow")  # kept until `parse_body` has looked for unsupported ones
@@ -155,8 +145,6 @@ class GenerationBody(Body):
     """Ends the text with the stop string or stop token that was found, instead of before it. Default false."""
     skip_special_tokens: bool | None = None
     """Leaves special tokens out of the text. Default true."""
-    response_format: TextFormat = None
-    """Only `{"type": "text"}` is supported."""
 
     @field_validator("stop")
     @classmethod
@@ -177,12 +165,6 @@ class GenerationBody(Body):
             if not (key.isascii() and key.isdigit() and len(key) < 10):
                 raise ValueError(f"{key!r:.40} is no token id; use ids as /tokenize lists them, as strings")
         return value
-
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: dict[str, Any] | None) -> None:
-        if value is not None and value.get("type") != "text":
-            raise ValueError(f"type {value.get('type')!r} is not supported; use 'text'")
 
     @property
     def stops(self) -> list[str]:

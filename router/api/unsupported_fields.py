@@ -22,7 +22,8 @@ class Unsupported(NamedTuple):
     harmless: tuple[Any, ...] = ()
 
 
-_CONSTRAINED = Unsupported("constrained decoding does not exist here; ask for the form in the prompt and leave it out")
+_CONSTRAINED = Unsupported("use response_format or structured_outputs")
+_LOGITS = Unsupported("a client's programs do not run here; use response_format, structured_outputs or logit_bias")
 _TEMPLATE = Unsupported("put what the model's chat template takes into chat_template_kwargs")
 _REASONING = Unsupported("reasoning is part of the text here; leave it out")
 _SAMPLER = Unsupported("use temperature, top_p, top_k, min_p or the penalties")
@@ -31,12 +32,12 @@ _TEXT_ONLY = Unsupported("this server answers with text alone; leave it out")
 _SHARED: dict[str, Unsupported] = {
     **dict.fromkeys(
         (
-            "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
-            "guided_whitespace_pattern", "structured_outputs", "structural_tag", "json_schema", "regex", "ebnf",
-            "grammar", "logits_processors", "custom_logit_processor",
+            "guided_decoding_backend", "guided_whitespace_pattern", "structural_tag", "json_schema", "regex", "ebnf",
+            "grammar",
         ),
         _CONSTRAINED,
     ),
+    **dict.fromkeys(("logits_processors", "custom_logit_processor"), _LOGITS),
     **dict.fromkeys(("mirostat", "top_a", "dry_multiplier", "xtc_probability"), _SAMPLER._replace(harmless=(0,))),
     **dict.fromkeys(("typical_p", "tfs_z", "length_penalty"), _SAMPLER._replace(harmless=(1,))),
     "use_beam_search": _SAMPLER._replace(harmless=(False,)),

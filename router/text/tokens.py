@@ -46,7 +46,8 @@ class ModelTokens:
 
     parse_special_tokens  special tokens in a chat's messages and tools count as such, and not as text
     generation_config     defaults of sampling are those of the model's generation_config.json
-    loads_literal         loads a second tokenizer when a chat contains special tokens; otherwise raises NotLoaded
+    loads_literal         loads a second tokenizer when a chat contains special tokens; otherwise raises NotLoaded. What
+                          else takes long is not done then, either: see `is_for_small_bodies`
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ModelTokens:
         self.max_model_tokens = settings.max_model_tokens
         self.eos_ids = settings.eos_ids
         self.sampling_defaults = settings.sampling
+        self.is_for_small_bodies = not loads_literal
         self.token_bytes = TokenBytes(self._tokenizer, decoders)
         self._literal = None if parse_special_tokens else LiteralTokens(self._tokenizer, is_loadable=loads_literal)
 

@@ -141,7 +141,6 @@ def test_content_parts_are_joined(builder: RequestBuilder):
         ({"allowed_token_ids": []}, "allowed_token_ids: List should have at least 1 item"),
         ({"allowed_token_ids": [0], "min_tokens": 2}, "bad_words and min_tokens leave none of these"),
         ({"bad_words": ["x" * 999]}, r"bad_words 'x+: has \d+ tokens; use 1 to 64"),
-        ({"response_format": {"type": "json_object"}}, "type 'json_object' is not supported; use 'text'"),
         ({"tools": [{"type": "function"}]}, "knows no tools"),
         ({"headrace": {"reprot": True}}, "headrace: unknown key 'reprot': did you mean 'report'?"),
         (
@@ -214,8 +213,7 @@ def test_a_body_that_is_no_json_object_is_refused(builder: RequestBuilder, data:
     [
         ("functions", [{"name": "f"}], "use tools"),
         ("function_call", {"name": "f"}, "use tools"),
-        ("guided_json", {"type": "object"}, "constrained decoding"),
-        ("structured_outputs", {"regex": "a"}, "constrained decoding"),
+        ("ebnf", "root ::= 'a'", "structured_outputs"),
         ("reasoning_effort", "low", "chat_template_kwargs"),
         ("continue_final_message", True, "/v1/completions"),
         ("truncate_prompt_tokens", 5, "shorten the prompt"),

@@ -30,6 +30,12 @@ DEPENDENT: dict[str, Any] = {
     "allowed_token_ids": [2, 3],
     "logit_bias": {"5": -100, "0": 0.5},
     "n": 2,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["a"]},
+    "guided_json": {},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": 'start: "a"',
 }
 """Values of fields whose bounds depend on the model, on other fields or on the router's configuration."""
 
@@ -142,7 +148,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"logit_bias": {"the": 1}},
         {"bad_words": [""]},
         {"allowed_token_ids": []},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "xml"}},
         {"tool_choice": "required"},
         {"functions": [{"name": "f"}]},
         {"reasoning_effort": "low"},
@@ -155,7 +161,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "/v1/completions": [
         {"logprobs": 21},
         {"suffix": "x"},
-        {"guided_json": {"type": "object"}},
+        {"guided_choice": []},
         {"prompt": ""},
         {"prompt": []},
         {"prompt": [1, "a"]},
