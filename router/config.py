@@ -16,6 +16,7 @@ from router.keys import ApiKey, key_faults
 from router.parsing.limits import ParseLimits
 from router.routing.plan import NO_OBJECTIVES, Objectives
 from router.routing.policies.by_name import POLICIES
+from router.text.answer.answer_format import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
@@ -30,6 +31,10 @@ class RouterConfig(HttpLimits, ParseLimits):
     control_host        address at which nodes register (gRPC)
     control_port        port at which nodes register
     served_model_name   the model's name in /v1/models and in requests; empty: the folder's name
+    tool_format         how the model writes tool calls: `qwen3_coder`, `hermes`, `granite`, `nemotron`, `lfm2` or
+                        `kimi`; `auto`: as its chat template says; `none`: calls are text
+    reasoning_format    how the model marks its reasoning: `think` (<think> ... </think>); `auto`: as its chat template
+                        says; `none`: reasoning is part of the answer
     name                under which the nodes count this router's calls, unlike any other router's; empty: the host's
                         name and `control_port`
     generation_config   model: the defaults of temperature, top_p, top_k, min_p and repetition_penalty are those of the
@@ -92,6 +97,8 @@ class RouterConfig(HttpLimits, ParseLimits):
     control_host: str = "127.0.0.1"
     control_port: int = 8001
     served_model_name: str = ""
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
     name: str = ""
     generation_config: Literal["model", "none"] = "model"
     roles: Literal["fixed", "elastic"] = "fixed"
@@ -147,6 +154,8 @@ class RouterConfig(HttpLimits, ParseLimits):
             self._client_faults(),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             one_of(self, POLICIES, "policy"),
+            one_of(self, TOOL_FORMAT_NAMES, "tool_format"),
+            one_of(self, REASONING_FORMAT_NAMES, "reasoning_format"),
             [] if NAME.fullmatch(self.name) else [f"name {self.name!r}: at most 64 letters, digits, or . _ : -"],
             positive(
                 self,

@@ -83,8 +83,13 @@ class RouterServer:
             node_return_timeout_s=config.node_return_timeout_s,
         )
         special, defaults = config.parse_special_tokens, config.generation_config == "model"
+        formats = {"tool_format": config.tool_format, "reasoning_format": config.reasoning_format}
         tokens = ModelTokens(
-            config.model_path, parse_special_tokens=special, generation_config=defaults, loads_literal=False
+            config.model_path,
+            parse_special_tokens=special,
+            generation_config=defaults,
+            loads_literal=False,
+            **formats,
         )
         table = RequestTable()
         admission = Admission(
@@ -109,7 +114,7 @@ class RouterServer:
         service = CompletionService(tokens, context, admission)
         name = config.served_model_name
         settings = WorkerSettings(
-            config.model_path, name, special, defaults, config.parse_cpu_s, config.parse_memory_bytes
+            config.model_path, name, special, defaults, config.parse_cpu_s, config.parse_memory_bytes, **formats
         )
         self._parsing = WorkerPool(settings, config.parse_processes, config.max_parsing)
         parser = RequestParser(

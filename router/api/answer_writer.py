@@ -10,6 +10,7 @@ from headrace.request import FinishReason
 from router.api.generation import GenerationRequest
 from router.api.logprobs import Columns
 from router.errors import ApiError
+from router.text.answer.parts import AnswerPart
 from router.text.text_stream import TextDelta
 from router.text.token_bytes import TokenBytes
 
@@ -18,26 +19,32 @@ ANSWER_END = b"\n"  # after the JSON of a whole answer
 
 @dataclass(frozen=True)
 class RenderedDelta:
-    """A delta whose log-probabilities are JSON already; None: it has none."""
+    """A delta whose log-probabilities are JSON already; None: it has none. `parts`: of a chat's text."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: Columns | None
+    parts: tuple[AnswerPart, ...] = ()
 
 
 @dataclass(frozen=True)
 class ChoiceEnd:
-    """Why a choice ended: the stop string that was found, or the client's stop token that was drawn, if it was that."""
+    """Why a choice ended: the stop string that was found, or the client's stop token that was drawn, if it was that.
+
+    has_calls   the answer has tool calls
+    """
 
     reason: FinishReason
     stop: str | None = None
     stop_token: int | None = None
+    has_calls: bool = False
 
 
 @dataclass(frozen=True)
 class AnswerUsage:
     """Tokens of all choices. A prompt with several choices counts once, with the cached tokens of its first choice.
 
+    reasoning_tokens   None: the model writes no reasoning that is known as such
     report   how the cluster served the choices, if the client asked for it: one object, or one for each choice
     """
 
@@ -45,6 +52,7 @@ class AnswerUsage:
     completion_tokens: int
     cached_tokens: int
     report: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    reasoning_tokens: int | None = None
 
 
 class AnswerWriter(Protocol):

@@ -17,9 +17,12 @@ from starlette.types import ASGIApp
 
 from router.api.answering import CLIENT_CLOSED_REQUEST, CLIENT_LEFT, Answering, ClientLeft
 from router.api.bodies import Bodies
+from router.api.chat_response_schemas import ChatCompletion, ChatCompletionChunk
 from router.api.chat_schemas import ChatBody
 from router.api.chat_writer import ChatWriter
 from router.api.clients import Clients, note_client
+from router.api.cluster_response_schemas import Cluster, Explanation
+from router.api.completion_response_schemas import Completion, CompletionChunk
 from router.api.completion_schemas import CompletionBody
 from router.api.completion_writer import CompletionWriter
 from router.api.completions import CompletionService
@@ -31,19 +34,7 @@ from router.api.operator_schemas import DrainBody, RoleBody
 from router.api.readers import read_chat, read_completion
 from router.api.request_ids import HEADER, IdentifiedApp
 from router.api.response_counts import CountedApp, CountResponse, note_error
-from router.api.response_schemas import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Cluster,
-    Completion,
-    CompletionChunk,
-    Explanation,
-    Health,
-    Model,
-    ModelList,
-    Readiness,
-    Version,
-)
+from router.api.response_schemas import Health, Model, ModelList, Readiness, Version
 from router.api.tokenizing import DetokenizeBody, TokenizeBody, add_tokenizer_routes
 from router.api.unserved_paths import why_unserved
 from router.cluster.role_switch import RoleSwitch

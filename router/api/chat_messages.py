@@ -17,13 +17,21 @@ class TextPart(Body):
 
 
 class ChatMessage(Body):
-    """One message; unknown fields (tool calls and the like) go to the chat template as they are."""
+    """One message; unknown fields go to the chat template as they are."""
 
     model_config = ConfigDict(extra="allow")
 
     role: str
-    """As the model's chat template names it: `system`, `user`, `assistant`, `tool`."""
+    """As the model's chat template names it: `system`, `user`, `assistant`, `tool`. A `developer` is the system where
+    the template knows no such role."""
     content: str | list[TextPart] | None = None
+    """Text, or parts of it, which are joined by newlines."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """An assistant's calls as they came; each is answered by a `tool` message with its id as `tool_call_id`."""
+    tool_call_id: str | None = None
+    """The call that a `tool` message answers."""
+    reasoning_content: str | None = None
+    """An assistant's reasoning as it came, for templates that show it again. `reasoning` means the same."""
 
     @field_validator("content", mode="before")
     @classmethod
@@ -35,8 +43,9 @@ class ChatMessage(Body):
         return content
 
     def for_template(self) -> dict[str, Any]:
-        """The message as a template expects it: the content is one string."""
+        """The message with its content as one string, and the fields that the client gave."""
         content = self.content
         if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        return {**(self.model_extra or {}), "role": self.role, "content": content or ""}
+            content = "\n".join(part.text for part in content)
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return {**(self.model_extra or {}), **given, "role": self.role, "content": content or ""}

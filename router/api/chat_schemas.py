@@ -28,11 +28,21 @@ class ChatBody(GenerationBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     """The most likely tokens at each position; needs `logprobs`."""
     tools: list[dict[str, Any]] | None = None
-    """Passed to the chat template; calls come back as text."""
+    """Functions that the model may call, passed to the chat template. Calls come back as `tool_calls`."""
     tool_choice: ToolChoice = None
     """`none` hides the tools from the template."""
+    parallel_tool_calls: bool | None = None
+    """False: the answer ends after its first call. Default true."""
+    reasoning_effort: str | None = None
+    """For templates that know it, as they name its values. `medium` is what any model does; `none` turns the reasoning
+    off where the template knows `enable_thinking`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the model's chat template."""
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call in this answer."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:

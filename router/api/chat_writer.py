@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
 
 from router.api.answer_writer import AnswerUsage, ChoiceEnd, RenderedDelta
 from router.api.generation import GenerationRequest
 from router.api.logprobs import chat_logprobs, columns_of, dumps, logprobs_json
 from router.api.openai_chunks import OpenAIChunks
 from router.errors import ApiError
+from router.text.answer.parts import AnswerPart, CallArguments, CallStart, ContentText, ReasoningText
 from router.text.text_stream import TextDelta
 from router.text.token_bytes import TokenBytes
 
 
 class ChatWriter:
-    """Writes the answer to one chat; an `AnswerWriter`."""
+    """Writes the answer to one chat; an `AnswerWriter`.
+
+    Tokens go with the first chunk of their delta, whatever it holds: joined, their ids and log-probabilities are those
+    of the whole answer, its markers included.
+    """
 
     def __init__(self, generation: GenerationRequest, names: TokenBytes) -> None:
         self._generation = generation
@@ -25,16 +32,21 @@ class ChatWriter:
         ids, columns = tuple(token.id for token in delta.tokens), None
         if ids and self._generation.requests[index].sampling.logprobs is not None:
             columns = columns_of(chat_logprobs(delta.tokens, self._names))
-        return RenderedDelta(delta.text, ids, columns)
+        return RenderedDelta(delta.text, ids, columns, delta.parts)
 
     def begin(self, index: int) -> bytes:
         return self._chunks.chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
 
     def delta(self, index: int, delta: RenderedDelta) -> bytes:
-        if not self._chunks.is_shown(delta):
-            return b""
-        body = f'"delta":{{"content":{dumps(delta.text)}}}' + self._chunks.token_ids(delta)
-        return self._chunks.chunk(index, body, _logprobs([delta]), None)
+        fields = list(_chunk_fields(delta.parts))
+        if not fields and self._chunks.has_tokens(delta):
+            fields = ['"content":""']
+        ids, logprobs = self._chunks.token_ids(delta), _logprobs([delta])
+        data = b""
+        for each in fields:
+            data += self._chunks.chunk(index, f'"delta":{{{each}}}{ids}', logprobs, None)
+            ids, logprobs = "", "null"
+        return data
 
     def finish(self, index: int, end: ChoiceEnd) -> bytes:
         return self._chunks.chunk(index, '"delta":{}', "null", end)
@@ -47,15 +59,71 @@ class ChatWriter:
 
     def whole(self, choices: Sequence[tuple[Sequence[RenderedDelta], ChoiceEnd]], usage: AnswerUsage) -> bytes:
         rendered = [
-            f'{{"index": {index}, "message": {{"role": "assistant", "content": {_text(deltas)}}}, '
+            f'{{"index": {index}, "message": {dumps(message(part for delta in deltas for part in delta.parts))}, '
             f"{self._chunks.choice_end(deltas, _logprobs(deltas), end)}}}"
             for index, (deltas, end) in enumerate(choices)
         ]
         return self._chunks.whole("chat.completion", rendered, usage)
 
 
-def _text(deltas: Sequence[RenderedDelta]) -> str:
-    return dumps("".join(delta.text for delta in deltas))
+def message(parts: Iterable[AnswerPart]) -> dict[str, Any]:
+    """The assistant's message of a whole answer. Its content is null if it has only reasoning or calls."""
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: list[tuple[CallStart, list[str]]] = []
+    for part in parts:
+        match part:
+            case ContentText(text):
+                content.append(text)
+            case ReasoningText(text):
+                reasoning.append(text)
+            case CallStart():
+                calls.append((part, []))
+            case CallArguments(index, text):
+                calls[index][1].append(text)
+    is_empty = not content and bool(reasoning or calls)
+    fields: dict[str, Any] = {"role": "assistant", "content": None if is_empty else "".join(content)}
+    if reasoning:
+        fields["reasoning_content"] = "".join(reasoning)
+    if calls:
+        fields["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(texts)}}
+            for call, texts in calls
+        ]
+    return fields
+
+
+def _chunk_fields(parts: Sequence[AnswerPart]) -> Iterator[str]:
+    """The fields of a delta for each run of parts of one kind: clients look at one kind in a chunk."""
+    for kind, run in groupby(parts, _field):
+        if kind == "tool_calls":
+            yield f'"tool_calls":[{",".join(map(dumps, _call_deltas(run)))}]'
+        else:
+            text = "".join(part.text for part in run if isinstance(part, ContentText | ReasoningText))
+            yield f'"{kind}":{dumps(text)}'
+
+
+def _field(part: AnswerPart) -> str:
+    match part:
+        case ContentText():
+            return "content"
+        case ReasoningText():
+            return "reasoning_content"
+    return "tool_calls"
+
+
+def _call_deltas(parts: Iterable[AnswerPart]) -> list[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = []
+    for part in parts:
+        match part:
+            case CallStart(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                deltas.append({"index": index, "id": call_id, "type": "function", "function": function})
+            case CallArguments(index, text):
+                if not deltas or deltas[-1]["index"] != index:
+                    deltas.append({"index": index, "function": {"arguments": ""}})
+                deltas[-1]["function"]["arguments"] += text
+    return deltas
 
 
 def _logprobs(deltas: Sequence[RenderedDelta]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
 
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from router.api.answer_writer import AnswerUsage, ChoiceEnd
@@ -13,6 +15,7 @@ from router.api.output_queue import OutputQueue
 from router.requests.driver import RequestDriver
 from router.requests.events import Show, ShowPrompt
 from router.requests.outputs import Ended, Output
+from router.text.answer.parts import CallStart
 from router.text.text_stream import TextDelta, TextStream, joined
 from router.text.tokens import ModelTokens
 
@@ -31,8 +34,18 @@ class Choice:
         self._echo = generation.prompt_of(index).text if generation.echo else ""
         self._prompt_detokenizer = tokens.detokenizer()
         self._prompt_offset = 0
+        answer = generation.answer
+        self._parser = None if answer is None else answer.parser(partial(_call_id, generation.id, self))
+        self._is_plain = answer is None or answer.is_plain
+        self._has_reasoning = answer is not None and answer.reasoning is not None
+        self._num_reasoning_tokens = 0
+        self.has_calls = False
         self.text = TextStream(
-            tokens.detokenizer(self.request.tokens, skip_special_tokens=generation.skip_special_tokens),
+            tokens.detokenizer(
+                self.request.tokens,
+                () if answer is None else answer.markers,
+                skip_special_tokens=generation.skip_special_tokens,
+            ),
             self.request.sampling,
             generation.stops,
             tokens.eos_ids,
@@ -66,12 +79,38 @@ class Choice:
 
     def text_delta(self, tokens: Sequence[Token]) -> TextDelta:
         """The text of more tokens, after the echoed prompt if that has not been shown."""
+        if not self._is_plain:
+            # One by one: reasoning's tokens are counted, and none is shown after the last call.
+            return joined([self._parsed(self.text.push((token,))) for token in tokens if not self.is_complete])
         delta = self.text.push(tokens)
+        if self._parser is not None:
+            return replace(delta, parts=tuple(self._parser.push(delta.text)))
         return replace(delta, text=self._take_echo() + delta.text) if self._echo else delta
+
+    def _parsed(self, delta: TextDelta) -> TextDelta:
+        assert self._parser is not None
+        was_reasoning = self._parser.is_reasoning
+        parts = self._parser.push(delta.text)
+        self._num_reasoning_tokens += was_reasoning and self._parser.is_reasoning
+        self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in parts)
+        return replace(delta, parts=tuple(parts))
 
     def last_delta(self) -> TextDelta:
         """The text still held back at the end."""
-        return TextDelta(self._take_echo() + self.text.finish())
+        if self._parser is None or self._parser.is_complete:
+            return TextDelta(self._take_echo() + self.text.finish())
+        delta = self._parsed(TextDelta(self.text.finish()))
+        return replace(delta, parts=(*delta.parts, *self._parser.finish()))
+
+    @property
+    def is_complete(self) -> bool:
+        """True once no more text follows, whatever the node generates."""
+        return self.text.stop_found is not None or (self._parser is not None and self._parser.is_complete)
+
+    @property
+    def num_reasoning_tokens(self) -> int | None:
+        """Tokens of the reasoning so far, without its markers; None if its text is not known from the rest."""
+        return self._num_reasoning_tokens if self._has_reasoning else None
 
     def _take_echo(self) -> str:
         echo, self._echo = self._echo, ""
@@ -99,7 +138,7 @@ class ChoiceSink:
 
     @property
     def is_complete(self) -> bool:
-        return self._choice.text.stop_found is not None
+        return self._choice.is_complete
 
     @property
     def has_room(self) -> bool:
@@ -176,9 +215,10 @@ class Choices:
 
     def _end_of(self, choice: Choice) -> ChoiceEnd:
         stop, finish = choice.text.stop_found, self.drivers[choice.index].life.finish
-        if stop is None and finish is FinishReason.STOP:
-            return ChoiceEnd(finish, stop_token=choice.text.stop_token)
-        return ChoiceEnd(FinishReason.STOP if stop is not None or finish is None else finish, stop)
+        if not choice.is_complete and finish is FinishReason.STOP:
+            return ChoiceEnd(finish, stop_token=choice.text.stop_token, has_calls=choice.has_calls)
+        reason = FinishReason.STOP if choice.is_complete or finish is None else finish
+        return ChoiceEnd(reason, stop, has_calls=choice.has_calls)
 
     def usage(self) -> AnswerUsage:
         """Tokens of all choices so far."""
@@ -186,7 +226,16 @@ class Choices:
         num_prompt = sum(life.request.num_prompt_tokens for life in prompts)
         num_generated = sum(choice.text.num_tokens for choice in self.all)
         cached = sum(life.report.cached_tokens(life.request.num_prompt_tokens) for life in prompts)
+        counts = [choice.num_reasoning_tokens for choice in self.all if choice.num_reasoning_tokens is not None]
+        usage = AnswerUsage(num_prompt, num_generated, cached, reasoning_tokens=sum(counts) if counts else None)
         if not self._generation.report:
-            return AnswerUsage(num_prompt, num_generated, cached)
+            return usage
         reports = [driver.life.report.json() for driver in self.drivers]
-        return AnswerUsage(num_prompt, num_generated, cached, reports[0] if len(reports) == 1 else reports)
+        return replace(usage, report=reports[0] if len(reports) == 1 else reports)
+
+
+def _call_id(answer_id: str, choice: Choice, index: int) -> str:
+    """The id of a choice's call: the same wherever the answer goes on, and another one in the chat's next turn, also if
+    the client gives all its requests one id."""
+    name = f"{answer_id} {choice.request.num_prompt_tokens} {choice.index} {index}"
+    return f"call_{blake2b(name.encode(), digest_size=12).hexdigest()}"

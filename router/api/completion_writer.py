@@ -31,7 +31,7 @@ class CompletionWriter:
         return b""
 
     def delta(self, index: int, delta: RenderedDelta) -> bytes:
-        if not self._chunks.is_shown(delta):
+        if not delta.text and not self._chunks.has_tokens(delta):
             return b""
         body = f'"text":{dumps(delta.text)}' + self._chunks.token_ids(delta)
         return self._chunks.chunk(index, body, _logprobs([delta]), None)

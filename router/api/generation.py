@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from headrace.request import Request
 from router.api.chat_schemas import ChatBody
@@ -15,6 +16,7 @@ from router.api.request_schemas import MAX_CHOICES, GenerationBody, HeadraceOpti
 from router.api.sampling import check_ids, sampling_of
 from router.errors import bad_request
 from router.routing.plan import Objectives
+from router.text.answer.answer_format import AnswerFormat, schemas_of
 from router.text.literal_tokens import NotLoaded
 from router.text.tokens import ChatPrompt, ModelTokens
 
@@ -44,6 +46,7 @@ class GenerationRequest:
     objectives  those that the client gave
     priority    that which the client asked for
     session     conversation to which it belongs, by its `prompt_cache_key` or a header; empty: none that is known
+    answer      how a chat's answers are split into parts; None: they are not
     """
 
     id: str
@@ -65,6 +68,7 @@ class GenerationRequest:
     objectives: Objectives
     priority: int | None
     session: str = ""
+    answer: AnswerFormat | None = None
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that a choice answers."""
@@ -103,7 +107,17 @@ class RequestBuilder:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = self._grammar(body)
         generation = self._build(body, [prompt], "messages", wanted, logprobs=logprobs, id_prefix=id_prefix)
-        return generation.held_to(grammar)
+        return replace(generation.held_to(grammar), answer=self._answer_format(body, chat))
+
+    def _answer_format(self, body: ChatBody, chat: ChatPrompt) -> AnswerFormat:
+        formats, tools = self._tokens.formats, body.offered_tools
+        return AnswerFormat(
+            formats.calls if tools else None,
+            formats.reasoning,
+            chat.opens_reasoning,
+            schemas_of(tools),
+            1 if body.parallel_tool_calls is False else None,
+        )
 
     def chat_tokens(self, body: ChatBody) -> tuple[int, ...]:
         """The tokens of a chat's prompt; raises ApiError (400) for one that no node can hold."""
@@ -135,10 +149,26 @@ class RequestBuilder:
     def _rendered(self, body: ChatBody) -> ChatPrompt:
         return self._tokens.render_chat(
             [message.for_template() for message in body.messages],
-            tools=None if body.tool_choice == "none" else body.tools,
-            variables=body.chat_template_kwargs,
+            tools=body.offered_tools,
+            variables=self._variables(body),
             check=lambda text: self._refuse_certainly_too_long(text, "messages"),
         )
+
+    def _variables(self, body: ChatBody) -> dict[str, Any]:
+        """Variables of the chat template; raises ApiError (400) for an effort that it cannot ask for."""
+        effort, knows = body.reasoning_effort, self._tokens.template_knows
+        variables: dict[str, Any] = {}
+        if effort is not None and knows("reasoning_effort"):
+            variables["reasoning_effort"] = effort
+        elif effort == "none" and knows("enable_thinking"):
+            variables["enable_thinking"] = False
+        elif effort not in (None, "medium"):
+            raise bad_request(
+                f"reasoning_effort {effort!r:.100}: this model's chat template knows no efforts; leave it out, or set "
+                "what the template knows with chat_template_kwargs",
+                "reasoning_effort",
+            )
+        return variables | (body.chat_template_kwargs or {})
 
     def completion(self, body: CompletionBody) -> GenerationRequest:
         """Builds a completion's generation request; raises ApiError (400) for what this model cannot do."""

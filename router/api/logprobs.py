@@ -30,7 +30,9 @@ def slices(delta: TextDelta) -> Iterator[TextDelta]:
     step = max(1, SLICE_NUMBERS // a_token)
     for first in range(0, len(delta.tokens), step):
         part = slice(first, first + step)
-        yield TextDelta("" if first else delta.text, delta.tokens[part], delta.offsets[part])
+        yield TextDelta(
+            "" if first else delta.text, delta.tokens[part], delta.offsets[part], () if first else delta.parts
+        )
 
 
 def num_logprobs(tokens: Sequence[Token]) -> int:

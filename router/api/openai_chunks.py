@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+from headrace.request import FinishReason
 from router.api.answer_writer import AnswerUsage, ChoiceEnd, RenderedDelta, event
 from router.api.generation import GenerationRequest
 from router.api.logprobs import dumps
@@ -35,10 +36,9 @@ class OpenAIChunks:
         choice = f'{{"index":{index},{body},"logprobs":{logprobs},{finish}}}'
         return event(f'{self._head},"choices":[{choice}]{self._usage_tail}')
 
-    def is_shown(self, delta: RenderedDelta) -> bool:
-        """False for a delta without text, token ids or log-probabilities."""
-        has_ids = self._generation.return_token_ids and bool(delta.token_ids)
-        return bool(delta.text) or delta.logprobs is not None or has_ids
+    def has_tokens(self, delta: RenderedDelta) -> bool:
+        """True for a delta with token ids or log-probabilities that the client asked for."""
+        return delta.logprobs is not None or (self._generation.return_token_ids and bool(delta.token_ids))
 
     def token_ids(self, delta: RenderedDelta) -> str:
         """A chunk's `token_ids`, if the client asked for them."""
@@ -70,7 +70,9 @@ class OpenAIChunks:
 def _end_fields(end: ChoiceEnd) -> str:
     """A choice's `finish_reason`, and vLLM's `stop_reason`: a stop string, a stop token's id, or null."""
     stop = end.stop if end.stop is not None else end.stop_token
-    return f'"finish_reason": "{end.reason.value}", "stop_reason": {dumps(stop)}'
+    # An answer that was cut keeps its reason: its last call may be cut, too.
+    reason = "tool_calls" if end.has_calls and end.reason is FinishReason.STOP else end.reason.value
+    return f'"finish_reason": "{reason}", "stop_reason": {dumps(stop)}'
 
 
 def openai_usage(usage: AnswerUsage) -> dict[str, Any]:
@@ -81,4 +83,6 @@ def openai_usage(usage: AnswerUsage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens is not None:
+        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return fields if usage.report is None else fields | {"headrace": usage.report}

@@ -13,9 +13,9 @@ from headrace.wire.messages import Role
 from router.api.bodies import Bodies
 from router.api.body_schemas import parse_body
 from router.api.clients import client_of
+from router.api.cluster_response_schemas import DrainedNode, SwitchedRole
 from router.api.openapi import errors, json_body
 from router.api.operator_schemas import DrainBody, RoleBody
-from router.api.response_schemas import DrainedNode, SwitchedRole
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError
 from router.requests.drains import Drains

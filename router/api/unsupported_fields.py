@@ -25,7 +25,7 @@ class Unsupported(NamedTuple):
 _CONSTRAINED = Unsupported("use response_format or structured_outputs")
 _LOGITS = Unsupported("a client's programs do not run here; use response_format, structured_outputs or logit_bias")
 _TEMPLATE = Unsupported("put what the model's chat template takes into chat_template_kwargs")
-_REASONING = Unsupported("reasoning is part of the text here; leave it out")
+_REASONING = Unsupported("reasoning comes as reasoning_content, which you may skip; leave it out")
 _SAMPLER = Unsupported("use temperature, top_p, top_k, min_p or the penalties")
 _TEXT_ONLY = Unsupported("this server answers with text alone; leave it out")
 
@@ -80,7 +80,7 @@ FOR_CHATS: dict[str, Unsupported] = {
     "web_search_options": Unsupported("this server searches nothing; put what it should know into the messages"),
     "moderation": Unsupported("this server judges no content; leave it out"),
     "verbosity": Unsupported("ask for it in the messages", ("medium",)),
-    **dict.fromkeys(("reasoning_effort", "enable_thinking", "thinking", "reasoning"), _TEMPLATE),
+    **dict.fromkeys(("enable_thinking", "thinking", "reasoning"), _TEMPLATE),
     **dict.fromkeys(("include_reasoning", "separate_reasoning"), _REASONING._replace(harmless=(True,))),
     "thinking_token_budget": Unsupported("use max_tokens"),
     "continue_final_message": Unsupported("render the chat yourself and use /v1/completions", (False,)),

@@ -25,6 +25,8 @@ class WorkerSettings:
     generation_config: bool
     cpu_s: float
     memory_bytes: int
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ def main() -> None:
         settings.model_path,
         parse_special_tokens=settings.parse_special_tokens,
         generation_config=settings.generation_config,
+        tool_format=settings.tool_format,
+        reasoning_format=settings.reasoning_format,
     )
     parser = BodyParser(settings.served_model_name, tokens)
     pages, resident = _memory_bytes()

@@ -6,6 +6,7 @@ Source: transformers `utils/chat_template_utils.py` (`_compile_jinja_template`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -33,8 +34,14 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ModelFolderError(f"the chat template does not compile: {error}") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self.takes_tools = "tools" in source
+        self.takes_argument_text = re.search(r"arguments\s+is\s+(?:not\s+)?(?:string|mapping)", source) is not None
+
+    def knows(self, name: str) -> bool:
+        """True if the template mentions a role or variable."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def render(
         self,

@@ -7,7 +7,7 @@ tokens, which serves no other tokenizer, takes 0.45 us.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -21,7 +21,7 @@ PRIMING_LENGTHS = range(4, 25)  # tokens of the prompt, as in vLLM
 
 
 class Detokenizer:
-    """The text of one sequence of tokens, by default without its special tokens.
+    """The text of one sequence of tokens, by default without its special tokens except those that are `shown`.
 
     The text continues `prompt`: decoders that drop a space at the start of a text (Metaspace, WordPiece) keep it here.
     What `push` and `finish` return joins to the tokenizer's own `decode`, with two exceptions. Byte-fallback decoders
@@ -29,8 +29,16 @@ class Detokenizer:
     U+FFFD stands for a character whose bytes follow `MAX_HELD` tokens of invalid bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        shown: Mapping[int, str] | None = None,
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown or {}
         self._skips = skip_special_tokens
         self._context = _context_of(tokenizer, prompt, skip_special_tokens)
         self._held: list[int] = []
@@ -38,6 +46,8 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes."""
+        if token_id in self._shown:
+            return (self._restart() if self._held else "") + self._shown[token_id]
         self._held.append(token_id)
         try:
             text: str | None = self._stream.step(self._tokenizer, token_id)

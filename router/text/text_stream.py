@@ -6,17 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.request import Sampling, Token
+from router.text.answer.parts import AnswerPart, merged
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """The next part of a choice's text, and its tokens. `offsets`: where each begins in the text, in characters."""
+    """The next part of a choice's text, and its tokens.
+
+    offsets   where each token begins in the text, in characters
+    parts     the text of a chat's answer, split into content, reasoning and tool calls; what may be the beginning of a
+              marker comes later
+    """
 
     text: str
     tokens: tuple[Token, ...] = ()
     offsets: tuple[int, ...] = ()
+    parts: tuple[AnswerPart, ...] = ()
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:
@@ -25,6 +32,7 @@ def joined(deltas: Sequence[TextDelta]) -> TextDelta:
         "".join(delta.text for delta in deltas),
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(offset for delta in deltas for offset in delta.offsets),
+        tuple(merged(part for delta in deltas for part in delta.parts)),
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from router.errors import ModelFolderError, bad_request
+from router.text.answer.answer_format import ModelFormats
 from router.text.chat_template import Message, load_chat_template
+from router.text.chat_turns import turns_for
 from router.text.detokenizer import Detokenizer
 from router.text.literal_tokens import LiteralTokens
 from router.text.message_ends import message_ends
@@ -35,10 +37,12 @@ class ChatPrompt:
 
     `boundaries()` returns the token positions where the first and last messages end, in order. It renders the chat a
     few times more: call it only for a prompt that fits the model.
+    opens_reasoning   the answer begins inside the reasoning
     """
 
     tokens: tuple[int, ...]
     boundaries: Callable[[], tuple[int, ...]]
+    opens_reasoning: bool
 
 
 class ModelTokens:
@@ -48,6 +52,8 @@ class ModelTokens:
     generation_config     defaults of sampling are those of the model's generation_config.json
     loads_literal         loads a second tokenizer when a chat contains special tokens; otherwise raises NotLoaded. What
                           else takes long is not done then, either: see `is_for_small_bodies`
+    tool_format           of the model's answers; `auto`: as its chat template says
+    reasoning_format      the same
     """
 
     def __init__(
@@ -57,10 +63,13 @@ class ModelTokens:
         parse_special_tokens: bool = False,
         generation_config: bool = True,
         loads_literal: bool = True,
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
     ) -> None:
         settings = ModelSettings.read(folder, with_sampling=generation_config)
         self._tokenizer, decoders = _load_tokenizer(folder / "tokenizer.json")
         self._chat = load_chat_template(folder)
+        self.formats = ModelFormats.of(None if self._chat is None else self._chat.source, tool_format, reasoning_format)
         self.vocab_size = settings.vocab_size or self._tokenizer.get_vocab_size()
         self.max_model_tokens = settings.max_model_tokens
         self.eos_ids = settings.eos_ids
@@ -98,9 +107,22 @@ class ModelTokens:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
-        """An incremental `decode` of the tokens that follow `prompt`."""
-        return Detokenizer(self._tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+    def detokenizer(
+        self, prompt: Sequence[int] = (), shown: Collection[str] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """An incremental `decode` of the tokens that follow `prompt`; special tokens named in `shown` are part of the
+        text."""
+        ids = {self._special_ids[name]: name for name in shown if name in self._special_ids}
+        return Detokenizer(self._tokenizer, prompt, ids, skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def _special_ids(self) -> Mapping[str, int]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    def template_knows(self, name: str) -> bool:
+        """True if the chat template mentions a variable."""
+        return self._chat is not None and self._chat.knows(name)
 
     def render_chat(
         self,
@@ -120,6 +142,7 @@ class ModelTokens:
         if tools and not template.takes_tools:
             raise bad_request("this model's chat template knows no tools; leave them out", "tools")
 
+        messages = turns_for(template, messages)
         hidden = None if self._literal is None else self._literal.hide()
         if hidden is not None:
             messages, tools, variables = hidden.hide(messages), hidden.hide(tools), hidden.hide(variables)
@@ -147,7 +170,7 @@ class ModelTokens:
             restored_ends = [len(hidden.restore(rendered[:end])) for end in ends]
             return self._token_ends(hidden.restore(rendered), tokens, restored_ends)
 
-        return ChatPrompt(tokens, boundaries)
+        return ChatPrompt(tokens, boundaries, self.formats.opens_reasoning(rendered))
 
     def _token_ends(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
         """Token positions of those of the ascending `ends`, positions in `text`, at which a token ends."""

@@ -74,15 +74,14 @@ class AnswerReader:
         return self._advance()
 
     def _advance(self) -> list[AnswerPart]:
-        if not self.is_complete:
-            next(self._steps)
+        next(self._steps, None)
         parts = merged(self._parts)
         self._parts.clear()
         return parts
 
     def _read(self) -> Steps[None]:
         yield from self._read_answer()
-        self.is_complete = True
+        self.is_complete = self._calls.is_full
         yield
 
     def _new_content(self, *, drops_leading: bool) -> Trimmed:

@@ -36,6 +36,7 @@ DEPENDENT: dict[str, Any] = {
     "guided_regex": "a",
     "guided_choice": ["a"],
     "guided_grammar": 'start: "a"',
+    "reasoning_effort": "medium",
 }
 """Values of fields whose bounds depend on the model, on other fields or on the router's configuration."""
 
@@ -151,7 +152,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"response_format": {"type": "xml"}},
         {"tool_choice": "required"},
         {"functions": [{"name": "f"}]},
-        {"reasoning_effort": "low"},
         {"continue_final_message": True},
         {"stream_options": {"continuous_usage_stats": True}},
         {"headrace": {"reprot": True}},

@@ -1,0 +1,169 @@
+"""Tool calls and reasoning as the `openai` package gets them, over fake nodes that play a model's tokens."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from router.text.tokens import ModelTokens
+from tests.support.router.fake_nodes import FakeCluster, fake_cluster
+from tests.support.router.model_folder import STOP_ID, write_model_folder
+from tests.support.router.tool_template import TOOL_TEMPLATE
+from tests.unit.router.conftest import Running, StartRouter
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+CALL = "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+CALL += "</function>\n</tool_call>"
+ANSWER = f"I should look.\n</think>\n\nLet me see.\n\n{CALL.format('Paris')}\n{CALL.format('Rome')}"
+QUESTION: Any = {"role": "user", "content": "How is the weather?"}
+CHAT: Any = {"model": "m", "messages": [QUESTION], "tools": TOOLS}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("tools") / "m", chat_template=TOOL_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def tokens(model_folder: Path) -> ModelTokens:
+    return ModelTokens(model_folder)
+
+
+@pytest.fixture
+def cluster(tokens: ModelTokens) -> FakeCluster:
+    return playing(fake_cluster([], eos_id=STOP_ID), tokens, ANSWER)
+
+
+def playing(cluster: FakeCluster, tokens: ModelTokens, text: str) -> FakeCluster:
+    for node in cluster.nodes.values():
+        node.answer = [*tokens.encode(text), STOP_ID]
+    return cluster
+
+
+@pytest.fixture
+async def running(start_router: StartRouter, cluster: FakeCluster) -> Running:
+    return await start_router(cluster)
+
+
+@pytest.fixture
+async def client(running: Running) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{running.server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_calls_and_reasoning_come_apart_and_go_back_in_the_next_turn(
+    client: openai.AsyncOpenAI, cluster: FakeCluster, tokens: ModelTokens
+):
+    first = await client.chat.completions.create(**CHAT)
+    (choice,) = first.choices
+    message = choice.message
+    assert (choice.finish_reason, message.content) == ("tool_calls", "Let me see.")
+    assert message.model_extra == {"reasoning_content": "I should look."}
+    assert message.tool_calls is not None
+    functions = [call.function for call in message.tool_calls if call.type == "function"]
+    assert [json.loads(each.arguments) for each in functions] == [
+        {"city": "Paris", "days": 3},
+        {"city": "Rome", "days": 3},
+    ]
+    ids = [call.id for call in message.tool_calls]
+    assert len({*ids}) == 2 and all(each.startswith("call_") for each in ids)
+    assert first.usage is not None and first.usage.completion_tokens_details is not None
+    assert first.usage.completion_tokens_details.reasoning_tokens == len(tokens.encode("I should look.\n</think"))
+
+    playing(cluster, tokens, "I know now.\n</think>\n\nIt rains.")
+    results: Any = [{"role": "tool", "tool_call_id": each, "content": "Rain."} for each in ids]
+    history: Any = [QUESTION, message.model_dump(), *results]
+    second = await client.chat.completions.create(model="m", messages=history, tools=TOOLS)
+    assert (second.choices[0].finish_reason, second.choices[0].message.content) == ("stop", "It rains.")
+    before, after = (node.requests[-1].tokens for node in cluster.nodes.values())
+    assert before == after
+    assert tokens.decode(before).count(ANSWER) == 1
+
+
+async def test_a_stream_has_the_same_calls(client: openai.AsyncOpenAI):
+    async with client.chat.completions.stream(**CHAT) as stream:
+        events = [event async for event in stream]
+        final = await stream.get_final_completion()
+    whole = await client.chat.completions.create(**CHAT)
+    assert final.choices[0].finish_reason == "tool_calls"
+    streamed, sent = final.choices[0].message, whole.choices[0].message
+    assert streamed.content == sent.content
+    assert streamed.tool_calls is not None and sent.tool_calls is not None
+    assert [(call.function.name, call.function.arguments) for call in streamed.tool_calls] == [
+        (call.function.name, call.function.arguments) for call in sent.tool_calls if call.type == "function"
+    ]
+    deltas = [event.chunk.choices[0].delta for event in events if event.type == "chunk"]
+    assert "".join((delta.model_extra or {}).get("reasoning_content", "") for delta in deltas) == "I should look."
+    kinds = [(delta.model_fields_set | {*(delta.model_extra or {})}) - {"role"} for delta in deltas]
+    assert all(len(each) <= 1 for each in kinds), "clients look at one kind of text in a chunk"
+    assert sum("tool_calls" in each for each in kinds) > 10, "arguments come as they are written"
+
+
+async def test_tokens_are_those_of_the_whole_answer(running: Running, tokens: ModelTokens):
+    body = {**CHAT, "return_token_ids": True, "logprobs": True, "stream": True}
+    lines = (await running.http.post("/v1/chat/completions", json=body)).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())]
+    assert ids == [*tokens.encode(ANSWER), STOP_ID]
+
+
+async def test_one_call_is_enough_without_parallel_calls(client: openai.AsyncOpenAI, tokens: ModelTokens):
+    answer = await client.chat.completions.create(**CHAT, parallel_tool_calls=False)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None and len(choice.message.tool_calls) == 1
+    assert answer.usage is not None and answer.usage.completion_tokens < len(tokens.encode(ANSWER))
+
+
+async def test_without_tools_a_call_is_text(client: openai.AsyncOpenAI):
+    for fields in ({"tools": openai.NOT_GIVEN}, {"tool_choice": "none"}):
+        answer = await client.chat.completions.create(**{**CHAT, **fields})
+        message = answer.choices[0].message
+        assert message.tool_calls is None
+        assert message.content is not None and message.content.endswith("</tool_call>")
+        assert message.model_extra == {"reasoning_content": "I should look."}
+
+
+async def test_a_cut_call_has_finish_reason_length(client: openai.AsyncOpenAI, tokens: ModelTokens):
+    cut = len(tokens.encode(ANSWER[: ANSWER.index("aris")]))
+    answer = await client.chat.completions.create(**CHAT, max_tokens=cut)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.tool_calls is not None
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.type == "function" and call.function.arguments.startswith('{"city": "')
+
+
+async def test_reasoning_is_turned_off_by_the_template(
+    client: openai.AsyncOpenAI, cluster: FakeCluster, tokens: ModelTokens
+):
+    playing(cluster, tokens, "It rains.")
+    off: Any = ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, {"reasoning_effort": "none"})
+    for fields in off:
+        answer = await client.chat.completions.create(model="m", messages=[QUESTION], **fields)
+        assert answer.choices[0].message.content == "It rains."
+    only = await client.chat.completions.create(model="m", messages=[QUESTION])
+    assert only.choices[0].message.content is None
+    assert only.choices[0].message.model_extra == {"reasoning_content": "It rains."}
+    with pytest.raises(openai.BadRequestError, match="reasoning_effort 'high'"):
+        await client.chat.completions.create(model="m", messages=[QUESTION], reasoning_effort="high")
+
+
+async def test_formats_may_be_turned_off(start_router: StartRouter, cluster: FakeCluster):
+    running = await start_router(cluster, tool_format="none", reasoning_format="none")
+    answer = (await running.http.post("/v1/chat/completions", json=CHAT)).json()["choices"][0]
+    assert answer["message"] == {"role": "assistant", "content": ANSWER}
+    assert answer["finish_reason"] == "stop"
