@@ -8,7 +8,7 @@ tests' node without tensors all follow this one protocol. A full cache is no err
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from headrace.cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, PromptFacts, by_need
@@ -115,6 +115,13 @@ class Publisher:
         if sequence.num_computed > sequence.prompt_length:
             self.keep_decoded(sequence)
 
+    def would_keep(self, sequence: CachedSequence, num_tokens: int) -> bool:
+        """True if the rest of its prefill leaves a checkpoint at `num_tokens`, once that is among its `boundaries`, and
+        if a slot is left for it."""
+        rest = ChunkSpan(sequence.num_computed, sequence.prefill_length)
+        facts = replace(self._facts(sequence), hints=(num_tokens,))
+        return any(each.num_tokens == num_tokens for each in self._policy.prompt_boundaries(rest, facts))
+
     def publish_blocks(self, sequence: CachedSequence) -> None:
         """Publishes all blocks of the sequence that are full."""
         self._cache.publish_blocks(sequence.held, sequence.keys, sequence.num_computed)
@@ -146,10 +153,12 @@ class Publisher:
         sequence = chunk.sequence
         if sequence.num_computed >= sequence.prefill_length:
             return ()
-        facts = PromptFacts(
+        return self._policy.prompt_boundaries(chunk.span, self._facts(sequence))
+
+    def _facts(self, sequence: CachedSequence) -> PromptFacts:
+        return PromptFacts(
             sequence.prefill_length, self._cache.block_size, sequence.boundaries, sequence.held.branch_point
         )
-        return self._policy.prompt_boundaries(chunk.span, facts)
 
     def _stands_at_kept_boundary(self, sequence: CachedSequence) -> bool:
         num_tokens, size = sequence.num_computed, self._cache.block_size

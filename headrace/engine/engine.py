@@ -277,6 +277,7 @@ class Engine(EngineRequests):
         self.computed_tokens += span.end - span.start
         if span.start >= sequence.prefill_length:
             return  # a new token of the answer, as most
+        self._prompt_tokens += span.end - span.start
         self.recomputed_tokens += max(0, min(span.end, sequence.computed_before) - span.start)
         start, end = max(span.start, sequence.computed_before), min(span.end, sequence.prompt_length)
         if start < end:

@@ -1,6 +1,7 @@
 """The requests of one engine, from submission to release. No tensors.
 
     waiting -> running -> ended -> released
+    waiting -> following -> waiting      another one computes the same prefix (headrace/engine/following.py)
     waiting -> receiving -> running      the state arrives by transfer
     receiving -> waiting                 it does not arrive: `prefill_locally`
     running -> waiting                   preempted
@@ -23,6 +24,8 @@ from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
 from headrace.engine.cost_fit import CostFit
+from headrace.engine.following import best_following, cost_alone
+from headrace.engine.line import tokens_before
 from headrace.engine.load import EngineLoad
 from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Job, Sequence
@@ -84,6 +87,7 @@ class EngineRequests:
         self._is_full = False  # the first of the line found no blocks or slot
         self._receiving: set[Sequence] = set()  # admitted, and their state has yet to arrive
         self._running: list[Sequence] = []  # those that have waited longest for a step first
+        self._prompt_tokens = 0  # that steps have computed
         self._halted: set[Sequence] = set()  # keep what they hold: another node receives it
 
     @property
@@ -177,7 +181,7 @@ class EngineRequests:
         deadline_s = sequence.job.compute_by_s
         if deadline_s is None:
             return None
-        ahead = self._tokens_before(sequence)
+        ahead = self._tokens_before(sequence, sequence.num_expected)
         left_s, line_s = deadline_s - self._clock(), self._line_s(ahead)
         if line_s <= left_s or not ahead:
             return None
@@ -198,19 +202,8 @@ class EngineRequests:
         prompts = StepShape(prefill_tokens=num_tokens, prefill_depths=depth * num_tokens)
         return costs.line_s(prompts, beside, chunk_tokens=chunk_tokens)
 
-    def _tokens_before(self, sequence: Sequence) -> int:
-        """Tokens of other prompts that are computed before a new sequence's last one, by about what is known.
-
-        Much longer and newer prompts share the steps with it: beside it as many of their tokens are computed as of its
-        own (see `Scheduler`). But if the cache is full, all that stand before it come first.
-        """
-        others = [(other, _left(other)) for other in self._running]
-        others += [(s, s.num_expected) for s in self._waiting if s.num_preemptions or s.arrival < sequence.arrival]
-        if self._is_full:
-            return sum(left for _, left in others)
-        own = sequence.num_expected
-        beside = sum(left for other, left in others if 2 * own < left or sequence.arrival < other.arrival)
-        return sum(left for _, left in others) - beside + min(beside, own)
+    def _tokens_before(self, sequence: Sequence, own: int) -> int:
+        return tokens_before(sequence, self._running, self._waiting, own=own, is_full=self._is_full)
 
     def admit(self) -> None:
         """Admits waiting jobs in their order while the cache has capacity; fails those whose deadline has passed."""
@@ -219,8 +212,11 @@ class EngineRequests:
         for late in self._waiting.expire(now_s, others_hold_room=self._others_hold_room):
             message = "no free blocks or slots in the cache before the deadline: retry later, or add nodes"
             late.job.on_event(AdmissionTimedOut(message))
+        self._end_following()
         held = self._held_by_client() if len(self._waiting) else Counter()
         while (sequence := self._waiting.first(held)) is not None:
+            if self._follow(sequence):
+                continue
             if self._admit(sequence):
                 self._waiting.admitted(sequence)
                 held[sequence.request.client] += 1
@@ -270,6 +266,35 @@ class EngineRequests:
             event = Admitted(claim.hit, claim.reused_tokens, policy.state_arrives, self._record_event())
             sequence.job.on_event(event)
         return True
+
+    # ------------------------------------------------------------ prefixes under way
+
+    def _follow(self, sequence: Sequence) -> bool:
+        """Has a new sequence wait for a running one that computes what it begins with, if it is done no later so."""
+        if sequence.num_preemptions or sequence.to_score or self._prompt_tokens >= sequence.follow_until:
+            return False
+        following = best_following(sequence, self._running, self.cache.block_size)
+        if following is None or not self._publisher.would_keep(following.leader, following.num_tokens):
+            return False
+        hit = self.cache.match(sequence.keys, max_tokens=sequence.prefill_length - 1)
+        policy = sequence.hit_policy(hit)
+        alone = cost_alone(sequence, following, policy.reusable_tokens(hit), self._tokens_before)
+        if alone is None or policy.state_arrives:
+            return False
+        following.leader.parts_at = tuple({*following.leader.parts_at, following.num_tokens})
+        sequence.following = following
+        sequence.follow_until = min(sequence.follow_until, self._prompt_tokens + alone)
+        sequence.num_expected = sequence.prefill_length - following.num_tokens
+        return True
+
+    def _end_following(self) -> None:
+        """Lets those go on for which the tokens that they wait for are there, or will not be."""
+        for sequence in self._waiting:
+            if sequence.following is None:
+                continue
+            if sequence.following.is_over(self._running) or self._prompt_tokens >= sequence.follow_until:
+                sequence.following = None
+                sequence.num_expected = self._num_expected(sequence)
 
     def _may_grow(self, sequence: Sequence) -> bool:
         return len(sequence.held.block_ids) * self.cache.block_size < self._rules.last_computed(sequence)
@@ -393,8 +418,3 @@ class EngineRequests:
     def _wait_again(self, sequence: Sequence) -> None:
         sequence.num_expected = self._num_expected(sequence)
         self._waiting.put_back(sequence)
-
-
-def _left(sequence: Sequence) -> int:
-    """Leading tokens that it has yet to compute before it decodes."""
-    return max(0, sequence.prefill_length - sequence.num_computed)

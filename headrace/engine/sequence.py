@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -13,6 +14,7 @@ from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.cache.types import PrefixKey
 from headrace.engine.bad_words import BadWords
+from headrace.engine.following import Following
 from headrace.grammar import AnswerGrammar
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 
@@ -156,6 +158,9 @@ class Sequence:
     num_expected     tokens that are to be computed here before it decodes, by the hit when it began to wait
     is_started       its first chunk has been launched, or its prompt has been received
     is_paused        it takes no part in steps: its tokens are not taken off fast enough
+    following        it waits for what another one is computing; None: it does not
+    follow_until     it waits for others' prefixes until the engine has computed so many tokens of prompts in all
+    parts_at         positions, in tokens, where prompts part from it that wait for it
     hit_policy       how much it reuses when it is admitted next
     num_computed     leading tokens whose blocks and state are written
     prefill_length   leading tokens to compute in chunks before it decodes token by token: those it is submitted
@@ -179,6 +184,9 @@ class Sequence:
     num_expected: int = 0
     is_started: bool = False
     is_paused: bool = False
+    following: Following | None = None
+    follow_until: float = math.inf
+    parts_at: tuple[int, ...] = ()
     claim: Claim | None = None
     lease: LeaseId | None = None
     hit_policy: Callable[[PrefixHit], HitPolicy] = field(init=False)
@@ -234,8 +242,12 @@ class Sequence:
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """The router's hints for checkpoints, in tokens."""
-        return self.job.request.boundaries
+        """Positions for checkpoints, in tokens: the router's hints, and where others part that wait for this one."""
+        return self.job.request.boundaries + self.parts_at
+
+    @property
+    def may_be_admitted(self) -> bool:
+        return not self.is_paused and self.following is None
 
     @property
     def token_gap_s(self) -> float | None:

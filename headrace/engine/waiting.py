@@ -44,15 +44,15 @@ class WaitingLine:
 
     @property
     def earliest(self) -> Sequence | None:
-        """The first by arrival. Paused ones let the others pass."""
-        return next((sequence for sequence in self if not sequence.is_paused), None)
+        """The first by arrival. Paused ones, and those that wait for another's prefix, let the others pass."""
+        return next((sequence for sequence in self if sequence.may_be_admitted), None)
 
     def first(self, held: Mapping[int, int]) -> Sequence | None:
         """The next to be admitted; it stays in the line. `held`: requests on the node, by client."""
         earliest = self.earliest
         if earliest is None or earliest in self._preempted or self._passes >= MOST_PASSES:
             return earliest
-        return min((s for s in self._new if not s.is_paused), key=lambda s: held.get(s.request.client, 0))
+        return min((s for s in self._new if s.may_be_admitted), key=lambda s: held.get(s.request.client, 0))
 
     def admitted(self, sequence: Sequence) -> None:
         """Takes out one that was admitted."""

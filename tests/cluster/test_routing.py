@@ -58,3 +58,15 @@ async def test_a_shared_system_prompt_is_computed_once_and_serves_chats_on_sever
     cached = [answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached == [0] + [SYSTEM_TOKENS] * (SHARING_CHATS - 1)
     assert len({answer.report["routing"]["plan"]["prefill"] for answer in answers}) > 1
+
+
+async def test_chats_that_arrive_at_one_moment_compute_their_system_prompt_about_once_a_node(cluster: Cluster) -> None:
+    """Nobody has seen it before: the first on each node computes it, and the others wait for that."""
+    rng = random.Random(3)
+    system = tokens(rng, SYSTEM_TOKENS)
+    prompts = [system + tokens(rng, 20) for _ in range(SHARING_CHATS)]
+    hints = {"headrace": {"report": True, "checkpoint_at": [SYSTEM_TOKENS]}}
+    answers = await ask_all(cluster.url, prompts, at_once=SHARING_CHATS, num_tokens=ANSWER_TOKENS, **hints)
+    cached = [answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert set(cached) <= {0, SYSTEM_TOKENS}
+    assert cached.count(0) <= len(cluster.processes) - 1, "one for each node, the router aside"

@@ -1,0 +1,29 @@
+"""How many tokens of other prompts are computed before one that comes or runs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.engine.sequence import Sequence
+
+
+def tokens_before(
+    sequence: Sequence, running: Iterable[Sequence], waiting: Iterable[Sequence], *, own: int, is_full: bool
+) -> int:
+    """Returns the tokens of other prompts that are computed before `own` tokens of a sequence, by about what is known.
+
+    Much longer and newer prompts share the steps with it: beside it as many of their tokens are computed as of its own
+    (see `Scheduler`). But if the cache is full, all that stand before it come first.
+    """
+    others = [(other, left_of(other)) for other in running if other is not sequence]
+    others += [(s, s.num_expected) for s in waiting if s.num_preemptions or s.arrival < sequence.arrival]
+    if is_full:
+        return sum(left for _, left in others)
+    whole = own if sequence.claim is None else left_of(sequence)
+    beside = sum(left for other, left in others if 2 * whole < left or sequence.arrival < other.arrival)
+    return sum(left for _, left in others) - beside + min(beside, own)
+
+
+def left_of(sequence: Sequence) -> int:
+    """Returns the leading tokens that it has yet to compute before it decodes."""
+    return max(0, sequence.prefill_length - sequence.num_computed)
