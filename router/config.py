@@ -11,6 +11,7 @@ from typing import Literal
 from headrace.config import at_least, checkpoint_folders, one_of, ports, positive, refuse
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
+from router.api.responses_api.limits import StoredLimits
 from router.http.limits import HttpLimits
 from router.keys import ApiKey, key_faults
 from router.parsing.limits import ParseLimits
@@ -22,7 +23,7 @@ NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
 
 
 @dataclass(frozen=True)
-class RouterConfig(HttpLimits, ParseLimits):
+class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     """Settings of one router, beside its limits for clients. Durations are in seconds; port 0 takes a free one.
 
     model_path          folder with config.json and tokenizer.json; the weights are not read
@@ -132,6 +133,7 @@ class RouterConfig(HttpLimits, ParseLimits):
         refuse(
             self._http_faults(),
             self._parse_faults(),
+            self._stored_faults(),
             checkpoint_folders(self, "model_path"),
             ports(self, "port", "control_port"),
             at_least(

@@ -16,6 +16,7 @@ from headrace.wire.tls import TlsError, load_identity
 from router.api.app import build_app
 from router.api.clients import Clients
 from router.api.completions import CompletionService
+from router.api.responses_api.stored_responses import StoredResponses
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.liveness import Liveness
 from router.cluster.nodes import NodeTable
@@ -135,7 +136,10 @@ class RouterServer:
         roles = RoleSwitch(self.nodes)
         self._keys = KeySource(config.api_keys, config.api_keys_file)
         self._clients = Clients(config, self._keys.keys if self._keys.is_on else None, clock)
-        app = build_app(service, parser, status, roles, self._drains, self._clients, config, metrics.http_response)
+        stored = StoredResponses(config, clock)
+        app = build_app(
+            service, parser, status, roles, self._drains, self._clients, config, stored, metrics.http_response
+        )
         self._http = HttpServer(app, config, config.shutdown_grace_s, metrics.http_response)
         self._registry = registry_server(self.nodes, config.heartbeat_s, identity, config.control_silence_s)
         self._closed = asyncio.Event()

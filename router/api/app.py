@@ -16,6 +16,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from router.api.answering import CLIENT_CLOSED_REQUEST, CLIENT_LEFT, Answering, ClientLeft
+from router.api.anthropic.message_responses import MessageEvent
+from router.api.anthropic.message_schemas import CountBody, MessagesBody
+from router.api.anthropic.routes import add_message_routes
 from router.api.bodies import Bodies
 from router.api.chat_response_schemas import ChatCompletion, ChatCompletionChunk
 from router.api.chat_schemas import ChatBody
@@ -35,6 +38,10 @@ from router.api.readers import read_chat, read_completion
 from router.api.request_ids import HEADER, IdentifiedApp
 from router.api.response_counts import CountedApp, CountResponse, note_error
 from router.api.response_schemas import Health, Model, ModelList, Readiness, Version
+from router.api.responses_api.response_bodies import ResponsesBody
+from router.api.responses_api.response_schemas import ResponseEvent
+from router.api.responses_api.routes import add_response_routes
+from router.api.responses_api.stored_responses import StoredResponses
 from router.api.tokenizing import DetokenizeBody, TokenizeBody, add_tokenizer_routes
 from router.api.unserved_paths import why_unserved
 from router.cluster.role_switch import RoleSwitch
@@ -46,8 +53,18 @@ from router.status import ClusterStatus
 
 STATIC = Path(__file__).parent / "static"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, RoleBody, DrainBody)
-CHUNKS = (ChatCompletionChunk, CompletionChunk)
+BODIES = (
+    ChatBody,
+    CompletionBody,
+    ResponsesBody,
+    MessagesBody,
+    CountBody,
+    TokenizeBody,
+    DetokenizeBody,
+    RoleBody,
+    DrainBody,
+)
+CHUNKS = (ChatCompletionChunk, CompletionChunk, ResponseEvent, MessageEvent)
 
 
 def build_app(
@@ -58,6 +75,7 @@ def build_app(
     drains: Drains,
     clients: Clients,
     limits: HttpLimits,
+    stored: StoredResponses,
     count_response: CountResponse,
 ) -> ASGIApp:
     """The ASGI application. Answers go out as they were written: `response_model`s are documentation."""
@@ -133,6 +151,8 @@ def build_app(
         """Says why a request, or each of its choices, went where it went."""
         return JSONResponse(status.explain(request_id))
 
+    add_response_routes(app, answering, stored)
+    add_message_routes(app, answering)
     add_tokenizer_routes(app, answering)
     add_operator_routes(app, roles, drains, bodies)
 

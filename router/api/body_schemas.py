@@ -6,13 +6,15 @@ field that would change the answer and is not supported is refused, not ignored:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import PydanticCustomError
 
-from router.api.unsupported_fields import Unsupported, refuse_unsupported
+from router.api.unsupported_fields import Unsupported, refuse_unsupported, schema_of
 from router.errors import ApiError, bad_request
 
 
@@ -34,6 +36,21 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore", use_attribute_docstrings=True)
     unsupported: ClassVar[dict[str, Unsupported]] = {}
+
+
+class OpenBody(Body):
+    """A whole body, with fields that it names in `unsupported`."""
+
+    model_config = ConfigDict(extra="allow")  # kept until `parse_body` has looked for unsupported ones
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Adds the unsupported fields, with the values that are no error."""
+        schema = handler(core)
+        described = handler.resolve_ref_schema(schema)
+        described["properties"] |= schema_of(cls.unsupported)
+        described.pop("additionalProperties", None)
+        return schema
 
 
 class OwnBody(Body):
@@ -65,8 +82,19 @@ def parse_body(cls: type[B], data: bytes) -> B:
     return body
 
 
+def checked_body(cls: type[B], fields: Mapping[str, Any]) -> B:
+    """The body with these fields, those that are None left out; raises ApiError (400) as `parse_body`."""
+    try:
+        body = cls.model_validate({name: value for name, value in fields.items() if value is not None})
+    except ValidationError as error:
+        raise _as_api_error(error) from None
+    refuse_unsupported(body.model_extra, cls.unsupported)
+    return body
+
+
 def _as_api_error(error: ValidationError) -> ApiError:
-    first = error.errors(include_url=False)[0]
+    # Of a union, each member that was tried has an error: the deepest is that of the member which was meant.
+    first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
     if first["type"] == "json_invalid":
         return bad_request(f"the body is not valid JSON: {first['ctx']['error']}")
     message = first["msg"].removeprefix("Value error, ")

@@ -18,6 +18,7 @@ from router.errors import bad_request
 from router.routing.plan import Objectives
 from router.text.answer.answer_format import AnswerFormat, schemas_of
 from router.text.literal_tokens import NotLoaded
+from router.text.message_ends import Mark
 from router.text.tokens import ChatPrompt, ModelTokens
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -95,15 +96,16 @@ class RequestBuilder:
         self._max_model_tokens = max_model_tokens
         self._draw_seed = draw_seed
 
-    def chat(self, body: ChatBody, id_prefix: str = "chatcmpl-") -> GenerationRequest:
-        """Builds a chat's generation request; raises ApiError (400) for what this model cannot do."""
+    def chat(self, body: ChatBody, id_prefix: str = "chatcmpl-", marks: Sequence[Mark] = ()) -> GenerationRequest:
+        """Builds a chat's generation request, with boundaries at the client's marks; raises ApiError (400) for what
+        this model cannot do."""
         if body.max_tokens == 0 or body.max_completion_tokens == 0:
             raise bad_request("max_tokens 0: a chat must have at least 1", "max_tokens")
         chat = self._rendered(body)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         # The ends of messages cost far more than this check: refuse a chat that no node can hold before that.
         self._max_tokens(len(chat.tokens), wanted, "messages")
-        prompt = Prompt(chat.tokens, "", chat.boundaries())
+        prompt = Prompt(chat.tokens, "", chat.boundaries(marks))
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = self._grammar(body)
         generation = self._build(body, [prompt], "messages", wanted, logprobs=logprobs, id_prefix=id_prefix)

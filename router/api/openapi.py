@@ -17,7 +17,8 @@ from router.api.response_schemas import ErrorBody
 
 DESCRIPTION = """Prefill and decode of hybrid LLMs on different nodes, behind OpenAI's API.
 
-Errors have OpenAI's shape. Fields that OpenAI does not have are Headrace's own, or those of other servers."""
+Errors have OpenAI's shape, or Anthropic's below /v1/messages. Fields that those do not have are Headrace's own, or of
+other servers."""
 REFERENCE = "#/components/schemas/{model}"
 
 CAUSES = {
@@ -56,11 +57,12 @@ def errors(
     statuses: Iterable[HTTPStatus],
     causes: Mapping[HTTPStatus, str] = CAUSES,
     retryable: Collection[HTTPStatus] = RETRYABLE,
+    body: type[BaseModel] = ErrorBody,
 ) -> Responses:
     """The `responses` of a route for these errors; those of `retryable` come with a Retry-After."""
     return {
         int(status): {
-            "model": ErrorBody,
+            "model": body,
             "description": causes[status],
             "headers": RETRY_AFTER if status in retryable else {},
         }
@@ -73,21 +75,26 @@ def json_body(body: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(body)}}}}
 
 
-def generation_route(body: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel]) -> dict[str, Any]:
+def generation_route(
+    body: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel], error: type[BaseModel] = ErrorBody
+) -> dict[str, Any]:
     """The description of a route that reads `body`, and answers whole or with `chunk`s as server-sent events."""
-    stream = {"text/event-stream": {"schema": {"anyOf": [_reference(chunk), _reference(ErrorBody)]}}}
+    stream = {"text/event-stream": {"schema": {"anyOf": [_reference(chunk), _reference(error)]}}}
     return {
-        "responses": {200: {"model": answer, "content": stream, "description": "The answer."}, **errors(CAUSES)},
+        "responses": {
+            200: {"model": answer, "content": stream, "description": "The answer."},
+            **errors(CAUSES, body=error),
+        },
         "openapi_extra": {**json_body(body), "parameters": [REQUEST_ID]},
     }
 
 
-def parsing_route(body: type[BaseModel], answer: type[BaseModel]) -> dict[str, Any]:
+def parsing_route(body: type[BaseModel], answer: type[BaseModel], error: type[BaseModel] = ErrorBody) -> dict[str, Any]:
     """The description of a route that reads `body` as the generating ones do, and runs nothing."""
     unknown = (HTTPStatus.CONFLICT,)
     statuses = [status for status in CAUSES if status not in unknown]
     return {
-        "responses": {200: {"model": answer, "description": "The answer."}, **errors(statuses)},
+        "responses": {200: {"model": answer, "description": "The answer."}, **errors(statuses, body=error)},
         "openapi_extra": json_body(body),
     }
 

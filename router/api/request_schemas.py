@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema, field_validator
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import Field, WithJsonSchema, field_validator
 
-from router.api.body_schemas import Body, OwnBody, Whole
+from router.api.body_schemas import Body, OpenBody, OwnBody, Whole
 from router.api.structured_output import FormFields
-from router.api.unsupported_fields import schema_of
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -80,19 +78,8 @@ class StreamOptions(Body):
     """Not supported: false."""
 
 
-class GenerationBody(FormFields):
+class GenerationBody(FormFields, OpenBody):
     """The fields that chat and completions share; null is the default, as if the field were absent."""
-
-    model_config = ConfigDict(extra="allow")  # kept until `parse_body` has looked for unsupported ones
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Adds the unsupported fields, with the values that are no error."""
-        schema = handler(core)
-        described = handler.resolve_ref_schema(schema)
-        described["properties"] |= schema_of(cls.unsupported)
-        described.pop("additionalProperties", None)
-        return schema
 
     model: str | None = None
     """The served model's name, as in /v1/models."""

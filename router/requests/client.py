@@ -65,6 +65,11 @@ class Client:
     priority: int = 0
     rate: TokenRate | None = None
 
+    @property
+    def owner(self) -> str:
+        """The name under which what the client leaves here is kept: its tenant's, else its own."""
+        return self.tenant or self.name
+
     def salt(self, given: bytes) -> bytes:
         """The salt of a request that names the salt `given`. Tenants contain no zero byte: none can name another's."""
         return self.tenant.encode() + b"\0" + given if self.tenant else given

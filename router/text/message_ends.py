@@ -1,9 +1,10 @@
-"""Ends of messages in a rendered chat, from a handful of renderings."""
+"""Ends of messages, and marked places inside them, in a rendered chat, from a handful of renderings."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -16,9 +17,26 @@ MAX_ENDS = 32
 Chats share early ends (system prompt, examples); the next turn, or another try at this one, continues at a late end.
 The nodes' checkpoint policy finds a branch point between them by itself.
 """
+QUESTION: Message = {"role": "user", "content": "?"}
+"""Some templates refuse a chat without one."""
 FEW_MESSAGES = 6  # each is rendered: marks would cost as much
 
 Render = Callable[[Sequence[Message]], str]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place that the client has marked: behind `content`, the beginning of the `count`-th message's content."""
+
+    count: int
+    content: str
+
+
+def marked_places(render: Render, messages: Sequence[Message], text: str, marks: Sequence[Mark]) -> Iterator[int]:
+    """Positions in `text`, the whole chat, up to which a chat that ends at each mark is rendered alike."""
+    for mark in marks:
+        cut = [*messages[: mark.count - 1], {**messages[mark.count - 1], "content": mark.content}]
+        yield _num_common(_render_or_nothing(render, cut) or _render_or_nothing(render, [*cut, QUESTION]), text)
 
 
 def message_ends(render: Render, messages: Sequence[Message], text: str) -> list[int]:
@@ -50,7 +68,7 @@ def message_ends(render: Render, messages: Sequence[Message], text: str) -> list
                 tails[kind] = prefix[content_end:]
         is_refused = is_refused or (count == 1 and not prefix)
     if messages[0].get("role") == "system" and is_refused:
-        probe = _render_or_nothing(render, [messages[0], {"role": "user", "content": "?"}])
+        probe = _render_or_nothing(render, [messages[0], QUESTION])
         ends.append(_num_common(probe, text))
     return sorted({*ends} - {0})
 

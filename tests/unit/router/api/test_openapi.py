@@ -5,12 +5,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
-from jsonschema import Draft202012Validator
 
 from router.text.tokens import ModelTokens
 from tests.support.patience import PATIENCE_S
+from tests.support.router.documented import Document
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 
@@ -39,40 +38,6 @@ DEPENDENT: dict[str, Any] = {
     "reasoning_effort": "medium",
 }
 """Values of fields whose bounds depend on the model, on other fields or on the router's configuration."""
-
-
-class Document:
-    """The router's OpenAPI document, as validators."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.document = document
-
-    def validator(self, schema: dict[str, Any]) -> Draft202012Validator:
-        Draft202012Validator.check_schema(schema)
-        return Draft202012Validator({**schema, "components": self.document["components"]})
-
-    def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
-        if "$ref" in schema:
-            return self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-        return schema
-
-    def body(self, path: str) -> dict[str, Any]:
-        return self.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-
-    def check(self, reply: httpx.Response, path: str | None = None) -> None:
-        """Raises ValidationError or KeyError for a reply that the document does not describe."""
-        operation = self.document["paths"][path or reply.request.url.path][reply.request.method.lower()]
-        response = operation["responses"][str(reply.status_code)]
-        assert all(name in reply.headers for name in response.get("headers", ()))
-        content = response["content"]
-        media_type = next(each for each in content if reply.headers["content-type"].startswith(each.partition(";")[0]))
-        if media_type == "application/json":
-            self.validator(content[media_type]["schema"]).validate(reply.json())
-        elif media_type == "text/event-stream":
-            *events, end, nothing = reply.text.split("\n\n")
-            assert (end, nothing) == ("data: [DONE]", "")
-            for event in events:
-                self.validator(content[media_type]["schema"]).validate(json.loads(event.removeprefix("data: ")))
 
 
 @pytest.fixture

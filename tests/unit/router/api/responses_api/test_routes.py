@@ -1,0 +1,91 @@
+"""The `openai` package's Responses API against a router over fake nodes, and what it does not show."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.wire.errors import NodeLost
+from router.text.tokens import ModelTokens
+from tests.support.router.fake_nodes import Fault, fake_cluster
+from tests.support.router.responses_contract import ResponsesContract
+from tests.unit.router.conftest import Running, StartRouter
+
+TEXT = "The code of June is 471. A channel carries the stream over stones."
+ASKED: dict[str, Any] = {"input": "hi", "max_output_tokens": 9}
+
+
+@pytest.fixture
+async def running(start_router: StartRouter, tokens: ModelTokens) -> Running:
+    cluster = fake_cluster([*tokens.encode(TEXT), 0], eos_id=0, resumed_tokens=1)
+    return await start_router(cluster, client_header="x-tenant", max_attempts=1)
+
+
+class TestOverFakeNodes(ResponsesContract):
+    @pytest.fixture
+    def router_url(self, running: Running) -> str:
+        return running.server.url
+
+
+async def test_another_tenants_response_is_as_if_it_were_not_there(running: Running):
+    http = running.http
+    mine = (await http.post("/v1/responses", json=ASKED, headers={"x-tenant": "a"})).json()
+    path, other = f"/v1/responses/{mine['id']}", {"x-tenant": "b"}
+    continuing = ASKED | {"previous_response_id": mine["id"]}
+    assert (await http.get(path, headers=other)).status_code == 404
+    assert (await http.delete(path, headers=other)).status_code == 404
+    refused = await http.post("/v1/responses", json=continuing, headers=other)
+    made_up = await http.post("/v1/responses", json=ASKED | {"previous_response_id": "resp_1"}, headers=other)
+    assert refused.json()["error"]["code"] == made_up.json()["error"]["code"] == "previous_response_not_found"
+    assert (await http.get(path, headers={"x-tenant": "a"})).json() == mine
+
+
+async def test_a_long_chat_is_continued_in_a_parsing_process(running: Running):
+    long = await running.http.post("/v1/responses", json=ASKED | {"input": "the code of June " * 400})
+    assert long.status_code == 200
+    second = await running.http.post("/v1/responses", json=ASKED | {"previous_response_id": long.json()["id"]})
+    assert second.json()["usage"]["input_tokens"] > long.json()["usage"]["input_tokens"] > 1000
+
+
+async def test_a_cut_response_is_incomplete_and_stored(running: Running):
+    cut = (await running.http.post("/v1/responses", json=ASKED | {"max_output_tokens": 2})).json()
+    assert (cut["status"], cut["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert cut["completed_at"] is None
+    assert (await running.http.get(f"/v1/responses/{cut['id']}")).json() == cut
+
+
+async def test_a_stream_that_breaks_ends_with_a_failed_response_that_is_not_stored(running: Running):
+    running.cluster.nodes["d0"].faults.append(Fault(NodeLost("d0", "gone"), after_tokens=3))
+    for _ in range(3):
+        running.cluster.nodes["d0"].faults.append(Fault(NodeLost("d0", "gone")))
+    reply = await running.http.post("/v1/responses", json=ASKED | {"stream": True})
+    *events, failed, end, nothing = reply.text.split("\n\n")
+    assert (end, nothing) == ("data: [DONE]", "")
+    assert len(events) > 4
+    assert failed.startswith("event: response.failed\n")
+    response = json.loads(failed.partition("data: ")[2])["response"]
+    assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+    assert (await running.http.get(f"/v1/responses/{response['id']}")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_image"),
+        ({"tools": [{"type": "web_search"}]}, "web_search"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"max_tool_calls": 2}, "max_tool_calls"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"text": {"verbosity": "low"}}, "verbosity"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_by_name(running: Running, change: dict[str, Any], message: str):
+    reply = await running.http.post("/v1/responses", json=ASKED | change)
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
