@@ -10,19 +10,25 @@ import grpc.aio
 from decode_node.config import DecodeConfig
 from decode_node.role import DecodeRole
 from headrace.engine.requests import BadRequest
+from headrace.tracing import Tracing
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import DecodeCommand, Start
+from headrace.wire.messages import DecodeCommand, LocalPrefill, Reservation, Start, Tokens, TransferReport
 from node_runtime.fetch import Fetches
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
-from node_runtime.service import errors_as_status, read, router_of, timeout_s
+from node_runtime.service import errors_as_status, read, router_of, timeout_s, trace_of
+from node_runtime.tracing import traced
+
+STAGES = {Reservation: "receive", LocalPrefill: "compute", TransferReport: "generate", Tokens: "generate"}
+"""Stages in traces, by the reply with which they begin."""
 
 
 class DecodeService(rpc.DecodeServicer):
-    def __init__(self, role: DecodeRole, calls: RouterCalls) -> None:
+    def __init__(self, role: DecodeRole, calls: RouterCalls, tracing: Tracing) -> None:
         self._role = role
+        self._tracing = tracing
         self._calls = calls
 
     async def Run(
@@ -35,7 +41,9 @@ class DecodeService(rpc.DecodeServicer):
             start = await anext(commands, None)
             if not isinstance(start, Start):
                 raise BadRequest("the first command must be start")
-            async with aclosing(self._role.run(start, commands, timeout_s(context))) as replies:
+            run = self._role.run(start, commands, timeout_s(context))
+            spans = traced(self._tracing, "decode call", trace_of(context), run, "admission", STAGES)
+            async with aclosing(spans) as replies:
                 async for reply in replies:
                     yield codecs.encode_one_of(reply, pb.DecodeEvent())
 
@@ -48,5 +56,5 @@ async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[
 def serve_decode(config: DecodeConfig, runtime: NodeRuntime, fetches: Fetches, server: grpc.aio.Server) -> DecodeRole:
     """Adds the service to a node's gRPC server; returns the role."""
     role = DecodeRole(runtime, config, fetches)
-    rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls), server)
+    rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls, runtime.tracing), server)
     return role

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from headrace.cache.layout import DTYPE_BYTES
 from headrace.config import addresses, at_least, not_empty, one_of, ports, positive, refuse
 from headrace.engine.config import EngineConfig
+from headrace.tracing import TracingConfig
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from transfer.ucx import UcxConfig
@@ -66,6 +67,7 @@ class RuntimeConfig:
     engine               the engine's own settings
     ucx                  the transport's own settings
     tls                  this node's certificate on the control plane; if left out, plain text, open to all
+    tracing              where spans of routers' calls go; if left out, none are made
     """
 
     name: str
@@ -84,6 +86,7 @@ class RuntimeConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     ucx: UcxConfig = field(default_factory=UcxConfig)
     tls: TlsConfig | None = None
+    tracing: TracingConfig | None = None
 
     def __post_init__(self) -> None:
         refuse(self._faults())

@@ -14,6 +14,7 @@ from headrace.engine.build import BuiltEngine
 from headrace.engine.engine import Engine
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import CacheMemory
+from headrace.tracing import NoTracing, Tracing
 from headrace.wire.tls import Identity
 from node_runtime.config import RuntimeConfig
 from node_runtime.packing import Packing, packing_of
@@ -35,6 +36,7 @@ class NodeRuntime:
     watchers  called when the status has news that routers should get before the next heartbeat is due
     calls     calls in progress, by router
     tasks     clean-up work in progress
+    tracing   makes spans of routers' calls, or none
     """
 
     config: RuntimeConfig
@@ -47,6 +49,7 @@ class NodeRuntime:
     watchers: list[Callable[[], None]] = field(default_factory=list)
     calls: RouterCalls = field(default_factory=RouterCalls)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tracing: Tracing = field(default_factory=NoTracing)
 
     @property
     def engine(self) -> Engine:

@@ -17,6 +17,7 @@ from headrace.engine.build import build_engine
 from headrace.engine.host_memory import keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device
+from headrace.tracing import open_tracing
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.client import GrpcFetchClient
 from headrace.wire.messages import FetchReply, FetchRequest, FetchSource, NodeInfo, NodeStatus, Role
@@ -40,6 +41,7 @@ from transfer.ucx import open_transport
 
 log = logging.getLogger(__name__)
 
+SERVICE = "headrace-node"  # in traces
 STATUS_TIMEOUT_S = 0.25  # a heartbeat goes out even while a long step keeps the engine busy
 STOP_TIMEOUT_S = 60.0  # for the engine's step in progress
 WARM_UP_TIMEOUT_S = 60.0  # for a staging buffer that nobody else can hold yet
@@ -86,6 +88,7 @@ class NodeServer:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         identity = load_identity(self.config.tls, self.config.host)
+        self._tracing = open_tracing(self.config.tracing, SERVICE, self.config.name)
         built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)
         if self.config.message_bytes < built.layout.block_bytes:
             raise ConfigError(
@@ -105,7 +108,9 @@ class NodeServer:
             self._link_monitor = LinkMonitor(self.config.name, transport, outgoing.memory, self._device)
             undo.push_async_callback(self._link_monitor.close)
             self._cache_feed = CacheFeed(self._engine, built.journal, built.engine.cache, self._incarnation)
-            self.runtime = NodeRuntime(self.config, built, self._engine, transport, outgoing, incoming, identity)
+            self.runtime = NodeRuntime(
+                self.config, built, self._engine, transport, outgoing, incoming, identity, tracing=self._tracing
+            )
             self._fetches = Fetches(self.runtime, self.config.fetch_from_decode, self._connect)
             self._fetch_server = FetchServer(self.runtime)
             await self.runtime.packing.warm_up(outgoing, clock() + WARM_UP_TIMEOUT_S)
@@ -207,6 +212,7 @@ class NodeServer:
                 await self._engine.stop(STOP_TIMEOUT_S)
             self._watchdog.stop()
         finally:
+            await asyncio.to_thread(self._tracing.close)
             self._closed.set()
 
     async def wait_closed(self) -> None:

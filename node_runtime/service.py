@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from headrace.engine.failures import OutOfMemory, StepFailed
 from headrace.engine.loop import EngineLost
 from headrace.engine.requests import BadRequest
+from headrace.tracing import TraceContext, context_of
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
 from headrace.wire.client import ROUTER_METADATA
@@ -90,6 +91,11 @@ def router_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """The name of the router that makes the call; empty for another caller."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(ROUTER_METADATA, ""))
+
+
+def trace_of(context: grpc.aio.ServicerContext[Any, Any]) -> TraceContext:
+    """The trace context in which a router makes the call; empty: none."""
+    return context_of({key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)})
 
 
 class Node(Protocol):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from headrace.config import at_least, checkpoint_folders, one_of, ports, positive, refuse
+from headrace.tracing import TracingConfig
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.tls_config import TlsConfig
 from router.api.responses_api.limits import StoredLimits
@@ -90,6 +91,8 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                         the network pause for longer
     shutdown_grace_s    how long requests in flight may continue after a stop
     tls                 this router's certificate on the control plane; if left out, plain text, open to all
+    tracing             where spans of requests go; if left out, none are made, and a client's trace context is only
+                        passed on to the nodes
     """
 
     model_path: Path
@@ -125,6 +128,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     control_silence_s: float = CONTROL_SILENCE_S
     shutdown_grace_s: float = 10.0
     tls: TlsConfig | None = None
+    tracing: TracingConfig | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_path", Path(self.model_path))

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from headrace.tracing import Tracing, open_tracing
 from headrace.wire.client import GrpcNodeClient, NodeClient
 from headrace.wire.messages import NodeInfo
 from headrace.wire.server import ListenError
@@ -45,6 +46,8 @@ from router.text.tokens import ModelTokens
 
 log = logging.getLogger(__name__)
 
+SERVICE = "headrace-router"  # in traces
+
 START_ERRORS = (RouterError, ListenError, TlsError)
 """Errors of a router's start that its user can mend, beside ConfigError."""
 
@@ -54,6 +57,7 @@ class RouterServer:
 
     connect_to   opens the client to a registered node; None: over gRPC
     policy       chooses a plan for each request; None: the config's
+    tracing      makes spans of requests; None: the config's
 
     Raises TlsError, ModelFolderError, ConfigError (a file of API keys that cannot be used).
     """
@@ -64,6 +68,7 @@ class RouterServer:
         *,
         connect_to: Callable[[NodeInfo], NodeClient] | None = None,
         policy: Policy | None = None,
+        tracing: Tracing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -110,7 +115,10 @@ class RouterServer:
         self.nodes.watch(lambda: snapshots.keep([node.info.name for node in self.nodes.all()]))
         self.nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status, clock()))
         policy = policy or POLICIES[config.policy]
-        context = RouterContext(config, self.nodes, table, policy, ledger, snapshots, metrics, index, clock)
+        self._tracing = tracing or open_tracing(config.tracing, SERVICE, self.name)
+        context = RouterContext(
+            config, self.nodes, table, policy, ledger, snapshots, metrics, index, clock, tracing=self._tracing
+        )
         self.context = context
         service = CompletionService(tokens, context, admission)
         name = config.served_model_name
@@ -178,6 +186,7 @@ class RouterServer:
         await self._drains.close()
         await self._subscriptions.close()
         await self.nodes.close()
+        await asyncio.to_thread(self._tracing.close)
         self._closed.set()
 
     async def wait_closed(self) -> None:

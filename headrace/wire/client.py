@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from headrace.tracing import current
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate, decode_cache_update
@@ -138,7 +139,8 @@ class FetchClient(Protocol):
 
 
 class GrpcNodeClient:
-    """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors.
+    """A `NodeClient` over one gRPC channel to `address` (host:port); `name` appears in its errors. Its calls carry the
+    trace context in which they are made.
 
     router     the name under which the node counts the calls; empty: it counts them nowhere
     silence_s  how long the node may leave a ping unanswered
@@ -163,12 +165,13 @@ class GrpcNodeClient:
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
         """Starts a prefill call."""
         message = codecs.encode(request, pb.PrefillRequest())
-        call = self._prefill.Run(message, timeout=timeout_s, metadata=self._metadata)
+        call = self._prefill.Run(message, timeout=timeout_s, metadata=(*self._metadata, *current.get()))
         return _GrpcStream(self._name, call, codecs.decode_one_of)
 
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
         """Opens a decode call; entering it sends `start`."""
-        return _GrpcDecodeCall(self._name, self._decode.Run(None, timeout=timeout_s, metadata=self._metadata), start)
+        call = self._decode.Run(None, timeout=timeout_s, metadata=(*self._metadata, *current.get()))
+        return _GrpcDecodeCall(self._name, call, start)
 
     def cache_updates(self) -> StreamCall[CacheUpdate]:
         """Subscribes to the node's cache: a snapshot, then its changes, without end."""

@@ -13,6 +13,8 @@ from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from headrace.tracing import context_of
+from headrace.tracing import current as current_trace
 from router.api.answer_writer import ANSWER_END, WriterOf
 from router.api.bodies import Bodies
 from router.api.clients import client_of, owned
@@ -75,6 +77,7 @@ class Answering:
 
     async def generate(self, request: Request, generation: GenerationRequest, writer_of: WriterOf) -> Response:
         """The answer to a generation request, whole or as a stream; raises as `generation_body`."""
+        current_trace.set(context_of(request.headers))
         client = client_of(request)
         generation = identified(owned(generation, client), request_id_of(request.scope))
         generation = replace(generation, session=session_of(request.headers, generation.session, client))

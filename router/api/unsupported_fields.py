@@ -60,7 +60,7 @@ _SHARED: dict[str, Unsupported] = {
 HARMLESS: dict[str, str] = {
     **dict.fromkeys(("user", "metadata", "safety_identifier"), "names the asker"),
     **dict.fromkeys(("store", "service_tier"), "chooses what this server has one of"),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"), "every prefix is cached"),
+    **dict.fromkeys(("prompt_cache_retention", "prompt_cache_options"), "every prefix is cached"),
     "parallel_tool_calls": "calls are the model's text",
     "prediction": "would make an answer faster, not another one",
     "priority": "vLLM's; headrace.priority is this server's",

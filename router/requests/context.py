@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
+from headrace.tracing import NoTracing, Tracing
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeTable
 from router.config import RouterConfig
@@ -42,6 +43,7 @@ class RouterContext:
     answers: AnswerLengths = field(default_factory=AnswerLengths)
     numbers: Iterator[int] = field(default_factory=count)
     sessions: Sessions = field(default_factory=Sessions)
+    tracing: Tracing = field(default_factory=NoTracing)
 
     def prompt_wait_s(self, num_tokens: int) -> float:
         """Seconds by which the prompts that the nodes have delay one of so many tokens, where it waits least."""

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import assert_never
 
 from headrace.request import PromptLogprobs, Request
+from headrace.tracing import current
 from headrace.wire import messages as m
 from headrace.wire.client import DecodeCall
 from headrace.wire.errors import NodeError, NodeLost
@@ -27,6 +28,7 @@ from router.requests.node_search import NodeSearch, Placement
 from router.requests.outputs import Ended, OutputSink
 from router.requests.shapes import client_number, shape_of
 from router.requests.siblings import Siblings
+from router.requests.stages import outcome_of
 from router.requests.states import Completed, Moving, RequestPhase
 from router.routing.plan import NO_OBJECTIVES, Objectives
 
@@ -67,6 +69,8 @@ class RequestDriver:
         self._admitted_s = context.clock()
         self.life = RequestLifecycle(request, max_attempts=context.config.max_attempts, now_s=context.clock())
         self._move: Move | None = None
+        arrived_s = self.life.entered_s[RequestPhase.QUEUED]
+        self._trace = context.tracing.begin("request", current.get(), arrived_s)
         context.table.add(self.life, self)
 
     async def __aenter__(self) -> RequestDriver:
@@ -92,6 +96,8 @@ class RequestDriver:
         self._settle_move()
         self._context.table.close(self.life)
         self._context.metrics.request_ended(self.life)
+        if self._trace.is_recorded:
+            self._trace.end(outcome_of(self.life, self._context.config.served_model_name))
 
     def give_place_back(self) -> None:
         """Lets the next request run: the client has taken the whole answer. More than once does no harm."""
@@ -107,6 +113,7 @@ class RequestDriver:
 
     async def _drive(self) -> None:
         timeout_s = self._context.config.request_timeout_s
+        current.set(self._trace.context)  # of this task, and of those that it starts: calls of nodes carry it
         try:
             async with asyncio.timeout(timeout_s):
                 await self._permit.wait()

@@ -27,6 +27,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "NodeConfig": NODE,
     "ApiKey": {"hash": "0" * 64},
     "TlsConfig": {"ca": "a", "cert": "c", "key": "k"},
+    "TracingConfig": {"endpoint": "http://127.0.0.1:4318"},
     "EngineConfig": {"device": "cuda"},  # a CPU has one state_dtype only
 }
 
@@ -87,6 +88,10 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "access": (["generate", "view", "operate"], []),
         "priority": ([-(2**31), 0, 2**31 - 1], [2**31]),
         "tokens_per_minute": COUNT,
+    },
+    "TracingConfig": {
+        "endpoint": (["http://127.0.0.1:4318", "https://traces.example"], ["", "127.0.0.1:4318"]),
+        "sample": ([0, 0.01, 1], [-0.1, 1.1]),
     },
     "Objectives": {"first_token_s": SECONDS, "token_gap_s": SECONDS},
     "ParseLimits": {
