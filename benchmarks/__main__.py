@@ -16,6 +16,8 @@ BENCHMARKS = {
     "host-overhead": ("engine.host_overhead", "host work for a cached prompt, stage by stage"),
     "gpu-engine": ("engine.gpu", "prefill and decode on a GPU beside vLLM and the chip's floor"),
     "gpu-steps": ("engine.steps", "decode steps through the whole engine on a GPU"),
+    "structured-output": ("engine.structured_output", "which JSON schemas are held, and what a mask costs"),
+    "structured-decode": ("engine.structured_output:decode", "decode steps with grammars beside those without"),
     "step-costs": ("engine.step_costs", "how well an engine's own step costs predict its steps"),
     "step-profile": ("engine.step_profile", "steps of a busy engine that take longer than their contents cost"),
     "cpu-cluster": ("cluster.cpu", "router and two nodes against the engine alone"),

@@ -57,6 +57,7 @@ class Batch:
             for request, times in zip(requests, self.arrivals, strict=True)
         ]
         for sequence in self.sequences:
+            engine.compile_grammar(sequence)
             engine.submit(sequence)
 
     @property

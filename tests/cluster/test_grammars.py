@@ -101,6 +101,10 @@ async def streamed_text(client: httpx.AsyncClient, body: dict[str, Any], begun: 
     return text
 
 
+def decoding(cluster: Cluster) -> list[str]:
+    return [name for name, node in cluster.nodes().items() if name[0] == "d" and node["running"]]
+
+
 @pytest.mark.slow
 async def test_a_decode_node_killed_in_the_middle_of_an_answer_costs_nothing_of_its_form(
     tiny_checkpoint, tmp_path: Path, pytestconfig: pytest.Config
@@ -110,10 +114,12 @@ async def test_a_decode_node_killed_in_the_middle_of_an_answer_costs_nothing_of_
         async with httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client:
             for seed in range(pytestconfig.getoption("--grammar-rounds")):
                 expected = content(await asked(client, question(LONG, seed)), LONG)
+                await asyncio.to_thread(cluster.idle_nodes, ["d0", "d1", "p0"])  # as their next heartbeats say
                 begun = asyncio.Event()
                 asking = asyncio.create_task(streamed_text(client, question(LONG, seed), begun, 20 + 7 * seed % 150))
                 await begun.wait()
-                (serving,) = [name for name, node in cluster.nodes().items() if name[0] == "d" and node["running"]]
+                await asyncio.to_thread(wait_until, lambda: decoding(cluster), "a heartbeat says who decodes")
+                (serving,) = decoding(cluster)
                 cluster.processes[serving].kill()
                 assert await asking == expected
                 cluster.processes.pop(serving).wait()
