@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from headrace.config import ConfigError
 from headrace.engine.build import build_engine
-from headrace.engine.host_memory import keep_freed_memory
+from headrace.engine.host_memory import keep_few_programs, keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device
 from headrace.tracing import open_tracing
@@ -85,6 +85,7 @@ class NodeServer:
         """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
         if self._device == "cpu":
             keep_freed_memory()
+            keep_few_programs()
         clock = asyncio.get_running_loop().time
         began_s = clock()
         identity = load_identity(self.config.tls, self.config.host)

@@ -43,3 +43,32 @@ def page_faults(setting: str) -> int:
 def test_a_temporary_takes_the_memory_that_an_earlier_one_freed() -> None:
     assert page_faults("") > PAGES - FEW, "this allocator keeps what is freed anyway: the test shows nothing"
     assert page_faults(KEEPING) < FEW
+
+
+SIZES = """
+import psutil, torch
+from headrace.engine.host_memory import NUM_PROGRAMS, keep_few_programs
+from headrace.kernels.dense.linear import LinearWeight
+torch.set_num_threads(1)
+{setting}
+weight = LinearWeight(torch.ones(128, 128))
+
+def multiply(sizes):
+    for rows in sizes:
+        weight(torch.ones(rows, 128))
+    return psutil.Process().memory_info().rss >> 20
+
+before = multiply(range(1, NUM_PROGRAMS))
+print(multiply(range(NUM_PROGRAMS, 4 * NUM_PROGRAMS)) - before)
+"""
+
+
+def growth_mib(setting: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", SIZES.format(setting=setting)], cwd=ROOT, capture_output=True, timeout=60, check=True
+    )
+    return int(done.stdout)
+
+
+def test_products_of_ever_other_sizes_take_no_more_memory() -> None:
+    assert 4 * growth_mib("keep_few_programs()") < growth_mib("")  # 36 and 254 MiB
