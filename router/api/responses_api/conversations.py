@@ -24,9 +24,14 @@ from router.api.responses_api.response_bodies import (
     ResponsesBody,
     TextContent,
 )
+from router.errors import bad_request
 from router.parsing.body_parser import ServedModel
 
 SEPARATOR = "\n"  # between texts of one message
+MAX_ECHO_BYTES = 1 << 20
+"""The request's own fields in each of a response's three resources, held while the request waits and runs."""
+MAX_STORED_ITEMS_BYTES = 8 << 20
+UNREAD = {"id", "status", "encrypted_content"}  # of an input item
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
@@ -35,7 +40,7 @@ class ResponseRequest:
     """One body of /v1/responses, read.
 
     resource   the fields of the response that the body decides, as JSON without braces
-    items      JSON of the items of the body's input
+    items      JSON of the items of the body's input, if the response is to be stored
     """
 
     generation: GenerationRequest
@@ -57,7 +62,7 @@ def read_response(data: bytes, model: ServedModel) -> ResponseRequest | Previous
     model.check_name(body.model)
     if body.previous_response_id is not None:
         return PreviousWanted(body.previous_response_id)
-    return _request(body, model, ())
+    return _request(body, model, b"[]")
 
 
 def continued(previous: Sequence[bytes], data: bytes) -> bytes:
@@ -68,22 +73,33 @@ def continued(previous: Sequence[bytes], data: bytes) -> bytes:
 def read_continued(data: bytes, model: ServedModel) -> ResponseRequest:
     """The request of a body with a previous response; raises ApiError for a body that cannot be served."""
     previous, _, own = data.partition(b"\n")
-    return _request(parse_body(ResponsesBody, own), model, ITEMS.validate_json(previous))
+    return _request(parse_body(ResponsesBody, own), model, previous)
 
 
-def _request(body: ResponsesBody, model: ServedModel, before: Sequence[InputItem]) -> ResponseRequest:
+def _request(body: ResponsesBody, model: ServedModel, previous: bytes) -> ResponseRequest:
     given = [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    generation = model.builder.chat(_chat_body(body, [*before, *given]), id_prefix="resp_")
-    return ResponseRequest(
-        generation=generation,
-        resource=json.dumps(_resource(body, generation))[1:-1],
-        items=tuple(map(_dumped, given)),
-        store=body.store is not False,
-    )
+    chat = _chat_body(body, [*ITEMS.validate_json(previous), *given])
+    generation = model.builder.chat(chat, id_prefix="resp_")
+    store = body.store is not False
+    items = tuple(map(_dumped, given)) if store else ()
+    if (size := len(previous) + sum(map(len, items))) > MAX_STORED_ITEMS_BYTES:
+        raise bad_request(
+            f"input of {size} bytes, with that of previous responses: at most {MAX_STORED_ITEMS_BYTES} are stored; "
+            "send store: false and all items in input",
+            "input",
+        )
+    resource = json.dumps(_resource(body, generation))[1:-1]
+    if len(resource) > MAX_ECHO_BYTES:
+        raise bad_request(
+            f"instructions, tools, text and metadata of {len(resource)} bytes: at most {MAX_ECHO_BYTES}, for they are "
+            "part of the response; shorten them",
+            "instructions",
+        )
+    return ResponseRequest(generation, resource, items, store)
 
 
 def _dumped(item: InputItem) -> bytes:
-    return item.model_dump_json(exclude_none=True).encode()
+    return item.model_dump_json(exclude_none=True, exclude=UNREAD).encode()
 
 
 def _chat_body(body: ResponsesBody, items: Sequence[InputItem]) -> ChatBody:

@@ -14,6 +14,7 @@ from router.api.responses_api.conversations import (
     read_continued,
     read_response,
 )
+from router.errors import ApiError
 from router.parsing.body_parser import ServedModel
 from router.text.tokens import ModelTokens
 
@@ -77,3 +78,35 @@ def test_a_continued_body_has_the_prompt_of_all_items(tokens: ModelTokens):
 def test_items_of_other_kinds_are_not_read(kind: str):
     with pytest.raises(ValueError, match=kind):
         messages({"type": kind, "id": "x"})
+
+
+def test_only_what_the_model_may_read_is_stored_and_nothing_unless_asked(tokens: ModelTokens):
+    model = ServedModel("little", tokens, 2048)
+    reasoning = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "encrypted_content": "x" * 1000,
+        "status": "completed",
+    }
+    body: dict[str, Any] = {"input": [reasoning, {"role": "user", "content": "a"}]}
+    stored = read_response(json.dumps(body).encode(), model)
+    assert isinstance(stored, ResponseRequest)
+    assert json.loads(stored.items[0]) == {"type": "reasoning", "summary": []}
+    unstored = read_response(json.dumps(body | {"store": False}).encode(), model)
+    assert isinstance(unstored, ResponseRequest) and unstored.items == ()
+
+
+def test_what_a_waiting_request_holds_is_bounded(tokens: ModelTokens):
+    """The template of this model leaves reasoning and tools out: the length of the prompt bounds neither."""
+    model = ServedModel("little", tokens, 2048)
+    text = {"type": "reasoning_text", "text": "x" * 1_000_000}
+    items = [*({"type": "reasoning", "content": [text]} for _ in range(9)), {"role": "user", "content": "a"}]
+    with pytest.raises(ApiError, match=r"at most 8388608 are stored; send store: false"):
+        read_response(json.dumps({"input": items}).encode(), model)
+    before = [json.dumps(item).encode() for item in items]
+    with pytest.raises(ApiError, match=r"at most 8388608 are stored"):
+        read_continued(continued(before, b'{"input": "a", "previous_response_id": "resp_1"}'), model)
+    assert isinstance(read_response(json.dumps({"input": items, "store": False}).encode(), model), ResponseRequest)
+    with pytest.raises(ApiError, match=r"metadata of 1[0-9]+ bytes: at most 1048576"):
+        read_response(json.dumps({"input": "a", "metadata": {"a": "x" * 1_100_000}}).encode(), model)
