@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TIMED_STEPS = "timed_steps"
+"""The counter in a node's status with the number of steps to which its costs are fitted."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepShape:

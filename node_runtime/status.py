@@ -7,6 +7,7 @@ from dataclasses import asdict
 from headrace.cache.pools import PoolCounts
 from headrace.cache.stats import CacheCounters
 from headrace.engine.build import BuiltEngine
+from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.messages import NodeStatus, PoolStatus
 from transfer.protocol.authentication import RefusalCause
@@ -41,6 +42,7 @@ def node_status(built: BuiltEngine) -> NodeStatus:
         counters={
             **cache_counters(stats.totals),
             "computed_tokens": engine.computed_tokens,
+            TIMED_STEPS: engine.cost_fit.num_steps,
             "sampled_tokens": engine.sampled_tokens,
             CACHE_CHANGES: built.journal.sequence,
             "preemptions": engine.preemptions,

@@ -20,6 +20,7 @@ import typer
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.layout import CacheLayout
 from headrace.cache.types import PrefixKey
+from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CacheSnapshotPart
 from headrace.wire.messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex
@@ -70,7 +71,7 @@ class Cluster:
         for name, role in self.roles.items():
             info = NodeInfo(name, role, 1, f"{name}:1", f"{name}:2", LAYOUT, 131072, 65536, 512, 1, "cuda", 1 << 20, 2)
             links = tuple(LinkStatus(peer, ("cuda_ipc",), 1e-4, 3e10) for peer in names if peer != name)
-            status = NodeStatus(20, 2, pool, pool, {"computed_tokens": 1.0}, links=links)
+            status = NodeStatus(20, 2, pool, pool, {TIMED_STEPS: 99.0}, links=links)
             self.snapshots.heartbeat(info, status, 0.0)
             depth = rng.choice((0, rng.randint(0, len(keys)), len(keys)))
             if len(self.index) >= HOLDERS:  # the others have seen the system prompt at most

@@ -42,7 +42,7 @@ def prior_costs(attention_parity_position: float) -> StepCosts:
 
 
 class CostFit:
-    """Fits `costs` to observed steps.
+    """Fits `costs` to the `num_steps` steps observed so far.
 
     A step that took far longer than predicted, for a first launch or a host that was suspended, pulls no more than one
     that took twice as long: it weighs little because its own time is the measure of its residual.
@@ -55,7 +55,7 @@ class CostFit:
         self._prefills = _Moments((*_PREFILL, _SECONDS))
         self._mixed = _Moments((*_DECODE, *_PREFILL, _SECONDS))
         self._factors = [1.0] * _SECONDS  # of the prior's costs, beside the scale
-        self._num_steps = 0
+        self.num_steps = 0
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Records a step that took `seconds`; one without contents or time says nothing."""
@@ -69,8 +69,8 @@ class CostFit:
             return
         kind = self._mixed if len(parts) > 3 else self._decodes if shape.num_decoding else self._prefills
         has_changed = kind.add((*parts, seconds), self.costs.seconds(shape))
-        self._num_steps += 1
-        if has_changed or self._num_steps < REFIT_STEPS or self._num_steps % REFIT_STEPS == 0:
+        self.num_steps += 1
+        if has_changed or self.num_steps < REFIT_STEPS or self.num_steps % REFIT_STEPS == 0:
             self.costs = self._fitted()
 
     def _fitted(self) -> StepCosts:

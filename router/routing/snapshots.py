@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.cache.types import PrefixKey
-from headrace.step_costs import StepCosts
+from headrace.step_costs import TIMED_STEPS, StepCosts
 from headrace.wire.messages import NodeInfo, NodeStatus, Role, transfer_refusal
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
@@ -18,6 +18,10 @@ from router.routing.candidates import NO_HIT, NO_LINKS, Candidate, LinkCosts
 from router.routing.coming_hits import with_coming
 from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
+
+KNOWN_AFTER_STEPS = 32
+"""A node that has timed fewer steps is taken to cost what others do: the fits to the first few vary by more than nodes
+of one kind do."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Snapshots:
         facts.links = known.links if is_same_link else self._links_of(facts)
         self._reported.add(info.name)
         has_usual = self._board is not None and self._board.usual_costs
-        if facts.measured.failed != known.measured.failed or facts.has_measured != known.has_measured or has_usual:
+        if facts.measured.failed != known.measured.failed or facts.standing != known.standing or has_usual:
             self._board = None
 
     def keep(self, names: Collection[str]) -> None:
@@ -141,7 +145,7 @@ class Snapshots:
         left_alone = {
             facts.device for facts in live if facts.device not in served and _is_out_of_reach(facts.device, served)
         }
-        usual = {} if all(facts.has_measured for facts in live) else _usual_costs(live)
+        usual = {} if all(facts.is_known for facts in live) else _usual_costs(live)
         place_of_id = {facts.id: place for place, facts in enumerate(live)}
         place_of = {name: place for place, name in enumerate(names)}
         board = _Board(dict(roles), self.roles_are_fixed, place_of, place_of_id, left_alone, usual, [])
@@ -155,7 +159,7 @@ class Snapshots:
         return Candidate(
             name=name,
             role=role,
-            costs=facts.costs if facts.has_measured else board.usual_costs.get(facts.device, facts.costs),
+            costs=facts.costs if facts.is_known else board.usual_costs.get(facts.device, facts.costs),
             chunk_tokens=facts.chunk_tokens,
             block_size=layout.block_size,
             bytes_per_token=layout.block_bytes // layout.block_size,
@@ -210,13 +214,16 @@ class Snapshots:
 
 
 def _usual_costs(nodes: Sequence[_Facts]) -> Mapping[str, StepCosts]:
-    """The costs of the middle one of the nodes that have computed prompts, by device. They stand for those of a node
-    that has not yet: by its defaults it would seem to be sixty times as fast as a tiny model's CPU."""
-    measured: dict[str, list[StepCosts]] = {}
-    for facts in nodes:
-        if facts.has_measured:
-            measured.setdefault(facts.device, []).append(facts.costs)
-    return {device: sorted(costs, key=lambda each: each.token_s)[len(costs) // 2] for device, costs in measured.items()}
+    """The costs of the middle one of the nodes that are known, by device; of those that have timed any step where none
+    is known. They stand for those of a node that is not: by its defaults it would seem to be sixty times as fast as a
+    tiny model's CPU, and one that seems slow after a first step, for which the host was busy, would get no second."""
+    usual: dict[str, StepCosts] = {}
+    for device in {facts.device for facts in nodes}:
+        timed = [facts for facts in nodes if facts.device == device and facts.timed_steps]
+        costs = [facts.costs for facts in timed if facts.is_known] or [facts.costs for facts in timed]
+        if costs:
+            usual[device] = sorted(costs, key=lambda each: each.token_s)[(len(costs) - 1) // 2]
+    return usual
 
 
 def _is_out_of_reach(device: str, kinds: Collection[str]) -> bool:
@@ -229,7 +236,7 @@ class _Board:
 
     place_of      a node's place among them, by its name; in order
     left_alone    devices that no node which computes prompts can send to
-    usual_costs   by device, for nodes that have measured none
+    usual_costs   by device, for nodes that are not known by costs of their own
     """
 
     roles: Mapping[str, Role]
@@ -256,4 +263,6 @@ class _Facts:
         self.layout = info.layout
         self.chunk_tokens = info.max_step_tokens
         self.costs = status.costs
-        self.has_measured = status.counters.get("computed_tokens", 0) > 0
+        self.timed_steps = status.counters.get(TIMED_STEPS, 0)
+        self.is_known = self.timed_steps >= KNOWN_AFTER_STEPS
+        self.standing = (self.timed_steps > 0, self.is_known)

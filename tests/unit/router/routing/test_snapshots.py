@@ -1,8 +1,9 @@
 """Snapshots of nodes as candidates: what they hold, what they may do, and whom they reach."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import islice
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
-from headrace.step_costs import StepCosts
+from headrace.step_costs import TIMED_STEPS, StepCosts
 from headrace.wire.cache_updates import CacheSnapshotPart
 from headrace.wire.messages import LinkStatus, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex
@@ -18,11 +19,13 @@ from router.routing.candidates import Candidate, LinkCosts
 from router.routing.ledger import Ledger
 from router.routing.node_book import REFRESH_S
 from router.routing.plan import Plan, RoutedRequest
+from router.routing.policies.predicted import Predicted
 from router.routing.snapshots import Pins, Snapshots
 from tests.support.router.candidates import candidate, linked
 from tests.support.router.fake_nodes import LAYOUT, node_info, node_status
 
 ROLES = {"d0": Role.DECODE, "d1": Role.DECODE, "p0": Role.PREFILL, "p1": Role.PREFILL}
+KNOWN = {TIMED_STEPS: 99.0}
 KEYS = {16: prefix_keys(range(64), 16)}
 
 
@@ -60,9 +63,7 @@ def test_hits_load_and_sizes_are_those_of_each_node() -> None:
     cluster = Cluster()
     cluster.index.add(("d1", 1), 16).apply(CacheSnapshotPart(1, 1, tuple(KEYS[16][:3]), (KEYS[16][1],), True))
     busy = NodeStatus(3, 2, PoolStatus(64, 10, 20, 34, 9), PoolStatus(8, 1, 2, 5, 3), waiting_tokens=700)
-    cluster.report(
-        "d1", replace(busy, num_decoding=2, costs=StepCosts(token_s=0.001), counters={"computed_tokens": 9.0})
-    )
+    cluster.report("d1", replace(busy, num_decoding=2, costs=StepCosts(token_s=0.001), counters=KNOWN))
     found = cluster.take()
     assert list(found) == ["d0", "d1", "p0", "p1"]
     assert (found["d0"].hit, found["d1"].hit) == (PrefixHit(0, 0, 0), PrefixHit(48, 32, 32))
@@ -124,10 +125,13 @@ def test_only_nodes_that_may_be_given_work_are_candidates() -> None:
     assert list(cluster.take()) == ["d0", "p0"]
 
 
-def test_a_node_that_has_computed_no_prompt_yet_is_taken_to_be_like_the_others() -> None:
+def test_a_node_that_has_timed_few_steps_is_taken_to_be_like_the_others() -> None:
     cluster = Cluster()
-    measured = replace(node_status(), costs=StepCosts(token_s=0.001), counters={"computed_tokens": 9.0})
     assert {each.costs for each in cluster.take().values()} == {StepCosts()}
+    first = replace(node_status(), costs=StepCosts(token_s=0.03), counters={TIMED_STEPS: 1.0})
+    cluster.report("p0", first)
+    assert {each.costs for each in cluster.take().values()} == {first.costs}
+    measured = replace(node_status(), costs=StepCosts(token_s=0.001), counters=KNOWN)
     cluster.report("d0", measured)
     assert {each.costs for each in cluster.take().values()} == {measured.costs}
     own = replace(measured, costs=StepCosts(token_s=0.002))
@@ -147,7 +151,7 @@ def _events(dice: random.Random) -> Iterator[Callable[[Cluster, float], None]]:
             links=links,
             waiting_tokens=dice.choice((0, 0, 500)),
             costs=StepCosts(token_s=dice.choice((0.001, 0.002))),
-            counters={"computed_tokens": dice.choice((0.0, 9.0, 9.0))},
+            counters={TIMED_STEPS: dice.choice((0.0, 9.0, 99.0))},
         )
         number = dice.randrange(sent) if sent else 0
         info = node_info(name, ROLES[name], device=device, incarnation=dice.choices((1, 2), (9, 1))[0])
@@ -191,3 +195,21 @@ def test_a_snapshot_after_many_others_equals_the_first_one_of_a_router_that_has_
 
 def _comparable(node: Candidate) -> Candidate:
     return node._replace(links=dict(node.links))
+
+
+@pytest.mark.parametrize("slow_start", [1.0, 30.0])
+def test_equal_nodes_share_the_first_requests_whatever_their_first_steps_took(slow_start: float) -> None:
+    cluster = Cluster()
+    cluster.snapshots.keep([])
+    usual = StepCosts(token_s=0.001)
+    first = StepCosts(*(slow_start * each for each in astuple(usual)))
+    for name, costs, timed in (("n0", first, 2.0), ("n1", usual, 64.0)):
+        status = replace(node_status(), costs=costs, counters={TIMED_STEPS: timed})
+        cluster.snapshots.heartbeat(node_info(name, Role.BOTH), status, 0.0)
+    chosen: Counter[str] = Counter()
+    for number in range(40):
+        found = cluster.snapshots.take({"n0": Role.BOTH, "n1": Role.BOTH}, {}, 1000, 0.0)
+        plan = Predicted().choose(RoutedRequest(number, 1000, 20), found)
+        assert plan is not None
+        chosen[plan.prefill] += 1
+    assert chosen["n0"] == chosen["n1"]
