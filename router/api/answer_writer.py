@@ -19,12 +19,17 @@ ANSWER_END = b"\n"  # after the JSON of a whole answer
 
 @dataclass(frozen=True)
 class RenderedDelta:
-    """A delta whose log-probabilities are JSON already; None: it has none. `parts`: of a chat's text."""
+    """A delta whose log-probabilities are JSON already; None: it has none.
+
+    parts    of a chat's text
+    prompt   items of `prompt_logprobs`
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: Columns | None
     parts: tuple[AnswerPart, ...] = ()
+    prompt: str | None = None
 
 
 @dataclass(frozen=True)

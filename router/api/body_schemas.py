@@ -26,6 +26,13 @@ Whole = BeforeValidator(_whole)
 """Behind an int's bounds: some clients write a whole number as 3.0, which JSON Schema counts as an integer."""
 
 
+def whole_numbers(values: Any) -> Any:
+    """A list's whole numbers as int, for lists that are too long for `Whole` at each; anything else as it is."""
+    if isinstance(values, list) and float in set(map(type, values)):
+        return [_whole(value) for value in values]
+    return values
+
+
 def wrong_field(field: str, message: str) -> PydanticCustomError:
     """The error of a field that a validator of the whole body finds wrong."""
     return PydanticCustomError("wrong_field", "{message}", {"message": message, "field": field})
@@ -102,7 +109,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
         return bad_request(message, first.get("ctx", {}).get("field"))
     # For a union, pydantic appends the member that it tried; clients know field names only.
     names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    names = [name for name in names if name not in ("str", "bool", "TextPart")]
+    names = [name for name in names if name not in ("str", "bool", "TextPart")] or [str(first["loc"][0])]
     field = ".".join(names)
     shown = first["input"]
     value = "" if isinstance(shown, dict | list) or first["type"] == "missing" else f" {shown!r:.100}"

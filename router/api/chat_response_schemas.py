@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from router.api.response_schemas import AnswerChoice, AnswerEnvelope, ChunkEnvelope, Response, Usage, absent
+from router.api.response_schemas import (
+    AnswerChoice,
+    AnswerEnvelope,
+    ChunkEnvelope,
+    PromptLogprobs,
+    Response,
+    Usage,
+    absent,
+)
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -107,6 +115,8 @@ class ChatCompletion(AnswerEnvelope):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs = absent()
+    """Only with `prompt_logprobs`."""
 
 
 class ChatCompletionChunk(ChunkEnvelope):

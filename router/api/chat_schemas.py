@@ -38,6 +38,12 @@ class ChatBody(GenerationBody):
     off where the template knows `enable_thinking`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the model's chat template."""
+    documents: list[dict[str, Any]] | None = None
+    """Passed to the chat template, for models that answer from documents."""
+    add_generation_prompt: bool | None = None
+    """Ends the prompt with the beginning of an answer. Default true, unless `continue_final_message`."""
+    continue_final_message: bool | None = None
+    """Goes on with the last message instead of answering it. Default false."""
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
@@ -48,6 +54,8 @@ class ChatBody(GenerationBody):
     def _consistent(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise wrong_field("top_logprobs", "top_logprobs needs logprobs: true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise wrong_field("continue_final_message", "continue_final_message needs add_generation_prompt: false")
         if self.tool_choice not in (None, "auto", "none"):
             raise wrong_field("tool_choice", "tool_choice: only 'auto' and 'none' are supported")
         return self

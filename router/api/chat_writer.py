@@ -29,10 +29,13 @@ class ChatWriter:
         self._chunks = OpenAIChunks(generation, "chat.completion.chunk")
 
     def render(self, index: int, delta: TextDelta) -> RenderedDelta:
+        prompt = self._chunks.prompt_items(delta, self._names)
+        if delta.is_prompt and not self._generation.echo:
+            return RenderedDelta("", (), None, prompt=prompt)
         ids, columns = tuple(token.id for token in delta.tokens), None
         if ids and self._generation.requests[index].sampling.logprobs is not None:
             columns = columns_of(chat_logprobs(delta.tokens, self._names))
-        return RenderedDelta(delta.text, ids, columns, delta.parts)
+        return RenderedDelta(delta.text, ids, columns, delta.parts, prompt)
 
     def begin(self, index: int) -> bytes:
         return self._chunks.chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
@@ -63,7 +66,7 @@ class ChatWriter:
             f"{self._chunks.choice_end(deltas, _logprobs(deltas), end)}}}"
             for index, (deltas, end) in enumerate(choices)
         ]
-        return self._chunks.whole("chat.completion", rendered, usage)
+        return self._chunks.whole("chat.completion", rendered, usage, self._chunks.prompt_logprobs(choices[0][0]))
 
 
 def message(parts: Iterable[AnswerPart]) -> dict[str, Any]:

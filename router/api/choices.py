@@ -65,7 +65,7 @@ class Choice:
             part = logprobs.between(start, min(start + step, logprobs.end))
             ids = self.request.tokens[part.start : part.end]
             tokens = [*first_token, *(Token(token_id, part.of(i)) for i, token_id in enumerate(ids))]
-            yield TextDelta(echo, tuple(tokens), tuple(self._prompt_offsets(tokens)))
+            yield TextDelta(echo, tuple(tokens), tuple(self._prompt_offsets(tokens)), is_prompt=True)
             first_token, echo = [], ""
 
     def _prompt_offsets(self, tokens: Sequence[Token]) -> Iterator[int]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
-from router.api.response_schemas import AnswerChoice, AnswerEnvelope, ChunkEnvelope, Response, Usage
+from router.api.response_schemas import (
+    AnswerChoice,
+    AnswerEnvelope,
+    ChunkEnvelope,
+    PromptLogprobs,
+    Response,
+    Usage,
+    absent,
+)
 
 CompletionFinishReason = Literal["stop", "length"]
 
@@ -25,6 +33,8 @@ class CompletionChoice(AnswerChoice):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: CompletionFinishReason
+    prompt_logprobs: PromptLogprobs = absent()
+    """Only with `prompt_logprobs`."""
 
 
 class CompletionChunkChoice(AnswerChoice):

@@ -52,4 +52,6 @@ class CompletionBody(GenerationBody):
             raise wrong_field("suffix", "suffix is not supported; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise wrong_field("best_of", "best_of other than n is not supported; leave it out")
+        if self.echo and self.logprobs is not None and self.prompt_logprobs not in (None, self.logprobs):
+            raise wrong_field("prompt_logprobs", "prompt_logprobs with echo and logprobs: give the same number")
         return self

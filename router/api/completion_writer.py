@@ -22,10 +22,13 @@ class CompletionWriter:
         self._chunks = OpenAIChunks(generation, "text_completion")
 
     def render(self, index: int, delta: TextDelta) -> RenderedDelta:
+        prompt = self._chunks.prompt_items(delta, self._names)
+        if delta.is_prompt and not self._generation.echo:
+            return RenderedDelta("", (), None, prompt=prompt)
         ids, columns = tuple(token.id for token in delta.tokens), None
         if ids and self._generation.requests[index].sampling.logprobs is not None:
             columns = columns_of(completion_logprobs(delta.tokens, delta.offsets, self._names))
-        return RenderedDelta(delta.text, ids, columns)
+        return RenderedDelta(delta.text, ids, columns, prompt=prompt)
 
     def begin(self, index: int) -> bytes:
         return b""
@@ -48,7 +51,7 @@ class CompletionWriter:
     def whole(self, choices: Sequence[tuple[Sequence[RenderedDelta], ChoiceEnd]], usage: AnswerUsage) -> bytes:
         rendered = [
             f'{{"index": {index}, "text": {dumps("".join(delta.text for delta in deltas))}, '
-            f"{self._chunks.choice_end(deltas, _logprobs(deltas), end)}}}"
+            f"{self._chunks.choice_end(deltas, _logprobs(deltas), end)}{self._chunks.prompt_logprobs(deltas)}}}"
             for index, (deltas, end) in enumerate(choices)
         ]
         return self._chunks.whole("text_completion", rendered, usage)

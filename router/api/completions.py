@@ -105,7 +105,7 @@ class CompletionService:
                 wanted += request.num_prompt_tokens * (request.sampling.prompt_logprobs + 1)
         if wanted > limit:
             raise bad_request(
-                f"echo with logprobs: the prompts have {wanted} log-probabilities, alternatives included; at most "
+                f"prompt_logprobs, or echo with logprobs: the prompts have {wanted}, alternatives included; at most "
                 f"{limit} in one request (max_prompt_logprobs): shorten the prompts, or ask for fewer alternatives",
                 "logprobs",
             )

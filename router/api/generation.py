@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.request import Request
+from router.api.body_schemas import whole_numbers
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
 from router.api.request_schemas import MAX_CHOICES, GenerationBody, HeadraceOptions
@@ -32,6 +33,13 @@ class Prompt:
     tokens: tuple[int, ...]
     text: str
     boundaries: tuple[int, ...] = ()
+
+    def without(self, num_tokens: int) -> Prompt:
+        """The prompt without its first tokens."""
+        if not num_tokens:
+            return self
+        boundaries = tuple(each - num_tokens for each in self.boundaries if each > num_tokens)
+        return replace(self, tokens=self.tokens[num_tokens:], boundaries=boundaries)
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     return_token_ids: bool
+    shows_prompt_logprobs: bool
     report: bool
     echo: bool
     is_seeded: bool
@@ -104,11 +113,20 @@ class RequestBuilder:
         chat = self._rendered(body)
         wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         # The ends of messages cost far more than this check: refuse a chat that no node can hold before that.
-        self._max_tokens(len(chat.tokens), wanted, "messages")
-        prompt = Prompt(chat.tokens, "", chat.boundaries(marks))
+        num_cut = self._num_cut(body, len(chat.tokens), wanted)
+        self._max_tokens(len(chat.tokens) - num_cut, wanted, "messages")
+        prompt = Prompt(chat.tokens, "", chat.boundaries(marks)).without(num_cut)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = self._grammar(body)
-        generation = self._build(body, [prompt], "messages", wanted, logprobs=logprobs, id_prefix=id_prefix)
+        generation = self._build(
+            body,
+            [prompt],
+            "messages",
+            wanted,
+            logprobs=logprobs,
+            prompt_logprobs=body.prompt_logprobs,
+            id_prefix=id_prefix,
+        )
         return replace(generation.held_to(grammar), answer=self._answer_format(body, chat))
 
     def _answer_format(self, body: ChatBody, chat: ChatPrompt) -> AnswerFormat:
@@ -153,7 +171,10 @@ class RequestBuilder:
             [message.for_template() for message in body.messages],
             tools=body.offered_tools,
             variables=self._variables(body),
-            check=lambda text: self._refuse_certainly_too_long(text, "messages"),
+            documents=body.documents,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continues_final=bool(body.continue_final_message),
+            check=lambda text: self._check_text(body, text, "messages"),
         )
 
     def _variables(self, body: ChatBody) -> dict[str, Any]:
@@ -178,14 +199,14 @@ class RequestBuilder:
             raise bad_request("max_tokens 0: needs echo, or there is nothing to answer", "max_tokens")
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         grammar = self._grammar(body)
-        prompts = self._prompts(body)
+        prompts = [self._cut(body, prompt, wanted) for prompt in self._prompts(body)]
         generation = self._build(
             body,
             prompts,
             "prompt",
             wanted,
             logprobs=body.logprobs,
-            prompt_logprobs=body.logprobs if body.echo else None,
+            prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
             echo=bool(body.echo),
             id_prefix="cmpl-",
         )
@@ -202,9 +223,9 @@ class RequestBuilder:
 
     def _prompts(self, body: CompletionBody) -> list[Prompt]:
         """The prompts in a completion's `prompt`: text, token ids, or a list of either."""
-        value, echo, add_special_tokens = body.prompt, bool(body.echo), body.add_special_tokens is not False
+        value, echo = whole_numbers(body.prompt), bool(body.echo)
         if isinstance(value, str):
-            return [self._text_prompt(value, add_special_tokens)]
+            return [self._text_prompt(body, value)]
         if isinstance(value, list) and value:
             kinds = _kinds(value)
             if kinds == {int}:
@@ -212,15 +233,39 @@ class RequestBuilder:
             if len(value) > MAX_CHOICES:
                 raise bad_request(f"prompt: {len(value)} prompts; at most {MAX_CHOICES}", "prompt")
             if kinds == {str}:
-                return [self._text_prompt(text, add_special_tokens) for text in value]
-            if kinds == {list} and all(_kinds(item) <= {int} for item in value):
-                return [self._token_prompt(item, echo) for item in value]
+                return [self._text_prompt(body, text) for text in value]
+            if kinds == {list}:
+                lists = [whole_numbers(item) for item in value]
+                if all(_kinds(item) <= {int} for item in lists):
+                    return [self._token_prompt(item, echo) for item in lists]
         if value == []:
             raise bad_request("prompt is empty: give at least one token", "prompt", "empty_prompt")
         raise bad_request("prompt: give text, token ids, or a list of either", "prompt")
 
-    def _text_prompt(self, text: str, add_special_tokens: bool) -> Prompt:
-        self._refuse_certainly_too_long(text, "prompt")
+    def _cut(self, body: CompletionBody, prompt: Prompt, wanted: int) -> Prompt:
+        """The prompt without the tokens that `truncate_prompt_tokens` leaves out; an echo shows what is left."""
+        num_cut = self._num_cut(body, len(prompt.tokens), wanted)
+        rest = prompt.without(num_cut)
+        return replace(rest, text=self._tokens.decode(rest.tokens)) if num_cut and body.echo else rest
+
+    def _num_cut(self, body: GenerationBody, length: int, wanted: int | None) -> int:
+        """Tokens that `truncate_prompt_tokens` leaves out of a prompt of `length`."""
+        kept = body.truncate_prompt_tokens
+        if kept is None:
+            return 0
+        if kept == -1:
+            limit = self.limit
+            kept = length if limit is None else max(1, limit - (1 if wanted is None else wanted))
+        return max(0, length - kept)
+
+    def _check_text(self, body: GenerationBody, text: str, field: str) -> None:
+        """Refuses a text that is certainly too long, unless it is to be cut."""
+        if body.truncate_prompt_tokens is None:
+            self._refuse_certainly_too_long(text, field)
+
+    def _text_prompt(self, body: CompletionBody, text: str) -> Prompt:
+        self._check_text(body, text, "prompt")
+        add_special_tokens = body.add_special_tokens is not False
         return Prompt(tuple(self._tokens.encode(text, add_special_tokens=add_special_tokens)), text)
 
     def _token_prompt(self, ids: Sequence[int], echo: bool) -> Prompt:
@@ -269,6 +314,7 @@ class RequestBuilder:
             skip_special_tokens=body.skip_special_tokens is not False,
             stream=bool(body.stream),
             return_token_ids=bool(body.return_token_ids),
+            shows_prompt_logprobs=body.prompt_logprobs is not None,
             include_usage=own.report or (options is not None and bool(options.include_usage)),
             report=own.report,
             echo=echo,

@@ -30,9 +30,8 @@ def slices(delta: TextDelta) -> Iterator[TextDelta]:
     step = max(1, SLICE_NUMBERS // a_token)
     for first in range(0, len(delta.tokens), step):
         part = slice(first, first + step)
-        yield TextDelta(
-            "" if first else delta.text, delta.tokens[part], delta.offsets[part], () if first else delta.parts
-        )
+        text, parts = ("", ()) if first else (delta.text, delta.parts)
+        yield TextDelta(text, delta.tokens[part], delta.offsets[part], parts, delta.is_prompt)
 
 
 def num_logprobs(tokens: Sequence[Token]) -> int:
@@ -99,6 +98,27 @@ def completion_logprobs(tokens: Sequence[Token], offsets: Sequence[int], names: 
         "token_logprobs": chosen,
         "top_logprobs": tops,
         "text_offset": list(offsets),
+    }
+
+
+def prompt_logprobs_items(tokens: Sequence[Token], names: TokenBytes) -> str:
+    """Items of vLLM's `prompt_logprobs`: null for a prompt's first token, and for each other one an object by token id,
+    the token itself first. Its rank is null unless it is one of the alternatives."""
+    return ", ".join(dumps(_prompt_entry(token, names)) for token in tokens)
+
+
+def _prompt_entry(token: Token, names: TokenBytes) -> dict[str, Any] | None:
+    if token.logprobs is None:
+        return None
+    ranks = {other.id: rank for rank, other in enumerate(token.logprobs.top, 1)}
+    logprobs = {token.id: token.logprobs.logprob} | {other.id: other.logprob for other in token.logprobs.top}
+    return {
+        str(token_id): {
+            "logprob": _number(logprob),
+            "rank": ranks.get(token_id),
+            "decoded_token": _name(token_id, names),
+        }
+        for token_id, logprob in logprobs.items()
     }
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from headrace.request import FinishReason
 from router.api.answer_writer import AnswerUsage, ChoiceEnd, RenderedDelta, event
 from router.api.generation import GenerationRequest
-from router.api.logprobs import dumps
+from router.api.logprobs import dumps, prompt_logprobs_items
 from router.errors import ApiError
+from router.text.text_stream import TextDelta
+from router.text.token_bytes import TokenBytes
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = f"headrace-{version('headrace')}"
@@ -61,10 +63,21 @@ class OpenAIChunks:
             fields += f', "token_ids": {[token_id for delta in deltas for token_id in delta.token_ids]}'
         return fields
 
-    def whole(self, kind: str, choices: Sequence[str], usage: AnswerUsage) -> bytes:
-        """The whole answer of rendered choices."""
+    def prompt_items(self, delta: TextDelta, names: TokenBytes) -> str | None:
+        """The items of `prompt_logprobs` that a delta of the prompt adds, if the client asked for them."""
+        wanted = delta.is_prompt and self._generation.shows_prompt_logprobs
+        return prompt_logprobs_items(delta.tokens, names) if wanted else None
+
+    def prompt_logprobs(self, deltas: Sequence[RenderedDelta]) -> str:
+        """The field `prompt_logprobs`, if the client asked for it."""
+        if not self._generation.shows_prompt_logprobs:
+            return ""
+        return f', "prompt_logprobs": [{", ".join(delta.prompt for delta in deltas if delta.prompt)}]'
+
+    def whole(self, kind: str, choices: Sequence[str], usage: AnswerUsage, more: str = "") -> bytes:
+        """The whole answer of rendered choices; `more`: rendered fields behind the others."""
         head = self._envelope(kind)[:-1]
-        return f'{head}, "choices": [{", ".join(choices)}], "usage": {dumps(openai_usage(usage))}}}'.encode()
+        return f'{head}, "choices": [{", ".join(choices)}], "usage": {dumps(openai_usage(usage))}{more}}}'.encode()
 
 
 def _end_fields(end: ChoiceEnd) -> str:

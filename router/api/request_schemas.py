@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, WithJsonSchema, field_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
-from router.api.body_schemas import Body, OpenBody, OwnBody, Whole
+from router.api.body_schemas import Body, OpenBody, OwnBody, Whole, wrong_field
 from router.api.structured_output import FormFields
 
 MAX_CHOICES = 128
@@ -128,6 +128,10 @@ class GenerationBody(FormFields, OpenBody):
         Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=MAX_BAD_WORDS)] | None
     ) = None
     """Words that the answer must not have, compared token by token, with and without a space before them."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), Whole] | None = None
+    """Keeps this many tokens of a longer prompt, the last ones; -1: as many as fit the model beside `max_tokens`."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
+    """Adds the log-probability of each token of the prompt, and of this many most likely ones. Not in a stream."""
     include_stop_str_in_output: bool | None = None
     """Ends the text with the stop string or stop token that was found, instead of before it. Default false."""
     skip_special_tokens: bool | None = None
@@ -152,6 +156,14 @@ class GenerationBody(FormFields, OpenBody):
             if not (key.isascii() and key.isdigit() and len(key) < 10):
                 raise ValueError(f"{key!r:.40} is no token id; use ids as /tokenize lists them, as strings")
         return value
+
+    @model_validator(mode="after")
+    def _prompt_fields(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong_field("prompt_logprobs", "prompt_logprobs are not part of a stream; use stream: false")
+        if self.truncate_prompt_tokens == 0:
+            raise wrong_field("truncate_prompt_tokens", "truncate_prompt_tokens 0: keep at least 1 token")
+        return self
 
     @property
     def stops(self) -> list[str]:

@@ -164,6 +164,19 @@ class Usage(Response):
 # ---------------------------------------------------------------- answers
 
 
+class PromptLogprob(Response):
+    """A token of the prompt, or one that could have stood in its place."""
+
+    logprob: float
+    rank: int | None
+    """1 is the most likely; null: below the alternatives."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt by token id; null for the first."""
+
+
 class AnswerChoice(Response):
     index: int
     token_ids: list[int] = absent()

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from router.api.answering import Answering
-from router.api.body_schemas import Body, parse_body
+from router.api.body_schemas import Body, parse_body, whole_numbers
 from router.api.chat_messages import ChatMessage
 from router.api.chat_schemas import ChatBody
 from router.api.openapi import parsing_route
@@ -19,12 +19,23 @@ from router.parsing.body_parser import ServedModel
 
 # There may be a million: the reader checks them far faster than a validator of each.
 TokenList = Annotated[
-    list[int], WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}}), Field(strict=True)
+    list[int],
+    Field(strict=True),
+    BeforeValidator(whole_numbers),
+    WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}}),
 ]
 
 
 class TokenizeBody(Body):
     """The body of POST /tokenize: `prompt`, or the messages of a chat."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")
+            ]
+        }
+    )
 
     model: str | None = None
     """The served model's name, as in /v1/models."""

@@ -6,7 +6,7 @@ Sources: OpenAI's chat and completion parameters, vLLM's `ChatCompletionRequest`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from router.errors import bad_request
@@ -43,8 +43,6 @@ _SHARED: dict[str, Unsupported] = {
     "use_beam_search": _SAMPLER._replace(harmless=(False,)),
     "no_stop_trim": Unsupported("use include_stop_str_in_output", (False,)),
     "stop_regex": Unsupported("use stop, with the strings themselves"),
-    "truncate_prompt_tokens": Unsupported("shorten the prompt yourself: a prompt is never cut here"),
-    "prompt_logprobs": Unsupported("use echo and logprobs of /v1/completions"),
     "logprob_token_ids": Unsupported("use the most likely tokens: top_logprobs of a chat, logprobs of a completion"),
     "return_tokens_as_token_ids": Unsupported("use return_token_ids", (False,)),
     "vllm_xargs": Unsupported("this server has no such extensions; leave it out"),
@@ -61,7 +59,6 @@ HARMLESS: dict[str, str] = {
     **dict.fromkeys(("user", "metadata", "safety_identifier"), "names the asker"),
     **dict.fromkeys(("store", "service_tier"), "chooses what this server has one of"),
     **dict.fromkeys(("prompt_cache_retention", "prompt_cache_options"), "every prefix is cached"),
-    "parallel_tool_calls": "calls are the model's text",
     "prediction": "would make an answer faster, not another one",
     "priority": "vLLM's; headrace.priority is this server's",
     "request_id": "the header x-request-id is this server's",
@@ -83,12 +80,9 @@ FOR_CHATS: dict[str, Unsupported] = {
     **dict.fromkeys(("enable_thinking", "thinking", "reasoning"), _TEMPLATE),
     **dict.fromkeys(("include_reasoning", "separate_reasoning"), _REASONING._replace(harmless=(True,))),
     "thinking_token_budget": Unsupported("use max_tokens"),
-    "continue_final_message": Unsupported("render the chat yourself and use /v1/completions", (False,)),
-    "add_generation_prompt": Unsupported("render the chat yourself and use /v1/completions", (True,)),
     "echo": Unsupported("render the chat yourself and use /v1/completions", (False,)),
     "add_special_tokens": Unsupported("the chat template writes the special tokens; leave it out", (False,)),
     "chat_template": Unsupported("render the chat yourself and use /v1/completions"),
-    "documents": Unsupported("put them into the messages, or into chat_template_kwargs under a name of your own"),
     "mm_processor_kwargs": _TEXT_ONLY,
     "media_io_kwargs": _TEXT_ONLY,
 }
@@ -99,8 +93,13 @@ FOR_COMPLETIONS: dict[str, Unsupported] = {**_SHARED}
 def refuse_unsupported(given: Mapping[str, Any] | None, unsupported: Mapping[str, Unsupported]) -> None:
     """Raises ApiError (400) for the first field of `given` that is in `unsupported` and asks for something."""
     for name, value in (given or {}).items():
-        if (field := unsupported.get(name)) and value not in ABSENT and value not in field.harmless:
+        if (field := unsupported.get(name)) and not _is_among(value, (*ABSENT, *field.harmless)):
             raise bad_request(f"{name} {value!r:.100} is not supported: {field.remedy}", name)
+
+
+def _is_among(value: Any, values: Sequence[Any]) -> bool:
+    """True if JSON has the value among these: there false is not 0, nor true 1."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
 
 
 def schema_of(unsupported: Mapping[str, Unsupported]) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
+        documents: Sequence[Any] | None = None,
     ) -> str:
         """The prompt's text; raises ApiError (400) with the template's own message if it refuses the chat."""
         try:
@@ -59,7 +60,7 @@ class ChatTemplate:
                     **(variables or {}),
                     "messages": messages,
                     "tools": tools,
-                    "documents": None,
+                    "documents": documents,
                     "add_generation_prompt": add_generation_prompt,
                 }
             )

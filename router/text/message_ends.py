@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from router.errors import ApiError
+from router.errors import ApiError, bad_request
 from router.text.chat_template import Message
 
 MAX_ENDS = 32
@@ -115,3 +115,17 @@ def _render_or_nothing(render: Render, messages: Sequence[Message]) -> str:
         return render(messages)
     except ApiError:
         return ""
+
+
+def rendered_into_last(render: Render, messages: Sequence[Message]) -> str:
+    """The chat up to the end of its last message's content; raises ApiError (400) where a template hides that."""
+    mark = str(10**29 + secrets.randbelow(9 * 10**29))
+    *before, last = messages
+    before_mark, *rest = render([*before, {**last, "content": f"{last['content']}{mark}"}]).split(mark)
+    if len(rest) != 1:
+        raise bad_request(
+            "continue_final_message: the chat template does not show the last message once; render the chat yourself "
+            "and use /v1/completions",
+            "continue_final_message",
+        )
+    return before_mark

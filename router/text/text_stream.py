@@ -15,15 +15,17 @@ from router.text.stop_strings import StopStrings
 class TextDelta:
     """The next part of a choice's text, and its tokens.
 
-    offsets   where each token begins in the text, in characters
-    parts     the text of a chat's answer, split into content, reasoning and tool calls; what may be the beginning of a
-              marker comes later
+    offsets     where each token begins in the text, in characters
+    parts       the text of a chat's answer, split into content, reasoning and tool calls; what may be the beginning of
+                a marker comes later
+    is_prompt   the tokens are the prompt's, with their log-probabilities
     """
 
     text: str
     tokens: tuple[Token, ...] = ()
     offsets: tuple[int, ...] = ()
     parts: tuple[AnswerPart, ...] = ()
+    is_prompt: bool = False
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:

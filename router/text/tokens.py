@@ -18,7 +18,7 @@ from router.text.chat_template import Message, load_chat_template
 from router.text.chat_turns import turns_for
 from router.text.detokenizer import Detokenizer
 from router.text.literal_tokens import LiteralTokens
-from router.text.message_ends import Mark, marked_places, message_ends
+from router.text.message_ends import Mark, marked_places, message_ends, rendered_into_last
 from router.text.model_settings import ModelSettings, read_json
 from router.text.token_bytes import TokenBytes
 
@@ -131,11 +131,16 @@ class ModelTokens:
         *,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continues_final: bool = False,
         check: Callable[[str], None] = lambda text: None,
     ) -> ChatPrompt:
         """The prompt of a chat; raises ApiError (400) if the model cannot chat or its template refuses the messages.
 
-        `check` sees the rendered text before it is encoded, and may raise.
+        add_generation_prompt   the prompt ends with the beginning of an answer
+        continues_final         the prompt ends inside the last message, which the answer goes on with
+        check                   sees the rendered text before it is encoded, and may raise
         """
         template = self._chat
         if template is None:
@@ -147,13 +152,21 @@ class ModelTokens:
         hidden = None if self._literal is None else self._literal.hide()
         if hidden is not None:
             messages, tools, variables = hidden.hide(messages), hidden.hide(tools), hidden.hide(variables)
+            documents = hidden.hide(documents)
 
         def render(messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
             return template.render(
-                messages, tools=tools or None, variables=variables, add_generation_prompt=add_generation_prompt
+                messages,
+                tools=tools or None,
+                variables=variables,
+                documents=documents,
+                add_generation_prompt=add_generation_prompt,
             )
 
-        rendered = render(messages, add_generation_prompt=True)
+        if continues_final:
+            rendered = rendered_into_last(partial(render, add_generation_prompt=False), messages)
+        else:
+            rendered = render(messages, add_generation_prompt=add_generation_prompt)
         _num_bytes(rendered)
         check(rendered)
         # The template writes special tokens itself.
@@ -164,7 +177,8 @@ class ModelTokens:
 
         def boundaries(marks: Sequence[Mark] = ()) -> tuple[int, ...]:
             render_cut = partial(render, add_generation_prompt=False)
-            ends = message_ends(render_cut, messages, rendered)
+            ended = messages[:-1] if continues_final else messages
+            ends = message_ends(render_cut, ended, rendered) if ended else []
             if not hidden:
                 places = marked_places(render_cut, messages, rendered, marks)
                 return self._token_ends(rendered, tokens, sorted({*ends, *places}))

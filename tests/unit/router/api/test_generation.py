@@ -9,6 +9,7 @@ from router.api.body_schemas import parse_body
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
 from router.api.generation import GenerationRequest, RequestBuilder
+from router.api.operator_schemas import RoleBody
 from router.api.unsupported_fields import FOR_CHATS
 from router.errors import ApiError
 from router.routing.plan import Objectives
@@ -86,7 +87,7 @@ def test_choices_have_their_own_seeds_and_ids(builder: RequestBuilder):
 
 def test_a_prompt_is_text_token_ids_or_a_list_of_either(builder: RequestBuilder, tokens: ModelTokens):
     text = tuple(tokens.encode("a code"))
-    for prompt in ("a code", ["a code"], list(text), [list(text)]):
+    for prompt in ("a code", ["a code"], list(text), [list(text)], list(map(float, text)), [list(map(float, text))]):
         assert [r.tokens for r in completion(builder, prompt=prompt).requests] == [text]
     assert len(completion(builder, prompt=[[5], [6, 7]]).requests) == 2
 
@@ -212,8 +213,8 @@ def test_a_body_that_is_no_json_object_is_refused(builder: RequestBuilder, data:
         ("functions", [{"name": "f"}], "use tools"),
         ("function_call", {"name": "f"}, "use tools"),
         ("ebnf", "root ::= 'a'", "structured_outputs"),
-        ("continue_final_message", True, "/v1/completions"),
-        ("truncate_prompt_tokens", 5, "shorten the prompt"),
+        ("chat_template", "{{ messages }}", "/v1/completions"),
+        ("xtc_probability", False, "use temperature"),
         ("cache_salt", "tenant", r"headrace\.salt"),
         ("modalities", ["text", "audio"], "text alone"),
     ],
@@ -234,6 +235,9 @@ def test_an_unsupported_field_that_asks_for_nothing_and_an_unknown_one_are_ignor
 
 
 def test_the_error_names_the_field(builder: RequestBuilder):
+    with pytest.raises(ApiError, match=r"^x-not-a-name 42: Extra") as odd:
+        parse_body(RoleBody, b'{"role": "both", "x-not-a-name": 42}')
+    assert odd.value.param == "x-not-a-name"
     with pytest.raises(ApiError) as refused:
         chat(builder, temperature=9)
     assert refused.value.param == "temperature"

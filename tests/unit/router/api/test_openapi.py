@@ -117,7 +117,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"response_format": {"type": "xml"}},
         {"tool_choice": "required"},
         {"functions": [{"name": "f"}]},
-        {"continue_final_message": True},
+        {"xtc_probability": False},
         {"stream_options": {"continuous_usage_stats": True}},
         {"headrace": {"reprot": True}},
         {"headrace": {"checkpoint_at": [0]}},
