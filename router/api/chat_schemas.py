@@ -10,8 +10,19 @@ from router.api.body_schemas import Whole, wrong_field
 from router.api.chat_messages import ChatMessage
 from router.api.request_schemas import MAX_LOGPROBS, GenerationBody
 from router.api.unsupported_fields import FOR_CHATS
+from router.errors import bad_request
 
-ToolChoice = Annotated[Any, WithJsonSchema({"enum": ["auto", "none", None]})]
+NAMED_TOOL = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
+ToolChoice = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required", None]}, NAMED_TOOL], "default": None})
+]
 
 
 class ChatBody(GenerationBody):
@@ -30,7 +41,8 @@ class ChatBody(GenerationBody):
     tools: list[dict[str, Any]] | None = None
     """Functions that the model may call, passed to the chat template. Calls come back as `tool_calls`."""
     tool_choice: ToolChoice = None
-    """`none` hides the tools from the template."""
+    """`auto`: the model decides; `none` hides the tools from the template; `required`: the answer is one or more calls;
+    a function's name: a call of it."""
     parallel_tool_calls: bool | None = None
     """False: the answer ends after its first call. Default true."""
     reasoning_effort: str | None = None
@@ -50,12 +62,41 @@ class ChatBody(GenerationBody):
         """The tools that the model may call in this answer."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    @property
+    def required_tools(self) -> list[dict[str, Any]]:
+        """The tools of which the answer must be a call; empty: it may be any text. Raises ApiError (400)."""
+        if self.tool_choice in (None, "auto", "none"):
+            return []
+        tools = self.tools or []
+        if self.tool_choice != "required":
+            name = self.tool_choice["function"]["name"]
+            functions = ((tool, tool.get("function")) for tool in tools)
+            tools = [tool for tool, each in functions if isinstance(each, dict) and each.get("name") == name]
+        if not tools:
+            message = f"tool_choice {self.tool_choice!r:.100}: there is no such tool; add it to tools"
+            raise bad_request(message, "tool_choice")
+        return tools
+
+    @property
+    def max_calls(self) -> int | None:
+        """Calls that the answer may have; None: any number."""
+        return 1 if self.parallel_tool_calls is False or isinstance(self.tool_choice, dict) else None
+
     @model_validator(mode="after")
     def _consistent(self) -> ChatBody:
         if self.top_logprobs and not self.logprobs:
             raise wrong_field("top_logprobs", "top_logprobs needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
             raise wrong_field("continue_final_message", "continue_final_message needs add_generation_prompt: false")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise wrong_field("tool_choice", "tool_choice: only 'auto' and 'none' are supported")
+        if self.tool_choice not in (None, "auto", "none", "required") and not _names_tool(self.tool_choice):
+            raise wrong_field(
+                "tool_choice",
+                "tool_choice must be 'auto', 'none', 'required', or "
+                '{"type": "function", "function": {"name": ...}} with the name of a tool',
+            )
         return self
+
+
+def _names_tool(choice: Any) -> bool:
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

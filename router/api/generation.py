@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.request import Request
 from router.api.body_schemas import whole_numbers
+from router.api.chat_grammar import chat_grammar
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
 from router.api.request_schemas import MAX_CHOICES, GenerationBody, HeadraceOptions
@@ -117,7 +118,7 @@ class RequestBuilder:
         self._max_tokens(len(chat.tokens) - num_cut, wanted, "messages")
         prompt = Prompt(chat.tokens, "", chat.boundaries(marks)).without(num_cut)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        grammar = self._grammar(body)
+        grammar = chat_grammar(body, self._tokens, chat.opens_reasoning, lambda: self._grammar(body))
         generation = self._build(
             body,
             [prompt],
@@ -136,7 +137,7 @@ class RequestBuilder:
             formats.reasoning,
             chat.opens_reasoning,
             schemas_of(tools),
-            1 if body.parallel_tool_calls is False else None,
+            body.max_calls,
         )
 
     def chat_tokens(self, body: ChatBody) -> tuple[int, ...]:

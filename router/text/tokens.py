@@ -117,6 +117,17 @@ class ModelTokens:
         return Detokenizer(self._tokenizer, prompt, ids, skip_special_tokens=skip_special_tokens)
 
     @cached_property
+    def marker_ids(self) -> Mapping[str, int]:
+        """Ids of the tokens that are no text to llguidance, by their spelling: special ones, and added ones in angle
+        brackets."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+
+    @cached_property
     def _special_ids(self) -> Mapping[str, int]:
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}

@@ -167,3 +167,50 @@ async def test_formats_may_be_turned_off(start_router: StartRouter, cluster: Fak
     answer = (await running.http.post("/v1/chat/completions", json=CHAT)).json()["choices"][0]
     assert answer["message"] == {"role": "assistant", "content": ANSWER}
     assert answer["finish_reason"] == "stop"
+
+
+async def test_required_and_named_calls_are_held_by_a_grammar(
+    running: Running, client: openai.AsyncOpenAI, cluster: FakeCluster
+):
+    other = {"type": "function", "function": {"name": "walk", "parameters": {"type": "object"}}}
+    named: Any = {"type": "function", "function": {"name": "walk"}}
+    for choice, held in (("required", ("weather", "walk")), (named, ("walk",))):
+        await client.chat.completions.create(**{**CHAT, "tools": [*TOOLS, other]}, tool_choice=choice)
+        grammar = cluster.nodes["d0"].requests[-1].sampling.grammar
+        assert grammar is not None
+        assert [name in grammar for name in ("weather", "walk")] == [name in held for name in ("weather", "walk")]
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    await client.chat.completions.create(**{**CHAT, "tools": strict})
+    assert cluster.nodes["d0"].requests[-1].sampling.grammar is not None
+    await client.chat.completions.create(**CHAT)
+    assert cluster.nodes["d0"].requests[-1].sampling.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tool_choice": "required", "tools": []}, "there is no such tool"),
+        ({"tool_choice": {"type": "function", "function": {"name": "walk"}}}, "there is no such tool"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice must be"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "leave one out"),
+        ({"tool_choice": "required", "bad_words": ["a"]}, "leave one out"),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "letters, digits"),
+    ],
+)
+async def test_a_tool_choice_that_cannot_be_held_is_refused(running: Running, fields: dict[str, Any], message: str):
+    reply = await running.http.post("/v1/chat/completions", json={**CHAT, **fields})
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
+
+
+async def test_a_form_holds_after_the_reasoning(running: Running, cluster: FakeCluster):
+    body = {"model": "m", "messages": [QUESTION], "response_format": {"type": "json_object"}}
+    assert (await running.http.post("/v1/chat/completions", json=body)).status_code == 200
+    grammar = cluster.nodes["d0"].requests[-1].sampling.grammar
+    assert grammar is not None and "</think>" in grammar
+
+
+async def test_a_choice_of_tools_needs_a_known_format(start_router: StartRouter, cluster: FakeCluster):
+    running = await start_router(cluster, tool_format="none")
+    reply = await running.http.post("/v1/chat/completions", json={**CHAT, "tool_choice": "required"})
+    assert "set tool_format" in reply.json()["error"]["message"]
