@@ -57,13 +57,13 @@ class Lark:
 
 @dataclass(frozen=True)
 class ReasoningPlace:
-    """Where an answer's reasoning stands: `is_open` says that it begins inside it; else it may lack."""
+    """The reasoning before an answer: `is_open` says that the answer begins inside it; else it may lack."""
 
     markers: ReasoningMarkers
     is_open: bool
 
     def rule(self, lark: Lark) -> str:
-        """What a grammar begins with."""
+        """The beginning of a grammar."""
         thought = lark.until("thought", self.markers.end) + r" /\s{0,4}/"
         if self.is_open:
             return thought

@@ -36,6 +36,7 @@ DEPENDENT: dict[str, Any] = {
     "guided_choice": ["a"],
     "guided_grammar": 'start: "a"',
     "reasoning_effort": "medium",
+    "tool_choice": "auto",
 }
 """Values of fields whose bounds depend on the model, on other fields or on the router's configuration."""
 
@@ -115,7 +116,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"bad_words": [""]},
         {"allowed_token_ids": []},
         {"response_format": {"type": "xml"}},
-        {"tool_choice": "required"},
+        {"tool_choice": "maybe"},
         {"functions": [{"name": "f"}]},
         {"xtc_probability": False},
         {"stream_options": {"continuous_usage_stats": True}},

@@ -12,6 +12,7 @@ from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster
 from tests.support.router.model_folder import STOP_ID, write_model_folder
 from tests.support.router.tool_template import TOOL_TEMPLATE
+from tests.unit.router.api.test_openapi import Document
 from tests.unit.router.conftest import Running, StartRouter
 
 TOOLS: Any = [
@@ -119,6 +120,13 @@ async def test_tokens_are_those_of_the_whole_answer(running: Running, tokens: Mo
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())]
     assert ids == [*tokens.encode(ANSWER), STOP_ID]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_answer_is_as_documented(running: Running, stream: bool):
+    api = Document((await running.http.get("/openapi.json")).json())
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    api.check(await running.http.post("/v1/chat/completions", json={**CHAT, **options, "stream": stream}))
 
 
 async def test_one_call_is_enough_without_parallel_calls(client: openai.AsyncOpenAI, tokens: ModelTokens):
