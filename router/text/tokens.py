@@ -198,7 +198,7 @@ class ModelTokens:
             restored_ends = [len(hidden.restore(rendered[:end])) for end in ends]
             return self._token_ends(hidden.restore(rendered), tokens, restored_ends)
 
-        return ChatPrompt(tokens, boundaries, self.formats.opens_reasoning(rendered))
+        return ChatPrompt(tokens, boundaries, self.formats.opens_reasoning(rendered, is_inside=continues_final))
 
     def _token_ends(self, text: str, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
         """For each of the ascending `ends`, positions in `text`, the last token position that is not behind it."""

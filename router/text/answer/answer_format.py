@@ -55,9 +55,15 @@ class ModelFormats:
             reasoning = next((name for name, each in REASONING_FORMATS.items() if each.end in text), "none")
         return cls(*(None if name == "none" else name for name in (calls, reasoning)))
 
-    def opens_reasoning(self, prompt: str) -> bool:
-        """True if the answer to this rendered prompt begins inside the reasoning."""
-        return self.reasoning is not None and prompt.rstrip().endswith(REASONING_FORMATS[self.reasoning].start)
+    def opens_reasoning(self, prompt: str, *, is_inside: bool = False) -> bool:
+        """True if the answer to this rendered prompt begins inside the reasoning. `is_inside`: the prompt ends inside a
+        message, which the answer goes on with."""
+        if self.reasoning is None:
+            return False
+        markers = REASONING_FORMATS[self.reasoning]
+        if is_inside:
+            return prompt.rfind(markers.start) > prompt.rfind(markers.end)
+        return prompt.rstrip().endswith(markers.start)
 
 
 @dataclass(frozen=True)

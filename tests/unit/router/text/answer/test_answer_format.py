@@ -94,6 +94,8 @@ def test_an_answer_begins_inside_the_reasoning_that_the_prompt_opens():
     assert formats.opens_reasoning("<|im_start|>assistant\n<think>\n")
     assert not formats.opens_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not ModelFormats().opens_reasoning("<think>\n")
+    assert formats.opens_reasoning("<think>\nHm", is_inside=True)
+    assert not formats.opens_reasoning("<think>\nHm\n</think>\nY", is_inside=True)
 
 
 def test_tools_of_other_shapes_have_no_schema():
