@@ -106,7 +106,7 @@ class RouterServer:
             clock=clock,
             nodes_line_s=lambda num_tokens: self.context.prompt_wait_s(num_tokens),
         )
-        metrics = RouterMetrics()
+        metrics = RouterMetrics(config.served_model_name, config.policy, self.name)
         self.index = index = ClusterIndex()
         self._subscriptions = Subscriptions(self.nodes, index)
         metrics.watch(self.nodes.all, table.counts, index)
