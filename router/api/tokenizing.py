@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from router.api.answering import Answering
-from router.api.body_schemas import Body, parse_body, whole_numbers
+from router.api.body_schemas import Body, checked_body, parse_body, whole_numbers
 from router.api.chat_messages import ChatMessage
 from router.api.chat_schemas import ChatBody
 from router.api.openapi import parsing_route
@@ -47,6 +47,10 @@ class TokenizeBody(Body):
     """Tools of the chat."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the model's chat template."""
+    add_generation_prompt: bool | None = None
+    """A chat ends with the beginning of an answer. Default true, unless `continue_final_message`."""
+    continue_final_message: bool | None = None
+    """A chat ends inside its last message. Default false."""
     add_special_tokens: bool | None = None
     """The tokenizer adds its own special tokens. Default true for `prompt`; for a chat its template writes them."""
     return_token_strs: bool | None = None
@@ -76,8 +80,8 @@ def read_tokenize(data: bytes, model: ServedModel) -> bytes:
     model.check_name(body.model)
     builder = model.builder
     if body.messages is not None:
-        chat = ChatBody(messages=body.messages, tools=body.tools, chat_template_kwargs=body.chat_template_kwargs)
-        ids = builder.chat_tokens(chat)
+        names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        ids = builder.chat_tokens(checked_body(ChatBody, {name: getattr(body, name) for name in names}))
     else:
         ids = builder.text_tokens(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     strings = [model.tokens.token_bytes.entry(token_id) for token_id in ids] if body.return_token_strs else None

@@ -69,11 +69,9 @@ class _Chat:
             num_marks += 1  # the end of the last message is a boundary in any case
         if num_marks > MAX_CACHE_MARKS:
             raise bad_request(f"{num_marks} blocks with cache_control: at most {MAX_CACHE_MARKS}", "cache_control")
-        if body.messages[-1].role == "assistant":
-            raise bad_request(
-                "the last message is the assistant's: its answer cannot be prefilled here; end with a user's message",
-                "messages",
-            )
+        self._is_prefilled = body.messages[-1].role == "assistant"
+        if self._is_prefilled and "tool_calls" in self._messages[-1]:
+            raise bad_request("the last message calls tools: end with their results, as a user's message", "messages")
 
     def body(self, sampling: dict[str, Any]) -> ChatBody:
         """The chat's body with these sampling fields; raises ApiError."""
@@ -81,6 +79,7 @@ class _Chat:
         output = body.output_config
         fields: dict[str, Any] = {
             "messages": self._messages,
+            "continue_final_message": self._is_prefilled or None,
             "headrace": body.headrace,
             "tools": [_tool(tool) for tool in body.tools or ()] or None,
             "tool_choice": _tool_choice(choice) if body.tools else None,

@@ -135,7 +135,7 @@ class CountBody(OpenBody):
     model: str
     """The served model's name, as in /v1/models."""
     messages: Annotated[list[InputMessage], Field(min_length=1)]
-    """The chat so far; the last message is the user's."""
+    """The chat so far. A last message of the assistant is the beginning of the answer, which goes on with it."""
     system: str | list[TextBlock] | None = None
     """The system prompt."""
     tools: list[InputTool] | None = None

@@ -35,6 +35,16 @@ async def test_a_chats_tokens_are_those_that_it_is_charged_for(running: Running)
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
+async def test_a_chat_may_end_anywhere(running: Running):
+    async def text(**fields: Any) -> str:
+        ids = (await running.http.post("/tokenize", json={"messages": CHAT} | fields)).json()["tokens"]
+        prompt: str = (await running.http.post("/detokenize", json={"tokens": ids})).json()["prompt"]
+        return prompt
+
+    assert await text(add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+    assert await text(continue_final_message=True) == "<|im_start|>user\nhi"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [

@@ -73,6 +73,11 @@ def test_blocks_become_the_turns_of_a_chat(showing: ModelTokens):
     assert text.endswith("assistant\n")
 
 
+def test_an_answer_goes_on_with_the_assistants_last_message(showing: ModelTokens):
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The code"}]
+    assert prompt(showing, messages=messages).endswith("assistant\n|The code")
+
+
 def test_thinking_is_off_unless_asked_for(showing: ModelTokens):
     assert prompt(showing, messages=[{"role": "user", "content": "a"}]).endswith("<no>")
 

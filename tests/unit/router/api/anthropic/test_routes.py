@@ -49,7 +49,15 @@ async def test_cached_tokens_are_counted_apart(running: Running):
         ({"tool_choice": {"type": "tool"}}, "name goes with type 'tool'"),
         ({"container": "c1"}, "container 'c1' is not supported"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers"),
-        ({"messages": [*CHAT["messages"], {"role": "assistant", "content": "The"}]}, "cannot be prefilled"),
+        (
+            {
+                "messages": [
+                    *CHAT["messages"],
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+                ]
+            },
+            "the last message calls tools",
+        ),
         ({"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}] * 5}, "at most 4"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},

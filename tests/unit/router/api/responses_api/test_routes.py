@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.wire.errors import NodeLost
+from router.keys import ApiKey, hash_of, new_key
 from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import Fault, fake_cluster
 from tests.support.router.responses_contract import ResponsesContract
@@ -38,6 +39,22 @@ async def test_another_tenants_response_is_as_if_it_were_not_there(running: Runn
     made_up = await http.post("/v1/responses", json=ASKED | {"previous_response_id": "resp_1"}, headers=other)
     assert refused.json()["error"]["code"] == made_up.json()["error"]["code"] == "previous_response_not_found"
     assert (await http.get(path, headers={"x-tenant": "a"})).json() == mine
+
+
+async def test_keys_of_one_tenant_share_what_is_stored(start_router: StartRouter, tokens: ModelTokens):
+    ann, too, bob = (new_key() for _ in range(3))
+    keys = {
+        "ann": ApiKey(hash_of(ann), tenant="acme"),
+        "too": ApiKey(hash_of(too), tenant="acme"),
+        "bob": ApiKey(hash_of(bob)),
+    }
+    http = (await start_router(fake_cluster(tokens.encode("a")), api_keys=keys)).http
+    made = await http.post("/v1/responses", json=ASKED, headers={"authorization": f"Bearer {ann}"})
+    path = f"/v1/responses/{made.json()['id']}"
+    found = [(await http.get(path, headers={"x-api-key": key})).status_code for key in (ann, too, bob)]
+    assert found == [200, 200, 404]
+    refused = await http.post("/v1/messages", json={})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
 
 
 async def test_a_long_chat_is_continued_in_a_parsing_process(running: Running):
