@@ -2,7 +2,7 @@
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test check proto bench-cpu bench-cache bench-router test-all bench-gpu bench-gpu-cluster bench-transfer \
-	campaigns campaign-faults campaign-hostile campaign-soak clean
+	clients campaigns campaign-faults campaign-hostile campaign-soak clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +28,7 @@ help:
 	@echo '                clients beside ordinary chats (20 min: campaign-hostile), 20,000 requests, 10,000 transfers and'
 	@echo '                ten storms of aborted requests in a row (13 min: campaign-soak)'
 	@echo 'make bench-transfer  the transfer alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
+	@echo 'make clients    OpenAI for Python and Node, Anthropic, LangChain, litellm, instructor, openai-agents: unmodified'
 	@echo 'make proto      generate headrace/wire/generated/ from proto/ again'
 	@echo 'make clean      remove the virtual environment and caches'
 
@@ -105,6 +106,17 @@ bench-gpu:
 
 bench-gpu-cluster:
 	$(GPU_PYTHON) -u -m benchmarks gpu-cluster --out $(GPU_RESULTS)/cluster
+
+# Clients of others, in an environment of their own: they pull packages that Headrace must not need.
+CLIENTS := .venv-clients
+NODE_OPENAI := 6.49.0
+
+clients: venv
+	[ -x $(CLIENTS)/bin/python ] || $(BIN)/python -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --no-deps -r tests/clients/requirements.txt
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai@$(NODE_OPENAI)
+	$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients --confcutdir tests/clients \
+	  --import-mode=importlib -p no:cacheprovider $(PYTEST_ARGS) tests/clients
 
 campaigns: campaign-faults campaign-hostile campaign-soak
 

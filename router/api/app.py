@@ -13,6 +13,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from router.api.answering import CLIENT_CLOSED_REQUEST, CLIENT_LEFT, Answering, ClientLeft
@@ -210,4 +211,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {path}: {why or error.detail}"
     answer = await _on_api_error(request, ApiError(status, message, code=status.name.lower()))
     answer.headers.update(error.headers or {})
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:  # the framework names the methods of one route, not of the path
+        routes = [each for each in request.app.routes if isinstance(each, Route) and each.path_regex.match(path)]
+        answer.headers["allow"] = ", ".join(sorted({name for each in routes for name in each.methods or ()}))
     return answer

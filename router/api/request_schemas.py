@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
@@ -44,6 +44,9 @@ LogitBias = Annotated[
 ]
 
 
+NoStats = Annotated[bool | None, WithJsonSchema({"enum": [False, None]})]
+
+
 class ObjectivesBody(OwnBody):
     """The times that a request should keep, in seconds; null: the operator's."""
 
@@ -74,8 +77,15 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     """Ends the stream with a chunk that holds the usage."""
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: NoStats = None
     """Not supported: false."""
+
+    @field_validator("continuous_usage_stats")
+    @classmethod
+    def _no_stats(cls, value: bool | None) -> bool | None:
+        if value:
+            raise ValueError("not supported; use include_usage, which ends the stream with the usage")
+        return value
 
 
 class GenerationBody(FormFields, OpenBody):

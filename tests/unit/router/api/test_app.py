@@ -46,6 +46,11 @@ async def test_unknown_paths_and_methods_get_openai_errors(
     assert error_of(reply)["code"] == code
 
 
+async def test_a_wrong_method_is_told_all_methods_of_the_path(running: Running):
+    reply = await running.http.put("/v1/responses/resp_1")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "DELETE, GET")
+
+
 async def test_an_endpoint_that_a_text_model_lacks_says_so(running: Running):
     for path, word in {"/v1/embeddings": "no embeddings", "/v1/images/generations": "no images"}.items():
         assert word in str(error_of(await running.http.post(path, json={"input": "x"}))["message"])

@@ -120,6 +120,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"functions": [{"name": "f"}]},
         {"xtc_probability": False},
         {"stream_options": {"continuous_usage_stats": True}},
+        {"stream_options": {"continuous_usage_stats": 0}},
         {"headrace": {"reprot": True}},
         {"headrace": {"checkpoint_at": [0]}},
         {"top_logprobs": 21, "logprobs": True},
