@@ -41,7 +41,11 @@ class ChatWriter:
         return self._chunks.chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
 
     def delta(self, index: int, delta: RenderedDelta) -> bytes:
-        fields = list(_chunk_fields(delta.parts))
+        match delta.parts:
+            case (ContentText(text),):  # by far the most
+                fields = [f'"content":{dumps(text)}']
+            case parts:
+                fields = list(_chunk_fields(parts))
         if not fields and self._chunks.has_tokens(delta):
             fields = ['"content":""']
         ids, logprobs = self._chunks.token_ids(delta), _logprobs([delta])

@@ -36,7 +36,6 @@ class Choice:
         self._prompt_offset = 0
         answer = generation.answer
         self._parser = None if answer is None else answer.parser(partial(_call_id, generation.id, self))
-        self._is_plain = answer is None or answer.is_plain
         self._has_reasoning = answer is not None and answer.reasoning is not None
         self._num_reasoning_tokens = 0
         self.has_calls = False
@@ -79,12 +78,10 @@ class Choice:
 
     def text_delta(self, tokens: Sequence[Token]) -> TextDelta:
         """The text of more tokens, after the echoed prompt if that has not been shown."""
-        if not self._is_plain:
+        if self._parser is not None:
             # One by one: reasoning's tokens are counted, and none is shown after the last call.
             return joined([self._parsed(self.text.push((token,))) for token in tokens if not self.is_complete])
         delta = self.text.push(tokens)
-        if self._parser is not None:
-            return replace(delta, parts=tuple(self._parser.push(delta.text)))
         return replace(delta, text=self._take_echo() + delta.text) if self._echo else delta
 
     def _parsed(self, delta: TextDelta) -> TextDelta:
@@ -93,14 +90,14 @@ class Choice:
         parts = self._parser.push(delta.text)
         self._num_reasoning_tokens += was_reasoning and self._parser.is_reasoning
         self.has_calls = self.has_calls or any(isinstance(part, CallStart) for part in parts)
-        return replace(delta, parts=tuple(parts))
+        return TextDelta(delta.text, delta.tokens, delta.offsets, tuple(parts))
 
     def last_delta(self) -> TextDelta:
         """The text still held back at the end."""
-        if self._parser is None or self._parser.is_complete:
+        if self._parser is None:
             return TextDelta(self._take_echo() + self.text.finish())
         delta = self._parsed(TextDelta(self.text.finish()))
-        return replace(delta, parts=(*delta.parts, *self._parser.finish()))
+        return replace(delta, parsed=(*delta.parts, *self._parser.finish()))
 
     @property
     def is_complete(self) -> bool:

@@ -30,7 +30,7 @@ def slices(delta: TextDelta) -> Iterator[TextDelta]:
     step = max(1, SLICE_NUMBERS // a_token)
     for first in range(0, len(delta.tokens), step):
         part = slice(first, first + step)
-        text, parts = ("", ()) if first else (delta.text, delta.parts)
+        text, parts = ("", ()) if first else (delta.text, delta.parsed)
         yield TextDelta(text, delta.tokens[part], delta.offsets[part], parts, delta.is_prompt)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.request import Sampling, Token
-from router.text.answer.parts import AnswerPart, merged
+from router.text.answer.parts import AnswerPart, ContentText, merged
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 
@@ -16,25 +16,35 @@ class TextDelta:
     """The next part of a choice's text, and its tokens.
 
     offsets     where each token begins in the text, in characters
-    parts       the text of a chat's answer, split into content, reasoning and tool calls; what may be the beginning of
-                a marker comes later
+    parsed      the text of a chat's answer, split into content, reasoning and tool calls; what may be the beginning of
+                a marker comes later. None: all text is content
     is_prompt   the tokens are the prompt's, with their log-probabilities
     """
 
     text: str
     tokens: tuple[Token, ...] = ()
     offsets: tuple[int, ...] = ()
-    parts: tuple[AnswerPart, ...] = ()
+    parsed: tuple[AnswerPart, ...] | None = None
     is_prompt: bool = False
+
+    @property
+    def parts(self) -> tuple[AnswerPart, ...]:
+        """The text of a chat's answer as parts."""
+        if self.parsed is not None:
+            return self.parsed
+        return (ContentText(self.text),) if self.text else ()
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:
     """One delta of several that follow each other."""
+    if len(deltas) == 1:
+        return deltas[0]
+    is_parsed = any(delta.parsed is not None for delta in deltas)
     return TextDelta(
         "".join(delta.text for delta in deltas),
         tuple(token for delta in deltas for token in delta.tokens),
         tuple(offset for delta in deltas for offset in delta.offsets),
-        tuple(merged(part for delta in deltas for part in delta.parts)),
+        tuple(merged(part for delta in deltas for part in delta.parts)) if is_parsed else None,
     )
 
 

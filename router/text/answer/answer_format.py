@@ -12,7 +12,7 @@ from router.text.answer.kimi import KIMI
 from router.text.answer.lfm2 import LFM2
 from router.text.answer.parts import AnswerParser
 from router.text.answer.qwen3_coder import QWEN3_CODER
-from router.text.answer.reader import AnswerReader, PlainText, ReasoningMarkers
+from router.text.answer.reader import AnswerReader, ReasoningMarkers
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
     "qwen3_coder": QWEN3_CODER,
@@ -84,11 +84,6 @@ class AnswerFormat:
     max_calls: int | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """True if the answer is content alone."""
-        return self.calls is None and self.reasoning is None
-
-    @property
     def markers(self) -> frozenset[str]:
         """Strings that the parser must see, also where the model has special tokens for them."""
         found: set[str] = set()
@@ -100,10 +95,10 @@ class AnswerFormat:
             found.update((reasoning.start, reasoning.end))
         return frozenset(found)
 
-    def parser(self, new_id: Callable[[int], str]) -> AnswerParser:
-        """A parser for one answer; `new_id` makes the ids of calls from their index."""
-        if self.is_plain:
-            return PlainText()
+    def parser(self, new_id: Callable[[int], str]) -> AnswerParser | None:
+        """A parser for one answer; `new_id` makes the ids of calls from their index. None: it is content alone."""
+        if self.calls is None and self.reasoning is None:
+            return None
         return AnswerReader(
             None if self.reasoning is None else REASONING_FORMATS[self.reasoning],
             None if self.calls is None else CALL_FORMATS[self.calls],

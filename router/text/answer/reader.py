@@ -19,19 +19,6 @@ class ReasoningMarkers:
     end: str
 
 
-class PlainText:
-    """The parser of an answer that is content alone."""
-
-    is_complete = False
-    is_reasoning = False
-
-    def push(self, text: str) -> list[AnswerPart]:
-        return [ContentText(text)] if text else []
-
-    def finish(self) -> list[AnswerPart]:
-        return []
-
-
 class AnswerReader:
     """An AnswerParser for reasoning and tool calls, in the formats that are given.
 
@@ -75,7 +62,7 @@ class AnswerReader:
 
     def _advance(self) -> list[AnswerPart]:
         next(self._steps, None)
-        parts = merged(self._parts)
+        parts = merged(self._parts) if len(self._parts) > 1 else list(self._parts)
         self._parts.clear()
         return parts
 

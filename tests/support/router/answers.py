@@ -41,6 +41,7 @@ class Sample:
 def parsed(sample: Sample, pieces: list[str], max_calls: int | None = None) -> list[AnswerPart]:
     """The parts of a text that comes in pieces, neighbours joined."""
     parser = AnswerFormat(sample.form, "think", sample.begins_reasoning, SCHEMAS, max_calls).parser("id{}".format)
+    assert parser is not None
     parts = [part for piece in pieces for part in parser.push(piece)]
     return merged([*parts, *parser.finish()])
 

@@ -95,6 +95,7 @@ def test_every_turn_of_a_chat_with_tools_continues_the_prompt_and_answer_before_
 
 def _answer(tokens: ModelTokens, opens_reasoning: bool, text: str) -> dict[str, Any]:
     parser = AnswerFormat(tokens.formats.calls, tokens.formats.reasoning, opens_reasoning).parser("id{}".format)
+    assert parser is not None
     message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": []}
     for part in [*parser.push(text), *parser.finish()]:
         match part:
