@@ -18,6 +18,7 @@ from router.keys import ApiKey, key_faults
 from router.parsing.limits import ParseLimits
 from router.routing.plan import NO_OBJECTIVES, Objectives
 from router.routing.policies.by_name import POLICIES
+from router.routing.role_planner import LEAST_SAMPLES
 from router.text.answer.answer_format import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES
 
 NAME = re.compile(r"[A-Za-z0-9._:-]{0,64}")
@@ -43,6 +44,10 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                         model's generation_config.json, as in vLLM; none: OpenAI's
     roles               fixed: a node does the work of its role alone, at present; elastic: any node may do any work,
                         and its role says what the policy prefers it for
+    role_planner        the router itself changes a node's role when the nodes of one role have had too much work for a
+                        whole `role_window_s`, and those of the other can do with one less (docs/routing.md). For fixed
+                        roles, and in one router of a cluster only
+    role_window_s       over which the planner averages, and which passes between two of its changes
     policy              chooses the nodes of each request, and what each does (docs/routing.md): `predicted`,
                         `round_robin`, `least_loaded`, `dynamo`, `dynamo_tuned` or `llm_d`
     fetch_from_decode   prefill nodes fetch the cached part of a prompt from a node that holds more of it: its
@@ -106,6 +111,8 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     name: str = ""
     generation_config: Literal["model", "none"] = "model"
     roles: Literal["fixed", "elastic"] = "fixed"
+    role_planner: bool = False
+    role_window_s: float = 60.0
     policy: str = "round_robin"
     fetch_from_decode: bool = True
     max_concurrent: int = 64
@@ -158,6 +165,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
             ),
             key_faults(self.api_keys),
             self._client_faults(),
+            self._planner_faults(),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
             one_of(self, POLICIES, "policy"),
             one_of(self, TOOL_FORMAT_NAMES, "tool_format"),
@@ -170,10 +178,21 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                 "stalled_after_s",
                 "first_event_timeout_s",
                 "landing_timeout_s",
+                "role_window_s",
                 "heartbeat_s",
                 "shutdown_grace_s",
             ),
         )
+
+    def _planner_faults(self) -> Iterator[str]:
+        """A window needs some heartbeats, and roles that forbid something."""
+        if self.role_planner and self.role_window_s < LEAST_SAMPLES * self.heartbeat_s:
+            yield (
+                f"role_window_s {self.role_window_s}: must be at least {LEAST_SAMPLES} heartbeats of "
+                f"{self.heartbeat_s:g} s (heartbeat_s)"
+            )
+        if self.role_planner and self.roles == "elastic":
+            yield "role_planner true with roles elastic: every node does all work there; set roles to fixed"
 
     def _client_faults(self) -> Iterator[str]:
         """A client is its key, or what a gateway says: one of them."""

@@ -71,6 +71,7 @@ class RouterMetrics:
         self._decisions = self._counter(
             "routing_decisions", "Routing decisions: plan, why, and for what", ["plan", "reason", "cause"]
         )
+        self._role_changes = self._counter("role_changes", "Nodes whose role the planner has changed", ["role"])
         self._predictions = Histogram(
             "headrace_prediction_ratio",
             "Outcomes of routing decisions, divided by what the policy predicted",
@@ -123,6 +124,10 @@ class RouterMetrics:
     def decided(self, decision: Decision) -> None:
         """Counts a routing decision by its plan and reason."""
         self._decisions.labels(decision.plan_kind, decision.plan.reason, decision.cause).inc()
+
+    def role_changed(self, role: Role) -> None:
+        """Counts a change by the planner of roles."""
+        self._role_changes.labels(role.value).inc()
 
     def predicted(self, quantity: str, ratio: float) -> None:
         """Records an outcome divided by its prediction."""

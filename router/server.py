@@ -22,6 +22,7 @@ from router.cluster.cluster_index import ClusterIndex
 from router.cluster.liveness import Liveness
 from router.cluster.nodes import NodeTable
 from router.cluster.registry import registry_server
+from router.cluster.role_changes import RoleChanges
 from router.cluster.role_switch import RoleSwitch
 from router.cluster.subscriptions import Subscriptions
 from router.config import RouterConfig
@@ -142,6 +143,9 @@ class RouterServer:
         )
         self._drains = Drains(self.nodes, table, snapshots, metrics, clock)
         roles = RoleSwitch(self.nodes)
+        self._role_changes = RoleChanges(
+            self.nodes, roles, metrics, window_s=config.role_window_s, heartbeat_s=config.heartbeat_s, clock=clock
+        )
         self._keys = KeySource(config.api_keys, config.api_keys_file)
         self._clients = Clients(config, self._keys.keys if self._keys.is_on else None, clock)
         stored = StoredResponses(config, clock)
@@ -170,6 +174,8 @@ class RouterServer:
             asyncio.create_task(Liveness(self.nodes, config.heartbeat_s).run()),
             asyncio.create_task(self._keys.watch(self._clients.use)),
         ]
+        if config.role_planner:
+            self._watching.append(asyncio.create_task(self._role_changes.run()))
         log.info("router at %s, nodes register at %s", self.url, self.control_address)
 
     async def stop(self) -> None:

@@ -21,6 +21,7 @@ from headrace.wire.messages import Role
 from node_runtime.config import RuntimeConfig
 from router.routing.candidates import LinkCosts
 from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, Policy, RoutedRequest
+from router.routing.role_planner import RoleChange, RolePlanner
 
 H200_LINK = LinkCosts(latency_s=0.002, bytes_per_s=50e9)
 """A hand-over between two H200s of one host: few large messages, whose setting up takes longer than their bytes."""
@@ -36,6 +37,7 @@ class Arrangement:
 
     elastic         any node may do any work; else each keeps to its role
     index_delay_s   until the router knows of a block or a checkpoint that a node has published
+    role_window_s   of the router's planner of roles; None: it changes none
     """
 
     both: int = 0
@@ -45,6 +47,7 @@ class Arrangement:
     elastic: bool = False
     link: LinkCosts = H200_LINK
     index_delay_s: float = 0.002
+    role_window_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -100,6 +103,9 @@ class SimulatedCluster:
         self.events = Events()
         self._policy = policy
         self._objectives = objectives
+        window_s = arrangement.role_window_s
+        self._planner = RolePlanner(window_s) if window_s is not None else None
+        self.role_changes: list[tuple[float, RoleChange]] = []
         self._num_decisions = 0
         self._num_open = 0  # arrivals that are known of, and requests in progress
         self._running: dict[int, _Course] = {}
@@ -150,7 +156,11 @@ class SimulatedCluster:
         feed.add(self.events.now_s, event)
 
     def _heartbeat(self, _: None) -> None:
-        self._view.heartbeat(self.events.now_s)
+        reports = self._view.heartbeat(self.events.now_s)
+        change = self._planner.sample(self.events.now_s, reports) if self._planner is not None else None
+        if change is not None:
+            self._view.switch(change.node, change.role)
+            self.role_changes.append((self.events.now_s, change))
         if self._num_open:
             self.events.at(self.events.now_s + HEARTBEAT_S, self._heartbeat, None)
 

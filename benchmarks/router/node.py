@@ -213,6 +213,14 @@ class SimulatedNode:
     # State
 
     @property
+    def num_running(self) -> int:
+        return len(self._prefilling) + len(self._decoding) + len(self._landed)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._line)
+
+    @property
     def others_hold_room(self) -> bool:
         """True if something is reserved here for prompts that other nodes compute."""
         return bool(self._reserved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from benchmarks.router.node import SimulatedNode
 from benchmarks.router.workload import Arrival
@@ -12,7 +12,7 @@ from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
 from headrace.cache.pools import PoolCounts
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
-from headrace.wire.messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus
+from headrace.wire.messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex, NodeIndex
 from router.routing.candidates import Candidate, LinkCosts
 from router.routing.ledger import Ledger
@@ -82,10 +82,18 @@ class RouterView:
             for node in nodes
         )
 
-    def heartbeat(self, now_s: float) -> None:
-        """All nodes report."""
+    def heartbeat(self, now_s: float) -> Mapping[str, tuple[Role, NodeStatus]]:
+        """All nodes report. Returns the role and the status of each."""
+        reports = {}
         for node, info in zip(self._nodes, self._infos, strict=True):
-            self._snapshots.heartbeat(info, _status(node, self._links), now_s)
+            status = _status(node, self._links)
+            self._snapshots.heartbeat(info, status, now_s)
+            reports[node.name] = (self._roles[node.name], status)
+        return reports
+
+    def switch(self, name: str, role: Role) -> None:
+        """Changes a node's role for the requests to come."""
+        self._roles = {**self._roles, name: role}
 
     def catch_up(self, now_s: float) -> None:
         """Takes over the cache events that have arrived by now."""
@@ -120,8 +128,8 @@ def _info(node: SimulatedNode) -> NodeInfo:
 def _status(node: SimulatedNode, links: tuple[LinkStatus, ...]) -> NodeStatus:
     stats, load = node.cache.stats(), node.load()
     return NodeStatus(
-        running=0,
-        waiting=0,
+        running=node.num_running,
+        waiting=node.num_waiting,
         blocks=_pool(stats.blocks, stats.num_indexed_blocks),
         slots=_pool(stats.slots, stats.num_checkpoints),
         links=links,

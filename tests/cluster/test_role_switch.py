@@ -113,3 +113,25 @@ async def test_routers_agree_on_roles_and_a_restarted_one_knows_them(model, tmp_
         cluster.processes["router"].wait()
         cluster.restart_router()
         await until_roles(cluster, first, wanted, PATIENCE_S)
+
+
+async def test_the_planner_gives_a_load_of_long_prompts_another_prefill_node(model: Path, tmp_path: Path) -> None:
+    router = {"role_planner": True, "role_window_s": 5.0}
+    with Cluster(model, tmp_path, num_decode=3, router=router) as cluster:
+        prompts = [clear_prompt(model, 600, 2, seed) for seed in range(8)]
+        answers: list[Answered] = []
+
+        async def asking(number: int) -> None:
+            while "prefill" not in {role for name, role in roles(cluster, cluster.url).items() if name != "p0"}:
+                unlike_others = {"headrace": {"salt": f"{number} {len(answers)}"}}
+                answers.append(await ask(client, prompts[number], 2, **unlike_others))
+                assert answers[-1].tokens == expected[number]
+
+        expected = [greedy(model, prompt, 2) for prompt in prompts]
+        async with (
+            httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            await asyncio.gather(*(asking(number) for number in range(len(prompts))))
+            assert answers
+            await asyncio.gather(*(ask(client, prompt, 2) for prompt in prompts))

@@ -64,6 +64,8 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "served_model_name": TEXT,
         "name": (["", "a.b-c_d:8001", "x" * 64], ["a b", "x" * 65, "é"]),
         "policy": (["round_robin", "predicted", "dynamo"], ["robin", ""]),
+        "role_planner": ([False, True], []),
+        "role_window_s": ([10.0, 60], [0.0, -1.0]),
         "max_concurrent": COUNT,
         "max_concurrent_per_client": COUNT,
         "max_unread_bytes": COUNT,
