@@ -180,3 +180,33 @@ async def test_the_cases_of_open_responses_hold(running: Running, cluster: FakeC
     image = {"type": "input_image", "image_url": "data:image/png;base64,aa"}
     refused = await running.http.post("/v1/responses", json={"input": [message("user", [image])]})
     assert refused.status_code == 400 and "input_image" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "choice", "is_held"),
+    [
+        ("/v1/messages", {"type": "any"}, True),
+        ("/v1/messages", {"type": "tool", "name": "weather"}, True),
+        ("/v1/messages", {"type": "auto"}, False),
+        ("/v1/responses", "required", True),
+        ("/v1/responses", {"type": "function", "name": "weather"}, True),
+        ("/v1/responses", "auto", False),
+    ],
+)
+async def test_a_required_call_is_held_by_a_grammar_in_both_apis(
+    running: Running, cluster: FakeCluster, path: str, choice: Any, is_held: bool
+):
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {
+            "max_tokens": 400,
+            "messages": [{"role": "user", "content": QUESTION}],
+            "tools": [{"name": "weather", "input_schema": SCHEMA}],
+        },
+        "/v1/responses": {
+            "input": QUESTION,
+            "tools": [{"type": "function", "name": "weather", "parameters": SCHEMA}],
+        },
+    }
+    reply = await running.http.post(path, json=bodies[path] | {"model": "m", "tool_choice": choice})
+    assert reply.status_code == 200, reply.text
+    assert (cluster.nodes["d0"].requests[-1].sampling.grammar is not None) == is_held
