@@ -2,7 +2,7 @@
 SHELL := /bin/bash -o pipefail
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test check proto bench-cpu bench-cache bench-router test-all bench-gpu bench-gpu-cluster bench-transfer \
-	clients campaigns campaign-faults campaign-hostile campaign-soak clean
+	clients campaigns campaign-faults campaign-grammars campaign-hostile campaign-soak clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -26,7 +26,8 @@ help:
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
 	@echo 'make campaigns  every kind of fault fifty times under load (80 min: make campaign-faults), ten minutes of hostile'
 	@echo '                clients beside ordinary chats (20 min: campaign-hostile), 20,000 requests, 10,000 transfers and'
-	@echo '                ten storms of aborted requests in a row (13 min: campaign-soak)'
+	@echo '                ten storms of aborted requests in a row (13 min: campaign-soak), decode nodes killed in the middle'
+	@echo '                of 50 JSON answers (10 min: campaign-grammars)'
 	@echo 'make bench-transfer  the transfer alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
 	@echo 'make clients    OpenAI for Python and Node, Anthropic, LangChain, litellm, instructor, openai-agents: unmodified'
 	@echo 'make proto      generate headrace/wire/generated/ from proto/ again'
@@ -118,12 +119,15 @@ clients: venv
 	$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients --confcutdir tests/clients \
 	  --import-mode=importlib -p no:cacheprovider $(PYTEST_ARGS) tests/clients
 
-campaigns: campaign-faults campaign-hostile campaign-soak
+campaigns: campaign-faults campaign-grammars campaign-hostile campaign-soak
 
 CAMPAIGN = $(BIN)/python -m pytest -s -n 0
 
 campaign-faults: venv
 	$(CAMPAIGN) tests/cluster/test_fault_campaign.py --fault-rounds 25 --timeout 3600
+
+campaign-grammars: venv
+	$(CAMPAIGN) tests/cluster/test_grammars.py --grammar-rounds 50 --timeout 3600
 
 campaign-hostile: venv
 	$(CAMPAIGN) tests/cluster/test_hostile_load.py --hostile-seconds 600

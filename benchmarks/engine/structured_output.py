@@ -94,7 +94,7 @@ def made_tokenizer(folder: Path, size: int) -> Path:
     for file in sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*.py")):
         words = re.findall(r" ?[^\W\d_]+| ?\d{1,3}|\s+| ?[^\w\s]+", file.read_text(errors="ignore"))
         pieces.update(word[:16] for word in words)
-        if len(pieces) > 4 * size:
+        if len(pieces) > 2 * size:
             break
     for word, count in list(pieces.items()):
         for end in range(2, len(word)):
@@ -237,9 +237,9 @@ def decode(
 def decode_s(built: BuiltEngine, size: int, steps: int, grammar: str | None) -> float:
     """Seconds of one decode step of the batch."""
     requests = []
-    for prompt in random_prompts(size, 16, seed=1, vocabulary=200):
+    for prompt in random_prompts(size, 16, seed=1, vocabulary=1000):
         request = greedy(prompt, 4 * steps)
-        sampling = replace(request.sampling, grammar=grammar, temperature=1.0)
+        sampling = replace(request.sampling, grammar=grammar)
         requests.append(replace(request, sampling=sampling))
     batch = Batch(built.engine, requests, 4 * steps)
     while not all(batch.arrivals) or any(sequence.is_prefilling for sequence in batch.sequences):

@@ -83,9 +83,11 @@ async def test_a_token_that_no_grammar_can_name_is_refused_by_the_node(cluster: 
         assert "unknown special token" in reply.json()["error"]["message"]
 
 
-async def streamed_text(client: httpx.AsyncClient, body: dict[str, Any], begun: asyncio.Event, after: int) -> str:
-    """The answer's text; `begun` is set when `after` pieces of it have come."""
-    text, pieces = "", 0
+async def streamed(
+    client: httpx.AsyncClient, body: dict[str, Any], begun: asyncio.Event, after: int
+) -> tuple[str, str, int]:
+    """The answer's text, why it ended, and its migrations; `begun` is set when `after` pieces of it have come."""
+    text, pieces, reason, migrations = "", 0, "", -1
     async with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as reply:
         assert reply.status_code == 200
         async for line in reply.aiter_lines():
@@ -95,10 +97,13 @@ async def streamed_text(client: httpx.AsyncClient, body: dict[str, Any], begun: 
             assert "error" not in event, event
             for choice in event["choices"]:
                 text += choice["delta"].get("content") or ""
+                reason = choice["finish_reason"] or reason
                 pieces += 1
                 if pieces == after:
                     begun.set()
-    return text
+            if event.get("usage"):
+                migrations = event["usage"]["headrace"]["migrations"]
+    return text, reason, migrations
 
 
 def decoding(cluster: Cluster) -> list[str]:
@@ -109,19 +114,20 @@ def decoding(cluster: Cluster) -> list[str]:
 async def test_a_decode_node_killed_in_the_middle_of_an_answer_costs_nothing_of_its_form(
     tiny_checkpoint, tmp_path: Path, pytestconfig: pytest.Config
 ):
-    """The answer is the same that nothing disturbed. `--grammar-rounds 50` is what the issue asks for."""
+    """Not always with the tokens that it would have had: another node's rounding may turn a draw."""
     with Cluster(tiny_checkpoint("qwen35"), tmp_path, num_decode=2) as cluster:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client:
             for seed in range(pytestconfig.getoption("--grammar-rounds")):
-                expected = content(await asked(client, question(LONG, seed)), LONG)
                 await asyncio.to_thread(cluster.idle_nodes, ["d0", "d1", "p0"])  # as their next heartbeats say
                 begun = asyncio.Event()
-                asking = asyncio.create_task(streamed_text(client, question(LONG, seed), begun, 20 + 7 * seed % 150))
+                asking = asyncio.create_task(streamed(client, question(LONG, seed), begun, 20 + 7 * seed % 150))
                 await begun.wait()
                 await asyncio.to_thread(wait_until, lambda: decoding(cluster), "a heartbeat says who decodes")
                 (serving,) = decoding(cluster)
                 cluster.processes[serving].kill()
-                assert await asking == expected
+                text, reason, migrations = await asking
+                assert (reason, migrations) == ("stop", 1)
+                jsonschema.validate(json.loads(text), LONG)
                 cluster.processes.pop(serving).wait()
                 await asyncio.to_thread(wait_until, lambda gone=serving: gone not in cluster.nodes(), "it is known")
                 cluster.start_node(serving)

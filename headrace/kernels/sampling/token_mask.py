@@ -2,7 +2,7 @@
 
 Shapes    logits [N, V] float32, changed in place; masks [K, W] int32, W = ceil(V / 32): bit i of word w is set if id
           32 * w + i is allowed; rows_K [K] int64: the row of logits of each mask
-Contract  rows_K are unique
+Contract  rows_K are unique; logits are below inf
 Numerics  bit-exact
 """
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.sizes import cdiv
 
-INF = float("inf")
+_ADDED = torch.zeros(256, 8).masked_fill_((torch.arange(256)[:, None] >> torch.arange(8) & 1) == 0, -torch.inf)
+"""What is added to the logits of eight ids, by their bits."""
 
 
 def mask_tokens(logits: Tensor, masks: Tensor, rows_K: Tensor) -> None:
@@ -28,11 +29,11 @@ def mask_tokens(logits: Tensor, masks: Tensor, rows_K: Tensor) -> None:
 
 
 def mask_tokens_torch(logits: Tensor, masks: Tensor, rows_K: Tensor) -> None:
-    # A row at a time: temporaries of more than a few MiB would be fresh pages each time.
-    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    # A row at a time: temporaries of more than a few MiB would be fresh pages each time. And a byte's eight logits at
+    # once: filling by single bits takes 1 ms instead of 0.14 for 151,936 logits.
+    added = _ADDED.to(logits.device)
     for row, mask in zip(rows_K.tolist(), masks, strict=True):
-        allowed = (mask.view(torch.uint8)[:, None] >> bits & 1).view(-1)[: logits.shape[1]]
-        logits[row].masked_fill_(allowed == 0, -INF)
+        logits[row] += added.index_select(0, mask.view(torch.uint8).int()).view(-1)[: logits.shape[1]]
 
 
 @triton.jit
