@@ -1,0 +1,76 @@
+"""Compiled grammars and their masks, against llguidance's own word on single tokens."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import grammar
+from headrace.grammar import AnswerGrammar, GrammarError, Grammars, json_grammar, lark_grammar, regex_grammar
+from tests.support.engine.tiny_checkpoints import END_OF_TEXT_ID, TURN_END_ID, VOCAB_SIZE, build_tokenizer
+
+TOKENIZER = build_tokenizer()
+
+
+@pytest.fixture
+def grammars(tmp_path: Path) -> Grammars:
+    TOKENIZER.save_pretrained(tmp_path)
+    return Grammars(tmp_path / "tokenizer.json", VOCAB_SIZE, (END_OF_TEXT_ID, TURN_END_ID))
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text)
+
+
+def allowed(grammars: Grammars, answers: list[AnswerGrammar], banned: list[tuple[int, ...]]) -> list[set[int]]:
+    bits = np.unpackbits(grammars.masks(answers, banned).view(np.uint8), axis=1, bitorder="little")
+    return [set(np.nonzero(row)[0].tolist()) for row in bits]
+
+
+def test_a_mask_has_exactly_the_tokens_that_may_follow(grammars: Grammars):
+    texts = [json_grammar({"type": "object"}), regex_grammar("(the river )*"), lark_grammar('start: "a" | "an"')]
+    answers = [grammars.answer(texts[0], ids('{"a": ')), grammars.answer(texts[1]), grammars.answer(texts[2], ids("a"))]
+    found = allowed(grammars, answers, [(), (), ()])
+    for answer, mask in zip(answers, found, strict=True):
+        assert mask == {n for n in range(VOCAB_SIZE) if answer.matcher.validate_tokens([n])}
+    assert {END_OF_TEXT_ID, TURN_END_ID} <= found[1]
+    assert not {END_OF_TEXT_ID, TURN_END_ID} & found[0]
+
+
+def test_an_unwanted_token_is_left_out_unless_nothing_else_is_left(grammars: Grammars):
+    ends = (END_OF_TEXT_ID, TURN_END_ID)
+    open_ended, whole = grammars.answer(regex_grammar("a*"), ids("a")), grammars.answer(regex_grammar("a"), ids("a"))
+    found = allowed(grammars, [open_ended, whole], [ends, ends])
+    assert found[0] and not found[0] & set(ends)
+    assert found[1] == set(ends)
+    assert (open_ended.is_complete, whole.is_complete) == (False, True)
+
+
+def test_answers_of_one_grammar_go_their_own_ways(grammars: Grammars):
+    text = lark_grammar('start: "yes" | "no"')
+    first, second = grammars.answer(text), grammars.answer(text)
+    first.append(ids("yes"))
+    assert (first.is_complete, second.is_complete) == (True, False)
+    second.append(ids("maybe"))
+    assert second.error is not None and not second.is_complete
+    assert (first.error, grammars.answer(text, ids("no")).error) == (None, None)
+
+
+def test_no_more_grammars_are_kept_than_there_is_room_for(grammars: Grammars, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar, "KEPT_GRAMMARS", 3)
+    texts = [regex_grammar(f"a{number}") for number in range(5)]
+    for text in texts:
+        grammars.answer(text)
+    grammars.answer(texts[2])
+    grammars.answer(regex_grammar("b"))
+    assert list(grammars._compiled) == [texts[4], texts[2], regex_grammar("b")]
+    monkeypatch.setattr(grammar, "KEPT_TEXT_BYTES", 1000)
+    grammars.answer(regex_grammar("c" * 900))
+    assert len(grammars._compiled) == 1
+
+
+def test_what_cannot_be_compiled_is_refused(grammars: Grammars):
+    with pytest.raises(GrammarError, match='unknown name: "b"'):
+        grammars.answer(lark_grammar('start: "a" b'))
+    with pytest.raises(GrammarError, match="unknown special token"):
+        grammars.answer(lark_grammar("start: <|nothing|>"))
