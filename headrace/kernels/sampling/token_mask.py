@@ -15,7 +15,7 @@ from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.sizes import cdiv
 
 _ADDED = torch.zeros(256, 8).masked_fill_((torch.arange(256)[:, None] >> torch.arange(8) & 1) == 0, -torch.inf)
-"""What is added to the logits of eight ids, by their bits."""
+"""Numbers to add to the logits of eight ids, by their bits."""
 
 
 def mask_tokens(logits: Tensor, masks: Tensor, rows_K: Tensor) -> None:
