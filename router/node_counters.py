@@ -38,6 +38,7 @@ TEXTS = {
     "sampled_tokens": "Tokens drawn",
     "staging_wait_seconds": "Seconds that messages of transfers waited for a staging buffer",
     "staging_waits": "Messages of transfers that waited for a staging buffer",
+    "timed_steps": "Steps to which the node's own costs are fitted",
     "tombstone_tokens": "Prompt tokens whose blocks were cached beyond the deepest checkpoint: computed again",
     "transfer_bytes": "Bytes of blocks and states moved between nodes, by direction and cache group",
     "transfer_dropped_parts": "Received parts of transfers that belong to no session any more",
