@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -14,6 +16,14 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def log_to_stderr() -> None:
     """Logs lines of level INFO and above with their time, in the format of every Headrace process."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+
+
+def machine_id() -> str:
+    """The id of this machine since it was started; its name where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def own_niceness() -> int:

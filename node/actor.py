@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import ray
 import ray.util
@@ -25,7 +26,8 @@ class NodeActor(ServerActor):
         here = replace(
             config, host=host or ray.util.get_node_ip_address(), engine=replace(config.engine, device=device)
         )
-        await super().__init__(config.name, niceness, lambda: node_server(here), START_ERRORS)  # type: ignore[misc]
+        raylet = ray.get_runtime_context().get_node_id()  # its workers end with it
+        await super().__init__(config.name, niceness, partial(node_server, here, host_id=raylet), START_ERRORS)  # type: ignore[misc]
         forget_start_up()
 
     async def info(self) -> NodeInfo:

@@ -11,10 +11,11 @@ from node_runtime.server import NodeServer
 from prefill_node.service import serve_prefill
 
 
-def node_server(config: NodeConfig) -> NodeServer:
-    """Returns a node that has not been started."""
+def node_server(config: NodeConfig, *, host_id: str | None = None) -> NodeServer:
+    """Returns a node that has not been started. `host_id`: of what ends together with it; None: the machine."""
     return NodeServer(
         config,
         Role(config.role),
         {"Prefill": serve_prefill, "Decode": partial(serve_decode, config)},
+        host_id,
     )

@@ -17,6 +17,7 @@ from headrace.engine.build import build_engine
 from headrace.engine.host_memory import keep_few_programs, keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device
+from headrace.host_process import machine_id
 from headrace.tracing import open_tracing
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.client import GrpcFetchClient
@@ -61,6 +62,7 @@ class NodeServer:
 
     role      the one with which it starts, for routers to know; it serves every role all the time, and keeps the role
               that a router switched it to until it ends: a router that was restarted gets that from it
+    host_id   of what ends together with this node; None: the machine
     services  by the name of each role's gRPC service: adds that to a gRPC server and returns the role
     """
 
@@ -69,11 +71,13 @@ class NodeServer:
         config: RuntimeConfig,
         role: Role,
         services: Mapping[str, Callable[[NodeRuntime, Fetches, Any], RoleService]],
+        host_id: str | None = None,
     ) -> None:
         self.config = config
         self._role = role
         self._role_switches = 0
         self._services = services
+        self._host_id = host_id or machine_id()
         self._roles: list[RoleService] = []
         self._incarnation = secrets.randbits(63) | 1
         self._closed = asyncio.Event()
@@ -251,6 +255,7 @@ class NodeServer:
             transfer_version=VERSION,
             start_s=start_s,
             max_step_tokens=self.config.engine.max_step_tokens,
+            host_id=self._host_id,
         )
 
     @property

@@ -294,6 +294,7 @@ class NodeInfo:
     transfer_version   version of the protocol between nodes: the router refuses a mix
     start_s            how long its start took, mostly to load the model
     max_step_tokens    the most tokens in one of its steps
+    host_id            equal on nodes that die together, with their host; empty: not known
     """
 
     name: str
@@ -311,6 +312,7 @@ class NodeInfo:
     transfer_version: int
     start_s: float = 0.0
     max_step_tokens: int = 1024
+    host_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,9 @@ class RequestDriver:
             await attempt.successor.running
 
     async def _placed(self, attempt: Attempt) -> None:
-        attempt.placement = placement = await self._search.place(attempt.request)
+        attempt.placement = placement = await self._search.place(
+            attempt.request, is_suspect=self.life.failures.is_suspect
+        )
         if placement.decode is not None:
             is_remote = placement.is_handed_over
             source = None if is_remote else await self._search.fetch_source(attempt.request, placement)
@@ -248,7 +250,10 @@ class RequestDriver:
         if placement is not None and self._search.may_still(placement.prefill):
             return placement
         receiver = attempt.decode_node
-        return None if receiver is None else await self._search.place_prefill(attempt.request, receiver)
+        if receiver is None:
+            return None
+        is_suspect = self.life.failures.is_suspect
+        return await self._search.place_prefill(attempt.request, receiver, is_suspect=is_suspect)
 
     # ------------------------------------------------------------ moves
 

@@ -9,7 +9,8 @@ from headrace.wire.messages import Role
 from router.errors import ApiError, from_node, node_crashed
 
 SUSPICIOUS_LOSSES = 2
-"""Nodes in a row that may be lost while they compute one request: it is given to one more node, and to no third."""
+"""Nodes in a row that may be lost while they compute one request: it is given to one more node, and to no third. Each
+counts for itself: after the first, NodeSearch asks no node that may be dying with the first one's host."""
 CRASHES = 3
 """Nodes that may crash with one request in all, whatever progress it makes between two of them."""
 
@@ -28,6 +29,11 @@ class Failures:
     decodes: int = 0
     suspicious_losses: int = 0
     crashes: int = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """True while the request may be what ended a node: the next one that it costs is its last."""
+        return self.suspicious_losses > 0
 
     def after_progress(self) -> Failures:
         """A decode node computed the request and lived: earlier losses were not its doing, or need not be."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
@@ -16,6 +17,7 @@ from router.cluster.nodes import NodeEntry
 from router.errors import no_node, objectives_missed
 from router.requests.context import RouterContext
 from router.requests.course import Course
+from router.requests.host_deaths import HostDeaths
 from router.requests.prompt_keys import PromptKeys
 from router.requests.siblings import Siblings
 from router.routing.decisions import Decision
@@ -59,16 +61,19 @@ class NodeSearch:
         self._siblings = siblings
         self._request = request
         self._avoided: set[NodeId] = set()
+        self._host_deaths = HostDeaths()
         self._migrated_keys = PromptKeys()  # of the prompt with this request's own tokens
         self._was_placed = False
         self.course = Course(context.ledger, context.decisions, context.metrics)
 
-    async def place(self, request: Request) -> Placement:
+    async def place(self, request: Request, *, is_suspect: bool) -> Placement:
         """The policy's plan, on the node that has kept this request since its router was lost, or where its siblings
         are, if they are there.
 
-        Waits for busy nodes as long as the request's own time allows, and for lost ones as long as they may come back;
-        raises ApiError: 503 when there is nobody to wait for, 429 for a request that would miss its objectives.
+        A suspect request may be what ended a node: it waits until another one has outlived that node's host, or is
+        elsewhere. Waits for busy nodes as long as the request's own time allows, and for lost ones as long as they may
+        come back; raises ApiError: 503 when there is nobody to wait for, 429 for a request that would miss its
+        objectives.
         """
         nodes = self._context.nodes
         while True:
@@ -78,7 +83,7 @@ class NodeSearch:
                 pins, cause = Pins(decode=holder.info.name), "orphan"
             elif pins != ANYWHERE:
                 cause = "sibling"
-            if (placement := await self._ask(request, pins, cause)) is not None:
+            if (placement := await self._ask(request, pins, cause, is_suspect)) is not None:
                 if cause == "request":
                     self._check_objectives(placement.plan)
                 self._was_placed = True
@@ -87,28 +92,32 @@ class NodeSearch:
                 raise no_node(Role.DECODE, [], self._context.clock())
             await self._pause()
 
-    async def place_prefill(self, request: Request, receiver: NodeEntry) -> Placement | None:
+    async def place_prefill(self, request: Request, receiver: NodeEntry, *, is_suspect: bool) -> Placement | None:
         """A plan for a prompt that `receiver` waits for. Waits for busy nodes; None when nobody can send to it."""
         pins = Pins(prefill=self._siblings_pins().prefill, decode=receiver.info.name, is_reserved=True)
         while self._context.nodes.senders_to(receiver.info, Role.PREFILL):
-            if (placement := await self._ask(request, pins, "renewal")) is not None:
+            if (placement := await self._ask(request, pins, "renewal", is_suspect)) is not None:
                 self._context.ledger.reserved(placement.number)
                 return placement
             await self._pause()
         return None
 
-    async def _ask(self, request: Request, pins: Pins, cause: str) -> Placement | None:
-        """The policy's plan among the nodes that have not failed this request. None when all who could serve it have,
-        or the policy finds nobody: then none is avoided any longer."""
+    async def _ask(self, request: Request, pins: Pins, cause: str, is_suspect: bool) -> Placement | None:
+        """The policy's plan among the nodes that have not failed this request, and whose host is not dying if they have
+        a choice; a suspect request has none. None when all who could serve it have failed it, or the policy finds
+        nobody: then none is avoided any longer, but for dying hosts."""
         context = self._context
         keys = await self.prompt_keys(request)
         now_s = context.clock()
         live = {node.info.name: node for node in context.nodes.live()}
         roles = {name: node.role for name, node in live.items()}
         avoided = {name for name, node in live.items() if node.id in self._avoided}
+        dying = {name for name, node in live.items() if self._host_deaths.may_include(node.info, now_s)}
         routed = self._routed(request)
-        for pinned in (pins, Pins(decode=pins.decode, is_reserved=True) if pins.is_reserved else ANYWHERE):
-            candidates = context.snapshots.take(roles, keys, len(request.tokens), now_s, avoided=avoided, pins=pinned)
+        left_out = [avoided | dying] if is_suspect or not dying else [avoided | dying, avoided]
+        pinned = [pins, Pins(decode=pins.decode, is_reserved=True) if pins.is_reserved else ANYWHERE]
+        for names, its_pins in product(left_out, pinned):
+            candidates = context.snapshots.take(roles, keys, len(request.tokens), now_s, avoided=names, pins=its_pins)
             if (plan := context.policy.choose(routed, candidates)) is not None:
                 decision = Decision(routed, cause, plan, candidates)
                 context.sessions.served(self._session, plan.decode, plan.prefill)
@@ -173,6 +182,8 @@ class NodeSearch:
         self._avoided.add(node.id)
         if isinstance(error, NodeLost):
             node.suspect = True
+        if type(error) is NodeLost and not node.has_left:
+            self._host_deaths.node_lost(node.info, self._context.clock())
         return NodeStopped(error.node, error.message) if type(error) is NodeLost and node.has_left else error
 
     def transfer_failed(self, sender: NodeEntry) -> None:

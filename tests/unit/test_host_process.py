@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-from headrace.host_process import own_niceness
+from headrace.host_process import machine_id, own_niceness
 
 THREADED = """
 import os, sys, threading
@@ -50,3 +50,13 @@ def test_a_process_that_may_not_lower_its_niceness_logs_the_remedy() -> None:
 def test_a_log_line_begins_with_its_time() -> None:
     line = run(own_niceness(), "unprivileged").stderr
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING headrace\.host_process: ", line)
+
+
+def test_processes_of_a_machine_agree_on_its_id():
+    other = subprocess.run(
+        [sys.executable, "-c", "from headrace.host_process import machine_id; print(machine_id())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.strip() == machine_id() != ""

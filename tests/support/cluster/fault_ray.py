@@ -18,7 +18,7 @@ import psutil
 
 from deploy.ports import free_ports
 from deploy.ray_session import OBJECT_STORE_BYTES
-from tests.support.cluster.fault_row import Losses, Row
+from tests.support.cluster.fault_row import HostDeath, Row
 from tests.support.cluster.shell import END_S, START_S, Shell, is_listening, nodes_of, until
 from tests.support.cluster.usage import settled
 
@@ -153,6 +153,6 @@ async def raylet_killed(cluster: RayFaultCluster, dice: random.Random, row: Row)
     began_s = row.fault_now()
     await asyncio.to_thread(cluster.kill_raylet, raylet)
     await asyncio.to_thread(cluster.wait_for_others, hosted)
-    row.losses.append(Losses(began_s, time.monotonic(), len(hosted)))
+    row.host_deaths.append(HostDeath(began_s, time.monotonic()))
     await asyncio.to_thread(cluster.start_raylet)
     row.rounds += 1

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from tests.support.cluster.recall_clients import Answer
 from tests.support.cluster.recall_load import RecallLoad, percentile
 
-QUARANTINED = "500 the nodes that computed this request were lost with it"
-"""The beginning of the router's message for a request that has lost two nodes: no third one gets it."""
+QUARANTINED = "the nodes that computed this request were lost with it"
+"""Of the router's message for a request that has lost two nodes: no third one gets it. It comes as a status 500, or in
+a stream that had begun."""
 
 
 @dataclass(frozen=True)
-class Losses:
-    """`num_nodes` that were lost at some time between `began_s` and `ended_s`, when they were back."""
+class HostDeath:
+    """All nodes of a host were lost from `began_s` on; at `ended_s` they were back."""
 
     began_s: float
     ended_s: float
-    num_nodes: int
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Row:
     known_s      from the fault until a survivor's session had failed: a round's first; each one of a killed node; each
                  one of a cut network, from its own beginning if that was behind the cut
     faults_s     when they were committed
-    losses       where one fault, or two in a row, may lose a request two nodes
+    host_deaths  one of them may cost a request one of its two nodes, however many the host had
     served_s     from the fault until a question asked after it was answered right
     slowest_answer_s  from question to answer, errors and repetitions included
     sessions_failed   on all nodes, by cause: each of them was repaired, or its client got an error
@@ -50,7 +50,7 @@ class Row:
     sessions_failed: dict[str, int] = field(default_factory=dict)
     known_s: list[float] = field(default_factory=list)
     faults_s: list[float] = field(default_factory=list)
-    losses: list[Losses] = field(default_factory=list)
+    host_deaths: list[HostDeath] = field(default_factory=list)
     served_s: list[float] = field(default_factory=list)
     slowest_answer_s: float = 0.0
     seconds: float = 0.0
@@ -58,8 +58,8 @@ class Row:
     def judge(self, load: RecallLoad) -> None:
         """Once no more answers come."""
         self.right, self.migrated, self.given_up = load.num_right, load.num_migrated, load.num_given_up
-        self.errors = {error: n for error, n in load.errors.items() if not error.startswith(QUARANTINED)}
-        self.quarantined = [it for it in load.answers if any(e.startswith(QUARANTINED) for e in it.errors)]
+        self.errors = {error: n for error, n in load.errors.items() if QUARANTINED not in error}
+        self.quarantined = [it for it in load.answers if any(QUARANTINED in e for e in it.errors)]
         self.wrong = load.wrong
         self.slowest_answer_s = max((it.ended_s - it.asked_s for it in load.answers), default=0.0)
         for at_s in self.faults_s:
@@ -73,11 +73,11 @@ class Row:
 
     @property
     def quarantined_too_soon(self) -> list[Answer]:
-        """Those that were quarantined though fewer than two nodes were lost in their time."""
-        return [it for it in self.quarantined if self._lost_during(it) < 2]
+        """Those that were quarantined though fewer than two hosts died in their time."""
+        return [it for it in self.quarantined if self._deaths_during(it) < 2]
 
-    def _lost_during(self, answer: Answer) -> int:
-        return sum(it.num_nodes for it in self.losses if it.began_s <= answer.ended_s and answer.asked_s <= it.ended_s)
+    def _deaths_during(self, answer: Answer) -> int:
+        return sum(it.began_s <= answer.ended_s and answer.asked_s <= it.ended_s for it in self.host_deaths)
 
     @property
     def slowest_known_s(self) -> float | None:

@@ -57,10 +57,12 @@ def fetch_source(name: str, num_tokens: int) -> m.FetchSource:
 
 @dataclass(frozen=True)
 class Fault:
-    """Raises `error` in a call: at once, or after the call has sent that many tokens."""
+    """Raises `error` in a call: at once, or after the call has sent that many tokens. `is_computing`: a prefill reports
+    first that it computes."""
 
     error: NodeError
     after_tokens: int = 0
+    is_computing: bool = False
 
 
 @dataclass
@@ -241,6 +243,8 @@ class FakePrefillCall(_Call):
         if node.hangs:
             await asyncio.Event().wait()
         fault = node.take_fault()
+        if fault is not None and fault.is_computing:
+            yield m.ComputeStarted()
         if fault is not None and fault.after_tokens == 0:
             raise fault.error
         await asyncio.sleep(0)
