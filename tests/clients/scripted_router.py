@@ -30,9 +30,10 @@ def play(node: FakeNode, tokens: ModelTokens) -> None:
 
     def token(request: Request, place: int) -> tuple[Token, FinishReason | None]:
         prompt = tokens.decode(request.tokens[: request.num_prompt_tokens], skip_special_tokens=False)
-        turns = [*TURNS, LAST]
-        text = turns[min(prompt.count(RESULT), len(TURNS))] if '"weather"' in prompt else LAST
-        if request.sampling.grammar is not None:
+        text = LAST
+        if '"weather"' in prompt:
+            text = [*TURNS, LAST][min(prompt.count(RESULT), len(TURNS))]
+        elif request.sampling.grammar is not None:
             text = f"It is short.\n</think>\n\n{DOCUMENT}" if prompt.rstrip().endswith("<think>") else DOCUMENT
         node.answer = [*tokens.encode(text), STOP_ID]
         return scripted(request, place)
