@@ -53,6 +53,10 @@ from router.requests.drains import Drains
 from router.status import ClusterStatus
 
 STATIC = Path(__file__).parent / "static"
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+}
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODIES = (
     ChatBody,
@@ -171,7 +175,15 @@ def build_app(
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(STATIC / "index.html", media_type="text/html")
+        return FileResponse(STATIC / "index.html", media_type="text/html", headers=PAGE_HEADERS)
+
+    @app.get("/static/page.js", include_in_schema=False)
+    async def script() -> Response:
+        return FileResponse(STATIC / "page.js", media_type="text/javascript")
+
+    @app.get("/static/page.css", include_in_schema=False)
+    async def style() -> Response:
+        return FileResponse(STATIC / "page.css", media_type="text/css")
 
     identified: ASGIApp = HeadApp(IdentifiedApp(CountedApp(app, count_response)))
     if not limits.cors_origins:

@@ -20,7 +20,9 @@ from router.requests.client import Client, TokenRate
 log = logging.getLogger(__name__)
 
 MAX_NAME_LENGTH = 256
-OPEN = frozenset({"/", "/health", "/ready", "/version", "/docs", "/openapi.json"})
+OPEN = frozenset(
+    {"/", "/static/page.js", "/static/page.css", "/health", "/ready", "/version", "/docs", "/openapi.json"}
+)
 """Paths without anything of anybody: probes, and what is the same on every router."""
 ALLOWS: Mapping[Access, frozenset[Access]] = {
     "generate": frozenset({"generate"}),

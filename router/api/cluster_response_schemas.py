@@ -119,6 +119,16 @@ class LinkRow(Response):
     """Why there is no measurement."""
 
 
+class StageRow(Response):
+    """A stage of a request, in seconds from its arrival."""
+
+    stage: Literal["queue", "prefill", "hand_over", "decode"]
+    node: str | None
+    start_s: float
+    seconds: float
+    """So far, for the last stage of a request that is open."""
+
+
 class RequestRow(Response):
     """One request: open, or one of the last that ended."""
 
@@ -132,6 +142,7 @@ class RequestRow(Response):
     migrations: int
     moves: int
     age_s: float
+    stages: list[StageRow]
     error: str | None
 
 

@@ -15,7 +15,7 @@ _BEGINS = {
 }
 
 
-def stages_of(life: RequestLifecycle) -> list[Stage]:
+def stages_of(life: RequestLifecycle, now_s: float = 0.0) -> list[Stage]:
     """The stages that the request has reached, in order; each ends where the next one begins.
 
     queue      from the arrival until a node has the prompt: turn, choice of nodes, reservation
@@ -23,9 +23,10 @@ def stages_of(life: RequestLifecycle) -> list[Stage]:
     hand_over  from then until blocks and state are where the answer goes on: what the transfer is not hidden behind
     decode     until the end; a request that began again on other nodes spends that time here, or in an earlier stage
 
-    Each begins when it was first entered.
+    Each begins when it was first entered. The last one of a request that is not over ends at `now_s`.
     """
-    entered, end_s = life.entered_s, ended_s(life)
+    entered = life.entered_s
+    end_s = entered.get(RequestPhase.DONE, entered.get(RequestPhase.FAILED, now_s))
     # A request that moves while it decodes enters MOVING late: that is no stage of its own.
     is_reached = {
         name: phase in entered and entered[phase] <= entered.get(RequestPhase.DECODING, end_s)

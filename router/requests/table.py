@@ -11,6 +11,7 @@ from router.cluster.nodes import NodeEntry
 from router.errors import IllegalEvent
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.moves import Movable
+from router.requests.stages import stages_of
 from router.requests.states import RequestPhase
 
 RECENT = 20
@@ -49,7 +50,7 @@ class RequestTable:
         del self._open[life.request.request_id]
         self._movable.pop(life.request.request_id, None)
         self.ended[life.phase] += 1
-        self._recent.append(_Ended(life.entered_s[RequestPhase.QUEUED], _row(life)))
+        self._recent.append(_Ended(life.entered_s[RequestPhase.QUEUED], _row(life, 0.0)))
 
     def counts(self) -> dict[RequestPhase, int]:
         """Open requests by phase, and how many were completed or failed since the start."""
@@ -59,7 +60,7 @@ class RequestTable:
     def rows(self, now_s: float) -> Iterator[dict[str, Any]]:
         """Rows of /cluster: open requests, oldest first, then the recent ones, newest first."""
         for life in self._open.values():
-            yield _row(life) | {"age_s": _age_s(life.entered_s[RequestPhase.QUEUED], now_s)}
+            yield _row(life, now_s) | {"age_s": _age_s(life.entered_s[RequestPhase.QUEUED], now_s)}
         for ended in reversed(self._recent):
             yield ended.row | {"age_s": _age_s(ended.queued_s, now_s)}
 
@@ -72,7 +73,17 @@ class _Ended:
     row: dict[str, Any]
 
 
-def _row(life: RequestLifecycle) -> dict[str, Any]:
+def _row(life: RequestLifecycle, now_s: float) -> dict[str, Any]:
+    queued_s = life.entered_s[RequestPhase.QUEUED]
+    stages = [
+        {
+            "stage": stage.name,
+            "node": stage.attributes.get("headrace.node"),
+            "start_s": round(stage.start_s - queued_s, 6),
+            "seconds": round(stage.end_s - stage.start_s, 6),
+        }
+        for stage in stages_of(life, now_s)
+    ]
     return {
         "id": life.request.request_id,
         "phase": life.phase.value,
@@ -84,6 +95,7 @@ def _row(life: RequestLifecycle) -> dict[str, Any]:
         "migrations": life.report.migrations,
         "moves": life.report.moves,
         "age_s": 0.0,
+        "stages": stages,
         "error": None if life.failure is None else life.failure.message,
     }
 

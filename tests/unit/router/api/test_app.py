@@ -124,7 +124,7 @@ async def test_health_and_the_page_answer(running: Running):
     assert (await running.http.get("/health")).json() == {"status": "ok"}
     page = await running.http.get("/")
     assert page.headers["content-type"].startswith("text/html")
-    assert "/cluster" in page.text
+    assert "static/page.js" in page.text
 
 
 async def test_cluster_shows_nodes_and_requests(running: Running):
