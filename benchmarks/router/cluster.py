@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import thread_time
 
 from benchmarks.router.events import Events
-from benchmarks.router.node import RECEIVE, AttentionAlone, NodeShape, SimulatedNode, Work
+from benchmarks.router.node import SimulatedNode
 from benchmarks.router.view import Feed, RouterView
+from benchmarks.router.work import RECEIVE, AttentionAlone, NodeShape, Work
 from benchmarks.router.workload import Arrival, Workload
 from headrace.cache.events import CacheEvent
 from headrace.cache.hits import ResumeLocally
@@ -99,14 +99,13 @@ class SimulatedCluster:
         self.arrangement = arrangement
         self.workload = workload
         self.outcomes: list[Outcome] = []
-        self.decision_s: list[float] = []
         self.events = Events()
         self._policy = policy
         self._objectives = objectives
         window_s = arrangement.role_window_s
         self._planner = RolePlanner(window_s) if window_s is not None else None
         self.role_changes: list[tuple[float, RoleChange]] = []
-        self._num_decisions = 0
+        self.num_decisions = 0
         self._num_open = 0  # arrivals that are known of, and requests in progress
         self._running: dict[int, _Course] = {}
         self._local = ResumeLocally() if shape.is_hybrid else AttentionAlone()
@@ -172,8 +171,8 @@ class SimulatedCluster:
         self._route(outcome)
 
     def _route(self, outcome: Outcome) -> None:
-        arrival, number = outcome.arrival, self._num_decisions
-        self._num_decisions += 1
+        arrival, number = outcome.arrival, self.num_decisions
+        self.num_decisions += 1
         request = RoutedRequest(
             number,
             arrival.num_tokens,
@@ -183,14 +182,12 @@ class SimulatedCluster:
             objectives=self._objectives,
         )
         self._view.catch_up(self.events.now_s)
-        start_s = thread_time()
         candidates = self._view.candidates(arrival, self.events.now_s, avoided=outcome.avoided)
         plan = self._policy.choose(request, candidates)
         if plan is None and outcome.avoided:
             outcome.avoided.clear()
             candidates = self._view.candidates(arrival, self.events.now_s)
             plan = self._policy.choose(request, candidates)
-        self.decision_s.append(thread_time() - start_s)
         outcome.plan = plan
         if plan is None:
             self._ended(outcome)

@@ -24,9 +24,9 @@ from typing import Annotated
 import typer
 
 from benchmarks.router.cluster import Arrangement, SimulatedCluster
-from benchmarks.router.node import NodeShape
 from benchmarks.router.plot import plot
 from benchmarks.router.report import HEADER, Result, cells
+from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import Chats, ChatShape, MooncakeTrace, Workload
 from benchmarks.timing import table_header, table_row
 from headrace.cache.checkpoints import checkpoint_policy

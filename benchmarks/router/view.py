@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 
 from benchmarks.router.node import SimulatedNode
@@ -26,27 +26,27 @@ CHANGES = {
 }
 
 
-class Feed:
-    """One node's cache events on their way to the index."""
+MEASURED = {"computed_tokens": 1.0}
+"""Counters of a node whose costs are its own."""
 
-    def __init__(self, index: NodeIndex) -> None:
+
+class Feed:
+    """One node's cache events on their way to the index; `pending` are those of all nodes, in order of time."""
+
+    def __init__(self, index: NodeIndex, pending: deque[tuple[float, Feed, CacheEvent]]) -> None:
         self._index = index
         self._sequence = 0
-        self._pending: deque[tuple[float, CacheEvent]] = deque()
+        self._pending = pending
         index.apply(CacheSnapshotPart(1, 0, (), (), is_last=True))
 
     def add(self, now_s: float, event: CacheEvent) -> None:
-        self._pending.append((now_s, event))
+        self._pending.append((now_s, self, event))
 
-    def arrive(self, sent_by_s: float) -> None:
-        """Takes over what was sent until then."""
-        pending, changes = self._pending, []
-        while pending and pending[0][0] <= sent_by_s:
-            event = pending.popleft()[1]
-            changes.append((CHANGES[type(event)], event.key))
-        if changes:
-            self._index.apply(CacheChanges(1, self._sequence + 1, tuple(changes)))
-            self._sequence += len(changes)
+    def apply(self, events: Sequence[CacheEvent]) -> None:
+        """Takes over what has arrived."""
+        changes = tuple([(CHANGES[type(event)], event.key) for event in events])
+        self._index.apply(CacheChanges(1, self._sequence + 1, changes))
+        self._sequence += len(changes)
 
 
 class RouterView:
@@ -64,13 +64,12 @@ class RouterView:
         self._index_delay_s = index_delay_s
         self._nodes: list[SimulatedNode] = []
         self._infos: list[NodeInfo] = []
-        self._feeds: list[Feed] = []
+        self._pending: deque[tuple[float, Feed, CacheEvent]] = deque()
         self._links: tuple[LinkStatus, ...] = ()
 
     def feed(self, name: str, block_size: int) -> Feed:
         """The way of a new node's cache events to the index."""
-        self._feeds.append(Feed(self._index.add((name, 1), block_size)))
-        return self._feeds[-1]
+        return Feed(self._index.add((name, 1), block_size), self._pending)
 
     def register(self, nodes: Sequence[SimulatedNode]) -> None:
         """Takes the nodes of the cluster, sorted by name."""
@@ -97,8 +96,13 @@ class RouterView:
 
     def catch_up(self, now_s: float) -> None:
         """Takes over the cache events that have arrived by now."""
-        for feed in self._feeds:
-            feed.arrive(now_s - self._index_delay_s)
+        pending, sent_by_s = self._pending, now_s - self._index_delay_s
+        arrived: defaultdict[Feed, list[CacheEvent]] = defaultdict(list)
+        while pending and pending[0][0] <= sent_by_s:
+            _, feed, event = pending.popleft()
+            arrived[feed].append(event)
+        for feed, events in arrived.items():
+            feed.apply(events)
 
     def candidates(self, arrival: Arrival, now_s: float, avoided: Collection[str] = ()) -> Sequence[Candidate]:
         """The real snapshot; for a model of attention alone every block is one from which a node can resume."""
@@ -130,6 +134,7 @@ def _status(node: SimulatedNode, links: tuple[LinkStatus, ...]) -> NodeStatus:
     return NodeStatus(
         running=node.num_running,
         waiting=node.num_waiting,
+        counters=MEASURED,
         blocks=_pool(stats.blocks, stats.num_indexed_blocks),
         slots=_pool(stats.slots, stats.num_checkpoints),
         links=links,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.router.cluster import SimulatedCluster
-from benchmarks.router.node import NodeShape
 from benchmarks.router.report import Result
 from benchmarks.router.simulate import Setting, arrangement, simulate
+from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import TRACE_BLOCK_TOKENS, Chats, ChatShape, MooncakeTrace
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.step_costs import StepCosts

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.router.cluster import Arrangement, SimulatedCluster
-from benchmarks.router.node import NodeShape
 from benchmarks.router.report import Result
+from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import Arrival, MooncakeTrace
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.types import PrefixKey
@@ -99,4 +99,4 @@ def test_nodes_that_wait_for_each_other_give_their_reservations_back() -> None:
     )
     cluster.run()
     assert all(outcome.end_s > outcome.first_s > 0 for outcome in cluster.outcomes)
-    assert len(cluster.decision_s) > len(cluster.outcomes)
+    assert cluster.num_decisions > len(cluster.outcomes)

@@ -1,0 +1,137 @@
+"""A simulated node's values: its sizes, the requests on it, and strides of steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.router.workload import Arrival
+from headrace.cache.checkpoints import CheckpointPolicy
+from headrace.cache.claims import Claim
+from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ReceiveState, ResumeLocally
+from headrace.cache.index import Checkpoint
+from headrace.cache.publishing import ScheduledChunk
+from headrace.step_costs import StepCosts
+
+RECEIVE = ReceiveState()
+
+
+class AttentionAlone(ResumeLocally):
+    """A model without states: whatever its attention blocks cover need not be computed."""
+
+    def reusable_tokens(self, hit: PrefixHit) -> int:
+        return hit.attention_tokens
+
+    def resume_tokens(self, hit: PrefixHit) -> int | None:
+        return None
+
+    def branch_point(self, hit: PrefixHit) -> int | None:
+        return None
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """A node's sizes and costs.
+
+    is_hybrid   False: a model without states; every block can be resumed from
+    is_fair     False: prompts in order of arrival, instead of the real scheduler
+    """
+
+    num_blocks: int
+    num_slots: int
+    block_size: int
+    costs: StepCosts
+    checkpoints: CheckpointPolicy
+    eviction: str
+    max_step_tokens: int = 8192
+    bytes_per_token: int = 8192
+    state_bytes: int = 0
+    is_hybrid: bool = True
+    is_fair: bool = True
+
+
+class Work:
+    """A request on one node; what the scheduler and the publisher ask of a sequence is here."""
+
+    __slots__ = (
+        "arrival", "boundaries", "checkpoints", "claim", "decoded", "fetch_s", "first_stride", "hit_policy", "joined_s",
+        "keys", "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source",
+        "token_gap_s",
+    )  # fmt: skip
+    client_work = 0.0  # traces name no clients
+
+    def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy) -> None:
+        self.number = number
+        self.source = source
+        self.hit_policy = hit_policy
+        self.arrival = (source.at_s, number)
+        self.keys = source.keys
+        self.prompt_length = self.prefill_length = source.num_tokens
+        self.num_computed = 0
+        self.reused = 0
+        self.boundaries: tuple[int, ...] = ()
+        self.checkpoints: list[int] = []
+        self.decoded: list[Checkpoint] = []
+        self.claim: Claim | None = None
+        self.joined_s = 0.0
+        self.fetch_s: float | None = None
+        self.first_stride = self.last_stride = 0
+        self.token_gap_s: float | None = None
+
+    def fetch(self, num_tokens: int, seconds: float) -> None:
+        """Another node sends its cache of the first `num_tokens` once this node has room."""
+        self.hit_policy, self.fetch_s = FetchState(num_tokens), seconds
+
+    @property
+    def held(self) -> Claim:
+        assert self.claim is not None
+        return self.claim
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_computed < self.prefill_length
+
+
+@dataclass(slots=True)
+class StrideLog:
+    """Every stride with decoding sequences: how many steps, their seconds, and how many sequences decoded."""
+
+    steps: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """Steps that differ by their growing contexts alone: step i takes `step_s + i * growth_s`.
+
+    extra_s   of prompts; such a stride is one step
+    """
+
+    start_s: float
+    step_s: float
+    growth_s: float
+    num_steps: int
+    chunks: Sequence[ScheduledChunk[Work]] = ()
+    extra_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        k = self.num_steps
+        return self.extra_s + k * self.step_s + self.growth_s * k * (k - 1) / 2
+
+    def cut(self, num_steps: int) -> Stride:
+        """The first steps of it."""
+        return Stride(self.start_s, self.step_s, self.growth_s, num_steps, self.chunks, self.extra_s)
+
+    def steps_by(self, now_s: float) -> int:
+        """Steps that have begun by `now_s`, at least one."""
+        elapsed_s, growth_s = now_s - self.start_s, self.growth_s
+        linear_s = self.step_s - growth_s / 2
+        if growth_s * self.num_steps < 1e-9 * linear_s:
+            num_steps = math.ceil(elapsed_s / linear_s)
+        else:
+            root = math.sqrt(linear_s * linear_s + 2 * growth_s * elapsed_s)
+            num_steps = math.ceil((root - linear_s) / growth_s - 1e-9)
+        return min(max(num_steps, 1), self.num_steps)
