@@ -11,6 +11,7 @@ from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, Checkpo
 from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import CacheLayout
 from headrace.cache.pools import PoolCounts
+from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
 from headrace.wire.messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex, NodeIndex
@@ -26,7 +27,7 @@ CHANGES = {
 }
 
 
-MEASURED = {"computed_tokens": 1.0}
+MEASURED = {TIMED_STEPS: 99.0}
 """Counters of a node whose costs are its own."""
 
 

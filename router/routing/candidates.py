@@ -31,6 +31,7 @@ class Load(NamedTuple):
     free_tokens       tokens for which blocks are free or can be evicted, less those of the sequences that come
     free_slots        states for which a slot is free or can be evicted, less those of the sequences that come: negative
                       while some wait for one
+    empty_tokens      tokens for which blocks were free at the last heartbeat, so that nothing need be evicted
     """
 
     num_decoding: int = 0
@@ -42,6 +43,7 @@ class Load(NamedTuple):
     waiting_lengths: tuple[int, ...] = ()
     free_tokens: int = 0
     free_slots: int = 0
+    empty_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,7 @@ class NodeBook:
             waiting_lengths=_added(status.waiting_lengths, left.lengths, -1.0),
             free_tokens=(blocks.free + blocks.cached) * block_size + own.held_tokens,
             free_slots=slots.free + slots.cached + own.held_slots,
+            empty_tokens=blocks.free * block_size,
         )
         self._tokens_per_s = _tokens_per_s(status.costs, status.num_decoding, status.context_tokens, chunk_tokens)
         self._load = None
@@ -118,6 +119,7 @@ class NodeBook:
                 _added(left.lengths, others.waiting_lengths, share),
                 others.free_tokens - own.wanted_tokens,
                 others.free_slots - own.wanted_slots,
+                others.empty_tokens,
             )
         return self._load
 

@@ -255,9 +255,10 @@ class _Facts:
         self.id: NodeId = (info.name, info.incarnation)
         self.device = info.device
         self.reported_links = status.links
-        is_same = known is not None and known.reported_links == status.links
+        # A tuple is compared link by link, be it the same one.
+        is_old = known is not None and (status.links is known.reported_links or status.links == known.reported_links)
         self.measured: MeasuredLinks = (
-            known.measured if known is not None and is_same else MeasuredLinks.of(status.links)
+            known.measured if known is not None and is_old else MeasuredLinks.of(status.links)
         )
         self.links: Mapping[str, LinkCosts] = NO_LINKS
         self.layout = info.layout

@@ -25,7 +25,9 @@ STORED_WEIGHT = 8.0
 """A token that a node stores anew takes the place of one that others would have found, and a chat that has left its
 cache leaves it for good: so many times the work of a token, measured on traces (docs/routing.md)."""
 RECEIVED_WEIGHT = 1.0
-"""The same for a token that a node receives: it stays where its chat goes on."""
+"""The same for a token that a node receives, by which its chat has two copies, while the node has empty blocks."""
+DISPLACING_WEIGHT = 4.0
+"""And if the second copy takes the place of something else."""
 
 
 class PromptPart(NamedTuple):
@@ -121,7 +123,7 @@ def _prompt_part(request: RoutedRequest, met: Meeting, ready_s: float, fetch_fro
     answer_weight = 1.0 if gap_s is None else WITHIN_GAP_WEIGHT
     others_s = node_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
     num_fetched = 0 if fetch_from is None else max(0, start - node.hit.attention_tokens)
-    others_s += costs.token_s * (STORED_WEIGHT * num_tokens + RECEIVED_WEIGHT * num_fetched)
+    others_s += costs.token_s * STORED_WEIGHT * num_tokens + received_s(node, num_fetched)
     computing_s = steps.seconds(own_s)
     wait_s = first_token_s(steps, waiting, own_s) - computing_s
     # What is fetched arrives while the prompt waits for its turn.
@@ -153,10 +155,16 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
             before_share = pace(node, batch, context_tokens, gap_s).prompt_share(work_s)
             lost_share = max(1.0 - share / before_share, lost_share / (batch + 1))
         others_s += num_prompts * lost_share * rest_s
-    received_s = RECEIVED_WEIGHT * costs.token_s * max(0, request.num_tokens - node.hit.attention_tokens)
+    copied_s = received_s(node, max(0, request.num_tokens - node.hit.attention_tokens))
     wait_s = place_wait_s(node, num_tokens, answer_s)
-    seconds = wait_s + rest_s + others_s + received_s
-    return AnswerPart(node, wait_s, rest_s, others_s, received_s, after.decode_s, seconds)
+    seconds = wait_s + rest_s + others_s + copied_s
+    return AnswerPart(node, wait_s, rest_s, others_s, copied_s, after.decode_s, seconds)
+
+
+def received_s(node: Candidate, num_tokens: int) -> float:
+    """Work that later requests there have to do for the second copy of so many tokens."""
+    weight = RECEIVED_WEIGHT if node.load.empty_tokens >= num_tokens else DISPLACING_WEIGHT
+    return weight * node.costs.token_s * num_tokens
 
 
 def gap_relief_s(request: RoutedRequest, node: Candidate, step_s: float) -> float:

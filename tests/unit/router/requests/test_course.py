@@ -11,7 +11,7 @@ from tests.support.router.fake_nodes import Fault, fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import ask, decode_node
 
-FREE = Load(free_tokens=64 * 16, free_slots=8)
+FREE = Load(free_tokens=64 * 16, free_slots=8, empty_tokens=64 * 16)
 
 
 def loads(running: Running) -> dict[str, Load]:

@@ -41,7 +41,7 @@ def send(ledger: Ledger, plan: Plan, number: int = 1, num_tokens: int = 1000, **
     ledger.sent(RoutedRequest(number, num_tokens, 10), plan, nodes, KEYS)
 
 
-IDLE = Load(free_tokens=FREE_TOKENS, free_slots=FREE_SLOTS)
+IDLE = Load(free_tokens=FREE_TOKENS, free_slots=FREE_SLOTS, empty_tokens=FREE_TOKENS)
 
 
 def test_a_prompt_counts_where_it_is_computed_from_the_moment_it_is_sent_until_its_first_token() -> None:

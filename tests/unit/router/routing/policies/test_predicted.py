@@ -89,6 +89,14 @@ def test_a_state_is_fetched_if_that_is_sooner_than_computing_it() -> None:
     assert (plan.prefill, plan.fetch_from) == ("p", "d")
 
 
+def test_a_full_node_does_not_fetch_a_second_copy_that_an_empty_one_would() -> None:
+    request = replace(REQUEST, num_tokens=17408)
+    holder = node("b", hit=16384, **busy(4), **line(16384, 16384))
+    chosen = [choose(node("a", empty_tokens=room), holder, request=request) for room in (1 << 20, 0)]
+    assert [plan.fetch_from for plan in chosen] == ["b", None]
+    assert chosen[1].prefill == "b", "it waits where its cache is"
+
+
 def test_a_node_that_answers_may_fetch_what_a_busy_one_holds() -> None:
     holder = node("b", hit=16384, **busy(40), **line(*[16384] * 40))
     plan = choose(node("a"), holder, request=replace(REQUEST, num_tokens=17408))
