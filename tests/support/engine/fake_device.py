@@ -31,7 +31,7 @@ class FakeDevice:
     def compute_for(self, built: BuiltEngine) -> None:
         launch = built.engine._runner.launch
 
-        def launch_here(inputs, draws, scored=()):
+        def launch_here(inputs, draws, *rest):
             shape = StepShape()
             for each in inputs:
                 end = each.start + len(each.tokens)
@@ -39,7 +39,7 @@ class FakeDevice:
             self.steps.append((shape, self._truth.seconds(shape)))
             self._free_s = max(self._free_s, self.now_s) + self._truth.seconds(shape)
             self.now_s += self.launch_s(shape)
-            launched = launch(inputs, draws, scored)
+            launched = launch(inputs, draws, *rest)
             return replace(launched, drawn=WaitedFor(launched.drawn, self, self._free_s))
 
         built.engine._runner.launch = launch_here

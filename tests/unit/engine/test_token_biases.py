@@ -64,7 +64,7 @@ def test_biases_steer_an_answer_beside_others_and_after_a_preemption_and_a_move(
     biased = replace(drawn, bias_ids=(free[0], 45), bias_values=(-100.0, 1.5), allowed_token_ids=(free[0], *allowed))
     expected = generate(small_engine(path), request(prompt, biased)).tokens
     assert set(expected) <= set(allowed) and len(set(expected)) > 1
-    built = engine_of(path, num_blocks=7, num_slots=8, overlap=overlap)
+    built = engine_of(path, num_blocks=6, num_slots=8, overlap=overlap)
     runs = [submit(built, request(prompt, sampling)) for sampling in (biased, drawn)]
     serve(built, *runs)
     assert built.engine.preemptions > 0

@@ -9,6 +9,7 @@ import pytest
 
 import node_runtime.service
 from decode_node.service import DecodeService
+from headrace.tracing import NoTracing
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
@@ -28,7 +29,7 @@ async def test_a_caller_without_a_deadline_holds_blocks_and_slot_for_a_while_onl
     monkeypatch.setattr(node_runtime.service, "DEFAULT_TIMEOUT_S", 5.0)  # a busy machine may take seconds to reserve
     model: Path = tiny_checkpoint("granite")
     async with linked(model) as nodes:
-        service = DecodeService(nodes.decode, RouterCalls())
+        service = DecodeService(nodes.decode, RouterCalls(), NoTracing())
         server = ControlServer(["Decode"], lambda server: rpc.add_DecodeServicer_to_server(service, server))
         port = await server.start("127.0.0.1", 0)
         try:

@@ -65,6 +65,11 @@ def test_rows_show_open_requests_and_the_last_ended_ones():
         "migrations": 0,
         "moves": 0,
         "age_s": 4.0,
+        "stages": [
+            {"stage": "queue", "node": None, "start_s": 0.0, "seconds": 1.0},
+            {"stage": "prefill", "node": "d0", "start_s": 1.0, "seconds": 0.0},
+            {"stage": "decode", "node": "d0", "start_s": 1.0, "seconds": 1.0},
+        ],
         "error": None,
     }
 
