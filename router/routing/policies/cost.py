@@ -57,6 +57,7 @@ class AnswerPart(NamedTuple):
     rest_s        from the first token to the last
     others_s      more time for the other requests there
     received_s    work that the blocks that it gets from elsewhere push out of its cache
+    held_share    seconds that others lose for each one in which room for the request is held here, unused
     token_gap_s   a step without prompts; the node keeps prompts within the gap
     seconds       of all requests: wait, rest, others' and received
     """
@@ -66,6 +67,7 @@ class AnswerPart(NamedTuple):
     rest_s: float
     others_s: float
     received_s: float
+    held_share: float
     token_gap_s: float
     seconds: float
 
@@ -158,7 +160,10 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     copied_s = received_s(node, max(0, request.num_tokens - node.hit.attention_tokens))
     wait_s = place_wait_s(node, num_tokens, answer_s)
     seconds = wait_s + rest_s + others_s + copied_s
-    return AnswerPart(node, wait_s, rest_s, others_s, copied_s, after.decode_s, seconds)
+    # As much less of the others fits in meanwhile.
+    room_tokens = max(load.free_tokens + context_tokens, num_tokens)
+    held_share = num_tokens / room_tokens * (batch + PROMPT_WEIGHT * waiting.number)
+    return AnswerPart(node, wait_s, rest_s, others_s, copied_s, held_share, after.decode_s, seconds)
 
 
 def received_s(node: Candidate, num_tokens: int) -> float:

@@ -153,6 +153,8 @@ def _better(
         seconds += answer.seconds
         if answer.node is prompt.node:
             seconds -= answer.received_s
+        else:  # reserved until the prompt's turn has come
+            seconds += answer.held_share * prompt.first_token_s
         first_s, gap_s = first_s + answer.wait_s, answer.token_gap_s
     missed, objectives = 0.0, request.objectives
     if objectives is not NO_OBJECTIVES:

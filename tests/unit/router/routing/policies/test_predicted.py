@@ -64,6 +64,16 @@ def test_a_long_prompt_is_computed_away_from_the_node_that_decodes_many() -> Non
     assert choose(node("p", Role.PREFILL), node("d", **busy(48))).prefill == "p"
 
 
+def test_a_prompt_that_waits_long_takes_room_elsewhere_only_where_that_is_plenty() -> None:
+    """At twenty times the trace's speed what was reserved for waiting prompts drove half of all hits out."""
+    prefill = node("a", Role.BOTH, **line(*[16384] * 16), free_tokens=1 << 14)
+    little, plenty = (
+        node("b", Role.BOTH, **busy(40), **line(*[16384] * 4), free_tokens=room) for room in (1 << 20, 1 << 27)
+    )
+    assert where(choose(prefill, little)) == ("b", "b")
+    assert where(choose(prefill, plenty)) == ("a", "b")
+
+
 def test_a_chats_next_turn_stays_where_its_cache_is() -> None:
     request = replace(REQUEST, num_tokens=17536)
     plan = choose(node("a", **busy(4)), node("b", hit=16512, **busy(6)), node("c", **busy(4)), request=request)
