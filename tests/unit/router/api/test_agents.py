@@ -11,13 +11,11 @@ import pytest
 from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster
 from tests.support.router.model_folder import STOP_ID, write_model_folder
+from tests.support.router.tool_chats import ANSWER, CALL, playing
 from tests.support.router.tool_template import TOOL_TEMPLATE
 from tests.unit.router.conftest import Running, StartRouter
 
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
-CALL = "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-CALL += "</function>\n</tool_call>"
-CALLS = f"I should look.\n</think>\n\nLet me see.\n\n{CALL.format('Paris')}\n{CALL.format('Rome')}"
 QUESTION = "How is the weather?"
 INPUTS = [{"city": "Paris", "days": 3}, {"city": "Rome", "days": 3}]
 
@@ -34,13 +32,7 @@ def tokens(model_folder: Path) -> ModelTokens:
 
 @pytest.fixture
 def cluster(tokens: ModelTokens) -> FakeCluster:
-    return playing(fake_cluster([], eos_id=STOP_ID), tokens, CALLS)
-
-
-def playing(cluster: FakeCluster, tokens: ModelTokens, text: str) -> FakeCluster:
-    for node in cluster.nodes.values():
-        node.answer = [*tokens.encode(text), STOP_ID]
-    return cluster
+    return playing(fake_cluster([], eos_id=STOP_ID), tokens, ANSWER)
 
 
 @pytest.fixture
@@ -162,7 +154,7 @@ async def test_the_cases_of_open_responses_hold(running: Running, cluster: FakeC
             "</think>\n\nAlice.",
             "message",
         ),
-        "tool calling": ({"input": [asks], "tools": [tool]}, CALLS, "function_call"),
+        "tool calling": ({"input": [asks], "tools": [tool]}, ANSWER, "function_call"),
     }
     for name, (body, answer, kind) in cases.items():
         playing(cluster, tokens, answer)

@@ -11,6 +11,7 @@ import pytest
 from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster
 from tests.support.router.model_folder import STOP_ID, write_model_folder
+from tests.support.router.tool_chats import ANSWER, playing
 from tests.support.router.tool_template import TOOL_TEMPLATE
 from tests.unit.router.api.test_openapi import Document
 from tests.unit.router.conftest import Running, StartRouter
@@ -27,9 +28,6 @@ TOOLS: Any = [
         },
     }
 ]
-CALL = "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-CALL += "</function>\n</tool_call>"
-ANSWER = f"I should look.\n</think>\n\nLet me see.\n\n{CALL.format('Paris')}\n{CALL.format('Rome')}"
 QUESTION: Any = {"role": "user", "content": "How is the weather?"}
 CHAT: Any = {"model": "m", "messages": [QUESTION], "tools": TOOLS}
 
@@ -47,12 +45,6 @@ def tokens(model_folder: Path) -> ModelTokens:
 @pytest.fixture
 def cluster(tokens: ModelTokens) -> FakeCluster:
     return playing(fake_cluster([], eos_id=STOP_ID), tokens, ANSWER)
-
-
-def playing(cluster: FakeCluster, tokens: ModelTokens, text: str) -> FakeCluster:
-    for node in cluster.nodes.values():
-        node.answer = [*tokens.encode(text), STOP_ID]
-    return cluster
 
 
 @pytest.fixture
