@@ -183,7 +183,7 @@ class Overrides:
 def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConfig:
     """The cluster of a file, of the command line, or of both. Raises ConfigError.
 
-    A relative path in a file, of `model`, `router.api_keys_file` and in `tls`, is taken from the file's folder.
+    A relative path of `model`, `tls`, `router.api_keys_file` or `router.chat_template` is taken from its folder.
     """
     data = {} if file is None else read_yaml(file)
     for path, value in overrides.values().items():
@@ -210,7 +210,7 @@ def cluster_config(data: Mapping[str, Any], *, source: str, base: Path) -> Clust
         "model": model,
         "tls": tls,
         # Nodes get the registry's address from the router, so any free port will do.
-        "router": _with({"control_port": 0}, _key_file(data.get("router"), base), model_path=model, tls=tls),
+        "router": _with({"control_port": 0}, _router_files(data.get("router"), base), model_path=model, tls=tls),
     } | {
         role: _group(data.get(role), defaults[role], name=name, role=role, model_path=model, tls=tls)
         for role, name in _GROUPS.items()
@@ -260,11 +260,12 @@ def _resolved(tls: object, base: Path) -> object:
     return {**tls, **{name: str((base / path).absolute()) for name, path in files.items()}}
 
 
-def _key_file(router: object, base: Path) -> object:
-    """The routers' section with an absolute `api_keys_file`. Links are not followed: a mounted secret is swapped so."""
-    if not isinstance(router, Mapping) or not isinstance(router.get("api_keys_file"), str):
+def _router_files(router: object, base: Path) -> object:
+    """The routers' section with absolute paths. Links are not followed: a mounted secret is swapped so."""
+    if not isinstance(router, Mapping):
         return router
-    return {**router, "api_keys_file": str((base / router["api_keys_file"]).absolute())}
+    given = [name for name in ("api_keys_file", "chat_template") if isinstance(router.get(name), str)]
+    return {**router, **{name: str((base / router[name]).absolute()) for name in given}}
 
 
 def _count(group: object, default: int) -> object:

@@ -38,6 +38,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                         `kimi`; `auto`: as its chat template says; `none`: calls are text
     reasoning_format    how the model marks its reasoning: `think` (<think> ... </think>); `auto`: as its chat template
                         says; `none`: reasoning is part of the answer
+    chat_template       file with a chat template, in Jinja, that takes the place of the model's own; null: the model's
     name                under which the nodes count this router's calls, unlike any other router's; empty: the host's
                         name and `control_port`
     generation_config   model: the defaults of temperature, top_p, top_k, min_p and repetition_penalty are those of the
@@ -108,6 +109,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     served_model_name: str = ""
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    chat_template: Path | None = None
     name: str = ""
     generation_config: Literal["model", "none"] = "model"
     roles: Literal["fixed", "elastic"] = "fixed"
@@ -164,6 +166,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                 if not -(2**31) <= number < 2**31
             ),
             key_faults(self.api_keys),
+            self._template_faults(),
             self._client_faults(),
             self._planner_faults(),
             at_least(self, 0.5, "control_silence_s", remedy=", two lost packets would end a connection"),
@@ -193,6 +196,10 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
             )
         if self.role_planner and self.roles == "elastic":
             yield "role_planner true with roles elastic: every node does all work there; set roles to fixed"
+
+    def _template_faults(self) -> Iterator[str]:
+        if self.chat_template is not None and not Path(self.chat_template).is_file():
+            yield f"chat_template {self.chat_template}: no such file; give one with a Jinja template"
 
     def _client_faults(self) -> Iterator[str]:
         """A client is its key, or what a gateway says: one of them."""

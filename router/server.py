@@ -43,7 +43,6 @@ from router.routing.plan import Policy
 from router.routing.policies.by_name import POLICIES
 from router.routing.snapshots import Snapshots
 from router.status import ClusterStatus
-from router.text.tokens import ModelTokens
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +88,20 @@ class RouterServer:
             stalled_after_s=config.stalled_after_s,
             node_return_timeout_s=config.node_return_timeout_s,
         )
-        special, defaults = config.parse_special_tokens, config.generation_config == "model"
-        formats = {"tool_format": config.tool_format, "reasoning_format": config.reasoning_format}
-        tokens = ModelTokens(
+        name = config.served_model_name
+        settings = WorkerSettings(
             config.model_path,
-            parse_special_tokens=special,
-            generation_config=defaults,
-            loads_literal=False,
-            **formats,
+            name,
+            config.parse_special_tokens,
+            config.generation_config == "model",
+            config.parse_cpu_s,
+            config.parse_memory_bytes,
+            tool_format=config.tool_format,
+            reasoning_format=config.reasoning_format,
+            chat_template=config.chat_template,
+            trust_request_chat_template=config.trust_request_chat_template,
         )
+        tokens = settings.load_tokens(loads_literal=False)
         table = RequestTable()
         admission = Admission(
             config.max_concurrent,
@@ -122,10 +126,6 @@ class RouterServer:
         )
         self.context = context
         service = CompletionService(tokens, context, admission)
-        name = config.served_model_name
-        settings = WorkerSettings(
-            config.model_path, name, special, defaults, config.parse_cpu_s, config.parse_memory_bytes, **formats
-        )
         self._parsing = WorkerPool(settings, config.parse_processes, config.max_parsing)
         parser = RequestParser(
             BodyParser(name, tokens), self._parsing, lambda: self.nodes.max_model_tokens, config.request_timeout_s

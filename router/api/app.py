@@ -32,13 +32,13 @@ from router.api.completion_writer import CompletionWriter
 from router.api.completions import CompletionService
 from router.api.error_shapes import error_json
 from router.api.head_requests import HeadApp
-from router.api.openapi import errors, generation_route, openapi_document
+from router.api.openapi import errors, event_stream, generation_route, openapi_document
 from router.api.operator import add_operator_routes
 from router.api.operator_schemas import DrainBody, RoleBody
 from router.api.readers import read_chat, read_completion
 from router.api.request_ids import HEADER, IdentifiedApp
 from router.api.response_counts import CountedApp, CountResponse, note_error
-from router.api.response_schemas import Health, Model, ModelList, Readiness, Version
+from router.api.response_schemas import ErrorBody, Health, Model, ModelList, Readiness, Version
 from router.api.responses_api.response_bodies import ResponsesBody
 from router.api.responses_api.response_schemas import ResponseEvent
 from router.api.responses_api.routes import add_response_routes
@@ -99,13 +99,16 @@ def build_app(
 
     answering = Answering(service, parser, bodies)
 
-    @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, ChatCompletionChunk))
+    chat_events = event_stream(ChatCompletionChunk, ErrorBody)
+    completion_events = event_stream(CompletionChunk, ErrorBody)
+
+    @app.post("/v1/chat/completions", **generation_route(ChatBody, ChatCompletion, chat_events))
     async def chat(request: Request) -> Response:
         """Answers a chat, whole or as a stream."""
         generation = await answering.generation_body(request, read_chat)
         return await answering.generate(request, generation, ChatWriter)
 
-    @app.post("/v1/completions", **generation_route(CompletionBody, Completion, CompletionChunk))
+    @app.post("/v1/completions", **generation_route(CompletionBody, Completion, completion_events))
     async def completions(request: Request) -> Response:
         """Continues prompts, whole or as a stream."""
         generation = await answering.generation_body(request, read_completion)

@@ -50,6 +50,9 @@ class ChatBody(GenerationBody):
     off where the template knows `enable_thinking`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the model's chat template."""
+    chat_template: str | None = None
+    """A chat template, in Jinja, that takes the place of the model's. Refused unless the router's
+    `trust_request_chat_template` is on."""
     documents: list[dict[str, Any]] | None = None
     """Passed to the chat template, for models that answer from documents."""
     add_generation_prompt: bool | None = None

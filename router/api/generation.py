@@ -19,6 +19,7 @@ from router.api.sampling import check_ids, sampling_of
 from router.errors import bad_request
 from router.routing.plan import Objectives
 from router.text.answer.answer_format import AnswerFormat, schemas_of
+from router.text.chat_template import ChatTemplate
 from router.text.literal_tokens import NotLoaded
 from router.text.message_ends import Mark
 from router.text.tokens import ChatPrompt, ModelTokens
@@ -168,31 +169,17 @@ class RequestBuilder:
             )
 
     def _rendered(self, body: ChatBody) -> ChatPrompt:
+        template = self._tokens.chat_template(body.chat_template)
         return self._tokens.render_chat(
             [message.for_template() for message in body.messages],
+            template=template,
             tools=body.offered_tools,
-            variables=self._variables(body),
+            variables=_variables(body, template),
             documents=body.documents,
             add_generation_prompt=body.add_generation_prompt is not False,
             continues_final=bool(body.continue_final_message),
             check=lambda text: self._check_text(body, text, "messages"),
         )
-
-    def _variables(self, body: ChatBody) -> dict[str, Any]:
-        """Variables of the chat template; raises ApiError (400) for an effort that it cannot ask for."""
-        effort, knows = body.reasoning_effort, self._tokens.template_knows
-        variables: dict[str, Any] = {}
-        if effort is not None and knows("reasoning_effort"):
-            variables["reasoning_effort"] = effort
-        elif effort == "none" and knows("enable_thinking"):
-            variables["enable_thinking"] = False
-        elif effort not in (None, "medium"):
-            raise bad_request(
-                f"reasoning_effort {effort!r:.100}: this model's chat template knows no efforts; leave it out, or set "
-                "what the template knows with chat_template_kwargs",
-                "reasoning_effort",
-            )
-        return variables | (body.chat_template_kwargs or {})
 
     def completion(self, body: CompletionBody) -> GenerationRequest:
         """Builds a completion's generation request; raises ApiError (400) for what this model cannot do."""
@@ -365,6 +352,23 @@ class RequestBuilder:
                     "headrace",
                 )
         return tuple(sorted({*prompt.boundaries, *own.checkpoint_at}))
+
+
+def _variables(body: ChatBody, template: ChatTemplate) -> dict[str, Any]:
+    """Variables of the chat template; raises ApiError (400) for an effort that it cannot ask for."""
+    effort, knows = body.reasoning_effort, template.knows
+    variables: dict[str, Any] = {}
+    if effort is not None and knows("reasoning_effort"):
+        variables["reasoning_effort"] = effort
+    elif effort == "none" and knows("enable_thinking"):
+        variables["enable_thinking"] = False
+    elif effort not in (None, "medium"):
+        raise bad_request(
+            f"reasoning_effort {effort!r:.100}: this model's chat template knows no efforts; leave it out, or set "
+            "what the template knows with chat_template_kwargs",
+            "reasoning_effort",
+        )
+    return variables | (body.chat_template_kwargs or {})
 
 
 def seeds_from(first: int, requests: Sequence[Request]) -> list[Request]:

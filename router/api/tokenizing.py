@@ -47,6 +47,8 @@ class TokenizeBody(Body):
     """Tools of the chat."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the model's chat template."""
+    chat_template: str | None = None
+    """As in a chat."""
     add_generation_prompt: bool | None = None
     """A chat ends with the beginning of an answer. Default true, unless `continue_final_message`."""
     continue_final_message: bool | None = None
@@ -80,7 +82,14 @@ def read_tokenize(data: bytes, model: ServedModel) -> bytes:
     model.check_name(body.model)
     builder = model.builder
     if body.messages is not None:
-        names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        names = (
+            "messages",
+            "tools",
+            "chat_template",
+            "chat_template_kwargs",
+            "add_generation_prompt",
+            "continue_final_message",
+        )
         ids = builder.chat_tokens(checked_body(ChatBody, {name: getattr(body, name) for name in names}))
     else:
         ids = builder.text_tokens(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)

@@ -82,7 +82,6 @@ FOR_CHATS: dict[str, Unsupported] = {
     "thinking_token_budget": Unsupported("use max_tokens"),
     "echo": Unsupported("render the chat yourself and use /v1/completions", (False,)),
     "add_special_tokens": Unsupported("the chat template writes the special tokens; leave it out", (False,)),
-    "chat_template": Unsupported("render the chat yourself and use /v1/completions"),
     "mm_processor_kwargs": _TEXT_ONLY,
     "media_io_kwargs": _TEXT_ONLY,
 }

@@ -22,6 +22,8 @@ class ParseLimits:
     parse_memory_bytes    memory for one request, beside the tokenizer's; beyond that the same
     parse_special_tokens  special tokens in messages and tools of a chat count as such; otherwise they are text, so that
                           no content can forge a turn. In a completion's prompt, the model's input itself, they count
+    trust_request_chat_template  a chat may bring a template of its own (`chat_template`), a program that runs in these
+                          processes, sandboxed and under their limits; otherwise such a chat gets 400
     """
 
     parse_processes: int = 3
@@ -29,6 +31,7 @@ class ParseLimits:
     parse_cpu_s: float = 30.0
     parse_memory_bytes: int = 2 << 30
     parse_special_tokens: bool = False
+    trust_request_chat_template: bool = False
 
     def __post_init__(self) -> None:
         refuse(self._parse_faults())

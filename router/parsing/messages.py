@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from router.text.tokens import ModelTokens
+
 LENGTH = struct.Struct("!Q")
 
 
@@ -27,6 +29,21 @@ class WorkerSettings:
     memory_bytes: int
     tool_format: str = "auto"
     reasoning_format: str = "auto"
+    chat_template: Path | None = None
+    trust_request_chat_template: bool = False
+
+    def load_tokens(self, *, loads_literal: bool = True) -> ModelTokens:
+        """The model's tokenizer and chat template, as in each process that parses; raises ModelFolderError."""
+        return ModelTokens(
+            self.model_path,
+            parse_special_tokens=self.parse_special_tokens,
+            generation_config=self.generation_config,
+            loads_literal=loads_literal,
+            tool_format=self.tool_format,
+            reasoning_format=self.reasoning_format,
+            chat_template=self.chat_template,
+            trust_request_chat_template=self.trust_request_chat_template,
+        )
 
 
 @dataclass(frozen=True)

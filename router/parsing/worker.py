@@ -14,7 +14,6 @@ from headrace.host_process import log_to_stderr
 from router.errors import ApiError, internal_error
 from router.parsing.body_parser import BodyParser, ParseJob
 from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
-from router.text.tokens import ModelTokens
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +25,7 @@ def main() -> None:
     parent = socket.socket(fileno=0)
     stream = parent.makefile("rb")
     settings: WorkerSettings = _read(stream)
-    tokens = ModelTokens(
-        settings.model_path,
-        parse_special_tokens=settings.parse_special_tokens,
-        generation_config=settings.generation_config,
-        tool_format=settings.tool_format,
-        reasoning_format=settings.reasoning_format,
-    )
-    parser = BodyParser(settings.served_model_name, tokens)
+    parser = BodyParser(settings.served_model_name, settings.load_tokens())
     pages, resident = _memory_bytes()
     resource.setrlimit(resource.RLIMIT_AS, (pages + settings.memory_bytes,) * 2)
     parent.sendall(frame(None))

@@ -16,14 +16,27 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from router.errors import ModelFolderError, bad_request
+from router.errors import ModelFolderError, RouterError, bad_request
 from router.text.model_settings import read_json, read_text
 
 Message = Mapping[str, Any]
+MAX_MESSAGE_CHARS = 1000
+"""Of a template's own message in an error: it may be as long as its author likes."""
+
+
+class ChatTemplateError(RouterError):
+    """A chat template that does not compile."""
 
 
 class ChatTemplate:
-    """One model's chat template. `special_tokens` are its variables bos_token, eos_token and so on."""
+    """A chat template: the model's, the operator's or one that came with a request.
+
+    The sandbox keeps it from files, modules and Python's internals, and from changing what it is given. It bounds
+    neither time nor memory: whoever does not trust a template renders it where both are limited.
+
+    source          the template's text; raises ChatTemplateError if it does not compile
+    special_tokens  its variables bos_token, eos_token and so on
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -32,10 +45,12 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelFolderError(f"the chat template does not compile: {error}") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # besides Jinja's own, Python's compiler refuses what is nested too deeply
+            raise ChatTemplateError(f"the chat template does not compile: {error!s:.{MAX_MESSAGE_CHARS}}") from error
         self.source = source
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self.takes_tools = "tools" in source
         self.takes_argument_text = re.search(r"arguments\s+is\s+(?:not\s+)?(?:string|mapping)", source) is not None
 
@@ -56,7 +71,7 @@ class ChatTemplate:
         try:
             return self._template.render(
                 {
-                    **self._special_tokens,
+                    **self.special_tokens,
                     **(variables or {}),
                     "messages": messages,
                     "tools": tools,
@@ -64,19 +79,26 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise bad_request(f"the model's chat template refuses the messages: {error}", "messages") from error
+        except MemoryError:
+            raise
+        except Exception as error:  # a template is a program: anything may go wrong in it
+            cause = f"{error!s:.{MAX_MESSAGE_CHARS}}"
+            raise bad_request(f"the model's chat template refuses the messages: {cause}", "messages") from error
 
 
-def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """Reads chat_template.jinja or tokenizer_config.json; None if the model has no chat template."""
+def load_chat_template(folder: Path, instead: Path | None = None) -> ChatTemplate | None:
+    """Reads chat_template.jinja or tokenizer_config.json, or the file `instead` of both.
+
+    Returns None if the model has no chat template; raises ModelFolderError for one that cannot be used.
+    """
     file = folder / "tokenizer_config.json"
     settings = read_json(file)
     source = settings.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = [each for each in source if isinstance(each, dict)]
         source = next((each.get("template") for each in named if each.get("name") == "default"), None)
-    if (separate := folder / "chat_template.jinja").is_file():
+    separate = instead or folder / "chat_template.jinja"
+    if instead is not None or separate.is_file():
         file, source = separate, read_text(separate)
     if source is None:
         return None
@@ -84,7 +106,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         raise ModelFolderError(f"{file}: chat_template must be text, or a list of named templates")
     try:
         return ChatTemplate(source, _special_tokens(settings))
-    except ModelFolderError as error:
+    except ChatTemplateError as error:
         raise ModelFolderError(f"{file}: {error}") from error
 
 

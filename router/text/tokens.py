@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from router.errors import ModelFolderError, bad_request
 from router.text.answer.answer_format import ModelFormats
-from router.text.chat_template import Message, load_chat_template
+from router.text.chat_template import ChatTemplate, ChatTemplateError, Message, load_chat_template
 from router.text.chat_turns import turns_for
 from router.text.detokenizer import Detokenizer
-from router.text.literal_tokens import LiteralTokens
+from router.text.literal_tokens import LiteralTokens, NotLoaded
 from router.text.message_ends import Mark, marked_places, message_ends, rendered_into_last
 from router.text.model_settings import ModelSettings, read_json
 from router.text.token_bytes import TokenBytes
@@ -55,6 +55,8 @@ class ModelTokens:
                           else takes long is not done then, either: see `is_for_small_bodies`
     tool_format           of the model's answers; `auto`: as its chat template says
     reasoning_format      the same
+    chat_template         file with a template that takes the place of the model's own
+    trust_request_chat_template  chats may bring a template of their own
     """
 
     def __init__(
@@ -66,10 +68,13 @@ class ModelTokens:
         loads_literal: bool = True,
         tool_format: str = "auto",
         reasoning_format: str = "auto",
+        chat_template: Path | None = None,
+        trust_request_chat_template: bool = False,
     ) -> None:
         settings = ModelSettings.read(folder, with_sampling=generation_config)
         self._tokenizer, decoders = _load_tokenizer(folder / "tokenizer.json")
-        self._chat = load_chat_template(folder)
+        self._chat = load_chat_template(folder, chat_template)
+        self._trusts_templates = trust_request_chat_template
         self.formats = ModelFormats.of(None if self._chat is None else self._chat.source, tool_format, reasoning_format)
         self.vocab_size = settings.vocab_size or self._tokenizer.get_vocab_size()
         self.max_model_tokens = settings.max_model_tokens
@@ -132,14 +137,34 @@ class ModelTokens:
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
-    def template_knows(self, name: str) -> bool:
-        """True if the chat template mentions a variable."""
-        return self._chat is not None and self._chat.knows(name)
+    def chat_template(self, source: str | None = None) -> ChatTemplate:
+        """The template of a chat that brings `source`, or none of its own.
+
+        Raises ApiError (400) if the model cannot chat, for a template that does not compile and for any where none is
+        trusted; NotLoaded where rendering somebody's program could hold others up.
+        """
+        if source is None:
+            if self._chat is None:
+                raise bad_request("this model has no chat template; use /v1/completions")
+            return self._chat
+        if not self._trusts_templates:
+            raise bad_request(
+                "chat_template is a program, and requests may bring none here (trust_request_chat_template): leave it "
+                "out, or render the chat yourself and use /v1/completions",
+                "chat_template",
+            )
+        if self.is_for_small_bodies:
+            raise NotLoaded
+        try:
+            return ChatTemplate(source, {} if self._chat is None else self._chat.special_tokens)
+        except ChatTemplateError as error:
+            raise bad_request(str(error), "chat_template") from error
 
     def render_chat(
         self,
         messages: Sequence[Message],
         *,
+        template: ChatTemplate | None = None,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
         documents: Sequence[Any] | None = None,
@@ -149,13 +174,12 @@ class ModelTokens:
     ) -> ChatPrompt:
         """The prompt of a chat; raises ApiError (400) if the model cannot chat or its template refuses the messages.
 
+        template                from `chat_template`; None: the model's
         add_generation_prompt   the prompt ends with the beginning of an answer
         continues_final         the prompt ends inside the last message, which the answer goes on with
         check                   sees the rendered text before it is encoded, and may raise
         """
-        template = self._chat
-        if template is None:
-            raise bad_request("this model has no chat template; use /v1/completions")
+        template = template or self.chat_template()
         if tools and not template.takes_tools:
             raise bad_request("this model's chat template knows no tools; leave them out", "tools")
 

@@ -74,6 +74,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_queue": ([0, 9], [-1]),
         "on_missed_objectives": (["queue", "refuse"], ["drop"]),
         "api_keys_file": ([MODEL], []),
+        "chat_template": ([f"{MODEL}/chat_template.jinja"], [f"{MODEL}/none.jinja"]),
         "priorities": ([{}, {"ops": -5}], [{"ops": 1 << 31}]),
         "request_timeout_s": SECONDS,
         "node_return_timeout_s": SECONDS,

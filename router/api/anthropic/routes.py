@@ -10,7 +10,7 @@ from router.api.anthropic.chats import read_count, read_messages
 from router.api.anthropic.message_responses import Message, MessageErrorBody, MessageEvent, TokenCount
 from router.api.anthropic.message_schemas import CountBody, MessagesBody
 from router.api.anthropic.message_writer import MessageWriter
-from router.api.openapi import generation_route, parsing_route
+from router.api.openapi import event_stream, generation_route, parsing_route
 from router.errors import bad_request
 
 PATH = "/v1/messages"
@@ -18,7 +18,9 @@ OLD_VERSION = "2023-01-01"  # its events have other names and repeat the text
 
 
 def add_message_routes(app: FastAPI, answering: Answering) -> None:
-    @app.post(PATH, **generation_route(MessagesBody, Message, MessageEvent, MessageErrorBody))
+    events = event_stream(MessageEvent, MessageErrorBody, named=True, done=False)
+
+    @app.post(PATH, **generation_route(MessagesBody, Message, events, MessageErrorBody))
     async def messages(request: Request) -> Response:
         """Answers a chat in Anthropic's shape, whole or as a stream."""
         _check_version(request)

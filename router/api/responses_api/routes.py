@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from router.api.answering import Answering
 from router.api.clients import client_of
-from router.api.openapi import errors, generation_route
+from router.api.openapi import errors, event_stream, generation_route
 from router.api.responses_api.conversations import PreviousWanted, continued, read_continued, read_response
 from router.api.responses_api.response_bodies import ResponsesBody
 from router.api.responses_api.response_schemas import DeletedResponse, ResponseEvent, ResponseResource
@@ -25,7 +25,7 @@ NOT_STORED = errors([HTTPStatus.NOT_FOUND], {HTTPStatus.NOT_FOUND: "No such resp
 
 
 def add_response_routes(app: FastAPI, answering: Answering, stored: StoredResponses) -> None:
-    @app.post(PATH, **generation_route(ResponsesBody, ResponseResource, ResponseEvent))
+    @app.post(PATH, **generation_route(ResponsesBody, ResponseResource, event_stream(ResponseEvent, named=True)))
     async def responses(request: Request) -> Response:
         """Answers items with items, whole or as a stream, and keeps the response for the next turn."""
         tenant, loop = client_of(request).owner, asyncio.get_running_loop()

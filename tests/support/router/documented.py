@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError, validators
+
+
+def _content_schema(validator: Any, schema: Any, text: Any, parent: Any) -> Iterator[ValidationError]:
+    """Holds the JSON in a string to its `contentSchema`, which JSON Schema leaves open."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        yield ValidationError(f"{text!r}: {error}")
+    else:
+        yield from validator.descend(data, schema)
+
+
+Validator = validators.extend(Draft202012Validator, {"contentSchema": _content_schema})
 
 
 class Document:
@@ -15,9 +29,9 @@ class Document:
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
 
-    def validator(self, schema: dict[str, Any]) -> Draft202012Validator:
+    def validator(self, schema: dict[str, Any]) -> Any:
         Draft202012Validator.check_schema(schema)
-        return Draft202012Validator({**schema, "components": self.document["components"]})
+        return Validator({**schema, "components": self.document["components"]})
 
     def resolve(self, schema: dict[str, Any]) -> dict[str, Any]:
         if "$ref" in schema:
@@ -37,19 +51,15 @@ class Document:
         if media_type == "application/json":
             self.validator(content[media_type]["schema"]).validate(reply.json())
         elif media_type == "text/event-stream":
-            for data in events_of(reply.text):
-                self.validator(content[media_type]["schema"]).validate(data)
+            validator = self.validator(content[media_type]["itemSchema"])
+            for event in events_of(reply.text):
+                validator.validate(event)
 
 
-def events_of(text: str) -> list[dict[str, Any]]:
-    """The data of the events of a stream, whose names are their types; `[DONE]` may end it, and nothing else."""
+def events_of(text: str) -> list[dict[str, str]]:
+    """The events of a stream as a client parses them; those with a name are named as the `type` of their data."""
     *events, nothing = text.split("\n\n")
     assert nothing == ""
-    if events[-1] == "data: [DONE]":
-        events.pop()
-    found = []
-    for event in events:
-        name, _, data = event.rpartition("data: ")
-        found.append(json.loads(data))
-        assert name in ("", f"event: {found[-1].get('type')}\n")
+    found = [dict(line.split(": ", 1) for line in event.split("\n")) for event in events]
+    assert all(json.loads(each["data"])["type"] == each["event"] for each in found if "event" in each)
     return found

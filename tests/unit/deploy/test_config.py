@@ -205,6 +205,15 @@ class TestKubeRay:
         assert selector.items() <= head["metadata"]["labels"].items()
 
 
+def test_files_of_the_router_are_taken_from_the_files_folder(tmp_path: Path):
+    (tmp_path / "mine.jinja").write_text("{{ messages }}")
+    (tmp_path / "keys.yaml").write_text("{}")
+    files = {"chat_template": "mine.jinja", "api_keys_file": "keys.yaml"}
+    config = cluster_config({"model": MODEL, "router": files}, source="c.yaml", base=tmp_path)
+    assert config.router.chat_template == tmp_path / "mine.jinja"
+    assert config.router.api_keys_file == tmp_path / "keys.yaml"
+
+
 TLS = {"ca": "certs/ca.pem", "cert": "/etc/headrace/node.pem", "key": "certs/../node.key"}
 
 

@@ -213,7 +213,6 @@ def test_a_body_that_is_no_json_object_is_refused(builder: RequestBuilder, data:
         ("functions", [{"name": "f"}], "use tools"),
         ("function_call", {"name": "f"}, "use tools"),
         ("ebnf", "root ::= 'a'", "structured_outputs"),
-        ("chat_template", "{{ messages }}", "/v1/completions"),
         ("xtc_probability", False, "use temperature"),
         ("cache_salt", "tenant", r"headrace\.salt"),
         ("modalities", ["text", "audio"], "text alone"),

@@ -36,6 +36,7 @@ DEPENDENT: dict[str, Any] = {
     "guided_choice": ["a"],
     "guided_grammar": 'start: "a"',
     "reasoning_effort": "medium",
+    "chat_template": None,
     "tool_choice": "auto",
 }
 """Values of fields whose bounds depend on the model, on other fields or on the router's configuration."""
@@ -169,6 +170,24 @@ async def test_answers_and_chunks_are_as_documented(running: Running, api: Docum
             reply = await running.http.post(path, json=ROUTES[path] | fields | {"stream": stream})
             assert reply.headers["content-type"].startswith("text/event-stream" if stream else "application/json")
             api.check(reply)
+
+
+@pytest.mark.parametrize(
+    ("path", "event", "is_event"),
+    [
+        ("/v1/completions", {"data": "[DONE]"}, True),
+        ("/v1/completions", {"data": "{}"}, False),
+        ("/v1/completions", {"data": "[STOP]"}, False),
+        ("/v1/completions", {"id": "cmpl-1"}, False),
+        ("/v1/messages", {"event": "ping", "data": '{"type": "ping"}'}, True),
+        ("/v1/messages", {"data": '{"type": "ping"}'}, False),
+        ("/v1/messages", {"data": "[DONE]"}, False),
+        ("/v1/responses", {"data": "[DONE]"}, True),
+    ],
+)
+async def test_the_document_describes_whole_events(api: Document, path: str, event: dict[str, str], is_event: bool):
+    stream = api.document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    assert api.validator(stream["itemSchema"]).is_valid(event) is is_event
 
 
 async def test_what_is_read_is_as_documented(running: Running, api: Document):

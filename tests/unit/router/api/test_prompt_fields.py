@@ -73,6 +73,18 @@ def test_documents_reach_the_template(tmp_path):
     assert prompt_text(tokens, made) == "one;two;"
 
 
+async def test_a_chats_own_template_is_rendered_in_a_parsing_process(start_router: StartRouter, tokens: ModelTokens):
+    running = await start_router(fake_cluster([5, 0], eos_id=0), trust_request_chat_template=True, parse_processes=1)
+    own = {"messages": ASKED, "chat_template": "Q: {{ messages[0].content }} A:"}
+    counted = await running.http.post("/tokenize", json=own)
+    assert tokens.decode(counted.json()["tokens"]) == "Q: What is the code of June? A:"
+    answered = await running.http.post("/v1/chat/completions", json=own | {"max_tokens": 2})
+    assert answered.json()["usage"]["prompt_tokens"] == counted.json()["count"]
+    refused = await running.http.post("/tokenize", json=own | {"chat_template": "{{ 1 / 0 }}"})
+    assert refused.status_code == 400
+    assert len(running.server._parsing._workers) == 1
+
+
 @pytest.mark.parametrize("kept", [3, 1, 1000])
 def test_a_prompt_is_cut_to_its_last_tokens(builder: RequestBuilder, kept: int):
     whole, cut = (chat(builder, **fields).requests[0] for fields in ({}, {"truncate_prompt_tokens": kept}))

@@ -26,8 +26,12 @@ StartPool = Callable[..., WorkerPool]
 async def start_pool(model_folder: Path) -> AsyncIterator[StartPool]:
     async with AsyncExitStack() as stack:
 
-        def start(*, max_parsing: int = 8, cpu_s: float = 30.0, memory_bytes: int = 1 << 30) -> WorkerPool:
-            settings = WorkerSettings(model_folder, "little", False, True, cpu_s, memory_bytes)
+        def start(
+            *, max_parsing: int = 8, cpu_s: float = 30.0, memory_bytes: int = 1 << 30, trust: bool = False
+        ) -> WorkerPool:
+            settings = WorkerSettings(
+                model_folder, "little", False, True, cpu_s, memory_bytes, trust_request_chat_template=trust
+            )
             pool = WorkerPool(settings, 1, max_parsing)
             stack.push_async_callback(pool.close)
             return pool
@@ -74,6 +78,22 @@ async def test_a_body_that_takes_too_much_memory_ends_its_process_alone(start_po
     pool = start_pool(memory_bytes=64 << 20)
     with pytest.raises(ApiError, match=r"needs more than 67108864 bytes of memory \(parse_memory_bytes\)"):
         await pool.parse(COSTLY, "one")
+    assert (await pool.parse(SMALL, "one")).requests
+
+
+@pytest.mark.parametrize(
+    ("template", "limit"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "parse_cpu_s"),
+        ("{{ 'x' * 10**10 }}", "parse_memory_bytes"),
+    ],
+)
+async def test_a_hostile_template_ends_its_process_alone(start_pool: StartPool, template: str, limit: str):
+    pool = start_pool(cpu_s=0.5, memory_bytes=256 << 20, trust=True)
+    hostile = job(read_chat, 2048, messages=[{"role": "user", "content": "a"}], chat_template=template)
+    with pytest.raises(ApiError, match=limit) as refused:
+        await pool.parse(hostile, "one")
+    assert (refused.value.status, refused.value.code) == (413, "parsing_too_costly")
     assert (await pool.parse(SMALL, "one")).requests
 
 
