@@ -110,12 +110,12 @@ bench-gpu-cluster:
 
 # Clients of others, in an environment of their own: they pull packages that Headrace must not need.
 CLIENTS := .venv-clients
-NODE_OPENAI := 6.49.0
+NODE_PACKAGES := openai@6.49.0 zod@4.6.7
 
 clients: venv
 	[ -x $(CLIENTS)/bin/python ] || $(BIN)/python -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --no-deps -r tests/clients/requirements.txt
-	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai@$(NODE_OPENAI)
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) $(NODE_PACKAGES)
 	$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients --confcutdir tests/clients \
 	  --import-mode=importlib -p no:cacheprovider $(PYTEST_ARGS) tests/clients
 

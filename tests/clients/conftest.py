@@ -4,14 +4,17 @@ Nothing of Headrace is imported here: `.venv` runs it, and `.venv-clients` the c
 """
 
 import importlib.util
+import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +61,19 @@ def cluster_url() -> Iterator[str]:
             assert time.monotonic() < deadline_s, f"the cluster was not ready within {PATIENCE_S:g} s"
             time.sleep(0.2)
         yield url
+
+
+@pytest.fixture
+def node_js() -> Callable[..., Any]:
+    """`node_js("chat.mjs", URL, ...)`: what a script of this folder writes; `make clients` installs its packages."""
+
+    def run(script: str, *arguments: str) -> Any:
+        command = ["node", str(Path(__file__).with_name(script)), sys.prefix, *arguments]
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+    return run
 
 
 def is_ready(url: str) -> bool:

@@ -1,10 +1,7 @@
 """Chats, streams and errors of unmodified clients against a running 1P1D cluster."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import anthropic
 import litellm
@@ -49,14 +46,11 @@ def test_openai_responses(client: openai.OpenAI) -> None:
     assert any(event.type == "response.completed" for event in again)
 
 
-def test_openai_in_node_js(cluster_url: str) -> None:
-    script = Path(__file__).with_name("chat.mjs")
-    # `make clients` installs the package for Node beside those for Python.
-    command = ["node", str(script), sys.prefix, f"{cluster_url}/v1", MODEL, QUESTION]
-    done = subprocess.run(command, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
-    answers = json.loads(done.stdout)
-    assert "471" in answers["whole"] and answers["streamed"] == answers["whole"]
+def test_openai_in_node_js(cluster_url: str, node_js: Callable[..., Any]) -> None:
+    answers = node_js("chat.mjs", f"{cluster_url}/v1", MODEL, QUESTION)
+    texts = [answers[name] for name in ("whole", "streamed", "response", "responseStreamed")]
+    assert "471" in texts[0] and texts == [texts[0]] * 4
+    assert answers["parsed"]["month"] in ("May", "June") and answers["parsed"]["code"] == 471
 
 
 def test_anthropic(cluster_url: str) -> None:

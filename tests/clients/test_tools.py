@@ -1,5 +1,8 @@
 """Tools and structured answers of unmodified clients, against nodes that play a model which calls tools."""
 
+from collections.abc import Callable
+from typing import Any
+
 import agents
 import instructor
 import litellm
@@ -45,6 +48,10 @@ def test_openai_calls_a_tool_twice_and_then_answers(base_url: str) -> None:
     assert cities == ['{"city": "Paris"}', '{"city": "Rome"}']
     last = client.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
     assert (last.choices[0].message.content, last.choices[0].finish_reason) == (LAST, "stop")
+
+
+def test_openai_in_node_js_runs_tools_whole_and_streamed(base_url: str, node_js: Callable[..., Any]) -> None:
+    assert node_js("tools.mjs", base_url, MODEL, QUESTION) == ["Paris", "Rome", LAST] * 2
 
 
 def test_openai_parses_a_structured_answer(base_url: str) -> None:
