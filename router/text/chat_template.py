@@ -21,7 +21,7 @@ from router.text.model_settings import read_json, read_text
 
 Message = Mapping[str, Any]
 MAX_MESSAGE_CHARS = 1000
-"""Of a template's own message in an error: it may be as long as its author likes."""
+"""Longest message of a template in an error: its author may write any."""
 
 
 class ChatTemplateError(RouterError):
