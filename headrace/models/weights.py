@@ -6,6 +6,7 @@ import torch
 
 from headrace.kernels.attention.rotary import inverse_frequencies
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.models.branches import BranchChain
 from headrace.models.config import ModelConfig, ModelError, UnsupportedModel
 from headrace.models.families.granite import BAMBA, GRANITE
 from headrace.models.families.qwen import QWEN
@@ -63,15 +64,19 @@ def _assemble(family: Family, config: ModelConfig, weights: WeightSource, finger
         head = embedding
     else:
         head = weights.take("lm_head.weight", (config.vocab_size, config.hidden_size))
-    layers = tuple(family.load_layer(weights, f"{base}layers.{i}", config, i) for i in range(len(config.layers)))
+    layers = [family.load_layer(weights, f"{base}layers.{i}", config, i) for i in range(len(config.layers))]
     norm = weights.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
     weights.assert_all_taken()
     return HybridModel(
         config=config,
         fingerprint=fingerprint,
         embedding=embedding,
-        layers=layers,
-        norm=norm + family.norm_offset,
+        chain=BranchChain(
+            tuple(branch for layer in layers for branch in layer),
+            norm + family.norm_offset,
+            config.norm_eps,
+            config.residual_multiplier,
+        ),
         head=LinearWeight(head),
         rotary_frequencies=_rotary_frequencies(config, embedding.device),
     )

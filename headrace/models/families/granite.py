@@ -6,11 +6,12 @@ Bamba is its ancestor: the same mixers, half-rotary attention, a dense MLP under
 import torch
 
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, ModelError, MoeConfig
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.mamba2 import Mamba2
-from headrace.models.model import DecoderLayer, Family
+from headrace.models.model import Family
 from headrace.models.raw_config import RawConfig, shown
 from headrace.models.weight_files import WeightSource
 
@@ -125,7 +126,7 @@ def _time_step_limit(raw: RawConfig) -> tuple[float, float]:
     return least, most
 
 
-def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> tuple[Branch, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     mlp = f"{prefix}.shared_mlp"
     shared = SwiGlu(
@@ -135,13 +136,14 @@ def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, 
     feed_forward: SwiGlu | MixtureOfExperts = shared
     if config.moe is not None:
         feed_forward = _load_moe(weights, f"{prefix}.block_sparse_moe", config.moe, shared)
-    return DecoderLayer(
-        mixer=_load_mixer(weights, prefix, config, layer),
-        feed_forward=feed_forward,
-        mixer_norm=weights.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
-        feed_forward_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,), torch.float32),
-        norm_eps=config.norm_eps,
-        residual_multiplier=config.residual_multiplier,
+    return (
+        MixerBranch(
+            _load_mixer(weights, prefix, config, layer),
+            weights.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
+        ),
+        FeedForwardBranch(
+            feed_forward, weights.take(f"{prefix}.post_attention_layernorm.weight", (hidden,), torch.float32)
+        ),
     )
 
 
@@ -157,15 +159,17 @@ def _load_moe(weights: WeightSource, prefix: str, moe: MoeConfig, shared: SwiGlu
     )
 
 
-def load_bamba_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_bamba_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> tuple[Branch, ...]:
     hidden = config.hidden_size
-    return DecoderLayer(
-        mixer=_load_mixer(weights, prefix, config, layer),
-        feed_forward=SwiGlu.load(weights, f"{prefix}.feed_forward", hidden, config.intermediate_size),
-        mixer_norm=weights.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
-        feed_forward_norm=weights.take(f"{prefix}.pre_ff_layernorm.weight", (hidden,), torch.float32),
-        norm_eps=config.norm_eps,
-        residual_multiplier=config.residual_multiplier,
+    return (
+        MixerBranch(
+            _load_mixer(weights, prefix, config, layer),
+            weights.take(f"{prefix}.input_layernorm.weight", (hidden,), torch.float32),
+        ),
+        FeedForwardBranch(
+            SwiGlu.load(weights, f"{prefix}.feed_forward", hidden, config.intermediate_size),
+            weights.take(f"{prefix}.pre_ff_layernorm.weight", (hidden,), torch.float32),
+        ),
     )
 
 

@@ -8,11 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
 from headrace.models.layers.gated_delta import GatedDelta
-from headrace.models.model import DecoderLayer, Family
+from headrace.models.model import Family
 from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
 
@@ -81,7 +82,7 @@ def _feed_forwards(raw: RawConfig, moe: MoeConfig | None, num_layers: int) -> li
     return ["dense" if moe is None or i in dense or (i + 1) % step else "moe" for i in range(num_layers)]
 
 
-def load_qwen_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> DecoderLayer:
+def load_qwen_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> tuple[Branch, ...]:
     hidden = config.hidden_size
 
     def norm(name: str) -> Tensor:
@@ -91,13 +92,9 @@ def load_qwen_layer(weights: WeightSource, prefix: str, config: ModelConfig, lay
         feed_forward: SwiGlu | MixtureOfExperts = _load_moe(weights, f"{prefix}.mlp", config)
     else:
         feed_forward = SwiGlu.load(weights, f"{prefix}.mlp", hidden, config.intermediate_size)
-    return DecoderLayer(
-        mixer=_load_mixer(weights, prefix, config, layer),
-        feed_forward=feed_forward,
-        mixer_norm=norm("input_layernorm"),
-        feed_forward_norm=norm("post_attention_layernorm"),
-        norm_eps=config.norm_eps,
-        residual_multiplier=config.residual_multiplier,
+    return (
+        MixerBranch(_load_mixer(weights, prefix, config, layer), norm("input_layernorm")),
+        FeedForwardBranch(feed_forward, norm("post_attention_layernorm")),
     )
 
 

@@ -1,0 +1,89 @@
+"""The residual stream of a decoder: a chain of branches, each a mixer or a feed-forward behind its own norm.
+
+    x += multiplier * branch(norm(x))       an addition and the norm of the next branch are one step
+
+Most families' layers are a mixer's branch and a feed-forward's, Nemotron's are one branch each.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from headrace.forward.forward_batch import LayerContext
+from headrace.kernels.dense.residual import Product, add_branch
+from headrace.kernels.dense.rms_norm import rms_norm
+from headrace.models.layers.attention import Attention
+
+
+@dataclass(frozen=True)
+class MixerBranch:
+    """A branch that mixes rows of one sequence and advances its caches."""
+
+    mixer: Callable[[Tensor, LayerContext], Product]
+    norm: Tensor  # float32, as all norm weights
+
+    def output(self, normed: Tensor, context: LayerContext) -> Product:
+        return self.mixer(normed, context)
+
+    def output_of_rows(self, normed: Tensor, context: LayerContext, rows: Tensor) -> Product:
+        """`output` of `rows` only, when no later branch reads others. The caches advance by all rows."""
+        if isinstance(self.mixer, Attention) and (len(rows) == 0 or context.batch.last_token_queries is not None):
+            # One query a sequence or none at all, instead of the square of the chunk.
+            return self.mixer.attend_rows(normed, context, rows)
+        return self.mixer(normed, context).of_rows(rows)
+
+
+@dataclass(frozen=True)
+class FeedForwardBranch:
+    """A branch that sees each row by itself."""
+
+    feed_forward: Callable[[Tensor], Tensor | Product]
+    norm: Tensor
+
+    def output(self, normed: Tensor, context: LayerContext) -> Tensor | Product:
+        return self.feed_forward(normed)
+
+
+Branch = MixerBranch | FeedForwardBranch
+
+
+@dataclass(frozen=True)
+class BranchChain:
+    """All branches of a decoder in order, and the norm behind the last."""
+
+    branches: tuple[Branch, ...]
+    final_norm: Tensor
+    norm_eps: float
+    residual_multiplier: float
+
+    def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
+        """The stream x [T, hidden] behind the final norm: the batch's logit rows. x is overwritten where it can be."""
+        rows = context.batch.logit_rows
+        normed = rms_norm(x, self.branches[0].norm, self.norm_eps)
+        for i, (branch, next_norm) in enumerate(self._steps):
+            if i == self._last_mixer and rows is not None and isinstance(branch, MixerBranch):
+                output: Tensor | Product = branch.output_of_rows(normed, context, rows)
+                x = x.index_select(0, rows)
+            else:
+                output = branch.output(normed, context)
+            x, normed = add_branch(x, output, self.residual_multiplier, next_norm, self.norm_eps)
+        return normed
+
+    @property
+    def ends_in_attention(self) -> bool:
+        """True if the last mixer is attention: it reads `ForwardBatch.last_token_queries`."""
+        last = self.branches[self._last_mixer]
+        return isinstance(last, MixerBranch) and isinstance(last.mixer, Attention)
+
+    @cached_property
+    def _steps(self) -> tuple[tuple[Branch, Tensor], ...]:
+        """Each branch and the norm behind it."""
+        norms = (*(branch.norm for branch in self.branches[1:]), self.final_norm)
+        return tuple(zip(self.branches, norms, strict=True))
+
+    @cached_property
+    def _last_mixer(self) -> int:
+        """The last branch that reads other rows than the logits'."""
+        return max(i for i, branch in enumerate(self.branches) if isinstance(branch, MixerBranch))
