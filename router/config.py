@@ -63,9 +63,10 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     objectives          the times that each request should keep, where it names no other in `headrace.objectives`:
                         `first_token_s`, from its arrival, and `token_gap_s`, between two tokens of its answer. Nodes
                         bound the prompts in a step by the gap; empty: no bounds
-    on_missed_objectives  what becomes of a request that by all predictions keeps its objectives nowhere: `queue`, it is
-                        served as well as it can be, or `refuse`, it gets 429 at once, with the predicted time until
-                        there is room as Retry-After
+    on_missed_objectives  what becomes of a request that by all predictions keeps its objectives nowhere: `queue`, it
+                        waits until the nodes can generate one more answer within this config's gap, and is then served
+                        as well as it can be, or `refuse`, it gets 429 at once, with the predicted time until there is
+                        room as Retry-After
     api_keys            keys that clients need, by name: `hash`, `tenant`, `access`, `priority`, `tokens_per_minute`;
                         `headrace key` makes one. A client is its key then. Empty, without `api_keys_file`: none is
                         needed

@@ -110,6 +110,7 @@ class RouterServer:
             timeout_s=config.request_timeout_s,
             clock=clock,
             nodes_line_s=lambda num_tokens: self.context.prompt_wait_s(num_tokens),
+            room_within_gap=lambda num_running: self.context.room_within_gap(num_running),
         )
         metrics = RouterMetrics(config.served_model_name, config.policy, self.name)
         self.index = index = ClusterIndex()
@@ -119,6 +120,7 @@ class RouterServer:
         snapshots = Snapshots(index, ledger, roles_are_fixed=config.roles == "fixed")
         self.nodes.watch(lambda: snapshots.keep([node.info.name for node in self.nodes.all()]))
         self.nodes.watch_status(lambda node: snapshots.heartbeat(node.info, node.status, clock()))
+        self.nodes.watch_status(lambda node: admission.grant())
         policy = policy or POLICIES[config.policy]
         self._tracing = tracing or open_tracing(config.tracing, SERVICE, self.name)
         context = RouterContext(

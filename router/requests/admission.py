@@ -7,6 +7,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from headrace.request import Request
 from router.errors import ApiError, objectives_missed, too_many_requests
@@ -20,6 +22,17 @@ ANSWER_WEIGHT = 2
 """A token of an answer counts as so many of a prompt that is computed (Sheng et al. 2024)."""
 FIRST_SHARE = 1 / 4
 """Places beyond `max_concurrent`, as a share of it, for clients that have none."""
+
+
+class _Room(NamedTuple):
+    """The places that there are at present; `free` is negative while some run beyond `num_places`."""
+
+    num_places: int
+    free: int
+
+    def for_one(self, num_held: int) -> bool:
+        """True if there is a place for the next request of a client that holds so many."""
+        return self.free > (0 if num_held else -int(FIRST_SHARE * self.num_places))
 
 
 class Admission:
@@ -38,6 +51,8 @@ class Admission:
     timeout_s       a request's whole time, its wait included
     clock           yields seconds
     nodes_line_s    returns the seconds by which the prompts that the nodes have delay one of so many tokens
+    room_within_gap  returns how many requests more than the running ones, given their number, keep the token gap.
+                    Beyond that they wait, but for a single one: with nothing running there is always a place
     """
 
     def __init__(
@@ -49,15 +64,16 @@ class Admission:
         timeout_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         nodes_line_s: Callable[[int], float] = lambda num_tokens: 0.0,
+        room_within_gap: Callable[[int], float] = lambda num_running: math.inf,
     ) -> None:
-        self._free = max_concurrent  # negative: so many run beyond it
-        self._least_free = -int(FIRST_SHARE * max_concurrent)
+        self._max_concurrent = max_concurrent
         self._max_queue = max_queue
         self._max_per_client = max_per_client or max_concurrent
         self._timeout_s = timeout_s
         self._clock = clock
         self._nodes_line_s = nodes_line_s
-        self._estimate = WaitEstimate(max_concurrent)
+        self._room_within_gap = room_within_gap
+        self._estimate = WaitEstimate()
         self._waiting: FairLine[AdmissionPermit] = FairLine()
         self._running: set[AdmissionPermit] = set()
         self._places: Counter[str] = Counter()  # of each client that has any
@@ -69,7 +85,11 @@ class Admission:
     def check_line(self, client: str, priority: int = 0) -> None:
         """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
         position = self._waiting.position(client, priority)
-        if not self._has_place(client) and self.waiting >= self._max_queue and position >= self.waiting:
+        if (
+            not self._room().for_one(self._places[client])
+            and self.waiting >= self._max_queue
+            and position >= self.waiting
+        ):
             raise self._full(1)
         self._check_time(client, 1, position)
 
@@ -97,7 +117,8 @@ class Admission:
         ]
         for permit in permits:
             self._waiting.join(client, permit, permit.cost, priority)
-        at_once = max(self._free, int(self._has_place(client)))
+        room = self._room()
+        at_once = max(room.free, int(room.for_one(self._places[client])))
         last = self._waiting.last(max(0, self.waiting - at_once - self._max_queue))
         if not set(last).isdisjoint(permits):
             for permit in reversed(permits):
@@ -106,7 +127,7 @@ class Admission:
         for permit in last:
             self._waiting.leave(permit)
             permit.refuse(self._full(1))
-        self._grant()
+        self.grant()
         return permits
 
     def _full(self, count: int) -> ApiError:
@@ -120,9 +141,10 @@ class Admission:
         self, client: str, count: int, before: int, num_tokens: int = 1, first_token_s: float | None = None
     ) -> None:
         """`before`: how many of the line would go before these `count` requests of at most `num_tokens` tokens."""
-        position = before + count - max(self._free, 0)
+        room = self._room()
+        position = before + count - max(room.free, 0)
         is_first = count == 1 and not self._places[client]
-        if position <= 0 or (is_first and self._has_place(client)):
+        if position <= 0 or (is_first and room.for_one(0)):
             return
         wait_s = self._wait_s(position, num_tokens)
         if first_token_s is not None and wait_s > first_token_s:
@@ -138,38 +160,44 @@ class Admission:
             )
 
     def _wait_s(self, position: int, num_tokens: int = 1) -> float:
-        return self._estimate.wait_s(position, self._running_s(), self._nodes_line_s(num_tokens))
+        num_places, line_s = self._room().num_places, self._nodes_line_s(num_tokens)
+        return self._estimate.wait_s(position, num_places, self._running_s(), line_s)
 
     def _running_s(self, client: str | None = None) -> list[float]:
         """For how long the running requests, or those of one client, have had their places."""
         now_s = self._clock()
         return [now_s - permit.granted_at_s for permit in self._running if client in (None, permit.client)]
 
-    def _grant(self) -> None:
-        while self._free > self._least_free and (permit := self._waiting.take(self._may_run)) is not None:
-            self._free -= 1
+    def _room(self) -> _Room:
+        num_running = len(self._running)
+        within_gap = max(1, num_running + self._room_within_gap(num_running))
+        num_places = int(min(self._max_concurrent, within_gap))
+        return _Room(num_places, num_places - num_running)
+
+    def grant(self) -> None:
+        """Gives the free places to those who wait. To be called, too, when nodes have reported what they have to do."""
+        if not self._waiting:
+            return
+        room = self._room()
+        while room.for_one(0) and (permit := self._waiting.take(partial(self._may_run, room))) is not None:
+            room = _Room(room.num_places, room.free - 1)
             self._running.add(permit)
             self._places[permit.client] += 1
             permit.grant(self._clock())
 
-    def _may_run(self, permit: AdmissionPermit) -> bool:
-        has_fewer = self._places[permit.client] < self._max_per_client
-        return not permit.held_back and has_fewer and self._has_place(permit.client)
-
-    def _has_place(self, client: str) -> bool:
-        """True if there is one for this client's next request."""
-        return self._free > (0 if self._places[client] else self._least_free)
+    def _may_run(self, room: _Room, permit: AdmissionPermit) -> bool:
+        num_held = self._places[permit.client]
+        return not permit.held_back and num_held < self._max_per_client and room.for_one(num_held)
 
     def _leave(self, permit: AdmissionPermit) -> None:
         if permit in self._running:
             self._running.remove(permit)
             self._estimate.ended(permit.client, self._clock() - permit.granted_at_s)
-            self._free += 1
             self._places[permit.client] -= 1
             self._places += Counter()  # drops the clients without places
         elif not permit.is_refused:
             self._waiting.leave(permit)
-        self._grant()
+        self.grant()
 
     def _served(self, permit: AdmissionPermit, computed_tokens: int, answer_tokens: int) -> None:
         if permit in self._running:
@@ -221,7 +249,7 @@ class AdmissionPermit:
     def may_run(self) -> None:
         """Ends its being held back."""
         self.held_back = False
-        self._admission._grant()
+        self._admission.grant()
 
     def served(self, *, computed_tokens: int, answer_tokens: int) -> None:
         """Counts what the request has cost, so far or in the end; for nothing once its place is free."""

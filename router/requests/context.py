@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -13,10 +14,11 @@ from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.requests.answer_lengths import AnswerLengths
 from router.requests.table import RequestTable
+from router.routing.candidates import Candidate
 from router.routing.decisions import DecisionLog
 from router.routing.ledger import Ledger
 from router.routing.plan import Policy
-from router.routing.policies.times import prompt_wait_s
+from router.routing.policies.times import prompt_wait_s, room_within_gap
 from router.routing.sessions import Sessions
 from router.routing.snapshots import Snapshots
 
@@ -45,9 +47,23 @@ class RouterContext:
     sessions: Sessions = field(default_factory=Sessions)
     tracing: Tracing = field(default_factory=NoTracing)
 
+    def room_within_gap(self, num_running: int) -> float:
+        """How many requests, beside the running ones, the nodes can answer within the token gap of the config.
+
+        Infinite if it names none, or if `on_missed_objectives` leaves none waiting. Paused answers take no room.
+        """
+        token_gap_s = self.config.objectives.token_gap_s
+        if token_gap_s is None or self.config.on_missed_objectives != "queue":
+            return math.inf
+        room = sum(room_within_gap(each, token_gap_s) for each in self._candidates(0) if each.may_decode)
+        return room - max(0, num_running - self.ledger.num_sent)  # some have their turn and no nodes yet
+
     def prompt_wait_s(self, num_tokens: int) -> float:
         """Seconds by which the prompts that the nodes have delay one of so many tokens, where it waits least."""
-        roles = {node.info.name: node.role for node in self.nodes.live()}
-        nodes = self.snapshots.take(roles, {}, num_tokens, self.clock())
-        token_gap_s = self.config.objectives.token_gap_s
+        nodes, token_gap_s = self._candidates(num_tokens), self.config.objectives.token_gap_s
         return min((prompt_wait_s(each, num_tokens, token_gap_s) for each in nodes if each.may_prefill), default=0.0)
+
+    def _candidates(self, num_tokens: int) -> Sequence[Candidate]:
+        """The live nodes, for a prompt of so many tokens of which nothing is cached."""
+        roles = {node.info.name: node.role for node in self.nodes.live()}
+        return self.snapshots.take(roles, {}, num_tokens, self.clock())

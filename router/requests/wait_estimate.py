@@ -9,12 +9,11 @@ RECENT = 64
 
 
 class WaitEstimate:
-    """By Little's law: each of `num_places` places is taken for the mean time of recent requests, whatever the nodes do
+    """By Little's law: each place is taken for the mean time of recent requests, whatever the nodes do
     meanwhile. Requests that run already longer than that raise the mean, so that a cluster that slows down, or has
     lost its nodes, is noticed before a request ends."""
 
-    def __init__(self, num_places: int) -> None:
-        self._num_places = num_places
+    def __init__(self) -> None:
         self._recent: deque[tuple[str, float]] = deque(maxlen=RECENT)
 
     def ended(self, client: str, seconds: float) -> None:
@@ -28,14 +27,15 @@ class WaitEstimate:
         ordered = sorted(seconds for each, seconds in self._recent if each == client)
         return max(ordered[len(ordered) * 9 // 10] if ordered else 0.0, _mean(running_s))
 
-    def wait_s(self, position: int, running_s: Iterable[float], nodes_line_s: float) -> float:
+    def wait_s(self, position: int, num_places: int, running_s: Iterable[float], nodes_line_s: float) -> float:
         """Wait at a position of the line, of which 1 is the first.
 
+        num_places     requests that run at a time
         nodes_line_s   by which the prompts that the nodes have delay one like it; the line's own will take as long,
                        place for place
         """
-        by_places = position * max(_mean(seconds for _, seconds in self._recent), _mean(running_s)) / self._num_places
-        by_prompts = nodes_line_s * (1 + position / self._num_places)
+        by_places = position * max(_mean(seconds for _, seconds in self._recent), _mean(running_s)) / num_places
+        by_prompts = nodes_line_s * (1 + position / num_places)
         return max(by_places, by_prompts)
 
 

@@ -19,6 +19,9 @@ MIN_GAP_TOKENS = 16
 MIN_WORK_S = 1e-6
 """Prompt work of a step in seconds where costs were measured as 0."""
 
+MANY = 1 << 30
+"""Answers of a node whose steps, by its measurement, take no longer for more of them."""
+
 
 class NodePace(NamedTuple):
     """The steps of a node at one batch.
@@ -66,6 +69,15 @@ def least_step_s(node: Candidate) -> float:
     """A step of a node's present batch with as few tokens of prompts as there can be."""
     now = pace(node, node.load.num_decoding, node.load.context_tokens, None)
     return now.overhead_s + node.costs.token_s * MIN_GAP_TOKENS
+
+
+def room_within_gap(node: Candidate, token_gap_s: float) -> int:
+    """So many answers more, as long as those that the node has, make its steps as long as the gap allows."""
+    costs, load = node.costs, node.load
+    num_answers, num_tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
+    left_s = token_gap_s - costs.step_s - costs.decode_s * num_answers - costs.context_s * num_tokens
+    of_each_s = costs.decode_s + costs.context_s * num_tokens / max(num_answers, 1)
+    return int(max(0.0, left_s) / of_each_s) if of_each_s else MANY
 
 
 class Line(NamedTuple):

@@ -84,14 +84,14 @@ def test_a_cluster_that_slows_down_is_noticed_before_a_request_ends():
 
 
 def test_prompts_that_the_nodes_still_have_to_compute_count():
-    estimate = WaitEstimate(num_places=4)
+    estimate = WaitEstimate()
     estimate.ended("one", 2.0)
-    assert estimate.wait_s(2, [], nodes_line_s=0.0) == 1.0
-    assert estimate.wait_s(2, [], nodes_line_s=30.0) == 45.0
+    assert estimate.wait_s(2, 4, [], nodes_line_s=0.0) == 1.0
+    assert estimate.wait_s(2, 4, [], nodes_line_s=30.0) == 45.0
 
 
 def test_a_few_requests_that_take_all_their_time_keep_nobody_out():
-    estimate = WaitEstimate(num_places=4)
+    estimate = WaitEstimate()
     for index in range(60):
         estimate.ended("one", 600.0 if index % 12 == 0 else 2.0)
     assert estimate.usual_s("one", [1.0, 1.0]) == 2.0

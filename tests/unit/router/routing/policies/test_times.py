@@ -1,11 +1,13 @@
 """Predicted seconds of one node, by hand: a token of a prompt takes 1 s, a step of decodes 10 s, a chunk 2 s more."""
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.step_costs import StepCosts
 from headrace.wire.messages import Role
 from router.routing.candidates import Candidate, Load
-from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_wait_s
+from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_wait_s, room_within_gap
 
 COSTS = StepCosts(step_s=9.0, decode_s=1.0, context_s=0.0, chunk_s=2.0, token_s=1.0, depth_s=0.0)
 
@@ -26,6 +28,17 @@ def test_a_step_holds_as_much_of_a_prompt_as_the_gap_leaves(gap_s: float | None,
     assert (steps.decode_s, steps.overhead_s) == (10.0, 12.0)
     assert (steps.step_work_s, steps.keeps_gap) == (step_work_s, keeps_gap)
     assert pace(node(), 0, 0, gap_s).step_work_s == 100.0
+
+
+@pytest.mark.parametrize(("gap_s", "room"), [(5.0, 0), (9.9, 0), (10.0, 1), (25.0, 16)])
+def test_an_idle_node_has_room_for_as_many_answers_as_the_gap_leaves_of_its_step(gap_s: float, room: int):
+    assert room_within_gap(node(), gap_s) == room
+
+
+def test_answers_that_a_node_has_or_will_have_take_room_by_their_contexts():
+    busy = node(num_decoding=2, context_tokens=300, num_coming=1)._replace(costs=replace(COSTS, context_s=0.01))
+    assert room_within_gap(busy, 9.0 + 3 * 2.0) == 0
+    assert room_within_gap(busy, 9.0 + 5 * 2.0) == 2
 
 
 def test_prompts_of_up_to_twice_the_length_go_first():
