@@ -37,7 +37,7 @@ from decode_node.lifecycle import DecodeLifecycle, decode_report, with_joined_to
 from decode_node.orphans import AnswerSoFar, Orphans
 from decode_node.policy import PrefillLocation
 from decode_node.unsent import UnsentTokens
-from headrace.engine.requests import BadRequest
+from headrace.engine.intake import BadRequest
 from headrace.engine.sequence import Admitted, Computed, Event, Job, Sampled
 from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import (
@@ -155,7 +155,7 @@ class DecodeDriver:
         self._events: deque[DecodeInput] = deque()
         self._lifecycle = DecodeLifecycle(new_nonce, computes_here=self._computes_here)
         self._inbox: asyncio.Queue[Event | DecodeInput] = asyncio.Queue()
-        self._sequence = self._engine.sequence(self._job(start))
+        self._sequence = self._engine.intake.sequence(self._job(start))
         self._session: IncomingTransfer | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._fetched_to: int | None = None
@@ -164,7 +164,7 @@ class DecodeDriver:
 
     async def run(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
         if self._sequence.request.sampling.grammar is not None:
-            await asyncio.to_thread(self._engine.compile_grammar, self._sequence)
+            await asyncio.to_thread(self._engine.intake.compile_grammar, self._sequence)
         self._loop.post(lambda: self._engine.submit(self._sequence))
         async with aclosing(self._serve(commands)) as messages:
             async for message in messages:

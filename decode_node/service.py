@@ -9,7 +9,7 @@ import grpc.aio
 
 from decode_node.config import DecodeConfig
 from decode_node.role import DecodeRole
-from headrace.engine.requests import BadRequest
+from headrace.engine.intake import BadRequest
 from headrace.tracing import Tracing
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb

@@ -13,8 +13,8 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from headrace.engine.failures import OutOfMemory, StepFailed
+from headrace.engine.intake import BadRequest
 from headrace.engine.loop import EngineLost
-from headrace.engine.requests import BadRequest
 from headrace.tracing import TraceContext, context_of
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheUpdate, encode_cache_update

@@ -101,13 +101,13 @@ class PrefillDriver:
         self._lifecycle = PrefillLifecycle(
             policy, is_sent=request.reservation is not None, first_token=request.first_token
         )
-        self._sequence = self._engine.sequence(self._job(policy))
+        self._sequence = self._engine.intake.sequence(self._job(policy))
         self._transfer: OutgoingTransfer | None = None
         self._fetching: asyncio.Task[None] | None = None
 
     async def run(self) -> AsyncGenerator[PrefillEvent, None]:
         if self._sequence.request.sampling.grammar is not None:
-            await asyncio.to_thread(self._engine.compile_grammar, self._sequence)
+            await asyncio.to_thread(self._engine.intake.compile_grammar, self._sequence)
         self._loop.post(lambda: self._engine.submit(self._sequence))
         try:
             while not self._lifecycle.is_over:

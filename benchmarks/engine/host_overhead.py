@@ -72,7 +72,7 @@ class Node:
     def take(self, request: Request, stages: Stages) -> None:
         """Up to where the kernels' launches begin, or where the state is waited for."""
         engine, job = self._engine, job_of(request, 1, self._hit_policy, lambda event: None)
-        sequence = stages.time(f"{self.name}: checks and hashes it", lambda: engine.sequence(job))
+        sequence = stages.time(f"{self.name}: checks and hashes it", lambda: engine.intake.sequence(job))
         engine.submit(sequence)
         stages.time(f"{self.name}: admits it", engine.admit)
         if not self._hit_policy.state_arrives:

@@ -103,7 +103,7 @@ class MixedLoad:
         num_tokens = least if shortest else int(math.exp(self._dice.uniform(math.log(least), math.log(most))))
         prompt = [self._dice.randrange(5, 1000) for _ in range(num_tokens)]
         request = replace(greedy(prompt, max_tokens), token_gap_s=self._token_gap_s)
-        sequence = self._engine.sequence(job_of(request, max_tokens, ResumeLocally(), lambda event: None))
+        sequence = self._engine.intake.sequence(job_of(request, max_tokens, ResumeLocally(), lambda event: None))
         self._engine.submit(sequence)
         self._sequences.append(sequence)
 

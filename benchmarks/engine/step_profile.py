@@ -151,7 +151,7 @@ class Bench:
                 done.set_result(None)
 
         job = job_of(greedy(prompt, max_tokens), max_tokens, ResumeLocally(), partial(self._loop.deliver, take))
-        sequence = self._built.engine.sequence(job)
+        sequence = self._built.engine.intake.sequence(job)
         self._loop.post(lambda: self._built.engine.submit(sequence))
         try:
             await done
@@ -199,7 +199,7 @@ class Bench:
         sent = codecs.encode_one_of(start, pb.DecodeCommand()).SerializeToString()
         while True:
             command = codecs.decode_one_of(pb.DecodeCommand.FromString(sent))
-            self._built.engine.sequence(job_of(command.request, 1, ResumeLocally(), lambda event: None))
+            self._built.engine.intake.sequence(job_of(command.request, 1, ResumeLocally(), lambda event: None))
             await asyncio.sleep(self.pause_s(pause_s))
 
 

@@ -53,11 +53,11 @@ class Batch:
         self._engine = engine
         self.arrivals: list[list[float]] = [[] for _ in requests]
         self.sequences = [
-            engine.sequence(job_of(request, max_new, ResumeLocally(), partial(_note_time, times)))
+            engine.intake.sequence(job_of(request, max_new, ResumeLocally(), partial(_note_time, times)))
             for request, times in zip(requests, self.arrivals, strict=True)
         ]
         for sequence in self.sequences:
-            engine.compile_grammar(sequence)
+            engine.intake.compile_grammar(sequence)
             engine.submit(sequence)
 
     @property

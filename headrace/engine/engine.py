@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,52 +19,22 @@ from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.client_work import ClientWork
-from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
+from headrace.engine.intake import BadRequest
 from headrace.engine.load import shape_of
 from headrace.engine.logprobs import PromptScores
-from headrace.engine.requests import BadRequest, EngineRequests
-from headrace.engine.runner import Launched, ModelRunner
-from headrace.engine.sampler import Drawn
+from headrace.engine.requests import EngineRequests
+from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Computed, Failed, Halted, Sampled, Scored, Sequence, Started
+from headrace.engine.step import InFlight, Shortage, StepBuilder, rows_to_score
 from headrace.engine.step_masks import StepMasks
 from headrace.engine.stopping import StopRules
-from headrace.forward.sequence_input import SequenceInput
 from headrace.grammar import Grammars
 from headrace.request import FinishReason
-from headrace.step_costs import StepCosts, StepShape
+from headrace.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
-
-FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A launched step whose tokens the host does not know yet.
-
-    draw_index    the sequences that get a token, and its index among the launch's draws
-    scored        the chunks whose rows are scored, in the order of the launch's scores
-    shape         its contents, by which its time is judged
-    began_s       when it was launched
-    behind        the step that was still in flight then: this one begins when that ends
-    """
-
-    chunks: list[ScheduledChunk[Sequence]]
-    draw_index: dict[Sequence, int]
-    scored: list[ScheduledChunk[Sequence]]
-    launched: Launched
-    shape: StepShape
-    began_s: float
-    behind: Drawn | None
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A step that could not be launched for want of memory."""
-
-    cause: str
 
 
 class Engine(EngineRequests):
@@ -102,6 +71,7 @@ class Engine(EngineRequests):
             clock=clock,
         )
         self._runner = runner
+        self._builder = StepBuilder(runner, self._rules)
         self._masks = StepMasks(grammars, self._rules.unwanted)
         self._client_work = ClientWork()
         self._overlap = overlap
@@ -175,7 +145,7 @@ class Engine(EngineRequests):
         return sequence.is_prefilling or self._rules.wants_more(sequence, self._num_pending(sequence))
 
     def _num_pending(self, sequence: Sequence) -> int:
-        return int(self._in_flight is not None and sequence in self._in_flight.draw_index)
+        return int(self._in_flight is not None and sequence in self._in_flight.inputs.draw_index)
 
     def _report_started(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
         for sequence in (chunk.sequence for chunk in chunks):
@@ -192,50 +162,16 @@ class Engine(EngineRequests):
             return Shortage(first_line(error))  # not the error itself: it would keep the step's tensors alive
 
     def _launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight:
-        draw_index: dict[Sequence, int] = {}
-        draws: list[tuple[int, Draw]] = []
-        constrained: list[Sequence] = []
-        scored: list[ScheduledChunk[Sequence]] = []
-        rows: list[PromptRows] = []
-        inputs: list[SequenceInput] = []
-        num_rows = 0
         self._runner.keep_rows(self._running)
-        for chunk in chunks:
-            sequence = chunk.sequence
-            if to_score := _to_score(chunk):
-                scored.append(chunk)
-                rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - chunk.span.start))
-            draws_token = _draws_token(chunk)
-            num_logits = chunk.span.end - chunk.span.start if to_score else int(draws_token)
-            num_rows += num_logits
-            if draws_token:
-                draw_index[sequence] = len(draws)
-                draws.append((num_rows - 1, self._draw(sequence, len(constrained))))
-                constrained += [sequence] * (sequence.grammar is not None)
-            inputs.append(self._sequence_input(chunk, num_logits))
+        step = self._builder.build(chunks, {} if self._in_flight is None else self._in_flight.inputs.draw_index)
         began_s = self._clock()
         behind = self._in_flight.launched.drawn if self._in_flight is not None else None
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
-        settle = self._settle if any(map(self._num_pending, constrained)) else None
-        with self._masks.computed(constrained, settle) as wait_for_masks:
-            launched = self._runner.launch(inputs, draws, rows, wait_for_masks)
-        self._give_up_confused(constrained)
-        return InFlight(chunks, draw_index, scored, launched, shape_of(chunks), began_s, behind)
-
-    def _draw(self, sequence: Sequence, mask_row: int) -> Draw:
-        """The draw of its next token; `mask_row` is the row of the step's next mask, if it needs one."""
-        request, counts_row, bias_row = sequence.request, None, None
-        if request.sampling.has_penalty:
-            # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
-            counts_row = self._runner.token_counts.row(sequence, sequence.tokens, request.num_prompt_tokens)
-        if request.sampling.has_bias:
-            bias_row = self._runner.token_biases.row(sequence, request.sampling)
-        pending = self._in_flight.draw_index.get(sequence) if self._in_flight is not None else None
-        draw = self._rules.draw(sequence, pending)
-        if counts_row is None and bias_row is None and sequence.grammar is None:
-            return draw
-        mask = None if sequence.grammar is None else mask_row
-        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask)
+        settle = self._settle if any(map(self._num_pending, step.constrained)) else None
+        with self._masks.computed(step.constrained, settle) as wait_for_masks:
+            launched = self._runner.launch(step.inputs, step.draws, step.rows, wait_for_masks)
+        self._give_up_confused(step.constrained)
+        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind)
 
     def _give_up_confused(self, constrained: list[Sequence]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
@@ -243,20 +179,6 @@ class Engine(EngineRequests):
             if sequence.grammar is not None and (error := sequence.grammar.error) is not None:
                 self._running.remove(sequence)
                 sequence.job.on_event(Failed(BadRequest(f"grammar: the answer cannot go on by it: {error}")))
-
-    def _sequence_input(self, chunk: ScheduledChunk[Sequence], num_logits: int) -> SequenceInput:
-        sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
-        future_token = self._in_flight.draw_index.get(sequence) if self._in_flight is not None else None
-        return SequenceInput(
-            tokens=sequence.tokens[span.start : span.end] if future_token is None else (FUTURE_TOKEN,),
-            start=span.start,
-            block_ids=claim.block_ids,
-            src_slot=sequence.state_slot if span.start else None,
-            dst_slot=claim.slot,
-            emit=tuple((boundary.num_tokens, slot) for boundary, slot in chunk.emit),
-            num_logits=num_logits,
-            future_token=future_token,
-        )
 
     def _publish_written(self, step: InFlight) -> None:
         """Counts the launched step's blocks and states as written: later launches run behind it on the device."""
@@ -349,10 +271,10 @@ class Engine(EngineRequests):
         running = set(self._running)
         tokens = step.launched.drawn.tokens()
         self._note_time(step)
-        for chunk, scores in zip(step.scored, step.launched.scores, strict=True):
+        for chunk, scores in zip(step.inputs.scored, step.launched.scores, strict=True):
             if chunk.sequence in running:
                 self._take_scores(chunk, scores)
-        for sequence, token in zip(step.draw_index, tokens, strict=True):
+        for sequence, token in zip(step.inputs.draw_index, tokens, strict=True):
             if sequence not in running:
                 continue
             self.sampled_tokens += 1
@@ -374,32 +296,13 @@ class Engine(EngineRequests):
         if seconds is None:
             seconds = now_s - max(step.began_s, self._known_done_s)
         self._known_done_s = now_s
-        if not step.scored:  # scoring costs far more than the step's shape says
+        if not step.inputs.scored:  # scoring costs far more than the step's shape says
             self.cost_fit.observe(step.shape, seconds)
 
     def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
         sequence = chunk.sequence
         for part in scores.parts():
             sequence.job.on_event(Scored(part))
-        sequence.num_scored = _to_score(chunk).stop
+        sequence.num_scored = rows_to_score(chunk).stop
         if sequence.job.max_new == 0 and not sequence.to_score:
             self._end(sequence, FinishReason.LENGTH)
-
-
-def _draws_token(chunk: ScheduledChunk[Sequence]) -> bool:
-    return chunk.span.end >= chunk.sequence.prefill_length and chunk.sequence.job.max_new > 0
-
-
-def _to_score(chunk: ScheduledChunk[Sequence]) -> range:
-    """Positions of the chunk's tokens with which the prompt's next ones are scored."""
-    if chunk.sequence.job.prompt_logprobs is None:
-        return range(0)
-    to_score, span = chunk.sequence.to_score, chunk.span
-    return range(max(to_score.start, span.start), min(to_score.stop, span.end))
-
-
-def _prompt_rows(sequence: Sequence, to_score: range, first_row: int) -> PromptRows:
-    num_top = sequence.job.prompt_logprobs
-    assert num_top is not None, "nothing is to be scored without it"
-    targets = sequence.tokens[to_score.start + 1 : min(to_score.stop + 1, sequence.request.num_prompt_tokens)]
-    return PromptRows(first_row, to_score.start + 1, targets, num_top)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headrace.engine.requests import BadRequest
+from headrace.engine.intake import BadRequest
 from headrace.engine.sequence import Sequence
 from headrace.request import Request
 

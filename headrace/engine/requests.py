@@ -19,31 +19,23 @@ from collections.abc import Callable, Iterator
 from itertools import chain, count
 
 from headrace.cache.checkpoints import CheckpointPolicy
-from headrace.cache.hashing import PrefixHasher
 from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.following import best_following, cost_alone
+from headrace.engine.intake import Intake
 from headrace.engine.line import tokens_before
 from headrace.engine.load import EngineLoad
 from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
-from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Job, Sequence
+from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.engine.waiting import WaitingLine
-from headrace.grammar import GrammarError, Grammars
-from headrace.request import FinishReason, Request
+from headrace.grammar import Grammars
+from headrace.request import FinishReason
 from headrace.step_costs import StepCosts, StepShape
 
 HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' first steps need no growth
-
-
-class BadRequest(ValueError):
-    """No node of this model can serve the request; the message names the reason."""
-
-
-class RequestTooLarge(BadRequest):
-    """The request can never fit this node; the message names what it needs and what there is."""
 
 
 class EngineRequests:
@@ -77,10 +69,8 @@ class EngineRequests:
         self._scheduler = scheduler
         self._victims = victims
         self._rules = rules
-        self._vocab_size = vocab_size
-        self._num_blocks = num_blocks
+        self.intake = Intake(rules, grammars, cache.block_size, num_blocks=num_blocks, vocab_size=vocab_size)
         self._record_event = record_event
-        self._grammars = grammars
         self._clock = clock
         self._arrivals = count()
         self._waiting = WaitingLine()
@@ -104,53 +94,6 @@ class EngineRequests:
         return len(self._waiting)
 
     # ------------------------------------------------------------ submission and admission
-
-    def sequence(self, job: Job) -> Sequence:
-        """The job's sequence, hashed and known to fit, for `submit`. Touches nothing shared: any thread may call it.
-
-        Raises BadRequest for a token outside the vocabulary, RequestTooLarge if it could never be admitted. Token ids
-        are unsigned on the wire; PrefixHasher raises BadTokens for negative ones made in process.
-        """
-        request = job.request
-        self._require_known_tokens(request)
-        if len(request.tokens) > self._rules.max_model_tokens:
-            raise RequestTooLarge(
-                f"{len(request.tokens)} tokens > {self._rules.max_model_tokens}, the model's length: shorten the prompt"
-            )
-        hasher = PrefixHasher(self.cache.block_size, request.salt)
-        hasher.extend(request.tokens)
-        sequence = Sequence(job, hasher, list(request.tokens))
-        needed = -(-self._rules.last_computed(sequence) // self.cache.block_size)
-        if needed > self._num_blocks:
-            raise RequestTooLarge(
-                f"prompt and max_tokens need {needed} blocks of {self.cache.block_size} tokens, the node has "
-                f"{self._num_blocks}: lower max_tokens, or raise cache_bytes"
-            )
-        return sequence
-
-    def _require_known_tokens(self, request: Request) -> None:
-        """An id outside the embedding table would crash the step, and with it the node."""
-        if not request.tokens:
-            raise BadRequest("the prompt has no tokens: give at least one")
-        sampling = request.sampling
-        named = (sampling.stop_token_ids, sampling.bias_ids, sampling.allowed_token_ids)
-        words = (word.tokens for word in sampling.bad_words)
-        largest = max(max(ids, default=0) for ids in (request.tokens, *named, *words))
-        if largest >= self._vocab_size:
-            raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
-
-    def compile_grammar(self, sequence: Sequence) -> None:
-        """Compiles the grammar of a sequence that has one, before `submit`; any thread may call it.
-
-        Takes milliseconds, and the first one of a node a second. Raises BadRequest for a grammar that cannot be held,
-        or that the answer so far does not follow.
-        """
-        text, num_prompt_tokens = sequence.request.sampling.grammar, sequence.request.num_prompt_tokens
-        if text is not None:
-            try:
-                sequence.grammar = self._grammars.answer(text, sequence.request.tokens[num_prompt_tokens:])
-            except GrammarError as error:
-                raise BadRequest(f"grammar: {error}") from error
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a job for admission, or refuses it; from here on `release` gives back what it holds."""

@@ -63,8 +63,8 @@ def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
     """Queues a request that the engine serves alone, from prompt to last token."""
     events: list[Event] = []
     job = Job(asked, resume_locally, asked.sampling.max_tokens, time.monotonic() + 60, events.append)
-    sequence = built.engine.sequence(replace(job, **changes))
-    built.engine.compile_grammar(sequence)
+    sequence = built.engine.intake.sequence(replace(job, **changes))
+    built.engine.intake.compile_grammar(sequence)
     built.engine.submit(sequence)
     return Run(sequence, events)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.engine.config import EngineConfig
-from headrace.engine.requests import BadRequest
+from headrace.engine.intake import BadRequest
 from headrace.request import Request, Sampling
 from headrace.wire.messages import (
     DecodeDone,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.engine.requests import BadRequest
+from headrace.engine.intake import BadRequest
 from headrace.engine.sequence import Failed, Finished, Sampled
 from headrace.grammar import AnswerGrammar, json_grammar, lark_grammar, regex_grammar
 from headrace.request import FinishReason, Sampling

@@ -1,0 +1,133 @@
+"""One engine step as values: its inputs, its draws, and what is kept of it until its tokens are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.draw import Draw, PromptRows
+from headrace.engine.runner import Launched, ModelRunner
+from headrace.engine.sampler import Drawn
+from headrace.engine.sequence import Sequence
+from headrace.engine.stopping import StopRules
+from headrace.forward.sequence_input import SequenceInput
+from headrace.step_costs import StepShape
+
+FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The runner's orders for a step, and the sequences that its draws and scores belong to.
+
+    draws         for each draw its logit row and its settings
+    draw_index    the sequences that get a token, and its index among `draws`
+    constrained   the sequences whose draws have masks, in the order of their `mask_row`s
+    scored        the chunks whose rows are scored, in the order of `rows`
+    """
+
+    inputs: list[SequenceInput] = field(default_factory=list)
+    draws: list[tuple[int, Draw]] = field(default_factory=list)
+    draw_index: dict[Sequence, int] = field(default_factory=dict)
+    constrained: list[Sequence] = field(default_factory=list)
+    scored: list[ScheduledChunk[Sequence]] = field(default_factory=list)
+    rows: list[PromptRows] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A launched step whose tokens the host does not know yet.
+
+    shape     its contents, by which its time is judged
+    began_s   when it was launched
+    behind    the step that was still in flight then: this one begins when that ends
+    """
+
+    chunks: list[ScheduledChunk[Sequence]]
+    inputs: StepInputs
+    launched: Launched
+    shape: StepShape
+    began_s: float
+    behind: Drawn | None
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """A step that could not be launched for want of memory."""
+
+    cause: str
+
+
+class StepBuilder:
+    """Makes the inputs of steps. Rows of the device's counts and biases are made with the draws that need them."""
+
+    def __init__(self, runner: ModelRunner, rules: StopRules) -> None:
+        self._runner = runner
+        self._rules = rules
+
+    def build(self, chunks: list[ScheduledChunk[Sequence]], pending: Mapping[Sequence, int]) -> StepInputs:
+        """The inputs of a step of these chunks. `pending`: the draws of the last launch that are not yet tokens."""
+        step, num_rows = StepInputs(), 0
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if to_score := rows_to_score(chunk):
+                step.scored.append(chunk)
+                step.rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - chunk.span.start))
+            draws_token = _draws_token(chunk)
+            num_logits = chunk.span.end - chunk.span.start if to_score else int(draws_token)
+            num_rows += num_logits
+            future_token = pending.get(sequence)
+            if draws_token:
+                step.draw_index[sequence] = len(step.draws)
+                step.draws.append((num_rows - 1, self._draw(sequence, future_token, len(step.constrained))))
+                step.constrained.extend([sequence] * (sequence.grammar is not None))
+            step.inputs.append(_sequence_input(chunk, num_logits, future_token))
+        return step
+
+    def _draw(self, sequence: Sequence, pending: int | None, mask_row: int) -> Draw:
+        """The draw of its next token; `mask_row` is the row of the step's next mask, if it needs one."""
+        request, counts_row, bias_row = sequence.request, None, None
+        if request.sampling.has_penalty:
+            # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
+            counts_row = self._runner.token_counts.row(sequence, sequence.tokens, request.num_prompt_tokens)
+        if request.sampling.has_bias:
+            bias_row = self._runner.token_biases.row(sequence, request.sampling)
+        draw = self._rules.draw(sequence, pending)
+        if counts_row is None and bias_row is None and sequence.grammar is None:
+            return draw
+        mask = None if sequence.grammar is None else mask_row
+        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask)
+
+
+def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
+    """Positions of the chunk's tokens with which the prompt's next ones are scored."""
+    if chunk.sequence.job.prompt_logprobs is None:
+        return range(0)
+    to_score, span = chunk.sequence.to_score, chunk.span
+    return range(max(to_score.start, span.start), min(to_score.stop, span.end))
+
+
+def _draws_token(chunk: ScheduledChunk[Sequence]) -> bool:
+    return chunk.span.end >= chunk.sequence.prefill_length and chunk.sequence.job.max_new > 0
+
+
+def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_token: int | None) -> SequenceInput:
+    sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
+    return SequenceInput(
+        tokens=sequence.tokens[span.start : span.end] if future_token is None else (FUTURE_TOKEN,),
+        start=span.start,
+        block_ids=claim.block_ids,
+        src_slot=sequence.state_slot if span.start else None,
+        dst_slot=claim.slot,
+        emit=tuple((boundary.num_tokens, slot) for boundary, slot in chunk.emit),
+        num_logits=num_logits,
+        future_token=future_token,
+    )
+
+
+def _prompt_rows(sequence: Sequence, to_score: range, first_row: int) -> PromptRows:
+    num_top = sequence.job.prompt_logprobs
+    assert num_top is not None, "nothing is to be scored without it"
+    targets = sequence.tokens[to_score.start + 1 : min(to_score.stop + 1, sequence.request.num_prompt_tokens)]
+    return PromptRows(first_row, to_score.start + 1, targets, num_top)
