@@ -14,7 +14,7 @@ from router.cluster.nodes import NodeEntry
 from router.cluster_metrics import ClusterCollector
 from router.errors import NODE_CRASHED
 from router.requests.lifecycle import RequestLifecycle
-from router.requests.stages import ended_s, stages_of
+from router.requests.stages import STAGES, ended_s, stages_of
 from router.requests.states import RequestPhase
 from router.routing.decisions import Decision
 
@@ -32,29 +32,36 @@ class RouterMetrics:
 
     def __init__(self, model: str = "", policy: str = "", router: str = "") -> None:
         self.registry = CollectorRegistry()
-        self._model = model
         ProcessCollector(registry=self.registry)
         build = Info("headrace_build", "The release that serves, its model and its policy", registry=self.registry)
         build.info({"version": version("headrace"), "model": model, "policy": policy, "router": router})
-        self._requests = self._counter("requests", "Requests that ended; each of n choices is one", ["outcome"])
+        requests = self._counter("requests", "Requests that ended; each of n choices is one", ["outcome"])
+        self._requests = {each: requests.labels(each) for each in ("completed", "failed", "cancelled")}
         self._request_seconds = self._of_requests(
             "request_seconds", "Completed requests, from their arrival to their last token", REQUEST_BUCKETS_S
-        )
-        self._stage_seconds = self._of_requests(
+        ).labels(model)
+        stage_seconds = self._of_requests(
             "request_stage_seconds",
             "Stages of completed requests: queue until a node has the prompt, prefill until the first token is shown, "
             "hand_over until blocks and state have landed (what prefill does not hide), decode until the end",
             REQUEST_BUCKETS_S,
             "stage",
         )
-        self._prompt_tokens = self._of_requests("prompt_tokens", "Prompts of requests that ended", TOKEN_BUCKETS)
-        self._answer_tokens = self._of_requests("answer_tokens", "Answers of completed requests", TOKEN_BUCKETS)
+        # Looked up once: `labels` costs as much as the count itself.
+        self._stage_seconds = {stage: stage_seconds.labels(model, stage) for stage in STAGES}
+        self._prompt_tokens = self._of_requests(
+            "prompt_tokens", "Prompts of requests that ended", TOKEN_BUCKETS
+        ).labels(model)
+        self._answer_tokens = self._of_requests("answer_tokens", "Answers of completed requests", TOKEN_BUCKETS).labels(
+            model
+        )
         self._responses = self._counter(
             "http_responses",
             "HTTP answers, refusals included; code is an error's",
             ["route", "status", "code"],
         )
-        self._tokens = self._counter("tokens", "Tokens of requests that ended; cached ones are of the prompt", ["kind"])
+        tokens = self._counter("tokens", "Tokens of requests that ended; cached ones are of the prompt", ["kind"])
+        self._tokens = {kind: tokens.labels(kind) for kind in ("prompt", "cached", "generated")}
         self._migrations = self._counter("migrations", "Requests that went on on another decode node", [])
         self._drained = self._counter("drained_requests", "Requests of nodes that were drained, or left", ["outcome"])
         self._move_seconds = self._histogram("move_seconds", "Moves of running requests: no token comes meanwhile")
@@ -138,20 +145,20 @@ class RouterMetrics:
         outcome = "completed" if life.phase is RequestPhase.DONE else "failed"
         if life.failure is not None and life.failure.code == "client_left":
             outcome = "cancelled"
-        self._requests.labels(outcome).inc()
+        self._requests[outcome].inc()
         if life.failure is not None and life.failure.code == NODE_CRASHED:
             self._quarantined.inc()
         num_prompt = life.request.num_prompt_tokens
-        self._tokens.labels("prompt").inc(num_prompt)
-        self._tokens.labels("cached").inc(life.report.cached_tokens(num_prompt))
-        self._tokens.labels("generated").inc(len(life.generated))
+        self._tokens["prompt"].inc(num_prompt)
+        self._tokens["cached"].inc(life.report.cached_tokens(num_prompt))
+        self._tokens["generated"].inc(len(life.generated))
         self._migrations.inc(life.report.migrations)
-        self._prompt_tokens.labels(self._model).observe(num_prompt)
+        self._prompt_tokens.observe(num_prompt)
         if outcome == "completed":
-            self._answer_tokens.labels(self._model).observe(len(life.generated))
-            self._request_seconds.labels(self._model).observe(ended_s(life) - life.entered_s[RequestPhase.QUEUED])
+            self._answer_tokens.observe(len(life.generated))
+            self._request_seconds.observe(ended_s(life) - life.entered_s[RequestPhase.QUEUED])
             for stage in stages_of(life):
-                self._stage_seconds.labels(self._model, stage.name).observe(stage.end_s - stage.start_s)
+                self._stage_seconds[stage.name].observe(stage.end_s - stage.start_s)
 
     def request_moved(self, seconds: float) -> None:
         """Records a move of a running request: no token comes in these seconds."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -16,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 from headrace.tracing import context_of
 from headrace.tracing import current as current_trace
 from router.api.answer_writer import ANSWER_END, WriterOf
+from router.api.asker import asked_by
 from router.api.bodies import Bodies
-from router.api.clients import client_of, owned
+from router.api.clients import client_of
 from router.api.completions import CompletionService
 from router.api.generation import GenerationRequest
-from router.api.request_ids import identified, request_id_of
-from router.api.session_headers import session_of
+from router.api.request_ids import request_id_of
 from router.errors import ApiError
 from router.parsing.body_parser import Reader
 from router.parsing.parser import RequestParser
@@ -79,8 +78,7 @@ class Answering:
         """The answer to a generation request, whole or as a stream; raises as `generation_body`."""
         current_trace.set(context_of(request.headers))
         client = client_of(request)
-        generation = identified(owned(generation, client), request_id_of(request.scope))
-        generation = replace(generation, session=session_of(request.headers, generation.session, client))
+        generation = asked_by(client, request_id_of(request.scope), request.scope, generation)
         service = self._service
         deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
         work = service.stream if generation.stream else service.answer

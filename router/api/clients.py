@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from http import HTTPStatus
 
 from fastapi import Request
 
 from headrace.wire.tls import is_loopback
-from router.api.generation import GenerationRequest
 from router.config import RouterConfig
 from router.errors import ApiError
 from router.keys import Access, ApiKey, KeyRing
@@ -115,12 +113,6 @@ def client_of(request: Request) -> Client:
     """The client of a request that has come through the application's check of keys."""
     client: Client = request.scope[_CLIENT]
     return client
-
-
-def owned(generation: GenerationRequest, client: Client) -> GenerationRequest:
-    """The generation request in the cache of the client's tenant."""
-    requests = tuple(replace(each, salt=client.salt(each.salt)) for each in generation.requests)
-    return replace(generation, requests=requests)
 
 
 def _presented(request: Request) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api.generation import GenerationRequest, seeds_from
 from router.errors import bad_request
 
 HEADER = "x-request-id"
@@ -69,29 +67,3 @@ def request_id_of(scope: Scope) -> RequestId:
     if request_id.fault is not None:
         raise bad_request(request_id.fault, HEADER)
     return request_id
-
-
-def identified(generation: GenerationRequest, request_id: RequestId) -> GenerationRequest:
-    """The generation request under this id.
-
-    Two routers make the same of one body and one given id: the ids of its requests, and their seeds where the client
-    gave none. The salt is part of the ids, so that tenants with one id do not meet. Log-probabilities cannot be
-    resumed: of the first token they are known to the lost router alone.
-    """
-    generation_id = f"{generation.id_prefix}{request_id.value}"
-    requests = list(generation.requests)
-    if request_id.is_given and not generation.is_seeded:
-        requests = seeds_from(int.from_bytes(_digest(request_id.value.encode(), 8)), requests)
-    for index, request in enumerate(requests):
-        tenant = f"-{_digest(request.salt, 4).hex()}" if request.salt else ""
-        has_logprobs = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
-        requests[index] = replace(
-            request,
-            request_id=f"{generation_id}{tenant}-{index}",
-            is_resumable=request_id.is_given and not has_logprobs,
-        )
-    return replace(generation, id=generation_id, requests=tuple(requests))
-
-
-def _digest(data: bytes, size: int) -> bytes:
-    return blake2b(data, digest_size=size).digest()

@@ -152,12 +152,16 @@ class FormFields(Body):
     @property
     def has_form(self) -> bool:
         """True if a field asks for anything but text: a grammar will be compiled."""
+        if not self.model_fields_set & _FORM_FIELDS:
+            return False
         return any(getattr(self, name) is not None for name in FORM_FIELDS if name != "response_format") or (
             self.response_format is not None and self.response_format.type != "text"
         )
 
     def grammar_text(self) -> str | None:
         """The answer's grammar, None for free text; raises ApiError (400) for one that cannot be held."""
+        if not self.model_fields_set & _FORM_FIELDS:
+            return None
         given = [name for name in FORM_FIELDS if getattr(self, name) is not None]
         if len(given) > 1:
             raise bad_request(f"{given[0]} and {given[1]} both give the answer a form: leave one out", given[1])
@@ -189,6 +193,7 @@ class FormFields(Body):
 
 
 FORM_FIELDS = tuple(FormFields.model_fields)
+_FORM_FIELDS = frozenset(FORM_FIELDS)
 
 
 def choice_grammar(strings: Sequence[str]) -> str:

@@ -6,13 +6,13 @@ from headrace.tracing import Outcome, Stage, Value
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.states import RequestPhase
 
-QUEUE, PREFILL, HAND_OVER, DECODE = "queue", "prefill", "hand_over", "decode"
-_BEGINS = {
-    QUEUE: RequestPhase.QUEUED,
-    PREFILL: RequestPhase.PREFILLING,
-    HAND_OVER: RequestPhase.MOVING,
-    DECODE: RequestPhase.DECODING,
-}
+STAGES = QUEUE, PREFILL, HAND_OVER, DECODE = "queue", "prefill", "hand_over", "decode"
+_BEGINS = (
+    (QUEUE, RequestPhase.QUEUED),
+    (PREFILL, RequestPhase.PREFILLING),
+    (HAND_OVER, RequestPhase.MOVING),
+    (DECODE, RequestPhase.DECODING),
+)
 
 
 def stages_of(life: RequestLifecycle, now_s: float = 0.0) -> list[Stage]:
@@ -28,11 +28,8 @@ def stages_of(life: RequestLifecycle, now_s: float = 0.0) -> list[Stage]:
     entered = life.entered_s
     end_s = entered.get(RequestPhase.DONE, entered.get(RequestPhase.FAILED, now_s))
     # A request that moves while it decodes enters MOVING late: that is no stage of its own.
-    is_reached = {
-        name: phase in entered and entered[phase] <= entered.get(RequestPhase.DECODING, end_s)
-        for name, phase in _BEGINS.items()
-    }
-    begun = [(name, entered[phase]) for name, phase in _BEGINS.items() if is_reached[name]]
+    decoding_s = entered.get(RequestPhase.DECODING, end_s)
+    begun = [(name, entered[phase]) for name, phase in _BEGINS if phase in entered and entered[phase] <= decoding_s]
     ends = [start_s for _, start_s in begun[1:]] + [end_s]
     nodes = {
         PREFILL: life.report.decode_node if life.report.path == "local" else life.report.prefill_node,

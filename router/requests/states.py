@@ -24,6 +24,8 @@ from router.errors import ApiError
 class RequestPhase(Enum):
     """A request's state as /cluster and /metrics show it."""
 
+    __hash__ = object.__hash__  # Enum's own is Python: each request asks for it some fifty times
+
     QUEUED = "queued"
     RESERVED = "reserved"
     PREFILLING = "prefilling"

@@ -28,7 +28,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     ],
 )
 def test_a_header_or_the_body_names_the_session(headers: dict[str, str], key: str, session: str):
-    assert session_of(Headers(headers), key, Client("ann")) == session
+    assert session_of(Headers(headers).raw, key, Client("ann")) == session
 
 
 async def served_by(running: Running, headers: dict[str, str] | None = None, **own: Any) -> tuple[str, str]:
