@@ -1,4 +1,4 @@
-"""What a generation request owes to who asked: the tenant of its cache, its ids and seeds, and its session."""
+"""Parts of a generation request that who asked decides: the tenant of its cache, its ids and seeds, its session."""
 
 from __future__ import annotations
 
