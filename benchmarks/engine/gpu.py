@@ -161,7 +161,7 @@ class Bench:
         num_blocks = max(work.num_sequences * work.num_blocks for work in works)
         layout = model.cache_layout(BLOCK_SIZE, "float32" if on_cpu else "bfloat16")
         memory = CacheMemory(layout, num_blocks, max(work.num_slots for work in works), device)
-        for pool in (memory.kv, memory.conv, memory.rec):  # decodes start from states that no pass computed
+        for pool in memory.pools:  # decodes start from states that no pass computed
             pool.normal_(0, 0.1)
         self.runner, self.launching_runner = ModelRunner(model, memory), ModelRunner(model, memory)
         decodes = [work for work in works if isinstance(work, Decode)]

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from headrace.cache.hashing import prefix_keys
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.types import PrefixKey
 from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CacheSnapshotPart
@@ -33,7 +33,8 @@ PROMPT_TOKENS, BLOCK_TOKENS = 32_000, 16
 BLOCKS_A_CHECKPOINT = 64
 REQUESTS_A_NODE = 48
 HOLDERS, SYSTEM_TOKENS = 8, 4096
-LAYOUT = CacheLayout("model", "bfloat16", "float32", BLOCK_TOKENS, 4, 8, 128, (36, 3, 4352), (36, 32, 64, 128))
+STATES = StateGroup(36, (4352, 3), (32, 64, 128))
+LAYOUT = CacheLayout("model", "bfloat16", "float32", BLOCK_TOKENS, (AttentionGroup(4, 8, 128),), (STATES,))
 TITLES = ("nodes", "policy", "hits alone", "snapshot", "choice", "ledger", "decision", "p99")
 
 

@@ -9,7 +9,7 @@ from benchmarks.router.node import SimulatedNode
 from benchmarks.router.workload import Arrival
 from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
 from headrace.cache.hits import PrefixHit
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.pools import PoolCounts
 from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
@@ -121,8 +121,8 @@ def _info(node: SimulatedNode) -> NodeInfo:
     shape = node.shape
     # One attention layer and head, of as many bytes a token as the shape says, and a state of one number.
     layout = CacheLayout(
-        "simulated", "float16", "float32", shape.block_size, 1, 1, shape.bytes_per_token // 4, (0,),
-        (shape.state_bytes // 4,),
+        "simulated", "float16", "float32", shape.block_size, (AttentionGroup(1, 1, shape.bytes_per_token // 4),),
+        (StateGroup(1, rec_shape=(shape.state_bytes // 4,)),),
     )  # fmt: skip
     return NodeInfo(
         node.name, node.role, 1, "", "", layout, 1 << 20, shape.num_blocks, shape.num_slots, 1, "cuda", 1 << 20, 2,

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.forward.memory import CacheMemory
 from node_runtime.packing import BlockLocation, DevicePacking, HostPacking, Packing, staging_memory
 from node_runtime.process import forget_start_up
@@ -73,11 +73,8 @@ def shape_of(num_blocks: int, block_bytes: int, state_bytes: int, dtype: str = "
         dtype=dtype,
         state_dtype=dtype,
         block_size=16,
-        num_attention_layers=1,
-        num_kv_heads=1,
-        head_dim=block_bytes // (2 * 16 * width),
-        conv_shape=(1, 4, 4),
-        rec_shape=(1, state_bytes // width // 8, 8),
+        attention_groups=(AttentionGroup(1, 1, block_bytes // (2 * 16 * width)),),
+        state_groups=(StateGroup(1, (4, 4), (state_bytes // width // 8, 8)),),
     )
     return Shape(layout, num_blocks)
 
@@ -134,7 +131,7 @@ class End:
     async def expect(self, plans: list[TransferPlan]) -> None:
         """Clears the cache and expects the plans' messages."""
         self._location = BlockLocation(self._location.block_ids, 1)
-        for pool in (self.cache.kv, self.cache.rec, self.cache.conv):
+        for pool in self.cache.pools:
             pool.zero_()
         _synchronize(self.cache.device)
         deadline_s = deadline()

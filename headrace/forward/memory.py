@@ -1,12 +1,15 @@
 """The tensors of both pools of one node, with gather and scatter for transfers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headrace.cache.conversion import BlockConversion
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import DTYPE_BYTES, CacheLayout
 from headrace.forward.upload import PinnedIds, upload_ids
 from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
 
@@ -17,14 +20,25 @@ def use_device(device: str) -> None:
         torch.cuda.set_device(torch.device(device).index or 0)
 
 
+class StatePools(NamedTuple):
+    """The conv windows and the recurrent parts of states; a part that a layer lacks has no elements."""
+
+    conv: Tensor
+    rec: Tensor
+
+
 class CacheMemory:
-    """Blocks and states of all layers; the pools keep track of who owns them.
+    """Blocks and states of all cache groups; the pools keep track of who owns them.
 
-    kv    [num_blocks, attention layers, 2, block_size, KV heads, head_dim] in the model's dtype
-    conv  [num_slots, state layers, channels, taps - 1] in the model's dtype
-    rec   [num_slots, state layers, heads, ...] in the state's dtype
+    attention    of each attention group [num_blocks, layers, planes, block_size, heads, head_dim] in the model's dtype
+    states       of each state group conv [num_slots, layers, channels, taps - 1] in the model's dtype and
+                 rec [num_slots, layers, heads, ...] in the state's dtype
+    kv_pools     of each attention layer its keys and its values [num_blocks + 1, block_size, heads, head_dim]; of a
+                 latent layer its one plane as both
+    state_pools  of each state layer its conv windows and its recurrent parts [num_slots, ...]
 
-    Memory starts uninitialised: a block or slot is written before it is read. One block beyond the pool's,
+    Layers are numbered in the order of the groups. A block is contiguous, with its part of each group one after the
+    other. Memory starts uninitialised: a block or slot is written before it is read. One block beyond the pool's,
     `scratch_block`, receives the keys and values of rows that only pad a captured graph's batch; their states go to
     slot -1, which is written nowhere.
     """
@@ -35,18 +49,37 @@ class CacheMemory:
         self.num_slots = num_slots
         self.device = torch.device(device)
         dtype, state_dtype = getattr(torch, layout.dtype), getattr(torch, layout.state_dtype)
-        kv_shape = (layout.num_attention_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim)
         self.scratch_block = num_blocks
-        with_scratch = torch.empty((num_blocks + 1, *kv_shape), dtype=dtype, device=device)
-        self.kv = with_scratch[:num_blocks]
-        self.conv = torch.empty((num_slots, *layout.conv_shape), dtype=dtype, device=device)
-        self.rec = torch.empty((num_slots, *layout.rec_shape), dtype=state_dtype, device=device)
-        # One entry a layer of its kind: (keys, values), and (conv windows, recurrent states).
-        self.kv_pools = [(with_scratch[:, i, 0], with_scratch[:, i, 1]) for i in range(layout.num_attention_layers)]
-        self.state_pools = [(self.conv[:, i], self.rec[:, i]) for i in range(layout.conv_shape[0])]
-        self._block_bytes = _as_bytes(self.kv)
-        self._conv_bytes = _as_bytes(self.conv)
-        self._rec_bytes = _as_bytes(self.rec)
+        sizes = [layout.block_elements(group) for group in layout.attention_groups]
+        blocks = torch.empty((num_blocks + 1, sum(sizes)), dtype=dtype, device=device)
+        with_scratch = [
+            part.unflatten(1, (group.num_layers, group.num_planes, layout.block_size, group.num_heads, group.head_dim))
+            for group, part in zip(layout.attention_groups, blocks.split(sizes, 1), strict=True)
+        ]
+        self.attention = [pool[:num_blocks] for pool in with_scratch]
+        self.states = [
+            StatePools(
+                torch.empty((num_slots, group.num_layers, *group.conv_shape), dtype=dtype, device=device),
+                torch.empty((num_slots, group.num_layers, *group.rec_shape), dtype=state_dtype, device=device),
+            )
+            for group in layout.state_groups
+        ]
+        self.kv_pools = [(layer[:, 0], layer[:, -1]) for pool in with_scratch for layer in pool.unbind(1)]
+        self.state_pools = [
+            StatePools(*layer) for conv, rec in self.states for layer in zip(conv.unbind(1), rec.unbind(1), strict=True)
+        ]
+        self._block_bytes = blocks[:num_blocks].view(torch.uint8)
+        self._state_parts = [
+            _StatePart(pool, pool.flatten(1).view(torch.uint8), is_recurrent)
+            for pools in self.states
+            for pool, is_recurrent in ((pools.conv, False), (pools.rec, True))
+            if pool[:1].numel()
+        ]
+
+    @property
+    def pools(self) -> list[Tensor]:
+        """All of its memory but the scratch block: `attention`, then each of `states`."""
+        return [*self.attention, *(pool for pools in self.states for pool in pools)]
 
     def gather_prompt(
         self,
@@ -71,52 +104,58 @@ class CacheMemory:
             gather_rows(self._block_bytes, ids, out)
             return
         first_token = first_block * block_size - within.start * conversion.own_size
-        rows = self._regrouped(ids, first_token, num_blocks, conversion)
-        rows_a_block = self.layout.num_attention_layers * 2 * (conversion.own_size // conversion.row_tokens)
-        gather_rows(self._block_bytes.view(-1, self.layout.block_bytes // rows_a_block), rows, out)
+        row_bytes, rows = self._regrouped(ids, first_token, num_blocks, conversion)
+        gather_rows(self._block_bytes.view(-1, row_bytes), rows, out)
 
-    def _regrouped(self, ids: Tensor, first_token: int, num_blocks: int, conversion: BlockConversion) -> Tensor:
-        """Row numbers within blocks `ids`, in the order in which `num_blocks` of the peer's blocks hold the rows.
+    def _regrouped(
+        self, ids: Tensor, first_token: int, num_blocks: int, conversion: BlockConversion
+    ) -> tuple[int, Tensor]:
+        """Bytes of a row, and row numbers within blocks `ids`, in the order in which `num_blocks` of the peer's blocks
+        hold the rows.
 
-        A row has the keys or the values of `row_tokens` tokens of one layer. The peer's first block begins with token
-        `first_token` of `ids`.
+        A run has one plane of `row_tokens` tokens of one layer, which is one row, or several where the groups' runs
+        differ in length. The peer's first block begins with token `first_token` of `ids`.
         """
-        row_tokens, block_size = conversion.row_tokens, conversion.peer_size
-        rows_a_plane = conversion.own_size // row_tokens
-        num_planes = self.layout.num_attention_layers * 2
+        row_tokens, block_size, groups = conversion.row_tokens, conversion.peer_size, self.layout.attention_groups
+        width = DTYPE_BYTES[self.layout.dtype]
+        run_bytes = [row_tokens * group.num_heads * group.head_dim * width for group in groups]
+        row_bytes = gcd(*run_bytes)
+        runs_a_plane = conversion.own_size // row_tokens
         at_BR = torch.arange(0, num_blocks * block_size, row_tokens, device=self.device).view(num_blocks, -1)
         at_BR = (at_BR + first_token) // row_tokens
-        blocks_BR = ids[(at_BR // rows_a_plane).clamp(max=len(ids) - 1)]
-        planes_P = torch.arange(num_planes, device=self.device)
-        planes_BPR = blocks_BR[:, None, :] * num_planes + planes_P[None, :, None]
-        return (planes_BPR * rows_a_plane + (at_BR % rows_a_plane)[:, None, :]).flatten()
+        blocks_BR = ids[(at_BR // runs_a_plane).clamp(max=len(ids) - 1)] * (self.layout.block_bytes // row_bytes)
+        first_row, parts = 0, []
+        for group, length in zip(groups, run_bytes, strict=True):
+            rows_a_run, num_planes = length // row_bytes, group.num_layers * group.num_planes
+            planes_P = torch.arange(num_planes, device=self.device) * runs_a_plane
+            runs_BPR = planes_P[None, :, None] + (at_BR % runs_a_plane)[:, None, :]
+            within_U = first_row + torch.arange(rows_a_run, device=self.device)
+            parts.append((blocks_BR[:, None, :, None] + runs_BPR[..., None] * rows_a_run + within_U).flatten(1))
+            first_row += num_planes * runs_a_plane * rows_a_run
+        return row_bytes, torch.cat(parts, 1).flatten()
 
     def scatter_blocks(self, block_ids: Sequence[int], src: Tensor, pinned_ids: PinnedIds | None = None) -> None:
         """Copies src, uint8 [len(block_ids) * block_bytes], to blocks, in order."""
         scatter_rows(self._block_bytes, self._blocks(block_ids, pinned_ids), src)
 
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
-        """Copies one state, conv windows first, to out: uint8 [state_bytes]; its recurrent part as `state_dtype`."""
-        conv, rec = self._state(slot)
-        conv_out, rec_out = out[: conv.nbytes], out[conv.nbytes :]
-        _copy(conv_out, conv)
-        if state_dtype in (None, self.layout.state_dtype):
-            _copy(rec_out, rec)
-        else:
-            rec_out.copy_(_cast(self.rec[slot], getattr(torch, state_dtype)).view(-1).view(torch.uint8))
+        """Copies one state, group by group, to out: uint8 [state_bytes]; its recurrent parts as `state_dtype`."""
+        for part, piece, dtype in self._state(slot, out, state_dtype):
+            if dtype is part.pool.dtype:
+                piece.copy_(part.as_bytes[slot], non_blocking=True)
+            else:
+                piece.copy_(_cast(part.pool[slot], dtype).view(-1).view(torch.uint8))
 
     def scatter_state(self, slot: int, src: Tensor, state_dtype: str | None = None) -> None:
-        """Copies src, uint8 [state_bytes] with a recurrent part of `state_dtype`, to one slot."""
-        conv, rec = self._state(slot)
-        conv_src, rec_src = src[: conv.nbytes], src[conv.nbytes :]
-        _copy(conv, conv_src)
-        if state_dtype in (None, self.layout.state_dtype):
-            _copy(rec, rec_src)
-        else:
-            # Through a tensor of its own: behind the conv windows the bytes need not be aligned to their dtype.
-            arrived = torch.empty(self.rec.shape[1:], dtype=getattr(torch, state_dtype), device=self.device)
-            arrived.view(-1).view(torch.uint8).copy_(rec_src)
-            self.rec[slot].copy_(_cast(arrived, self.rec.dtype))
+        """Copies src, uint8 [state_bytes] with recurrent parts of `state_dtype`, to one slot."""
+        for part, piece, dtype in self._state(slot, src, state_dtype):
+            if dtype is part.pool.dtype:
+                part.as_bytes[slot].copy_(piece, non_blocking=True)
+            else:
+                # Through a tensor of its own: behind the conv windows the bytes need not be aligned to their dtype.
+                arrived = torch.empty(part.pool.shape[1:], dtype=dtype, device=self.device)
+                arrived.view(-1).view(torch.uint8).copy_(piece)
+                part.pool[slot].copy_(_cast(arrived, part.pool.dtype))
 
     def record_event(self) -> torch.cuda.Event | None:
         """An event behind everything launched on this memory so far; None on a CPU, where it has already happened.
@@ -132,17 +171,30 @@ class CacheMemory:
     def _blocks(self, block_ids: Sequence[int], pinned_ids: PinnedIds | None) -> Tensor:
         return upload_ids(block_ids, self.num_blocks, "block", self.device, pinned_ids)
 
-    def _state(self, slot: int) -> tuple[Tensor, Tensor]:
-        """Conv windows and recurrent part as bytes: two pieces, which the driver copies as fast as a kernel would."""
+    def _state(
+        self, slot: int, staging: Tensor, state_dtype: str | None
+    ) -> Iterator[tuple["_StatePart", Tensor, torch.dtype]]:
+        """The parts of one state with the piece of `staging` and the dtype in which each travels.
+
+        Two pieces a group, which the driver copies as fast as a kernel would.
+        """
         if not 0 <= slot < self.num_slots:
             raise IndexError(f"slot {slot} is not in 0..{self.num_slots - 1}")
-        return self._conv_bytes[slot], self._rec_bytes[slot]
+        wire = getattr(torch, state_dtype or self.layout.state_dtype)
+        dtypes = [wire if part.is_recurrent else part.pool.dtype for part in self._state_parts]
+        sizes = [part.pool[0].numel() * dtype.itemsize for part, dtype in zip(self._state_parts, dtypes, strict=True)]
+        if staging.nbytes != sum(sizes):
+            raise ValueError(f"staging is not of a state's size: {staging.nbytes} uint8 for {sum(sizes)}")
+        return zip(self._state_parts, staging.split(sizes), dtypes, strict=True)
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
-    if target.nbytes != source.nbytes:
-        raise ValueError(f"staging is not of a state's size: {source.nbytes} uint8 for {target.nbytes}")
-    target.copy_(source, non_blocking=True)
+@dataclass(frozen=True)
+class _StatePart:
+    """The conv windows or the recurrent parts of one group; `as_bytes` is the same memory as [num_slots, bytes]."""
+
+    pool: Tensor
+    as_bytes: Tensor
+    is_recurrent: bool
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -151,8 +203,3 @@ def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
         limit = torch.finfo(dtype).max
         values = values.clamp(-limit, limit)
     return values.to(dtype)
-
-
-def _as_bytes(pool: Tensor) -> Tensor:
-    """The pool as [rows, bytes a row], the same memory."""
-    return pool.view(pool.shape[0], -1).view(torch.uint8)

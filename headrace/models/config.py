@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 
 
 class ModelError(Exception):
@@ -178,9 +178,14 @@ class ModelConfig:
             dtype=dtype,
             state_dtype=state_dtype,
             block_size=block_size,
-            num_attention_layers=self.num_attention_layers,
-            num_kv_heads=self.attention.num_kv_heads,
-            head_dim=self.attention.head_dim,
-            conv_shape=(self.num_state_layers, self.state.conv_channels, self.state.conv_taps - 1),
-            rec_shape=(self.num_state_layers, *self.state.state_shape),
+            attention_groups=(
+                AttentionGroup(self.num_attention_layers, self.attention.num_kv_heads, self.attention.head_dim),
+            ),
+            state_groups=(
+                StateGroup(
+                    self.num_state_layers,
+                    conv_shape=(self.state.conv_channels, self.state.conv_taps - 1),
+                    rec_shape=self.state.state_shape,
+                ),
+            ),
         )

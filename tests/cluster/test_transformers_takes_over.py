@@ -74,11 +74,13 @@ def as_dynamic_cache(
     model: PreTrainedModel, layout: CacheLayout, length: int, blocks: bytes, state: bytes
 ) -> DynamicCache:
     """Both groups put where transformers keeps them, layer by layer."""
+    (attention,), (states,) = layout.attention_groups, layout.state_groups
     kv = torch.from_numpy(np.frombuffer(blocks, np.float32).copy()).view(
-        -1, layout.num_attention_layers, 2, layout.block_size, layout.num_kv_heads, layout.head_dim
+        -1, attention.num_layers, 2, layout.block_size, attention.num_heads, attention.head_dim
     )
-    conv = torch.from_numpy(np.frombuffer(state[: layout.conv_bytes], np.float32).copy()).view(layout.conv_shape)
-    rec = torch.from_numpy(np.frombuffer(state[layout.conv_bytes :], np.float32).copy()).view(layout.rec_shape)
+    values, num_conv = torch.from_numpy(np.frombuffer(state, np.float32).copy()), layout.conv_bytes(states) // 4
+    conv = values[:num_conv].view(states.num_layers, *states.conv_shape)
+    rec = values[num_conv:].view(states.num_layers, *states.rec_shape)
     with torch.no_grad():
         # A first pass over one token makes layer objects of the right kinds; their contents are replaced.
         cache = model(torch.tensor([[7]]), past_key_values=DynamicCache(config=model.config)).past_key_values
@@ -95,7 +97,7 @@ def as_dynamic_cache(
             heads = kv[:, num_attention].permute(1, 3, 0, 2, 4).flatten(2, 3)[:, :, :length]  # [2, KV, length, D]
             layer.keys, layer.values = heads[0:1].clone(), heads[1:2].clone()
             num_attention += 1
-    assert (num_attention, num_state) == (layout.num_attention_layers, layout.rec_shape[0])
+    assert (num_attention, num_state) == (attention.num_layers, states.num_layers)
     return cache
 
 

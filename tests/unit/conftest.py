@@ -31,7 +31,7 @@ class Family:
     def runner(self) -> ModelRunner:
         """A runner whose memory is all NaN, so that a read before the first write shows."""
         memory = CacheMemory(self.model.cache_layout(BLOCK_SIZE), NUM_BLOCKS, NUM_SLOTS)
-        for pool in (memory.kv, memory.conv, memory.rec):
+        for pool in memory.pools:
             pool.fill_(float("nan"))
         return ModelRunner(self.model, memory)
 

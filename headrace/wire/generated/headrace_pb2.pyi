@@ -351,24 +351,18 @@ class Layout(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     STATE_DTYPE_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
-    NUM_ATTENTION_LAYERS_FIELD_NUMBER: _builtins.int
-    NUM_KV_HEADS_FIELD_NUMBER: _builtins.int
-    HEAD_DIM_FIELD_NUMBER: _builtins.int
-    CONV_SHAPE_FIELD_NUMBER: _builtins.int
-    REC_SHAPE_FIELD_NUMBER: _builtins.int
+    ATTENTION_GROUPS_FIELD_NUMBER: _builtins.int
+    STATE_GROUPS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """of the model: config, tensor headers, weight samples"""
     version: _builtins.int
     dtype: _builtins.str
     state_dtype: _builtins.str
     block_size: _builtins.int
-    num_attention_layers: _builtins.int
-    num_kv_heads: _builtins.int
-    head_dim: _builtins.int
     @_builtins.property
-    def conv_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def attention_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttentionGroup]: ...
     @_builtins.property
-    def rec_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def state_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateGroup]: ...
     def __init__(
         self,
         *,
@@ -377,19 +371,81 @@ class Layout(_message.Message):
         dtype: _builtins.str = ...,
         state_dtype: _builtins.str = ...,
         block_size: _builtins.int = ...,
-        num_attention_layers: _builtins.int = ...,
-        num_kv_heads: _builtins.int = ...,
+        attention_groups: _abc.Iterable[Global___AttentionGroup] | None = ...,
+        state_groups: _abc.Iterable[Global___StateGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_groups", b"attention_groups", "block_size", b"block_size", "dtype", b"dtype", "fingerprint", b"fingerprint", "state_dtype", b"state_dtype", "state_groups", b"state_groups", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Layout: _TypeAlias = Layout  # noqa: Y015
+
+@_typing.final
+class AttentionGroup(_message.Message):
+    """Attention layers that keep vectors of the same size for each token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
+    HEAD_DIM_FIELD_NUMBER: _builtins.int
+    NUM_PLANES_FIELD_NUMBER: _builtins.int
+    num_layers: _builtins.int
+    num_heads: _builtins.int
+    """of keys and values; 1 for a latent vector"""
+    head_dim: _builtins.int
+    num_planes: _builtins.int
+    """vectors of a head: 2, key and value; 1, a latent one that stands for both"""
+    def __init__(
+        self,
+        *,
+        num_layers: _builtins.int = ...,
+        num_heads: _builtins.int = ...,
         head_dim: _builtins.int = ...,
+        num_planes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_dim", b"head_dim", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_planes", b"num_planes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttentionGroup: _TypeAlias = AttentionGroup  # noqa: Y015
+
+@_typing.final
+class StateGroup(_message.Message):
+    """Layers with states of the same shape; a part's shape is that of one layer, [0] where there is none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    CONV_SHAPE_FIELD_NUMBER: _builtins.int
+    REC_SHAPE_FIELD_NUMBER: _builtins.int
+    num_layers: _builtins.int
+    @_builtins.property
+    def conv_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """channels, taps - 1; in dtype"""
+
+    @_builtins.property
+    def rec_shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """heads, ...; in state_dtype"""
+
+    def __init__(
+        self,
+        *,
+        num_layers: _builtins.int = ...,
         conv_shape: _abc.Iterable[_builtins.int] | None = ...,
         rec_shape: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "conv_shape", b"conv_shape", "dtype", b"dtype", "fingerprint", b"fingerprint", "head_dim", b"head_dim", "num_attention_layers", b"num_attention_layers", "num_kv_heads", b"num_kv_heads", "rec_shape", b"rec_shape", "state_dtype", b"state_dtype", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conv_shape", b"conv_shape", "num_layers", b"num_layers", "rec_shape", b"rec_shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Layout: _TypeAlias = Layout  # noqa: Y015
+Global___StateGroup: _TypeAlias = StateGroup  # noqa: Y015
 
 @_typing.final
 class Reservation(_message.Message):

@@ -50,9 +50,5 @@ def step(sequence: int, prompt: list[int], start: int, end: int, src: int | None
 
 
 def assert_same_memory(ours: ModelRunner, theirs: ModelRunner) -> None:
-    for mine, other in (
-        (ours.memory.kv, theirs.memory.kv),
-        (ours.memory.conv, theirs.memory.conv),
-        (ours.memory.rec, theirs.memory.rec),
-    ):
+    for mine, other in zip(ours.memory.pools, theirs.memory.pools, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3, equal_nan=True)

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.request import Alternative, FinishReason, Logprobs, PromptLogprobs, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.errors import NodeError, NodeLost, TransferBroken
 
-LAYOUT = CacheLayout("fake", "float32", "float32", 16, 2, 2, 8, (2, 8, 3), (2, 2, 8, 8))
+LAYOUT = CacheLayout("fake", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(2, (8, 3), (2, 8, 8)),))
 
 
 def pool_status(total: int = 64) -> m.PoolStatus:

@@ -6,20 +6,32 @@ import pytest
 
 from headrace.cache.conversion import BlockConversion, conversion_refusal, usual_wire_layouts
 from headrace.cache.hashing import PrefixHasher, prefix_keys
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 
-LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 TOKENS = list(range(100))
 
 
 def test_layouts_name_the_first_difference_with_both_values() -> None:
     assert LAYOUT.mismatch(LAYOUT) is None
     assert LAYOUT.mismatch(replace(LAYOUT, block_size=32)) == "block_size 16 != 32"
+    window_only = StateGroup(3, (10, 3))
+    assert LAYOUT.mismatch(replace(LAYOUT, state_groups=(window_only,))) == "state group 0: rec_shape (2, 4, 4) != (0,)"
+    two = replace(LAYOUT, state_groups=(*LAYOUT.state_groups, window_only))
+    assert LAYOUT.mismatch(two) == "1 state groups != 2"
+    assert two.mismatch(replace(two, state_groups=(two.state_groups[0], StateGroup(4, (10, 3))))) == (
+        "state group 1: num_layers 3 != 4"
+    )
+    older = replace(LAYOUT, attention_groups=(), state_groups=(), version=1)
+    assert LAYOUT.mismatch(older) == "version 2 != 1", "a release whose groups this one cannot read"
 
 
 def test_block_sizes_and_state_dtypes_are_converted_and_nothing_else() -> None:
     assert conversion_refusal(LAYOUT, replace(LAYOUT, block_size=24, state_dtype="float16")) is None
-    assert conversion_refusal(LAYOUT, replace(LAYOUT, block_size=24, head_dim=4)) == "head_dim 8 != 4"
+    assert (
+        conversion_refusal(LAYOUT, replace(LAYOUT, block_size=24, attention_groups=(AttentionGroup(2, 2, 4),)))
+        == "attention group 0: head_dim 8 != 4"
+    )
     assert conversion_refusal(LAYOUT, replace(LAYOUT, dtype="float32")) == "dtype bfloat16 != float32"
 
 

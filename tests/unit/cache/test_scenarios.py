@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cache.errors import NotHeld
 from headrace.cache.hits import PrefixHit, ReceiveState, ResumeLocally
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.leases import Leases
 from tests.support.cache.cache_node import FakeNode, Request
 
@@ -310,6 +310,7 @@ def test_18_two_tenants_with_the_same_prompt_share_nothing() -> None:
 
 
 def test_20_states_of_another_width_are_refused_not_mixed_up() -> None:
-    layout = CacheLayout("model", "float32", "float32", 16, 2, 2, 32, conv_shape=(6, 576, 3), rec_shape=(6, 6, 32, 32))
-    half = replace(layout, conv_shape=(6, 288, 3), rec_shape=(6, 3, 32, 32))
-    assert layout.mismatch(half) == "conv_shape (6, 576, 3) != (6, 288, 3)"
+    attention, whole = AttentionGroup(2, 2, 32), StateGroup(6, (576, 3), (6, 32, 32))
+    layout = CacheLayout("model", "float32", "float32", 16, (attention,), (whole,))
+    half = replace(layout, state_groups=(StateGroup(6, (288, 3), (3, 32, 32)),))
+    assert layout.mismatch(half) == "state group 0: conv_shape (576, 3) != (288, 3)"

@@ -31,7 +31,7 @@ from decode_node.events import (
 )
 from decode_node.lifecycle import DecodeLifecycle, decode_report, with_joined_tokens
 from headrace.cache.hits import PrefixHit
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Halted, Sampled, Scored
 from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire.messages import (
@@ -74,7 +74,7 @@ REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
 LOCAL = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
 MOVED = TransferReport(attention_tokens=36, attention_bytes=12_288, state_bytes=744, seconds=0.002)
 COMPUTED = Computed(100)
-LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 RESERVED = Reservation(9, 64, 100, "there", LAYOUT, 60.0, b"secret")
 UNREADABLE = ValueError("another version")
 SECOND, THIRD = Tokens((Token(7),)), Tokens((Token(9),), FinishReason.LENGTH)

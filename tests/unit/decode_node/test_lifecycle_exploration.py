@@ -29,7 +29,7 @@ from decode_node.events import (
 )
 from decode_node.lifecycle import DecodeLifecycle
 from headrace.cache.hits import PrefixHit
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Halted
 from headrace.request import FinishReason, Token
 from headrace.wire.messages import GoOn, Halt, HandOver, Renew, Reservation, SessionFailed, Stop, Tokens, TransferReport
@@ -38,7 +38,7 @@ from tests.support.transfer.exploration import Violation, explore
 
 REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
 LOCAL = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
-LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 RESERVED = Reservation(9, 64, 64, "there", LAYOUT, 60.0, b"secret")
 MOVED = TransferReport(36, 12_288, 744, 0.002)
 

@@ -27,6 +27,8 @@ def test_states_of_half_the_width_take_half_the_bytes(tiny_checkpoint) -> None:
     model = random_model(load_config(tiny_checkpoint("granite")))
     asked = EngineConfig(device="cuda:1", state_dtype="bfloat16")
     wide, narrow = model.cache_layout(16), model.cache_layout(16, asked.state_dtype)
-    assert narrow.rec_bytes * 2 == wide.rec_bytes and narrow.conv_bytes == wide.conv_bytes
-    assert ModelRunner(model, CacheMemory(narrow, 1, 1)).memory.rec.dtype == torch.bfloat16
+    (states,) = wide.state_groups
+    assert narrow.rec_bytes(states) * 2 == wide.rec_bytes(states)
+    assert narrow.conv_bytes(states) == wide.conv_bytes(states)
+    assert ModelRunner(model, CacheMemory(narrow, 1, 1)).memory.states[0].rec.dtype == torch.bfloat16
     assert wide.mismatch(narrow) == "state_dtype float32 != bfloat16"

@@ -88,7 +88,7 @@ def prefilled(path: Path, lengths: tuple[int, ...], dtype: str) -> ModelRunner:
     """Sequence i stands in blocks 16 i .. 16 i + 15 and slot i; everything else is NaN. States are of `dtype`, too."""
     model = random_model(load_config(path), getattr(torch, dtype), "cuda")
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16, dtype), 16 * len(lengths), 24, "cuda"))
-    for pool in (runner.memory.kv, runner.memory.conv, runner.memory.rec):
+    for pool in runner.memory.pools:
         pool.fill_(float("nan"))
     steps = [SequenceInput(random_prompt(n), 0, blocks_of(i), None, i) for i, n in enumerate(lengths)]
     runner.launch(steps, greedy_draws(lengths))
@@ -118,7 +118,7 @@ def test_replays_give_the_tokens_of_plain_steps(family: str, lengths: tuple[int,
         launched = [runner.launch(decode_steps(lengths, n), greedy_draws(lengths)) for n in range(20)]
         answers.append([[token.id for token in each.drawn.tokens()] for each in launched])
         # What nobody owns stays as it was, padding or not.
-        assert runner.memory.rec[len(lengths) :].isnan().all() and runner.memory.conv[len(lengths) :].isnan().all()
+        assert all(pool[len(lengths) :].isnan().all() for pools in runner.memory.states for pool in pools)
         assert launched[-1].logits.isfinite().all()
     assert answers[0] == answers[1]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.draw import Draw
 from headrace.engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
@@ -25,7 +25,9 @@ from headrace.request import Sampling
 from tests.support.engine.oracle import random_prompt
 
 BLOCK_SIZE, VOCAB = 4, 50
-LAYOUT = CacheLayout("f", "float32", "float32", BLOCK_SIZE, 1, 1, 8, (1, 5, 3), (1, 2, 4, 4))
+LAYOUT = CacheLayout(
+    "f", "float32", "float32", BLOCK_SIZE, (AttentionGroup(1, 1, 8),), (StateGroup(1, (5, 3), (2, 4, 4)),)
+)
 GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 HOT = Draw(Sampling(max_tokens=1, seed=3, temperature=2.0), 0)
 

@@ -63,8 +63,8 @@ class Node:
     def forward(self) -> Tensor:
         return self.model.forward(self.inputs.batch(self.num_rows), self.memory)
 
-    def pools(self) -> tuple[Tensor, ...]:
-        return self.memory.kv, self.memory.conv, self.memory.rec
+    def pools(self) -> list[Tensor]:
+        return self.memory.pools
 
     def contents(self) -> list[Tensor]:
         return [pool.clone() for pool in self.pools()]

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
 
@@ -14,93 +15,147 @@ LAYOUT = CacheLayout(
     dtype="bfloat16",
     state_dtype="float32",
     block_size=4,
-    num_attention_layers=2,
-    num_kv_heads=1,
-    head_dim=8,
-    conv_shape=(3, 5, 3),
-    rec_shape=(3, 2, 4, 4),
+    attention_groups=(AttentionGroup(num_layers=2, num_heads=1, head_dim=8),),
+    state_groups=(StateGroup(num_layers=3, conv_shape=(5, 3), rec_shape=(2, 4, 4)),),
 )
+SEVERAL = replace(
+    LAYOUT,
+    attention_groups=(
+        AttentionGroup(num_layers=2, num_heads=2, head_dim=6),
+        AttentionGroup(num_layers=1, num_heads=1, head_dim=20, num_planes=1),
+        AttentionGroup(num_layers=3, num_heads=1, head_dim=8),
+    ),
+    state_groups=(
+        StateGroup(num_layers=2, conv_shape=(7, 2)),
+        StateGroup(num_layers=3, conv_shape=(5, 3), rec_shape=(2, 4, 4)),
+        StateGroup(num_layers=1, rec_shape=(3, 2)),
+    ),
+)
+LAYOUTS = pytest.mark.parametrize("layout", [LAYOUT, SEVERAL], ids=["one-of-each", "several"])
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))]
 
 
-def filled_memory(device: str = "cpu") -> CacheMemory:
-    memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=5, device=device)
-    for pool in (memory.kv, memory.conv, memory.rec):
+def filled_memory(layout: CacheLayout = LAYOUT, device: str = "cpu") -> CacheMemory:
+    memory = CacheMemory(layout, num_blocks=6, num_slots=5, device=device)
+    for pool in memory.pools:
         pool.copy_(torch.randn(pool.shape))
     return memory
 
 
-def test_blocks_and_states_travel_as_bytes_of_the_layout():
-    source, target = filled_memory(), filled_memory()
-    blocks = torch.empty(3 * LAYOUT.block_bytes, dtype=torch.uint8)
-    state = torch.empty(LAYOUT.state_bytes, dtype=torch.uint8)
-    source.gather_prompt([4, 0, 5], LAYOUT.block_size, 0, 3, blocks)
+def clones(memory: CacheMemory) -> tuple[list[Tensor], list[Tensor]]:
+    """The blocks of each attention group, and both parts of each state group."""
+    blocks = [pool.clone() for pool in memory.attention]
+    return blocks, [pool.clone() for pools in memory.states for pool in pools]
+
+
+def all_equal(mine: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(*both) for both in zip(mine, others, strict=True))
+
+
+@LAYOUTS
+def test_blocks_and_states_travel_as_bytes_of_the_layout(layout: CacheLayout):
+    source, target = filled_memory(layout), filled_memory(layout)
+    blocks = torch.empty(3 * layout.block_bytes, dtype=torch.uint8)
+    state = torch.empty(layout.state_bytes, dtype=torch.uint8)
+    source.gather_prompt([4, 0, 5], layout.block_size, 0, 3, blocks)
     source.gather_state(3, state)
-    kept_kv, kept_rec = target.kv.clone(), target.rec.clone()
+    kept_blocks, kept_states = clones(target)
 
     target.scatter_blocks([1, 3, 2], blocks)
     target.scatter_state(0, state)
 
-    assert torch.equal(target.kv[[1, 3, 2]], source.kv[[4, 0, 5]])
-    assert torch.equal(target.conv[0], source.conv[3]) and torch.equal(target.rec[0], source.rec[3])
-    assert torch.equal(target.kv[[0, 4, 5]], kept_kv[[0, 4, 5]])
-    assert torch.equal(target.rec[1:], kept_rec[1:])
-    assert torch.equal(state[: LAYOUT.conv_bytes], source.conv[3].flatten().view(torch.uint8))
+    (sent_blocks, sent_states), (new_blocks, new_states) = clones(source), clones(target)
+    assert all_equal([pool[[1, 3, 2]] for pool in new_blocks], [pool[[4, 0, 5]] for pool in sent_blocks])
+    assert all_equal([pool[0] for pool in new_states], [pool[3] for pool in sent_states])
+    assert all_equal([pool[[0, 4, 5]] for pool in new_blocks], [pool[[0, 4, 5]] for pool in kept_blocks])
+    assert all_equal([pool[1:] for pool in new_states], [pool[1:] for pool in kept_states])
+    assert torch.equal(state, torch.cat([pool[3].flatten().view(torch.uint8) for pool in sent_states]))
+    first = torch.cat([pool[4].flatten() for pool in sent_blocks])
+    assert torch.equal(blocks[: layout.block_bytes], first.view(torch.uint8)), "group by group"
+
+
+@LAYOUTS
+def test_layers_see_the_memory_of_their_group(layout: CacheLayout):
+    memory = filled_memory(layout)
+    planes = [
+        pool[:, layer, plane]
+        for group, pool in zip(layout.attention_groups, memory.attention, strict=True)
+        for layer in range(group.num_layers)
+        for plane in (0, group.num_planes - 1)  # a latent vector stands for key and value
+    ]
+    states = [part[:, layer] for pools in memory.states for layer in range(pools.conv.shape[1]) for part in pools]
+    for seen, owned in ((memory.kv_pools, planes), (memory.state_pools, states)):
+        flat = [pool for layer in seen for pool in layer]
+        places = [(pool[0].data_ptr(), pool.stride(), pool.shape[1:]) for pool in owned]
+        assert [(pool[0].data_ptr(), pool.stride(), pool.shape[1:]) for pool in flat] == places
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("block_size", [1, 2, 3, 4, 6, 8, 16])
-def test_a_prompt_travels_in_blocks_of_any_size(block_size: int, device: str):
-    memory = filled_memory(device)
+@LAYOUTS
+def test_a_prompt_travels_in_blocks_of_any_size(layout: CacheLayout, block_size: int, device: str):
+    memory = filled_memory(layout, device)
     ids = [4, 0, 5]  # 12 tokens of the prompt
-    # [layers, 2, tokens, heads, head_dim]: the prompt as nobody stores it.
-    tokens = torch.cat([memory.kv[i] for i in ids], dim=2)
-    wire = replace(LAYOUT, block_size=block_size)
+    # [layers, planes, tokens, heads, head_dim] of each group: the prompt as nobody stores it.
+    groups = [torch.cat([pool[i] for i in ids], dim=2) for pool in memory.attention]
+    wire = replace(layout, block_size=block_size)
     num_blocks = -(-12 // block_size)
     for first in range(num_blocks):
         out = torch.full(((num_blocks - first) * wire.block_bytes,), 0xA5, dtype=torch.uint8, device=device)
         memory.gather_prompt(ids, block_size, first, num_blocks - first, out)
         target = CacheMemory(wire, num_blocks + 1, 1, device)
         target.scatter_blocks(range(num_blocks - first), out)
-        arrived = torch.cat([target.kv[i] for i in range(num_blocks - first)], dim=2)
-        assert torch.equal(arrived[:, :, : 12 - first * block_size], tokens[:, :, first * block_size :])
-        assert arrived[:, :, 12 - first * block_size :].isfinite().all(), "filled with tokens of the prompt"
+        for pool, tokens in zip(target.attention, groups, strict=True):
+            arrived = torch.cat([pool[i] for i in range(num_blocks - first)], dim=2)
+            assert torch.equal(arrived[:, :, : 12 - first * block_size], tokens[:, :, first * block_size :])
+            assert arrived[:, :, 12 - first * block_size :].isfinite().all(), "filled with tokens of the prompt"
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("own", ["float32", "bfloat16"])
 @pytest.mark.parametrize("wire", ["float32", "bfloat16", "float16"])
-def test_states_travel_in_another_dtype_and_are_rounded_once(own: str, wire: str, device: str):
-    layout = replace(LAYOUT, state_dtype=own, conv_shape=(3, 5, 3))  # 45 values of two bytes: nothing is aligned
+@LAYOUTS
+def test_states_travel_in_another_dtype_and_are_rounded_once(layout: CacheLayout, own: str, wire: str, device: str):
+    # 45 values of two bytes: nothing is aligned.
+    layout = replace(layout, state_dtype=own)
     source, target = (CacheMemory(layout, 1, 3, device) for _ in range(2))
-    for pool in (source.conv, source.rec):
+    for pool in source.pools:
         pool.copy_(torch.randn(pool.shape))
     on_wire = layout.on_wire(wire)
     state = torch.empty(on_wire.state_bytes, dtype=torch.uint8, device=device)
     source.gather_state(2, state, wire)
     target.scatter_state(1, state, wire)
-    assert torch.equal(target.conv[1], source.conv[2])
-    rounded = source.rec[2].to(getattr(torch, wire)).to(source.rec.dtype)
-    assert torch.equal(target.rec[1], rounded)
     is_exact = own == "bfloat16" or wire == "float32"  # float16 holds every bfloat16 of this size
-    assert torch.equal(rounded, source.rec[2]) == is_exact
+    for sent, arrived in zip(source.states, target.states, strict=True):
+        assert torch.equal(arrived.conv[1], sent.conv[2])
+        rounded = sent.rec[2].to(getattr(torch, wire)).to(sent.rec.dtype)
+        assert torch.equal(arrived.rec[1], rounded)
+        assert torch.equal(rounded, sent.rec[2]) == (is_exact or not rounded.numel())
+
+
+def test_a_state_that_is_a_window_alone_has_the_same_bytes_in_every_state_dtype():
+    layout = replace(LAYOUT, state_groups=(StateGroup(2, (7, 2)),))
+    assert {layout.on_wire(dtype).state_bytes for dtype in ("float32", "bfloat16")} == {2 * 7 * 2 * 2}
+    assert layout.max_state_bytes == layout.state_bytes
 
 
 def test_what_float16_cannot_hold_is_not_made_infinite():
     memory = CacheMemory(LAYOUT, 1, 2)
-    memory.conv.zero_()
-    memory.rec[0] = 1e6
-    memory.rec[0, 0] = -1e6
+    conv, rec = memory.states[0]
+    conv.zero_()
+    rec[0] = 1e6
+    rec[0, 0] = -1e6
     state = torch.empty(LAYOUT.on_wire("float16").state_bytes, dtype=torch.uint8)
     memory.gather_state(0, state, "float16")
     memory.scatter_state(1, state, "float16")
-    assert (memory.rec[1, 0] == -65504).all() and (memory.rec[1, 1:] == 65504).all()
+    assert (rec[1, 0] == -65504).all() and (rec[1, 1:] == 65504).all()
 
 
-def test_pools_weigh_what_the_layout_says():
-    memory = filled_memory()
-    assert memory.kv.nbytes == 6 * LAYOUT.block_bytes
-    assert memory.conv.nbytes + memory.rec.nbytes == 5 * LAYOUT.state_bytes
+@LAYOUTS
+def test_pools_weigh_what_the_layout_says(layout: CacheLayout):
+    memory = filled_memory(layout)
+    assert sum(pool.nbytes for pool in memory.attention) == 6 * layout.block_bytes
+    assert sum(pool.nbytes for pools in memory.states for pool in pools) == 5 * layout.state_bytes
 
 
 @pytest.mark.parametrize("block", [-1, 6])

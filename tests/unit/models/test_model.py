@@ -132,7 +132,8 @@ def test_a_lost_state_shows(family, prompt):
     """The tests above can fail: without the state, the next logits are far off."""
     tokens, runner = prompt(100), family.runner()
     run(runner, SequenceInput(tokens[:99], 0, BLOCKS_A, None, 3))
-    runner.memory.rec[3].zero_()
+    for pool in runner.memory.states[0]:
+        pool[3].zero_()
     logits = run(runner, SequenceInput(tokens[99:], 99, BLOCKS_A, 3, 3))
     assert (logits - family.oracle_logits(tokens)[99:]).abs().max() > 100 * TOLERANCE
 

@@ -50,7 +50,7 @@ def test_config_says_what_the_cache_needs(family):
     config = load_config(family.path)
     layout = family.model.cache_layout(block_size=16)
     assert (config.vocab_size, config.max_position, config.eos_token_ids) == (512, 4096, (0, 2))
-    assert (layout.num_attention_layers, layout.conv_shape[0], layout.rec_shape[0]) == (1, 3, 3)
+    assert [group.num_layers for group in (*layout.attention_groups, *layout.state_groups)] == [1, 3]
     assert (layout.dtype, layout.state_dtype, layout.block_size) == ("float32", "float32", 16)
     assert layout.fingerprint == family.model.fingerprint
 

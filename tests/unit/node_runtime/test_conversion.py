@@ -82,8 +82,8 @@ async def test_states_arrive_in_the_dtype_that_the_receiver_asks_for(model: Path
                 assert answer.tokens[0] == greedy(model, prompt, 1)[0], "sampled where the state was computed"
             moved[dtype] = answer.moved.state_bytes
             await nodes.settled()
-    assert moved[None] == moved["float32"] == layout.conv_bytes + layout.rec_bytes
-    assert moved["bfloat16"] == moved["float16"] == layout.conv_bytes + layout.rec_bytes // 2
+    assert moved[None] == moved["float32"] == layout.state_bytes
+    assert moved["bfloat16"] == moved["float16"] == layout.on_wire("bfloat16").state_bytes
 
 
 async def test_what_a_prefill_node_fetches_arrives_as_that_node_asks(model: Path) -> None:
@@ -94,6 +94,6 @@ async def test_what_a_prefill_node_fetches_arrives_as_that_node_asks(model: Path
         assert report.fetched_tokens == 96
         layout = nodes.prefill_runtime.layout
         attention_bytes = 96 // layout.block_size * layout.block_bytes
-        expected = attention_bytes + layout.conv_bytes + layout.rec_bytes // 2
+        expected = attention_bytes + layout.on_wire("bfloat16").state_bytes
         assert nodes.fetches.counters()["fetched_bytes"] == expected
         await nodes.settled()

@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.config import ConfigError
 from headrace.step_costs import StepCosts
 from node_runtime.config import FetchConfig
 from node_runtime.fetch_policy import FetchCosts, FetchPolicy
 
 # A block of 4,096 bytes, a state of 744.
-LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 COSTS = FetchCosts(bytes_per_s=1e6, latency_s=0.05)
 
 

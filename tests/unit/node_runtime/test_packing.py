@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.forward.memory import CacheMemory
 from node_runtime.packing import BlockLocation, DevicePacking, HostPacking, staging_memory
 from transfer.cuda import CudaMemory
@@ -11,8 +11,8 @@ from transfer.protocol.plan import PlannedMessage
 from transfer.staging import Staging, StagingConfig
 
 LAYOUT = CacheLayout(
-    fingerprint="test", dtype="float32", state_dtype="float32", block_size=4, num_attention_layers=2, num_kv_heads=2,
-    head_dim=16, conv_shape=(2, 5, 3), rec_shape=(2, 4, 8, 8),
+    fingerprint="test", dtype="float32", state_dtype="float32", block_size=4,
+    attention_groups=(AttentionGroup(2, 2, 16),), state_groups=(StateGroup(2, (5, 3), (4, 8, 8)),),
 )  # fmt: skip
 BLOCK_IDS = [6, 1, 4, 0]
 BLOCKS = PlannedMessage(0, 1, 2, 2 * LAYOUT.block_bytes, 0, sendable_tokens=12)
@@ -35,7 +35,7 @@ class Side:
         self.staging = Staging(StagingConfig(2, BOTH.num_bytes), self.memory)
         on_host = not isinstance(self.memory, CudaMemory)
         self.packing = HostPacking(self.cache, call) if on_host else DevicePacking(self.cache, self.memory)
-        for pool in (self.cache.kv, self.cache.conv, self.cache.rec):
+        for pool in self.cache.pools:
             pool.copy_(torch.randn(pool.shape))
 
     def place(self):
@@ -50,40 +50,41 @@ async def side(request):
 @pytest.mark.parametrize("messages", [(BLOCKS, STATE), (BOTH,)])
 async def test_what_was_gathered_is_scattered_where_it_belongs_and_nowhere_else(side, messages):
     cache = side.cache
-    blocks, state = cache.kv[[1, 4]].clone(), (cache.conv[2].clone(), cache.rec[2].clone())
-    others = cache.kv[[0, 2, 3, 5, 6, 7]].clone(), cache.rec[:2].clone()
+    (kv,), (states,) = cache.attention, cache.states
+    blocks, state = kv[[1, 4]].clone(), (states.conv[2].clone(), states.rec[2].clone())
+    others = kv[[0, 2, 3, 5, 6, 7]].clone(), states.rec[:2].clone()
     for message in messages:
         async with side.staging.hold(message.num_bytes, SOON_S) as buffer:
             await side.packing.gather(message, buffer, side.place)
             await side.memory.finished()
             if message.num_blocks:
-                cache.kv[[1, 4]] = 0
+                kv[[1, 4]] = 0
             if message.state_bytes:
-                cache.conv[2], cache.rec[2] = 0, 0
+                states.conv[2], states.rec[2] = 0, 0
             await side.packing.wait_event(cache.record_event())
             await side.packing.scatter(message, buffer, side.place)
             await side.memory.finished()
-    assert torch.equal(cache.kv[[1, 4]], blocks)
-    assert torch.equal(cache.conv[2], state[0]) and torch.equal(cache.rec[2], state[1])
-    assert torch.equal(cache.kv[[0, 2, 3, 5, 6, 7]], others[0]) and torch.equal(cache.rec[:2], others[1])
+    assert torch.equal(kv[[1, 4]], blocks)
+    assert torch.equal(states.conv[2], state[0]) and torch.equal(states.rec[2], state[1])
+    assert torch.equal(kv[[0, 2, 3, 5, 6, 7]], others[0]) and torch.equal(states.rec[:2], others[1])
 
 
 async def test_what_is_not_held_any_more_is_not_touched(side):
     def gone():
         raise RuntimeError("holds nothing")
 
-    before = side.cache.kv.clone()
+    before = side.cache.attention[0].clone()
     async with side.staging.hold(BLOCKS.num_bytes, SOON_S) as buffer:
         for touch in (side.packing.gather, side.packing.scatter):
             with pytest.raises(RuntimeError, match="holds nothing"):
                 await touch(BLOCKS, buffer, gone)
-    assert torch.equal(side.cache.kv, before)
+    assert torch.equal(side.cache.attention[0], before)
 
 
 async def test_a_warm_up_leaves_the_cache_as_it_was(side):
-    before = side.cache.kv.clone(), side.cache.conv.clone(), side.cache.rec.clone()
+    before = [pool.clone() for pool in side.cache.pools]
     await side.packing.warm_up(side.staging, SOON_S)
-    for pool, was in zip((side.cache.kv, side.cache.conv, side.cache.rec), before, strict=True):
+    for pool, was in zip(side.cache.pools, before, strict=True):
         assert torch.equal(pool, was)
     assert side.staging.num_free == 2
 
@@ -93,7 +94,7 @@ async def test_a_chunk_is_gathered_when_it_is_computed_while_the_next_one_comput
     side = Side("cuda")
     await side.packing.warm_up(side.staging, SOON_S)
     torch.cuda._sleep(LONG_CYCLES // 4)
-    side.cache.kv[[1, 4]] = 7.0  # the chunk, behind others' work
+    side.cache.attention[0][[1, 4]] = 7.0  # the chunk, behind others' work
     computed = side.cache.record_event()
     torch.cuda._sleep(4 * LONG_CYCLES)  # the next one
     next_one = side.cache.record_event()

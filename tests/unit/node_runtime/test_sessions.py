@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.engine import Engine
 from headrace.wire.messages import PrefillRequest, Reservation
 from node_runtime.packing import Locate, Packing
@@ -27,7 +27,7 @@ from transfer.protocol.plan import PlannedMessage
 PROMPT = request(random_prompt(140))
 KNOWN = 128
 SESSION_S = 1.0
-LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 
 
 def reservation_of(num_tokens: int, hit: int) -> Reservation:

@@ -205,8 +205,9 @@ async def test_a_source_refuses_another_layout(model, asked) -> None:
         await nodes.generate(LONG)
         await nodes.first_token(asked, KNOWN)
         fetch = nodes.fetch_source.requests[0]
-        layout = replace(fetch.reservation.layout, num_kv_heads=3)
-        with pytest.raises(LayoutMismatch, match="num_kv_heads 2 != 3: restart one"):
+        (own,) = fetch.reservation.layout.attention_groups
+        layout = replace(fetch.reservation.layout, attention_groups=(replace(own, num_heads=3),))
+        with pytest.raises(LayoutMismatch, match="attention group 0: num_heads 2 != 3: restart one"):
             await nodes.fetch_source.fetch_server.run(
                 replace(fetch, reservation=replace(fetch.reservation, layout=layout)), 5.0
             )

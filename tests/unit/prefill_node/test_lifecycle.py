@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.cache.hits import PrefixHit
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
 from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.step_costs import StepCosts
@@ -38,7 +38,7 @@ from prefill_node.lifecycle import (
 from transfer.protocol.errors import IllegalTransition, TransferFailed
 
 NUM_TOKENS, SOURCE_TOKENS = 400, 320
-LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 
 ADMITTED = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
 FROM_NOTHING = Admitted(PrefixHit(0, 0, 0), reused_tokens=0, state_arrives=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from headrace.cache.hits import PrefixHit
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Started
 from headrace.request import FinishReason, Token
 from headrace.step_costs import StepCosts
@@ -35,7 +35,7 @@ from prefill_node.lifecycle import (
 from tests.support.transfer.exploration import Violation, explore
 from transfer.protocol.errors import TransferFailed
 
-LAYOUT = CacheLayout("f", "float32", "float32", 16, 2, 2, 8, (3, 10, 3), (3, 2, 4, 4))
+LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 POLICY = FetchPolicy(FetchConfig(), FetchCosts(), StepCosts(), 1024, LAYOUT, num_tokens=400, fetch_source_tokens=320)
 TO_FETCH = Admitted(PrefixHit(64, 48, 48), reused_tokens=64, state_arrives=True)
 TO_COMPUTE = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)

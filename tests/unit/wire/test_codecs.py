@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.request import Request, Sampling
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
 
-LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, 2, 2, 32, (6, 8, 3), (6, 4, 8, 8))
+LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, (AttentionGroup(2, 2, 32),), (StateGroup(6, (8, 3), (4, 8, 8)),))
 
 # Field names whose protobuf type is narrower or wider than the usual uint32.
 _WIDE = {"seed", "nonce", "failed_nonce", "incarnation", "attention_bytes", "state_bytes", "max_message_bytes"}

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from headrace.cache.layout import AttentionGroup
 from headrace.wire.errors import NodeLost
 from headrace.wire.messages import LinkStatus, Peer, Role
 from router.cluster.nodes import NodeTable
@@ -191,8 +192,9 @@ def test_an_old_incarnation_cannot_leave_for_the_new_one(nodes: NodeTable):
     [
         ("fingerprint", "other", "fingerprint other != fake of p0"),
         ("dtype", "bfloat16", "dtype bfloat16 != float32 of p0"),
-        ("num_kv_heads", 4, "num_kv_heads 4 != 2 of p0"),
-        ("version", 9, "version 9 != 1 of p0"),
+        ("attention_groups", (AttentionGroup(2, 4, 8),), "attention group 0: num_heads 4 != 2 of p0"),
+        ("state_groups", (), "0 state groups != 1 of p0"),
+        ("version", 9, "version 9 != 2 of p0"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_with_both_values(nodes: NodeTable, field: str, value: Any, named: str):
