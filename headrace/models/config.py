@@ -95,17 +95,21 @@ class MoeConfig:
     experts_per_token: int
     intermediate_size: int
     shared_intermediate_size: int
-    router: Literal["top_k_then_softmax", "softmax_then_top_k"]
-    renormalize: bool  # softmax_then_top_k only: the chosen weights sum to one
+    router: Literal["top_k_then_softmax", "softmax_then_top_k", "sigmoid"]
+    renormalize: bool  # not for top_k_then_softmax: the chosen weights sum to one
     has_shared_gate: bool  # the shared expert's output is scaled by a sigmoid
+    num_groups: int = 1  # sigmoid only: experts fall into groups, and the best groups are chosen first
+    chosen_groups: int = 1
+    scale: float = 1.0  # sigmoid only: of the chosen weights
+    latent_size: int | None = None  # routed experts work in a space of this size, between two projections
 
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """The kinds of one layer's mixer and feed-forward."""
+    """The kinds of one layer's mixer and feed-forward; a layer may have one of them alone."""
 
-    mixer: Literal["attention", "state"]
-    feed_forward: Literal["dense", "moe"]
+    mixer: Literal["attention", "state"] | None
+    feed_forward: Literal["dense", "moe"] | None
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
+    activation: Literal["swiglu", "relu_squared"] = "swiglu"  # of feed-forwards and experts; the second has no gate
     logits_divisor: float = 1.0
 
     def __post_init__(self) -> None:
@@ -155,6 +160,8 @@ class ModelConfig:
             yield "a layer's feed-forward is dense, and intermediate_size is missing"
         if moe is not None and moe.experts_per_token > moe.num_experts:
             yield f"{moe.experts_per_token} of {moe.num_experts} experts a token: there are not so many"
+        if moe is not None and moe.num_groups > 1:
+            yield from _group_faults(moe)
 
     @property
     def num_attention_layers(self) -> int:
@@ -167,6 +174,11 @@ class ModelConfig:
     def mixer_index(self, layer: int) -> int:
         """The layer's place among the layers of its kind: in a block for attention, in a state otherwise."""
         return sum(other.mixer == self.layers[layer].mixer for other in self.layers[:layer])
+
+    @property
+    def up_matrices(self) -> int:
+        """Matrices of a feed-forward, or of an expert, before the activation: gate and up, or up alone."""
+        return 2 if self.activation == "swiglu" else 1
 
     def canonical(self) -> str:
         """The same text for the same model: part of the fingerprint."""
@@ -189,3 +201,12 @@ class ModelConfig:
                 ),
             ),
         )
+
+
+def _group_faults(moe: MoeConfig) -> Iterator[str]:
+    if moe.num_experts % moe.num_groups or moe.num_experts // moe.num_groups < 2:
+        yield f"{moe.num_experts} experts in {moe.num_groups} groups: must divide evenly, into two or more each"
+    if not 0 < moe.chosen_groups <= moe.num_groups:
+        yield f"{moe.chosen_groups} of {moe.num_groups} groups of experts a token: there are not so many"
+    elif moe.experts_per_token > moe.num_experts // moe.num_groups * moe.chosen_groups:
+        yield f"{moe.experts_per_token} experts a token from {moe.chosen_groups} groups: these do not have so many"

@@ -28,6 +28,8 @@ def _weights(config: ModelConfig, layer: LayerConfig) -> int:
             mixer = _attention_weights(config)
         case "state":
             mixer = _state_weights(config)
+        case None:
+            mixer = 0
         case unknown:
             assert_never(unknown)
     return mixer + _feed_forward_weights(config, layer)
@@ -54,11 +56,19 @@ def _state_weights(config: ModelConfig) -> int:
 def _feed_forward_weights(config: ModelConfig, layer: LayerConfig) -> int:
     match layer.feed_forward:
         case "dense":
-            return 3 * config.hidden_size * config.intermediate_size
+            return (config.up_matrices + 1) * config.hidden_size * config.intermediate_size
         case "moe":
-            moe = config.moe
-            assert moe is not None, "ModelConfig refuses such layers without it"
-            intermediate = moe.experts_per_token * moe.intermediate_size + moe.shared_intermediate_size
-            return config.hidden_size * (3 * intermediate + moe.num_experts)
+            return _moe_weights(config)
+        case None:
+            return 0
         case unknown:
             assert_never(unknown)
+
+
+def _moe_weights(config: ModelConfig) -> int:
+    moe, hidden = config.moe, config.hidden_size
+    assert moe is not None, "ModelConfig refuses such layers without it"
+    routed = moe.experts_per_token * moe.intermediate_size * (moe.latent_size or hidden)
+    latent = 2 * hidden * (moe.latent_size or 0)
+    matrices = config.up_matrices + 1
+    return matrices * (routed + moe.shared_intermediate_size * hidden) + latent + hidden * moe.num_experts

@@ -24,6 +24,7 @@ class Family:
 
     read_config: Callable[[RawConfig], ModelConfig]
     load_layer: Callable[[WeightSource, str, ModelConfig, int], tuple[Branch, ...]]  # weights, "…layers.3", config, 3
+    embedding: str = "embed_tokens"
     final_norm: str = "norm"
     norm_offset: float = 0.0  # added to the stored weights of the final norm
     skipped: tuple[str, ...] = ()  # prefixes of parts that the engine does not run

@@ -39,7 +39,7 @@ class RandomWeights:
                 return torch.log(torch.expm1(dt))  # softplus gives it back
             case [*_, "D"]:
                 return weight.fill_(1.0)
-            case [layer, "weight"] if layer.endswith("norm"):
+            case [layer, "weight"] if "norm" in layer:
                 return weight.fill_(1.0)
         return weight.normal_(0.0, shape[-1] ** -0.5, generator=generator)
 

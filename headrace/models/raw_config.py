@@ -84,6 +84,17 @@ class RawConfig:
             raise ModelError(f"{name} {shown(value)}: must be a list of layer numbers")
         return frozenset(value)
 
+    def limits(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
+        """Two numbers, from 0 on. transformers writes an infinite one as {"__float__": "Infinity"}."""
+        given = self.get(name, default)
+        try:
+            least, most = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in given)
+        except (TypeError, ValueError, KeyError) as error:
+            raise ModelError(f"{name} {shown(given)}: must be two numbers") from error
+        if not 0 <= least < most:
+            raise ModelError(f"{name} {shown(given)}: must be two numbers, the smaller one first")
+        return least, most
+
     def require(self, name: str, *supported: Any) -> None:
         """Raises UnsupportedModel if the option is set to a value that is not implemented."""
         value = self.get(name, supported[0])

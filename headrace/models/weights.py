@@ -9,6 +9,7 @@ from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import BranchChain
 from headrace.models.config import ModelConfig, ModelError, UnsupportedModel
 from headrace.models.families.granite import BAMBA, GRANITE
+from headrace.models.families.nemotron_h import NEMOTRON_H
 from headrace.models.families.qwen import QWEN
 from headrace.models.model import Family, HybridModel
 from headrace.models.random_weights import RandomWeights, random_fingerprint
@@ -18,6 +19,7 @@ from headrace.models.weight_files import WeightFiles, WeightSource, fingerprint
 FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": BAMBA,
     "GraniteMoeHybridForCausalLM": GRANITE,
+    "NemotronHForCausalLM": NEMOTRON_H,
     "Qwen3NextForCausalLM": QWEN,
     "Qwen3_5ForCausalLM": QWEN,
     "Qwen3_5ForConditionalGeneration": QWEN,  # its text model
@@ -25,8 +27,8 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5MoeForConditionalGeneration": QWEN,
 }
 
-# Hub checkpoints of the multimodal wrappers keep the text model one level deeper.
-BASE_PREFIXES = ("model.language_model.", "model.")
+# Hub checkpoints of the multimodal wrappers keep the text model one level deeper, Nemotron's elsewhere.
+BASE_PREFIXES = ("model.language_model.", "backbone.", "model.")
 
 
 def load_config(path: str | Path) -> ModelConfig:
@@ -57,8 +59,8 @@ def random_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device
 
 def _assemble(family: Family, config: ModelConfig, weights: WeightSource, fingerprint: str) -> HybridModel:
     names = weights.remaining
-    base = next((p for p in BASE_PREFIXES if f"{p}embed_tokens.weight" in names), BASE_PREFIXES[-1])
-    embedding = weights.take(f"{base}embed_tokens.weight", (config.vocab_size, config.hidden_size))
+    base = next((p for p in BASE_PREFIXES if f"{p}{family.embedding}.weight" in names), BASE_PREFIXES[-1])
+    embedding = weights.take(f"{base}{family.embedding}.weight", (config.vocab_size, config.hidden_size))
     if config.tied_embeddings:
         weights.skip("lm_head.weight")  # some files repeat the embedding under this name
         head = embedding

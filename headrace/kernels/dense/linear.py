@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dense.relu_squared import relu_squared
 from headrace.kernels.dense.small_linear import MOST_ROWS, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu
 from headrace.kernels.dense.swiglu_linear_hopper import is_faster_on_hopper, swiglu_linear_hopper
@@ -56,6 +57,10 @@ class LinearWeight:
         if is_faster_on_hopper(x, self._weight):
             return swiglu_linear_hopper(x, self._weight)
         return swiglu(self(x))
+
+    def relu_squared(self, x: Tensor) -> Tensor:
+        """max(y, 0)^2 [M, O]."""
+        return relu_squared(self(x))
 
     def logits(self, x: Tensor, divisor: float) -> Tensor:
         """y / divisor in float32, with y rounded to x's dtype first."""

@@ -1,9 +1,10 @@
-"""Mixture of experts: each token's row through its chosen SwiGLU experts, summed with the router's weights.
+"""Mixture of experts: each token's row through its chosen experts, summed with the router's weights.
 
-    y_t = sum_j weight[t, j] * down_e(silu(gate_e x_t) * up_e x_t)          e = expert[t, j]
+    y_t = sum_j weight[t, j] * down_e(hidden_e(x_t))          e = expert[t, j]
+    hidden_e(x) = silu(gate_e x) * up_e x      SwiGLU, or, of experts without a gate, max(up_e x, 0)^2
 
-Shapes    x [T, D]; expert, weight [T, k]; gate_up [E, 2I, D] (gate rows first); down [E, D, I]; returns y
-          [T, D]
+Shapes    x [T, D]; expert, weight [T, k]; up [E, 2I, D] (gate rows first), without a gate [E, I, D]; down
+          [E, D, I]; returns y [T, D]
 Contract  the experts of one token are distinct; an expert that no token chose is not read. Triton: D and I are
           multiples of 16, the grids follow from shapes alone, and no step waits for the host
 Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product
@@ -21,33 +22,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dense.relu_squared import relu_squared_torch
+from headrace.kernels.dense.swiglu import swiglu_torch
 from headrace.kernels.lib.dispatch import UPCAST_DOT, runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import next_power_of_2
 
 
-def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    E, twice_I, D = gate_up.shape
-    if x.shape[1] != D or down.shape != (E, D, twice_I // 2) or expert.shape != weight.shape:
+def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    E, up_rows, D = up.shape
+    inner = down.shape[2]
+    if x.shape[1] != D or down.shape[:2] != (E, D) or up_rows not in (inner, 2 * inner) or expert.shape != weight.shape:
         raise ValueError(
-            f"x {tuple(x.shape)}, gate_up {tuple(gate_up.shape)}, down {tuple(down.shape)}, "
+            f"x {tuple(x.shape)}, up {tuple(up.shape)}, down {tuple(down.shape)}, "
             f"expert {tuple(expert.shape)}, weight {tuple(weight.shape)} disagree"
         )
-    return (moe_experts_triton if runs_triton(x) else moe_experts_torch)(x, expert, weight, gate_up, down)
+    return (moe_experts_triton if runs_triton(x) else moe_experts_torch)(x, expert, weight, up, down)
 
 
-def moe_experts_torch(x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def moe_experts_torch(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    activation = swiglu_torch if up.shape[1] == 2 * down.shape[2] else relu_squared_torch
     chosen, order = expert.flatten().sort(stable=True)
     token = order // expert.shape[1]
     rows = x.index_select(0, token)
-    counts = torch.bincount(chosen, minlength=len(gate_up)).tolist()
+    counts = torch.bincount(chosen, minlength=len(up)).tolist()
     outputs = torch.empty_like(rows)
     first = 0
     for e, count in enumerate(counts):
         if count:
             here = slice(first, first + count)
-            gate, up = F.linear(rows[here], gate_up[e]).chunk(2, dim=-1)
-            outputs[here] = F.linear(F.silu(gate) * up, down[e])
+            outputs[here] = F.linear(activation(F.linear(rows[here], up[e])), down[e])
             first += count
     outputs *= weight.flatten()[order, None]
     return torch.zeros_like(x).index_add_(0, token, outputs)
@@ -112,12 +116,12 @@ def _expert_of(tile, first_ptr, E: tl.constexpr, PADDED_E: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def _gate_up_kernel(
+def _up_kernel(
     x_ptr, weight_ptr, order_ptr, first_ptr, hidden_ptr, stride_x, choices,
     E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """hidden [n, I], sorted: silu(gate x) * up x of each entry's token."""
+    """hidden [n, I], sorted: silu(gate x) * up x of each entry's token, or max(up x, 0)^2."""
     let_next_start()
     wait_for_previous()
     tile, column = tl.program_id(0) // (INNER // COLUMNS), tl.program_id(0) % (INNER // COLUMNS) * COLUMNS
@@ -129,20 +133,29 @@ def _gate_up_kernel(
     token = tl.load(order_ptr + place, mask=is_row, other=0) // choices
     d, output = tl.arange(0, DEPTH), column + tl.arange(0, COLUMNS)
     x_ptrs = x_ptr + token.to(tl.int64)[:, None] * stride_x + d[None, :]
-    gate_ptrs = weight_ptr + expert.to(tl.int64) * (2 * INNER * D) + output[:, None] * D + d[None, :]
+    weights_an_expert: tl.constexpr = (2 if HAS_GATE else 1) * INNER * D
+    gate_ptrs = weight_ptr + expert.to(tl.int64) * weights_an_expert + output[:, None] * D + d[None, :]
+    up_ptrs = gate_ptrs + INNER * D if HAS_GATE else gate_ptrs
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, D, DEPTH):
         x = tl.load(x_ptrs + start, mask=is_row[:, None], other=0.0)
-        gate_weight = tl.load(gate_ptrs + start)
-        up_weight = tl.load(gate_ptrs + INNER * D + start)
+        up_weight = tl.load(up_ptrs + start)
         if UPCAST_DOT:
-            x, gate_weight, up_weight = x.to(tl.float32), gate_weight.to(tl.float32), up_weight.to(tl.float32)
-        gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision="ieee")
+            x, up_weight = x.to(tl.float32), up_weight.to(tl.float32)
+        if HAS_GATE:
+            gate_weight = tl.load(gate_ptrs + start)
+            if UPCAST_DOT:
+                gate_weight = gate_weight.to(tl.float32)
+            gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision="ieee")
         up = tl.dot(x, tl.trans(up_weight), up, input_precision="ieee")
-    hidden = (gate * tl.sigmoid(gate) * up).to(hidden_ptr.dtype.element_ty)
+    if HAS_GATE:
+        hidden = gate * tl.sigmoid(gate) * up
+    else:
+        up = tl.maximum(up, 0.0)
+        hidden = up * up
     hidden_ptrs = hidden_ptr + place.to(tl.int64)[:, None] * INNER + output[None, :]
-    tl.store(hidden_ptrs, hidden, mask=is_row[:, None])
+    tl.store(hidden_ptrs, hidden.to(hidden_ptr.dtype.element_ty), mask=is_row[:, None])
 
 
 @triton.jit
@@ -177,10 +190,10 @@ def _down_kernel(
 
 
 def moe_experts_triton(
-    x: Tensor, expert: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor, tile: MoeTile | None = None
+    x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor, tile: MoeTile | None = None
 ) -> Tensor:
     (T, k), (E, D, inner) = expert.shape, down.shape
-    if math.gcd(D, inner) % 16 or x.stride(1) != 1 or not (gate_up.is_contiguous() and down.is_contiguous()):
+    if math.gcd(D, inner) % 16 or x.stride(1) != 1 or not (up.is_contiguous() and down.is_contiguous()):
         raise ValueError(f"D {D} and I {inner} must be multiples of 16, rows of x dense, weights contiguous")
     n = T * k
     if n == 0:
@@ -197,9 +210,10 @@ def moe_experts_triton(
     down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, tile.depth)
     sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
-    _gate_up_kernel[(tiles * (inner // up_columns),)](
-        x, gate_up, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth, **options
-    )
+    _up_kernel[(tiles * (inner // up_columns),)](
+        x, up, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth,
+        HAS_GATE=up.shape[1] == 2 * inner, **options
+    )  # fmt: skip
     _down_kernel[(tiles * (D // down_columns),)](
         hidden, down, order, first, weight.contiguous(), out, **sizes, COLUMNS=down_columns, DEPTH=down_depth, **options
     )

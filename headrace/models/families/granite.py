@@ -9,10 +9,10 @@ from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, ModelError, MoeConfig
 from headrace.models.layers.attention import Attention
-from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
+from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu
 from headrace.models.layers.mamba2 import Mamba2
 from headrace.models.model import Family
-from headrace.models.raw_config import RawConfig, shown
+from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
 
 
@@ -79,7 +79,7 @@ def _common_fields(raw: RawConfig) -> dict:
     raw.require("hidden_act", "silu")
     raw.require("attention_bias", False)
     raw.require("mamba_proj_bias", False)
-    dt_min, dt_max = _time_step_limit(raw)
+    dt_min, dt_max = raw.limits("time_step_limit", (0.0, float("inf")))
     return {
         "architecture": raw.architecture,
         "vocab_size": raw.count("vocab_size"),
@@ -114,18 +114,6 @@ def _share(size: int, size_name: str, heads: int, heads_name: str) -> int:
     return size // heads
 
 
-def _time_step_limit(raw: RawConfig) -> tuple[float, float]:
-    """transformers writes an infinite limit as {"__float__": "Infinity"}."""
-    given = raw.get("time_step_limit", (0.0, float("inf")))
-    try:
-        least, most = (float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in given)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ModelError(f"time_step_limit {shown(given)}: must be two numbers") from error
-    if not 0 <= least < most:
-        raise ModelError(f"time_step_limit {shown(given)}: must be two numbers, the smaller one first")
-    return least, most
-
-
 def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> tuple[Branch, ...]:
     hidden, inner = config.hidden_size, config.intermediate_size
     mlp = f"{prefix}.shared_mlp"
@@ -150,12 +138,10 @@ def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, 
 def _load_moe(weights: WeightSource, prefix: str, moe: MoeConfig, shared: SwiGlu) -> MixtureOfExperts:
     num, inner, hidden = moe.num_experts, moe.intermediate_size, shared.down.out_features
     return MixtureOfExperts(
-        config=moe,
-        router=weights.take(f"{prefix}.router.layer.weight", (num, hidden)),
-        gate_up=weights.take(f"{prefix}.input_linear.weight", (num, 2 * inner, hidden)),
+        router=SoftmaxRouter.of(moe, weights.take(f"{prefix}.router.layer.weight", (num, hidden))),
+        up=weights.take(f"{prefix}.input_linear.weight", (num, 2 * inner, hidden)),
         down=weights.take(f"{prefix}.output_linear.weight", (num, hidden, inner)),
         shared=shared,
-        shared_gate=None,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig
 from headrace.models.layers.attention import Attention
-from headrace.models.layers.feed_forward import MixtureOfExperts, SwiGlu
+from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu
 from headrace.models.layers.gated_delta import GatedDelta
 from headrace.models.model import Family
 from headrace.models.raw_config import RawConfig
@@ -131,9 +131,8 @@ def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> Mixtur
     moe, hidden = config.moe, config.hidden_size
     gate_up, down = _load_experts(weights, f"{prefix}.experts", moe, hidden)
     return MixtureOfExperts(
-        config=moe,
-        router=weights.take(f"{prefix}.gate.weight", (moe.num_experts, hidden)),
-        gate_up=gate_up,
+        router=SoftmaxRouter.of(moe, weights.take(f"{prefix}.gate.weight", (moe.num_experts, hidden))),
+        up=gate_up,
         down=down,
         shared=SwiGlu.load(weights, f"{prefix}.shared_expert", hidden, moe.shared_intermediate_size),
         shared_gate=weights.take(f"{prefix}.shared_expert_gate.weight", (1, hidden)),

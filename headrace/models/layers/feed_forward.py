@@ -1,6 +1,7 @@
-"""SwiGLU feed-forwards: dense, and mixtures of experts beside a shared expert."""
+"""Feed-forwards: dense, and mixtures of experts beside a shared expert; SwiGLU, or without a gate."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.moe.experts import moe_experts
 from headrace.kernels.moe.routing import moe_route
+from headrace.kernels.moe.sigmoid_routing import SigmoidRouting, moe_route_sigmoid
 from headrace.models.config import MoeConfig
 from headrace.models.weight_files import WeightSource
 
@@ -38,21 +40,87 @@ class SwiGlu:
 
 
 @dataclass(frozen=True)
-class MixtureOfExperts:
-    """Routed SwiGLU experts, E of them with inner size I, and a shared one that sees every row."""
+class ReluSquared:
+    """A dense feed-forward without a gate: down(max(up(x), 0)^2)."""
 
-    config: MoeConfig
-    router: Tensor  # [E, hidden]
-    gate_up: Tensor  # [E, 2 I, hidden], gate rows first
-    down: Tensor  # [E, hidden, I]
-    shared: SwiGlu
-    shared_gate: Tensor | None  # [1, hidden]
+    up: LinearWeight  # [I, hidden]
+    down: LinearWeight  # [hidden, I]
+
+    @classmethod
+    def load(cls, weights: WeightSource, prefix: str, hidden: int, intermediate: int) -> "ReluSquared":
+        """From up_proj and down_proj."""
+        up = weights.take(f"{prefix}.up_proj.weight", (intermediate, hidden))
+        return cls(LinearWeight(up), LinearWeight(weights.take(f"{prefix}.down_proj.weight", (hidden, intermediate))))
+
+    def __call__(self, x: Tensor) -> Product:
+        return Product(self.up.relu_squared(x), self.down)
+
+    def whole(self, x: Tensor) -> Tensor:
+        """The output itself: `__call__` with the down projection applied."""
+        return self.down(self.up.relu_squared(x))
+
+
+class Router(Protocol):
+    """The choice of each row's experts: weight [T, k] and expert [T, k]."""
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class SoftmaxRouter:
+    matrix: Tensor  # [E, hidden]
+    k: int
+    renormalize: bool
+
+    @classmethod
+    def of(cls, config: MoeConfig, matrix: Tensor) -> "SoftmaxRouter":
+        # Qwen's softmax over all, then top k, then renormalised, is Granite's softmax over the top k.
+        return cls(matrix, config.experts_per_token, config.renormalize or config.router == "top_k_then_softmax")
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return moe_route(F.linear(x, self.matrix), self.k, self.renormalize)
+
+
+@dataclass(frozen=True)
+class SigmoidRouter:
+    matrix: Tensor  # [E, hidden] float32: scores are compared with each other and with small biases
+    bias: Tensor | None  # [E] float32
+    routing: SigmoidRouting
+
+    @classmethod
+    def of(cls, config: MoeConfig, matrix: Tensor, bias: Tensor | None) -> "SigmoidRouter":
+        k, scale = config.experts_per_token, config.scale
+        return cls(matrix, bias, SigmoidRouting(k, config.renormalize, config.num_groups, config.chosen_groups, scale))
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return moe_route_sigmoid(F.linear(x.float(), self.matrix), self.bias, self.routing)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Projections to and from the smaller space of routed experts."""
+
+    enter: LinearWeight  # [latent, hidden]
+    leave: LinearWeight  # [hidden, latent]
+
+
+@dataclass(frozen=True)
+class MixtureOfExperts:
+    """Routed experts, E of them with inner size I and inputs of D values, and a shared one that sees every row."""
+
+    router: Router
+    up: Tensor  # [E, 2 I, D], gate rows first; without a gate [E, I, D]
+    down: Tensor  # [E, D, I]
+    shared: SwiGlu | ReluSquared
+    shared_gate: Tensor | None = None  # [1, hidden]
+    latent: Latent | None = None  # None: D is hidden
 
     def __call__(self, x: Tensor) -> Tensor:
-        # Qwen's softmax over all, then top k, then renormalised, is Granite's softmax over the top k.
-        renormalize = self.config.renormalize or self.config.router == "top_k_then_softmax"
-        weight, expert = moe_route(F.linear(x, self.router), self.config.experts_per_token, renormalize)
-        routed = moe_experts(x, expert, weight.to(x.dtype), self.gate_up, self.down)
+        weight, expert = self.router(x)
+        inputs = x if self.latent is None else self.latent.enter(x)
+        routed = moe_experts(inputs, expert, weight.to(x.dtype), self.up, self.down)
+        if self.latent is not None:
+            routed = self.latent.leave(routed)
         shared = self.shared.whole(x)
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(F.linear(x, self.shared_gate))

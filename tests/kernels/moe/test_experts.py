@@ -24,13 +24,24 @@ def test_each_token_gets_its_own_choice(rows: int):
         torch.testing.assert_close(y[t], sum(w * o for w, o in zip(weight[t], each, strict=True)))
 
 
+def test_experts_without_a_gate_square_what_is_positive():
+    x, up, down = torch.randn(7, 8), torch.randn(5, 6, 8), torch.randn(5, 8, 6)
+    expert, weight = torch.rand(7, 5).argsort(-1)[:, :2], torch.rand(7, 2)
+    y = moe_experts(x, expert, weight, up, down)
+    for t in range(7):
+        each = [down[e] @ (up[e] @ x[t]).clamp(min=0).square() for e in expert[t]]
+        torch.testing.assert_close(y[t], sum(w * o for w, o in zip(weight[t], each, strict=True)))
+
+
 needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter")
 
 
-def check_experts(rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dtype, tile: MoeTile | None) -> None:
+def check_experts(
+    rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dtype, tile: MoeTile | None, has_gate: bool = True
+) -> None:
     """No token chooses the last expert, whose weights are NaN."""
     x = slice_of_projection(rows, D, dtype)
-    gate_up = (torch.randn(E, 2 * inner, D, device=DEVICE) * D**-0.5).to(dtype)
+    gate_up = (torch.randn(E, (1 + has_gate) * inner, D, device=DEVICE) * D**-0.5).to(dtype)
     down = (torch.randn(E, D, inner, device=DEVICE) * inner**-0.5).to(dtype)
     gate_up[-1] = down[-1] = NAN
     expert = torch.rand(rows, E - 1, device=DEVICE).argsort(-1)[:, :k]
@@ -43,9 +54,10 @@ def check_experts(rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dt
 
 
 @dtypes
+@pytest.mark.parametrize("has_gate", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, 3, 40])
-def test_each_token_gets_its_own_choice_in_triton(rows: int, dtype: torch.dtype):
-    check_experts(rows, 5, 2, 64, 48, dtype, MoeTile(16, 32, 32, 4, 2))
+def test_each_token_gets_its_own_choice_in_triton(rows: int, has_gate: bool, dtype: torch.dtype):
+    check_experts(rows, 5, 2, 64, 48, dtype, MoeTile(16, 32, 32, 4, 2), has_gate)
 
 
 @needs_gpu

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     GraniteMoeHybridConfig,
+    NemotronHConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -23,7 +24,7 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
 
-FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "qwen3_next")
+FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "qwen3_next", "nemotron_h", "nemotron_h_moe")
 VOCAB_SIZE = 512
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # ids 0, 1, 2
@@ -79,7 +80,7 @@ def load_oracle(path: str | Path) -> PreTrainedModel:
 def randomize_weights(model: PreTrainedModel, seed: int) -> None:
     """Fan-in scaled matrices, norms near their identity, decay rates from fast to slow."""
     generator = torch.Generator().manual_seed(seed)
-    for name, weight in model.named_parameters():
+    for name, weight in [*model.named_parameters(), *correction_biases(model)]:
         noise = torch.randn(weight.shape, generator=generator)
         if name.endswith("A_log"):
             weight.copy_(torch.linspace(math.log(0.05), math.log(4.0), weight.numel()))
@@ -95,6 +96,11 @@ def randomize_weights(model: PreTrainedModel, seed: int) -> None:
             weight.copy_(noise * weight.shape[-1] ** -0.5)
 
 
+def correction_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    """Routers' biases, which are buffers in some families."""
+    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+
+
 def tiny_config(family: str) -> PreTrainedConfig:
     """A config of four layers, three of them recurrent; no ratio that code could get wrong (heads, groups) is one."""
     match family:
@@ -108,6 +114,12 @@ def tiny_config(family: str) -> PreTrainedConfig:
             return Qwen3_5MoeTextConfig(**qwen_fields(), **qwen_moe_fields())
         case "qwen3_next":
             return Qwen3NextConfig(**qwen_fields(), **qwen_moe_fields(), intermediate_size=96, mlp_only_layers=[1])
+        case "nemotron_h":
+            return nemotron_h_config(layers_block_type=pattern("M-M*M"), intermediate_size=80)
+        case "nemotron_h_moe":
+            return nemotron_h_config(
+                layers_block_type=pattern("MEM*EM-"), intermediate_size=80, **nemotron_moe_fields()
+            )
     raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
 
 
@@ -128,6 +140,40 @@ def granite_config(**fields: object) -> GraniteMoeHybridConfig:
         logits_scaling=2.0,
         **fields,
     )
+
+
+def nemotron_h_config(**fields: object) -> NemotronHConfig:
+    common = {name: value for name, value in common_fields().items() if name != "num_hidden_layers"}
+    return NemotronHConfig(
+        **common,
+        head_dim=48,
+        mamba_num_heads=6,
+        mamba_head_dim=24,
+        ssm_state_size=16,
+        n_groups=3,
+        conv_kernel=4,
+        time_step_min=1e-9,  # transformers raises the time steps of prompts to it, not those of answers
+        **fields,
+    )
+
+
+def nemotron_moe_fields() -> dict[str, object]:
+    return {
+        "n_routed_experts": 12,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "moe_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 32,
+        "moe_latent_size": 48,
+    }
+
+
+def pattern(letters: str) -> list[str]:
+    """Nemotron's layers, a letter each."""
+    kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    return [kinds[letter] for letter in letters]
 
 
 def qwen_fields() -> dict[str, object]:

@@ -127,12 +127,20 @@ def row_launches() -> Iterator[tuple[str, Launch]]:
     yield "swiglu", Launch("headrace.kernels.dense.swiglu:_swiglu_kernel",
                            {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", "stride_x": "i32:16"},
                            {"INNER": 8192, "BLOCK": 2048})  # fmt: skip
+    yield "relu_squared", Launch("headrace.kernels.dense.relu_squared:_relu_squared_kernel",
+                                 {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", "stride_x": "i32:16"},
+                                 {"WIDTH": 21504, "BLOCK": 2048})  # fmt: skip
+    for groups in (1, 8):
+        yield f"route_sigmoid {groups}", route_sigmoid_launch(128, 6, groups)
     for mixture in MIXTURES:
         yield f"sort {mixture.name}", sort_launch(mixture)
         yield f"route {mixture.name}", route_launch(mixture)
         for entries in (1, 50, 500):
             tile = moe_tile(entries, BF16)
-            yield f"gate_up {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_gate_up_kernel")
+            for has_gate in (True, False):
+                up = experts_launch(mixture, tile, "_up_kernel")
+                up.constexprs["HAS_GATE"] = has_gate
+                yield f"up {mixture.name} {tuple(tile)} {has_gate}", up
             yield f"down {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_down_kernel")
 
 
@@ -171,8 +179,17 @@ def route_launch(mixture: Mixture) -> Launch:
     return Launch("headrace.kernels.moe.routing:_route_kernel", types, constexprs | {"RENORMALIZE": True}, num_warps=1)
 
 
+def route_sigmoid_launch(E: int, k: int, groups: int) -> Launch:
+    types = {name: "*fp32:16" for name in ("logits_ptr", "bias_ptr", "weight_ptr")}
+    types |= {"expert_ptr": "*i32:16", "stride_logits": "i32:16", "scale": "fp32"}
+    constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "K": k, "PADDED_K": triton.next_power_of_2(k)}
+    constexprs |= {"HAS_BIAS": True, "GROUPS": groups, "CHOSEN_GROUPS": (groups + 1) // 2, "RENORMALIZE": True}
+    kernel = "headrace.kernels.moe.sigmoid_routing:_route_sigmoid_kernel"
+    return Launch(kernel, types, constexprs | {"SMALLEST": 1e-20}, num_warps=1)
+
+
 def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
-    is_up = kernel == "_gate_up_kernel"
+    is_up = kernel == "_up_kernel"
     pointers = ("x_ptr", "weight_ptr", "hidden_ptr") if is_up else ("hidden_ptr", "weight_ptr", "scale_ptr", "out_ptr")
     types = {name: "*bf16:16" for name in pointers} | {"order_ptr": "*i32:16", "first_ptr": "*i32:16"}
     types |= {"stride_x": "i32:16", "choices": "i32"} if is_up else {}

@@ -1,6 +1,7 @@
 """Loading checkpoints: local and hub layouts, shards, and clear refusals."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -98,6 +99,46 @@ def test_qwen_without_layer_types_repeats_every_fourth(copy_of):
     path = copy_of("qwen35")
     edit_config(path, layer_types=None)
     assert [layer.mixer for layer in load_config(path).layers] == ["state", "state", "state", "attention"]
+
+
+@pytest.mark.parametrize("fields", [{"layers_block_type": list("MEM*EM-")}, {"hybrid_override_pattern": "MEM*EM-"}])
+def test_nemotrons_layers_come_as_words_or_as_a_pattern(fields: dict, copy_of, load_family):
+    path = copy_of("nemotron_h_moe")
+    edit_config(path, **{"layers_block_type": None, "num_hidden_layers": 7, **fields})
+    assert load_config(path) == load_family("nemotron_h_moe").model.config
+
+
+def test_nemotron_loads_under_its_local_names_too(copy_of, load_family, prompt):
+    path = copy_of("nemotron_h_moe")
+
+    def to_local(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        renamed = {name.replace("backbone.", "model.", 1): tensor for name, tensor in tensors.items()}
+        return renamed | {"mtp.layers.0.eh_proj.weight": torch.ones(2)}
+
+    edit_tensors(path, to_local)
+    tokens = prompt(20)
+    assert torch.equal(logits_of(load_model(path), tokens), logits_of(load_family("nemotron_h_moe").model, tokens))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layers_block_type": ["linear_attention", "sliding"]}, "layers_block_type 'sliding': only linear_attention"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "M*Q"}, "hybrid_override_pattern 'Q': only"),
+        ({"layers_block_type": None}, "hybrid_override_pattern None: must name the kind of each layer"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers 3 beside 7 of layers_block_type: they must agree"),
+        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act='silu': only 'relu2' is supported"),
+        ({"n_group": 5}, "12 experts in 5 groups: must divide evenly, into two or more each"),
+        ({"topk_group": 5}, "5 of 4 groups of experts a token: there are not so many"),
+        ({"num_experts_per_tok": 7}, "7 experts a token from 2 groups: these do not have so many"),
+        ({"n_shared_experts": 2}, "n_shared_experts=2: only 1 is supported"),
+    ],
+)
+def test_nemotrons_refusals_name_the_field(fields: dict, message: str, copy_of):
+    path = copy_of("nemotron_h_moe")
+    edit_config(path, **fields)
+    with pytest.raises(ModelError, match=re.escape(message)):
+        load_config(path)
 
 
 def test_older_field_names_of_rotation(copy_of, load_family):
