@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
+from headrace.models.rope_scaling import RopeScaling
 
 
 class ModelError(Exception):
@@ -30,6 +31,7 @@ class AttentionConfig:
     scale: float
     rotary_dim: int = 0  # leading values of a head that rotate; 0 = no positional encoding
     rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
     has_qk_norm: bool = False
     has_output_gate: bool = False
 

@@ -75,4 +75,5 @@ class HybridModel:
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:
             return None
-        return rotary_angles(positions_T, self.rotary_frequencies)
+        scaling = self.config.attention.rope_scaling
+        return rotary_angles(positions_T, self.rotary_frequencies, 1.0 if scaling is None else scaling.attention_factor)

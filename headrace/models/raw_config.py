@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from headrace.models.config import ModelError, UnsupportedModel
+from headrace.models.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+    yarn_attention_factor,
+)
 
 Mixer: TypeAlias = Literal["attention", "state"]
 
@@ -131,12 +138,66 @@ class RawConfig:
     # ------------------------------------------------------------ rotary embeddings
 
     def rope_theta(self) -> float:
-        """The rotary base, under either generation of field names; only plain rotary embeddings are supported."""
+        """The rotary base, under either generation of field names."""
+        return _positive("rope_theta", self._rope_parameters().get("rope_theta", self.get("rope_theta", 10000.0)))
+
+    def rope_scaling(self) -> RopeScaling | None:
+        """How rotary frequencies are stretched for contexts longer than the trained one; None: they are plain."""
+        kind = self._rope_kind()
+        if kind in ("default", "mrope"):  # on text alone, mrope is plain
+            return None
+        factor = self._rope_factor()
+        match kind:
+            case "linear":
+                return LinearScaling(factor)
+            case "llama3":
+                low, high = self._rope_number("low_freq_factor", None), self._rope_number("high_freq_factor", None)
+                if low >= high:
+                    raise ModelError(f"low_freq_factor {low}: must be below high_freq_factor {high}")
+                return Llama3Scaling(factor, self._trained_tokens(), low, high)
+            case "yarn":
+                return self._yarn_scaling(factor)
+        kinds = "default, linear, llama3, mrope, yarn"
+        raise UnsupportedModel(f"{self.architecture} with rope type {shown(kind)}: only {kinds} are supported")
+
+    def max_position(self) -> int:
+        """The longest context in tokens. A config that asks for YaRN gives the trained one, which it multiplies."""
+        given = self.count("max_position_embeddings")
+        if self._rope_kind() != "yarn":
+            return given
+        return max(given, int(self._trained_tokens() * self._rope_factor()))
+
+    def _yarn_scaling(self, factor: float) -> YarnScaling:
         parameters = self._rope_parameters()
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        if kind not in ("default", "mrope"):  # on text alone, mrope is plain
-            raise UnsupportedModel(f"{self.architecture} with rope type {kind!r}: only plain rotary embeddings")
-        return _positive("rope_theta", parameters.get("rope_theta", self.get("rope_theta", 10000.0)))
+        scales = [parameters.get(name) and self._rope_number(name, None) for name in ("mscale", "mscale_all_dim")]
+        truncate = parameters.get("truncate", True)
+        if not isinstance(truncate, bool):
+            raise ModelError(f"truncate {shown(truncate)}: must be true or false")
+        return YarnScaling(
+            factor,
+            self._trained_tokens(),
+            self._rope_number("attention_factor", yarn_attention_factor(factor, *scales)),
+            self._rope_number("beta_fast", 32.0),
+            self._rope_number("beta_slow", 1.0),
+            truncate,
+        )
+
+    def _rope_kind(self) -> Any:
+        parameters = self._rope_parameters()
+        return parameters.get("rope_type", parameters.get("type", "default"))
+
+    def _rope_factor(self) -> float:
+        """How many times longer the context is than the trained one."""
+        given = self.count("max_position_embeddings") / self._trained_tokens() if self._rope_kind() == "yarn" else None
+        return self._rope_number("factor", given)
+
+    def _trained_tokens(self) -> float:
+        return self._rope_number("original_max_position_embeddings", self.count("max_position_embeddings"))
+
+    def _rope_number(self, name: str, default: float | None) -> float:
+        """A number among the rotary parameters; `default` None: required."""
+        value = self._rope_parameters().get(name)
+        return _positive(f"rope_parameters.{name}", default if value is None else value)
 
     def partial_rotary_factor(self, default: float) -> float:
         """The share of a head that rotates."""

@@ -88,7 +88,9 @@ def _rotary_frequencies(config: ModelConfig, device: torch.device) -> torch.Tens
     attention = config.attention
     if attention.rotary_dim == 0:
         return None
-    return inverse_frequencies(attention.rotary_dim, attention.rope_theta, device)
+    frequencies = inverse_frequencies(attention.rotary_dim, attention.rope_theta, device)
+    scaling = attention.rope_scaling
+    return frequencies if scaling is None else scaling.stretch(frequencies, attention.rope_theta)
 
 
 def _read(path: Path) -> tuple[Family, ModelConfig]:

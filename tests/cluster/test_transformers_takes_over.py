@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from headrace.cache.layout import CacheLayout
 from headrace.engine.build import build_engine
@@ -93,7 +94,7 @@ def as_dynamic_cache(
             window[0, :, -conv.shape[-1] :] = conv[num_state]  # transformers keeps one column more than is read
             recurrent.copy_(rec[num_state].to(recurrent.dtype).view_as(recurrent))
             num_state += 1
-        else:
+        elif isinstance(layer, DynamicLayer):  # others, Nemotron's feed-forwards, keep nothing
             heads = kv[:, num_attention].permute(1, 3, 0, 2, 4).flatten(2, 3)[:, :, :length]  # [2, KV, length, D]
             layer.keys, layer.values = heads[0:1].clone(), heads[1:2].clone()
             num_attention += 1

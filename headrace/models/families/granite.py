@@ -32,6 +32,7 @@ def read_granite(raw: RawConfig) -> ModelConfig:
             scale=raw.number("attention_multiplier", 1.0),
             rotary_dim=head_dim if rotates else 0,
             rope_theta=raw.rope_theta(),
+            rope_scaling=raw.rope_scaling() if rotates else None,
         ),
         moe=MoeConfig(
             num_experts=num_experts,
@@ -66,6 +67,7 @@ def read_bamba(raw: RawConfig) -> ModelConfig:
             scale=head_dim**-0.5,
             rotary_dim=head_dim // 2,  # fixed by the architecture
             rope_theta=raw.rope_theta(),
+            rope_scaling=raw.rope_scaling(),
         ),
         moe=None,
     )
@@ -83,7 +85,7 @@ def _common_fields(raw: RawConfig) -> dict:
     return {
         "architecture": raw.architecture,
         "vocab_size": raw.count("vocab_size"),
-        "max_position": raw.count("max_position_embeddings"),
+        "max_position": raw.max_position(),
         "hidden_size": raw.count("hidden_size"),
         "norm_eps": raw.number("rms_norm_eps"),
         "tied_embeddings": raw.flag("tie_word_embeddings", False),

@@ -29,7 +29,7 @@ def read_qwen(raw: RawConfig) -> ModelConfig:
     return ModelConfig(
         architecture=raw.architecture,
         vocab_size=raw.count("vocab_size"),
-        max_position=raw.count("max_position_embeddings"),
+        max_position=raw.max_position(),
         hidden_size=raw.count("hidden_size"),
         intermediate_size=raw.count("intermediate_size", 0, least=0),
         norm_eps=raw.number("rms_norm_eps"),
@@ -60,6 +60,7 @@ def _read_attention(raw: RawConfig) -> AttentionConfig:
         scale=head_dim**-0.5,
         rotary_dim=int(head_dim * raw.partial_rotary_factor(default=0.25)),
         rope_theta=raw.rope_theta(),
+        rope_scaling=raw.rope_scaling(),
         has_qk_norm=True,
         has_output_gate=True,
     )

@@ -7,14 +7,14 @@ from headrace.kernels.attention.rotary import inverse_frequencies, rotary_angles
 from tests.kernels.attention.paged import DEVICE
 
 
-@pytest.mark.parametrize("rows", [0, 1, 5])
-def test_angles_are_exact_at_any_position(rows: int):
+@pytest.mark.parametrize(("rows", "factor"), [(0, 1.0), (1, 1.0), (5, 1.0), (5, 1.25)])
+def test_angles_are_exact_at_any_position(rows: int, factor: float):
     positions = torch.tensor([262143, 131071, 70, 1, 0], device=DEVICE)[:rows]
     frequencies = inverse_frequencies(24, 1e7, DEVICE)
-    cos, sin = rotary_angles_triton(positions, frequencies)
+    cos, sin = rotary_angles_triton(positions, frequencies, factor)
     angles = (positions.float()[:, None, None] * frequencies).double()
-    torch.testing.assert_close(cos.double(), angles.cos(), atol=1e-6, rtol=0)
-    torch.testing.assert_close(sin.double(), angles.sin(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(cos.double(), factor * angles.cos(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(sin.double(), factor * angles.sin(), atol=1e-6, rtol=0)
 
 
 def test_rotation_turns_pairs_and_leaves_the_rest():

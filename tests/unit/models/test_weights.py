@@ -212,7 +212,11 @@ def test_unknown_architecture_is_refused_with_the_supported_list(copy_of):
         ("granite", {"position_embedding_type": "alibi"}, "alibi"),
         ("qwen35", {"attention_bias": True}, "attention_bias=True"),
         ("qwen35", {"layer_types": ["linear_attention", "sliding_attention"]}, "sliding_attention"),
-        ("qwen35", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
+        (
+            "qwen35",
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
+            "rope type 'longrope': only default",
+        ),
     ],
 )
 def test_options_that_are_not_implemented_are_refused(name: str, fields: dict, message: str, copy_of):
