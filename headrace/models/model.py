@@ -1,12 +1,12 @@
 """A hybrid decoder: embedding, a chain of mixers and feed-forwards, norm, head. One class for all families."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from headrace.cache.layout import CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout
 from headrace.forward.forward_batch import ForwardBatch, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.attention.rotary import rotary_angles
@@ -14,6 +14,7 @@ from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, BranchChain
 from headrace.models.config import ModelConfig
+from headrace.models.mtp import MtpLayer
 from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
 
@@ -28,6 +29,7 @@ class Family:
     final_norm: str = "norm"
     norm_offset: float = 0.0  # added to the stored weights of the final norm
     skipped: tuple[str, ...] = ()  # prefixes of parts that the engine does not run
+    load_mtp: Callable[[WeightSource, ModelConfig], MtpLayer] | None = None  # None: the family has none
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class HybridModel:
     chain: BranchChain
     head: LinearWeight  # [V, hidden]
     rotary_frequencies: Tensor | None  # [rotary_dim / 2]; None without positional encoding
+    mtp: MtpLayer | None = None  # loaded on demand: its entries are one more attention group of each block
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,7 +59,12 @@ class HybridModel:
 
     def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
         dtype = str(self.dtype).removeprefix("torch.")
-        return self.config.cache_layout(self.fingerprint, dtype, block_size, state_dtype)
+        layout = self.config.cache_layout(self.fingerprint, dtype, block_size, state_dtype)
+        if self.mtp is None:
+            return layout
+        attention = self.config.attention
+        entries = AttentionGroup(1, attention.num_kv_heads, attention.head_dim)
+        return replace(layout, attention_groups=(*layout.attention_groups, entries))
 
     def forward(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         """Runs one forward pass: caches in `memory` advance; returns float32 logits of the batch's logit rows."""
@@ -64,13 +72,38 @@ class HybridModel:
 
     def hidden(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         """`forward` up to the head: [logit rows, hidden], for `logits` of a few rows at a time."""
-        context = LayerContext(batch, memory, self._rotary(batch.positions_T))
-        x = embed(batch.tokens_T, self.embedding, self.config.embedding_multiplier)
-        return self.chain(x, context)
+        return self.chain(self._embedded(batch), self._context(batch, memory))
+
+    def store_for_drafts(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> None:
+        """Writes what the MTP layer's drafts read of the batch's rows: its entries in `memory`.
+
+        previous   [T, hidden]: `hidden` of the token before each row's; at position 0 any finite values
+        """
+        self._mtp.store(self._embedded(batch), previous, self._context(batch, memory))
+
+    def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
+        """The MTP layer's vectors [N, hidden], whose `logits` draft the token after each row's.
+
+        batch      decodes alone, each behind position 0: all tokens before them are stored for drafts
+        previous   [N, hidden]: `hidden` of the token before each row's, or `draft_hidden` of the draft before it
+        """
+        return self._mtp(self._embedded(batch), previous, self._context(batch, memory))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [N, V] of rows of `hidden`."""
         return self.head.logits(hidden, self.config.logits_divisor)
+
+    def _embedded(self, batch: ForwardBatch) -> Tensor:
+        return embed(batch.tokens_T, self.embedding, self.config.embedding_multiplier)
+
+    def _context(self, batch: ForwardBatch, memory: CacheMemory) -> LayerContext:
+        return LayerContext(batch, memory, self._rotary(batch.positions_T))
+
+    @property
+    def _mtp(self) -> MtpLayer:
+        if self.mtp is None:
+            raise ValueError(f"{self.config.architecture} was loaded without its MTP layer: load it with_mtp")
+        return self.mtp
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:

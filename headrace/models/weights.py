@@ -37,8 +37,15 @@ def load_config(path: str | Path) -> ModelConfig:
     return config
 
 
-def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
+MTP_PREFIX = "mtp."  # of a multi-token-prediction layer, in all families that have one
+
+
+def load_model(
+    path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu", *, with_mtp: bool = False
+) -> HybridModel:
     """The model in `path` (config.json and safetensors), cast to `dtype`, on `device`.
+
+    with_mtp   also its MTP layer, which then has its place in each block; otherwise the layer is not read
 
     Raises UnsupportedModel for an architecture or option that is not implemented, ModelError for missing,
     misshapen or unexpected tensors, by name.
@@ -47,17 +54,25 @@ def load_model(path: str | Path, dtype: torch.dtype = torch.float32, device: str
     family, config = _read(path)
     weights = WeightFiles(path, dtype, torch.device(device))
     weights.skip(*family.skipped)
-    return _assemble(family, config, weights, fingerprint(path, config.canonical()))
+    if not with_mtp:
+        weights.skip(MTP_PREFIX)
+    return _assemble(family, config, weights, fingerprint(path, config.canonical()), with_mtp)
 
 
-def random_model(config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu") -> HybridModel:
+def random_model(
+    config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu", *, with_mtp: bool = False
+) -> HybridModel:
     """A model of that shape with random weights, made on `device`; reads no file."""
     made_on = torch.device(device)
     identity = random_fingerprint(config.canonical(), made_on)
-    return _assemble(FAMILIES[config.architecture], config, RandomWeights(dtype, made_on), identity)
+    return _assemble(FAMILIES[config.architecture], config, RandomWeights(dtype, made_on), identity, with_mtp)
 
 
-def _assemble(family: Family, config: ModelConfig, weights: WeightSource, fingerprint: str) -> HybridModel:
+def _assemble(
+    family: Family, config: ModelConfig, weights: WeightSource, fingerprint: str, with_mtp: bool
+) -> HybridModel:
+    if with_mtp and family.load_mtp is None:
+        raise UnsupportedModel(f"{config.architecture} has no MTP layer: choose another drafter")
     names = weights.remaining
     base = next((p for p in BASE_PREFIXES if f"{p}{family.embedding}.weight" in names), BASE_PREFIXES[-1])
     embedding = weights.take(f"{base}{family.embedding}.weight", (config.vocab_size, config.hidden_size))
@@ -68,6 +83,7 @@ def _assemble(family: Family, config: ModelConfig, weights: WeightSource, finger
         head = weights.take("lm_head.weight", (config.vocab_size, config.hidden_size))
     layers = [family.load_layer(weights, f"{base}layers.{i}", config, i) for i in range(len(config.layers))]
     norm = weights.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
+    mtp = family.load_mtp(weights, config) if with_mtp and family.load_mtp is not None else None
     weights.assert_all_taken()
     return HybridModel(
         config=config,
@@ -81,6 +97,7 @@ def _assemble(family: Family, config: ModelConfig, weights: WeightSource, finger
         ),
         head=LinearWeight(head),
         rotary_frequencies=_rotary_frequencies(config, embedding.device),
+        mtp=mtp,
     )
 
 

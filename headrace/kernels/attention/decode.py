@@ -1,10 +1,12 @@
 """Attention of one query row a sequence over the paged KV pool, in Triton: `paged_decode` on a GPU.
 
-    out_i = softmax(scale * q_i K^T) V [* sigmoid(gate_i)]        K, V: sequence i's first context_lens[i] tokens
+    out_i = softmax(scale * q_i K^T) V [* sigmoid(gate_i)]        K, V: sequence i's first context_lens[i] tokens,
+                                                                  with `skip_first` without the first of all
 
 Shapes    q and, if there is one, gate [N, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of
           the same strides; returns [N, H, D]
-Contract  D is a power of two, at least 16; a context of no tokens (a padding row) gives zeros. Grid and split
+Contract  D is a power of two, at least 16; a context of no tokens (a padding row) gives zeros; with `skip_first` a
+          context has no token or at least two. Grid and split
           count follow from N, Hkv and the table's width alone, never from the contexts: captured graphs replay
           with other contexts. Contexts and table are read early: an overlapped kernel (headrace/kernels/lib/pdl.py)
           must not have written them just before
@@ -91,7 +93,7 @@ def _decode_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, log_sum_ptr, lens_ptr, table_ptr,
     stride_q, stride_block, stride_token, stride_table, scale_log2,
     H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SKIP_FIRST: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence's context for the GROUP query heads of one KV head. part [N, H, S, D] and log_sum
     [N, H, S], base 2, are float32; splits without keys write nothing."""
@@ -122,6 +124,8 @@ def _decode_kernel(
     v_ptr += kv_head * D
     for _ in range(first_key, last_key, KEYS):
         is_key = key < last_key
+        if SKIP_FIRST:
+            is_key &= key > 0
         place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token
         k = tl.load(k_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
         v = tl.load(v_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
@@ -195,6 +199,7 @@ def paged_decode_triton(
     gate: Tensor | None = None,
     tile: DecodeTile | None = None,
     splits: int | None = None,
+    skip_first: bool = False,
 ) -> Tensor:
     N, H, D = q.shape
     num_kv, block_size = k_pool.shape[2], k_pool.shape[1]
@@ -213,7 +218,7 @@ def paged_decode_triton(
         q, k_pool, v_pool, part, log_sum, contexts.lens_N, contexts.table_NM,
         q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E.value,
         H=H, GROUP=H // num_kv, ROWS=dot_block(H // num_kv), D=D, BLOCK_SIZE=block_size,
-        KEYS=tile.keys, SPLIT_KEYS=tile.split_keys,
+        KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
     _merge_kernel[(N * H,)](

@@ -222,39 +222,48 @@ def paged_prefill_torch(
 
 
 def paged_decode(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, batch: PagedDecode, gate: Tensor | None = None
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    scale: float,
+    batch: PagedDecode,
+    gate: Tensor | None = None,
+    skip_first: bool = False,
 ) -> Tensor:
-    """With a gate [N, H, D] the result is multiplied by its sigmoid."""
+    """With a gate [N, H, D] the result is multiplied by its sigmoid; `skip_first`: nothing is at position 0."""
     if q.shape[0] != batch.num_sequences or q.shape[1] % k_pool.shape[2]:
         raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences, {k_pool.shape[2]} KV heads")
     if isinstance(batch.contexts, PagedContexts):
-        return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts, gate)
-    attended = paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts)
+        return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts, gate, skip_first=skip_first)
+    attended = paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts, skip_first)
     return attended if gate is None else attended * torch.sigmoid(gate)
 
 
-def paged_decode_torch(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, contexts: DenseContexts) -> Tensor:
+def paged_decode_torch(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, contexts: DenseContexts, skip_first: bool = False
+) -> Tensor:
     if len(contexts.groups) == 1:
-        return _attend_group(q, k_pool, v_pool, scale, contexts.groups[0])
+        return _attend_group(q, k_pool, v_pool, scale, contexts.groups[0], int(skip_first))
     out = torch.empty_like(q)
     for group in contexts.groups:
-        out[group.sequences_N] = _attend_group(q[group.sequences_N], k_pool, v_pool, scale, group)
+        out[group.sequences_N] = _attend_group(q[group.sequences_N], k_pool, v_pool, scale, group, int(skip_first))
     return out
 
 
-def _attend_group(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, group: DenseGroup) -> Tensor:
+def _attend_group(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, group: DenseGroup, first: int) -> Tensor:
     N, H, D = q.shape
     num_kv = k_pool.shape[2]
     keys, values = (
-        pool.index_select(0, group.blocks_NM).view(N, -1, num_kv, D)[:, : group.max_context]
+        pool.index_select(0, group.blocks_NM).view(N, -1, num_kv, D)[:, first : group.max_context]
         for pool in (k_pool, v_pool)
     )
     bias = None
     if group.hidden_Nn is not None and group.bias_N11n is not None:
         # A weight of zero does not hide a NaN: the copies are cleared past each end.
-        keys.masked_fill_(group.hidden_Nn[..., None, None], 0)
-        values.masked_fill_(group.hidden_Nn[..., None, None], 0)
-        bias = group.bias_N11n.to(q.dtype)
+        hidden_Nn11 = group.hidden_Nn[:, first:, None, None]
+        keys.masked_fill_(hidden_Nn11, 0)
+        values.masked_fill_(hidden_Nn11, 0)
+        bias = group.bias_N11n[..., first:].to(q.dtype)
     # The query heads of one KV head are the rows of one small matrix.
     attended = F.scaled_dot_product_attention(
         q.view(N, num_kv, H // num_kv, D),

@@ -3,17 +3,20 @@
 Norm weights are stored as offsets from one, except the gated norm of the delta net.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.models.branches import Branch, BranchChain, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu
 from headrace.models.layers.gated_delta import GatedDelta
 from headrace.models.model import Family
+from headrace.models.mtp import MtpLayer
 from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
 
@@ -84,18 +87,55 @@ def _feed_forwards(raw: RawConfig, moe: MoeConfig | None, num_layers: int) -> li
 
 
 def load_qwen_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> tuple[Branch, ...]:
+    mixer = _load_mixer(weights, prefix, config, layer)
+    return _branches(weights, prefix, config, mixer, has_experts=config.layers[layer].feed_forward == "moe")
+
+
+def _branches(
+    weights: WeightSource,
+    prefix: str,
+    config: ModelConfig,
+    mixer: Attention | GatedDelta,
+    *,
+    has_experts: bool,
+) -> tuple[Branch, ...]:
+    """A layer around its mixer."""
     hidden = config.hidden_size
-
-    def norm(name: str) -> Tensor:
-        return NORM_OFFSET + weights.take(f"{prefix}.{name}.weight", (hidden,), torch.float32)
-
-    if config.layers[layer].feed_forward == "moe":
+    if has_experts:
         feed_forward: SwiGlu | MixtureOfExperts = _load_moe(weights, f"{prefix}.mlp", config)
     else:
         feed_forward = SwiGlu.load(weights, f"{prefix}.mlp", hidden, config.intermediate_size)
     return (
-        MixerBranch(_load_mixer(weights, prefix, config, layer), norm("input_layernorm")),
-        FeedForwardBranch(feed_forward, norm("post_attention_layernorm")),
+        MixerBranch(mixer, _load_norm(weights, f"{prefix}.input_layernorm", hidden)),
+        FeedForwardBranch(feed_forward, _load_norm(weights, f"{prefix}.post_attention_layernorm", hidden)),
+    )
+
+
+def _load_norm(weights: WeightSource, name: str, hidden: int) -> Tensor:
+    return NORM_OFFSET + weights.take(f"{name}.weight", (hidden,), torch.float32)
+
+
+def load_qwen_mtp(weights: WeightSource, config: ModelConfig) -> MtpLayer:
+    """From `mtp.*`: one attention layer, with experts if the model has them and the layer has no dense feed-forward.
+
+    Raises ModelError for a checkpoint without them. A second layer, or an embedding of its own, is left over: the
+    loader then refuses it by name.
+    """
+    hidden, prefix = config.hidden_size, "mtp.layers.0"
+    has_experts = config.moe is not None and f"{prefix}.mlp.gate_proj.weight" not in weights.remaining
+    index = config.num_attention_layers  # in a block, behind the model's own
+    attention = Attention.load(weights, f"{prefix}.self_attn", config.attention, index, hidden, config.norm_eps)
+    mixer = replace(attention, skips_first=True)
+    return MtpLayer(
+        embedding_norm=_load_norm(weights, "mtp.pre_fc_norm_embedding", hidden),
+        hidden_norm=_load_norm(weights, "mtp.pre_fc_norm_hidden", hidden),
+        fc=LinearWeight(weights.take("mtp.fc.weight", (hidden, 2 * hidden))),
+        chain=BranchChain(
+            _branches(weights, prefix, config, mixer, has_experts=has_experts),
+            _load_norm(weights, "mtp.norm", hidden),
+            config.norm_eps,
+            config.residual_multiplier,
+        ),
     )
 
 
@@ -155,4 +195,10 @@ def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: in
     return torch.cat((torch.stack(gates), torch.stack(ups)), dim=1), torch.stack(downs)
 
 
-QWEN = Family(read_qwen, load_qwen_layer, norm_offset=NORM_OFFSET, skipped=("mtp.", "model.visual.", "visual."))
+QWEN = Family(
+    read_qwen,
+    load_qwen_layer,
+    norm_offset=NORM_OFFSET,
+    skipped=("model.visual.", "visual."),
+    load_mtp=load_qwen_mtp,
+)

@@ -27,6 +27,7 @@ class Attention:
     in_proj: LinearWeight  # [(H + 2 KV (+ H)) * D, hidden]
     out_proj: LinearWeight  # [hidden, H * D]
     qk_norm_JD: Tensor | None  # float32
+    skips_first: bool = False  # decodes alone: nothing was stored at a sequence's position 0
 
     @classmethod
     def load(
@@ -69,9 +70,10 @@ class Attention:
         gate = self._gate(projected)
         k_pool, v_pool = context.memory.kv_pools[self.index]
         decoded = prefilled = None
+        assert not (self.skips_first and batch.prefill is not None)
         if batch.decode is not None:
             decode_gate = None if gate is None else gate[:n]
-            decoded = paged_decode(q[:n], k_pool, v_pool, scale, batch.decode.attention, decode_gate)
+            decoded = paged_decode(q[:n], k_pool, v_pool, scale, batch.decode.attention, decode_gate, self.skips_first)
         if batch.prefill is not None:
             prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, batch.prefill.attention)
             if gate is not None:
@@ -89,6 +91,10 @@ class Attention:
         gate = self._gate(projected.index_select(0, rows))
         attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, queries, gate)
         return Product(attended.flatten(1), self.out_proj)
+
+    def store(self, x: Tensor, context: LayerContext) -> None:
+        """Writes keys and values of all rows to the pool, and computes nothing else."""
+        self._prepare(self.in_proj(x), context)
 
     def _prepare(self, projected: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; keys and values are also in the pool."""

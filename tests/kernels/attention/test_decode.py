@@ -5,6 +5,7 @@ import torch
 
 from headrace.kernels.attention.decode import DecodeTile, PagedContexts, num_splits, paged_decode_triton
 from tests.kernels.attention.paged import BLOCK, DEVICE, Paged, needs_gpu
+from tests.kernels.naive import NAN
 
 
 def check_decode(
@@ -50,6 +51,23 @@ def test_decode_merges_more_splits_than_at_once():
 @pytest.mark.parametrize("splits", [1, 4])
 def test_decode_closes_its_output_gate(splits: int):
     check_decode([5, 300, 0, 64], 6, 2, 16, torch.float32, splits, has_gate=True)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_decode_skips_the_first_token(splits: int):
+    lens = [5, 300, 0, 2, 17]
+    paged = Paged(lens, 6, 2, 16)
+    for length, blocks in zip(lens, paged.blocks, strict=True):
+        if length:
+            paged.k_pool[blocks[0], 0] = paged.v_pool[blocks[0], 0] = NAN
+    paged.k, paged.v = ([own[1:] for own in owned] for owned in (paged.k, paged.v))
+    q, contexts = paged.queries(len(lens)), PagedContexts.build(lens, paged.blocks, BLOCK, DEVICE)
+    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, 0.25, contexts, splits=splits, skip_first=True)
+    for i, length in enumerate(lens):
+        if length:
+            paged.check(out[i : i + 1], q[i : i + 1], i, 0.25)
+        else:
+            assert not out[i].any()
 
 
 @needs_gpu

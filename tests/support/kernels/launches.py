@@ -67,7 +67,7 @@ def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, dtype: str = "bf16"
     types |= {"lens_ptr": "*i32", "table_ptr": "*i32", "stride_table": "i32"}
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "scale_log2": "fp32"}
     constexprs = {"H": H, "GROUP": H // KV, "ROWS": max(16, H // KV), "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {"KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
+    constexprs |= {"KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys, "SKIP_FIRST": False}
     return Launch(
         "headrace.kernels.attention.decode:_decode_kernel", types, constexprs, tile.num_warps, tile.num_stages
     )

@@ -1,0 +1,74 @@
+"""The multi-token-prediction (MTP) layer of Qwen3.5 and Qwen3-Next: a decoder layer that drafts the token after next.
+
+    x_t = fc [norm_e(embed(token t)); norm_h(h_(t-1))]      h: the model's hidden vectors behind its final norm
+    m_t = norm(layer(x_0 ... x_t))                          one attention layer and one feed-forward, causal
+    logits of token t + 1 = head(m_t)                       the model's own embedding and head
+
+The next draft repeats this with m_t in place of h_t, as often as there are drafts. Norm weights are stored as offsets
+from one, like all of the family.
+
+Sources   tensors, order of the two halves of `fc`, `norm`: vLLM, vllm/model_executor/models/qwen3_5_mtp.py; SGLang,
+          python/sglang/srt/models/qwen3_5_mtp.py. h is taken behind the final norm: LightLLM pull request 1402 (1.80
+          accepted tokens a step without it, 2.74 with it), llama.cpp 24025, Rapid-MLX 3371
+
+Where entries lie. The entry of keys and values that h_(t-1) and token t make lies at position t, with the rotation of
+position t. vLLM puts it at t - 1; rotary scores depend on differences of positions alone, so nothing else changes. At
+position t it is a function of tokens 0..t, like all that a block holds: a published block serves every prompt that
+begins with its tokens, and a chunk of a prompt needs no token of the next. Its price is that nothing belongs at
+position 0, where no h came before: what lies there is never read (`Attention.skips_first`).
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headrace.forward.forward_batch import LayerContext
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.rms_norm import rms_norm
+from headrace.models.branches import BranchChain, MixerBranch
+from headrace.models.layers.attention import Attention
+
+
+@dataclass(frozen=True)
+class MtpLayer:
+    """The layer and the projection in front of it. Embedding and head are the model's."""
+
+    embedding_norm: Tensor  # float32
+    hidden_norm: Tensor
+    fc: LinearWeight  # [hidden, 2 * hidden]: columns of the embedding, then of the hidden vector
+    chain: BranchChain
+
+    def store(self, embedded: Tensor, hidden: Tensor, context: LayerContext) -> None:
+        """Writes the entries of all rows to the pool: all that later drafts need of them.
+
+        embedded   [T, hidden]: each row's token
+        hidden     [T, hidden]: the vector before each row's token; any finite values at position 0
+        """
+        normed = rms_norm(self._joined(embedded, hidden), self._mixer.norm, self.chain.norm_eps)
+        self._attention.store(normed, context)
+
+    def __call__(self, embedded: Tensor, hidden: Tensor, context: LayerContext) -> Tensor:
+        """m [N, hidden] of a batch of decodes, each after position 0; their entries are written, too."""
+        if context.batch.prefill is not None:
+            raise ValueError("drafts are made one token a sequence at a time: no prefill rows")
+        every_row = replace(context, batch=replace(context.batch, logit_rows=None))
+        return self.chain(self._joined(embedded, hidden), every_row)
+
+    def _joined(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        eps = self.chain.norm_eps
+        return self.fc(
+            torch.cat((rms_norm(embedded, self.embedding_norm, eps), rms_norm(hidden, self.hidden_norm, eps)), dim=-1)
+        )
+
+    @property
+    def _mixer(self) -> MixerBranch:
+        mixer = self.chain.branches[0]
+        assert isinstance(mixer, MixerBranch)
+        return mixer
+
+    @property
+    def _attention(self) -> Attention:
+        attention = self._mixer.mixer
+        assert isinstance(attention, Attention)
+        return attention

@@ -1,0 +1,93 @@
+"""MTP layers for the tiny checkpoints, and their oracle: transformers drops `mtp.*`, so it is built from its layers.
+
+The oracle follows vLLM's order of things, not Headrace's: pair i is the vector of token i with token i + 1, at position
+i, and a draft is made by a full pass over all pairs.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel, PreTrainedModel
+
+from tests.support.engine.tiny_checkpoints import load_oracle, randomize_weights, tiny_config
+
+
+class MtpModule(nn.Module):
+    """Parameters under the names that follow `mtp.` in a checkpoint."""
+
+    def __init__(self, family: str):
+        super().__init__()
+        config = copy.deepcopy(tiny_config(family))
+        config.num_hidden_layers, config.layer_types, config.mlp_only_layers = 1, ["full_attention"], []
+        body = AutoModel.from_config(config, dtype=torch.float32)
+        self.body = body  # a model of one layer; its embedding is never used
+        hidden, norm = config.hidden_size, type(body.norm)
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (norm(hidden, eps=config.rms_norm_eps) for _ in range(2))
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+
+    def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
+        """[T, hidden] of all pairs."""
+        pairs = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), -1))
+        positions = torch.arange(len(pairs))[None]
+        return self.body(inputs_embeds=pairs[None], position_ids=positions, use_cache=False)[0][0]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a checkpoint has them."""
+        named = {name.removeprefix("body."): weight.detach() for name, weight in self.named_parameters()}
+        return {f"mtp.{name}": weight for name, weight in named.items() if not name.startswith("embed_tokens")}
+
+
+@dataclass(frozen=True)
+class MtpOracle:
+    """The base model and its MTP layer in transformers, float32 on a CPU."""
+
+    base: PreTrainedModel
+    mtp: MtpModule
+
+    @torch.inference_mode()
+    def draft_logits(self, tokens: list[int], num_drafts: int) -> Tensor:
+        """[num_drafts, V]: the drafts that follow `tokens`, each from the greedy one before it."""
+        ids = torch.tensor([tokens])
+        hidden = self.base.model(ids, position_ids=torch.arange(len(tokens))[None], use_cache=False)[0][0, :-1]
+        embedded = self.base.model.embed_tokens(ids[0, 1:])
+        logits = []
+        for _ in range(num_drafts):
+            last = self.mtp(embedded, hidden)[-1:]
+            logits.append(self.base.lm_head(last)[0])
+            embedded = torch.cat((embedded, self.base.model.embed_tokens(logits[-1].argmax()[None])))
+            hidden = torch.cat((hidden, last))
+        return torch.stack(logits)
+
+
+def add_mtp(path: Path, family: str, seed: int = 0, *, is_stacked: bool = True) -> MtpOracle:
+    """Writes a random MTP layer into the checkpoint at `path`, and returns the oracle of both.
+
+    is_stacked   experts as stacked tensors; otherwise a matrix for each
+    """
+    torch.manual_seed(seed)
+    mtp = MtpModule(family).eval()
+    with torch.no_grad():
+        randomize_weights(mtp, seed)
+    tensors = mtp.tensors()
+    file = path / "model.safetensors"
+    save_file(load_file(file) | (tensors if is_stacked else _each_expert(tensors)), file, metadata={"format": "pt"})
+    return MtpOracle(load_oracle(path), mtp)
+
+
+def _each_expert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Stacked experts as matrices of their own."""
+    each: dict[str, Tensor] = {}
+    for name, weight in tensors.items():
+        prefix, _, kind = name.rpartition(".experts.")
+        if not prefix:
+            each[name] = weight
+            continue
+        for expert, matrix in enumerate(weight):
+            parts = {"gate_proj": matrix.chunk(2)[0], "up_proj": matrix.chunk(2)[1]} if kind == "gate_up_proj" else {}
+            for part, rows in (parts or {"down_proj": matrix}).items():
+                each[f"{prefix}.experts.{expert}.{part}.weight"] = rows.contiguous()
+    return each
