@@ -30,6 +30,10 @@ class NodeStopped(NodeLost):
     """The node was stopped, or died of a step without this request: the request did not end it."""
 
 
+class NodeStalled(NodeLost):
+    """The node is there, but does not go on with the call: its engine stands still, or it sends nothing."""
+
+
 class NodeBusy(NodeError):
     """The node has no capacity for the request: another may, or the same one later."""
 

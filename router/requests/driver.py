@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from dataclasses import replace
 from http import HTTPStatus
 from typing import assert_never
@@ -26,6 +25,7 @@ from router.requests.lifecycle import RequestLifecycle
 from router.requests.moves import Move, MoveOutcome
 from router.requests.node_search import NodeSearch, Placement
 from router.requests.outputs import Ended, OutputSink
+from router.requests.responsive import responsive
 from router.requests.shapes import client_number, shape_of
 from router.requests.siblings import Siblings
 from router.requests.stages import outcome_of
@@ -119,7 +119,10 @@ class RequestDriver:
                 await self._permit.wait()
                 self._admitted_s = self._now_s()
                 while not self.life.is_over:
-                    await self._try_once()
+                    if self.life.failures.await_judgement:
+                        await self._judge()
+                    else:
+                        await self._try_once()
         except TimeoutError:
             self._give_up(deadline_passed(timeout_s))
         except ApiError as error:
@@ -133,6 +136,13 @@ class RequestDriver:
     def _give_up(self, cause: ApiError) -> None:
         if not self.life.is_over:
             self.life.on(ev.GaveUp(cause), self._now_s())
+
+    async def _judge(self) -> None:
+        """Ends the request for the nodes that it has cost, unless some of them live."""
+        outlived = await self._search.outlived(self.life.failures.unproven)
+        for instruction in self.life.on(ev.Judged(outlived), self._now_s()):
+            if self._attempt is not None:
+                await self._obey(self._attempt, instruction)
 
     # ------------------------------------------------------------ calls
 
@@ -198,7 +208,7 @@ class RequestDriver:
 
     async def _read(self, attempt: Attempt, node: NodeEntry, call: DecodeCall) -> None:
         try:
-            async with self._responsive(node, self._context.config.first_event_timeout_s) as limit:
+            async with responsive(node, self._context.config.first_event_timeout_s) as limit:
                 async for event in call:
                     if not node.stalled:  # else the limit ends this call now
                         limit.reschedule(None)
@@ -229,7 +239,7 @@ class RequestDriver:
             async with (
                 self._context.nodes.in_use(node) as client,
                 client.prefill(work, timeout_s=self._remaining_s()) as call,
-                self._responsive(node, None),
+                responsive(node, None),
             ):
                 await self._handle(attempt, ev.PrefillStarted(node.info.name, nonce))
                 async for event in call:
@@ -325,23 +335,6 @@ class RequestDriver:
         await asyncio.sleep(timeout_s)
         lost = NodeError(node.info.name, f"its transfer did not land within {timeout_s:g} s (landing_timeout_s)")
         await self._handle(attempt, ev.PrefillFailed(nonce, lost))
-
-    @asynccontextmanager
-    async def _responsive(self, node: NodeEntry, timeout_s: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Raises NodeLost in its block at the limit that it yields, and when the node's engine stands still.
-
-        timeout_s   until the limit; None: none, for a prompt may wait long for its turn
-        """
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                with node.ends_when_stalled(limit):
-                    yield limit
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            silence = f"it has not answered the call within {timeout_s} s (first_event_timeout_s)"
-            why = f"its engine stands still, {node.status.stalled_s:.1f} s now" if node.stalled else silence
-            raise NodeLost(node.info.name, why) from None
 
     async def _wait_for_reader(self, event: m.DecodeEvent | m.PrefillEvent) -> None:
         """Reads no more of a node's stream while the client has too much to read: gRPC's flow control then reaches the

@@ -79,9 +79,16 @@ class NodeLeaves:
     """A node that serves the request stops working for it now, by nobody's fault."""
 
 
+@dataclass(frozen=True)
+class Judged:
+    """The nodes were asked that the request has lost. `outlived`: names of those that live all the same."""
+
+    outlived: frozenset[str]
+
+
 Event = (
     DecodeStarted | PrefillStarted | PrefillFailed | DecodeLost | StopFound | GaveUp
-    | MoveWanted | NoReceiver | SenderLost | NodeLeaves
+    | MoveWanted | NoReceiver | SenderLost | NodeLeaves | Judged
     | m.DecodeEvent | m.PrefillEvent
 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import TypeAlias, assert_never
 
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeError, RequestRefused
+from headrace.wire.errors import NodeBusy, NodeError, NodeLost, RequestRefused
 from router.errors import ApiError, IllegalEvent, from_node
 from router.requests import relocation
 from router.requests.events import (
@@ -23,6 +23,7 @@ from router.requests.events import (
     FinishRequest,
     GaveUp,
     Instruction,
+    Judged,
     MoveWanted,
     NodeLeaves,
     NoReceiver,
@@ -166,6 +167,8 @@ class RequestLifecycle:
                 return self._on_sender_lost(cause)
             case NodeLeaves():
                 return self._on_node_leaves()
+            case Judged(outlived):
+                return self._on_judged(event, outlived)
             case StopFound():
                 return self._on_stop_found(event)
             case PrefillFailed(nonce, cause):
@@ -329,6 +332,8 @@ class RequestLifecycle:
                 return self._fail(end)
         if isinstance(cause, NodeBusy):  # it may wait for room that waits for what is reserved: that is given back
             return self._start_over()
+        if self.failures.await_judgement:
+            return self._start_over()
         match self.state:
             case Reserved(_, first_token) | Moving(_, first_token) if nonce is not None and cause is not None:
                 return AwaitingRenewal(first_token, self.phase), [SendRenew(nonce)]
@@ -352,6 +357,14 @@ class RequestLifecycle:
         if not isinstance(cause, NodeBusy) and not isinstance(self.state, Queued | Migrating):
             self.report.migrations += 1
         return self._start_over()
+
+    def _on_judged(self, event: Judged, outlived: frozenset[str]) -> Transition:
+        if not isinstance(self.state, Queued | Migrating) or not self.failures.unproven:
+            raise self._illegal(event)
+        last = NodeLost(self.failures.unproven[-1], "lost, and not heard of again")
+        self.failures = self.failures.after_judgement(outlived)
+        end = self.failures.verdict(last, self._max_attempts)
+        return (self.state, []) if end is None else self._fail(end)
 
     # ------------------------------------------------------------ moves
 

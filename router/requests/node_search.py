@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
-from headrace.wire.errors import NodeError, NodeLost, NodeStopped
+from headrace.wire.errors import NodeError, NodeLost, NodeStalled, NodeStopped
 from headrace.wire.messages import FetchSource, Role
 from router.cluster.node_id import NodeId
 from router.cluster.nodes import NodeEntry
@@ -18,6 +18,7 @@ from router.errors import no_node, objectives_missed
 from router.requests.context import RouterContext
 from router.requests.course import Course
 from router.requests.host_deaths import HostDeaths
+from router.requests.inquest import has_outlived
 from router.requests.prompt_keys import PromptKeys
 from router.requests.siblings import Siblings
 from router.routing.decisions import Decision
@@ -61,6 +62,7 @@ class NodeSearch:
         self._siblings = siblings
         self._request = request
         self._avoided: set[NodeId] = set()
+        self._lost: dict[str, NodeId] = {}
         self._host_deaths = HostDeaths()
         self._migrated_keys = PromptKeys()  # of the prompt with this request's own tokens
         self._was_placed = False
@@ -182,9 +184,26 @@ class NodeSearch:
         self._avoided.add(node.id)
         if isinstance(error, NodeLost):
             node.suspect = True
-        if type(error) is NodeLost and not node.has_left:
-            self._host_deaths.node_lost(node.info, self._context.clock())
-        return NodeStopped(error.node, error.message) if type(error) is NodeLost and node.has_left else error
+        if type(error) not in (NodeLost, NodeStalled):
+            return error
+        if node.has_left:
+            return NodeStopped(error.node, error.message)
+        self._lost[node.info.name] = node.id
+        self._host_deaths.node_lost(node.info, self._context.clock())
+        return error
+
+    async def outlived(self, names: Collection[str]) -> frozenset[str]:
+        """Names among these of nodes which this request has lost, and which live all the same."""
+        asked = sorted(self._lost.keys() & set(names))
+        live = await asyncio.gather(*(has_outlived(self._context.nodes, self._lost[name]) for name in asked))
+        found = frozenset(name for name, lives in zip(asked, live, strict=True) if lives)
+        if found:
+            log.warning(
+                "request %s: its nodes %s live, only their connections were lost",
+                self._request.request_id,
+                ", ".join(sorted(found)),
+            )
+        return found
 
     def transfer_failed(self, sender: NodeEntry) -> None:
         """Avoids a sender whose failure the receiver may have reported: a stopped process reports nothing itself."""

@@ -57,12 +57,16 @@ def fetch_source(name: str, num_tokens: int) -> m.FetchSource:
 
 @dataclass(frozen=True)
 class Fault:
-    """Raises `error` in a call: at once, or after the call has sent that many tokens. `is_computing`: a prefill reports
-    first that it computes."""
+    """Raises `error` in a call: at once, or after the call has sent that many tokens.
+
+    is_computing   a prefill reports first that it computes
+    is_outlived    a lost node was only out of reach; otherwise a successor answers in its place
+    """
 
     error: NodeError
     after_tokens: int = 0
     is_computing: bool = False
+    is_outlived: bool = False
 
 
 @dataclass
@@ -130,7 +134,10 @@ class FakeNode:
         self.abandoned: list[str] = []
 
     def take_fault(self) -> Fault | None:
-        return self.faults.pop(0) if self.faults else None
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None and type(fault.error) is NodeLost and not fault.is_outlived:
+            self.incarnation += 1
+        return fault
 
     def token(self, request: Request, place: int) -> tuple[Token, FinishReason | None]:
         """The token at `place` after the prompt, with the finish reason if it is the last."""

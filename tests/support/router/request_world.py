@@ -116,7 +116,12 @@ class RequestWorld:
 
     def _driver_actions(self) -> Iterator[tuple]:
         attempt = self.attempt
-        if attempt.decode is None and attempt.prefill is None and not attempt.from_decode and not attempt.from_prefill:
+        if self.life.failures.await_judgement:
+            for outlived in (frozenset(), frozenset(self.life.failures.unproven)):
+                yield "judge", outlived
+        elif (
+            attempt.decode is None and attempt.prefill is None and not attempt.from_decode and not attempt.from_prefill
+        ):
             yield ("open_decode",) if self.life.needs_decode else ("open_prefill", None)
             if self.mishaps:
                 for cause in ("lost", "busy"):
@@ -202,6 +207,9 @@ class RequestWorld:
         self.mishaps -= nonce in self.attempt.in_flight
         self._set(unlanded=None)
         self._tell(ev.PrefillFailed(nonce, NodeError("p0", "did not land")))
+
+    def judge(self, outlived: frozenset[str]) -> None:
+        self._tell(ev.Judged(outlived))
 
     def find_stop(self) -> None:
         self.has_stopped = True

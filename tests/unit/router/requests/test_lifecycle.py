@@ -4,7 +4,16 @@ import pytest
 
 from headrace.request import FinishReason, PromptLogprobs, Request, Sampling, Token
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, NodeStopped, RequestRefused, TransferBroken
+from headrace.wire.errors import (
+    NodeBusy,
+    NodeCrashed,
+    NodeError,
+    NodeLost,
+    NodeStalled,
+    NodeStopped,
+    RequestRefused,
+    TransferBroken,
+)
 from router.errors import ApiError, IllegalEvent, deadline_passed
 from router.requests.events import (
     DecodeLost,
@@ -12,6 +21,7 @@ from router.requests.events import (
     FailRequest,
     FinishRequest,
     GaveUp,
+    Judged,
     PrefillFailed,
     PrefillStarted,
     SendRenew,
@@ -214,6 +224,7 @@ def test_without_room_on_a_prefill_node_the_shown_token_is_not_computed_again():
 
 CRASHED = NodeCrashed("n", "the engine crashed: RuntimeError('poison')")
 LOST = NodeLost("n", "gone")
+STALLED = NodeStalled("n", "its engine stands still")
 COMPUTING = m.ComputeStarted()
 LOCALLY = (DecodeStarted("d0"), m.LocalPrefill(0))
 
@@ -228,14 +239,44 @@ def assert_quarantined(request: RequestLifecycle) -> None:
     assert request.failure.headers == {"x-should-retry": "false"}
 
 
-@pytest.mark.parametrize("first", [CRASHED, LOST])
-@pytest.mark.parametrize("second", [CRASHED, LOST])
+@pytest.mark.parametrize("first", [CRASHED, LOST, STALLED])
+@pytest.mark.parametrize("second", [CRASHED, LOST, STALLED])
 def test_a_request_under_which_two_prefill_nodes_are_lost_gets_no_third(first: NodeError, second: NodeError):
     request = after(life(), *remotely(1))
     assert request.on(PrefillFailed(1, first), 1.0) == [SendRenew(1)]
     after(request, reservation(2), PrefillStarted("p1", 2), COMPUTING)
-    assert isinstance(request.on(PrefillFailed(2, second), 2.0)[0], FailRequest)
+    instructions = request.on(PrefillFailed(2, second), 2.0)
+    if LOST in (first, second):  # a connection may have been all that was lost
+        assert instructions == [StartOver()] and request.failures.await_judgement
+        instructions = request.on(Judged(frozenset()), 3.0)
+    assert isinstance(instructions[0], FailRequest)
     assert_quarantined(request)
+
+
+@pytest.mark.parametrize("second", [LOST, CRASHED])
+def test_a_node_that_outlived_its_loss_casts_no_suspicion(second: NodeError):
+    request = after(life(), *LOCALLY, DecodeLost(NodeLost("d0", "gone")), *LOCALLY, DecodeLost(second))
+    assert request.on(Judged(frozenset({"d0"})), 3.0) == []
+    assert not request.failures.await_judgement and request.failures.suspicious_losses == 1
+    assert after(request, *LOCALLY, m.Tokens((A,))).phase is RequestPhase.DECODING
+
+
+def test_what_a_request_has_cost_for_certain_is_not_judged_again():
+    lost = [*LOCALLY, DecodeLost(LOST), *LOCALLY, DecodeLost(NodeLost("d1", "gone"))]
+    request = after(life(), *lost, Judged(frozenset({"d1"})))
+    assert isinstance(after(request, *LOCALLY).on(DecodeLost(CRASHED), 3.0)[0], FailRequest)
+    assert_quarantined(request)
+
+
+def test_losses_that_were_none_are_failed_attempts_all_the_same():
+    request = after(life(), *[*LOCALLY, DecodeLost(LOST)] * 2, Judged(frozenset({"n"})), *LOCALLY)
+    after(request, DecodeLost(LOST))
+    assert request.failure is not None and request.failure.code == "no_node_available"
+
+
+def test_nothing_is_judged_without_a_loss():
+    with pytest.raises(IllegalEvent):
+        life().on(Judged(frozenset()), 1.0)
 
 
 def test_losses_at_both_roles_count_together():
