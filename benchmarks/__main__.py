@@ -24,6 +24,7 @@ BENCHMARKS = {
     "cpu-cluster": ("cluster.cpu", "router and two nodes against the engine alone"),
     "fetching": ("cluster.cpu:fetching", "a chat whose prefill node fetches from the decode node, or computes"),
     "gpu-cluster": ("cluster.disaggregated", "a prefill and a decode GPU, over HTTP, beside one GPU that does both"),
+    "gpu-arrangements": ("cluster.arrangements", "agents' chats on two GPUs: undivided, fixed roles, elastic"),
     "gpu-start": ("cluster.start", "from process start to the first token over HTTP, on one GPU"),
     "kernels-attention": ("kernels.attention", "attention kernels beside the chip's floor"),
     "kernels-products": ("kernels.dense:product_kernels", "dense products beside cuBLAS and the chip's floor"),

@@ -77,8 +77,14 @@ class Client:
         self._deadline_s = deadline_s
         self._timeout_s = timeout_s
 
-    async def ask(self, prompt: Sequence[int], num_tokens: int, checkpoint_at: Sequence[int] = ()) -> Answer:
-        return await self._send(body_of(prompt, num_tokens, checkpoint_at), num_tokens)
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        num_tokens: int,
+        checkpoint_at: Sequence[int] = (),
+        token_gap_s: float | None = None,
+    ) -> Answer:
+        return await self._send(body_of(prompt, num_tokens, checkpoint_at, token_gap_s), num_tokens)
 
     async def load(self, prompt_tokens: int, num_tokens: int, at_once: int, total: int, seed: int) -> Load:
         """A closed loop: as one answer ends, the next prompt is sent. `at_once` more prompts warm it up."""
@@ -136,7 +142,9 @@ def fresh(num_tokens: int, seed: int) -> list[int]:
     return random.Random(seed).choices(VOCABULARY, k=num_tokens)
 
 
-def body_of(prompt: Sequence[int], num_tokens: int, checkpoint_at: Sequence[int] = ()) -> bytes:
+def body_of(
+    prompt: Sequence[int], num_tokens: int, checkpoint_at: Sequence[int] = (), token_gap_s: float | None = None
+) -> bytes:
     """A greedy request that ignores the end of sequence and asks for a report."""
     return json.dumps(
         {
@@ -147,7 +155,11 @@ def body_of(prompt: Sequence[int], num_tokens: int, checkpoint_at: Sequence[int]
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
-            "headrace": {"report": True, "checkpoint_at": list(checkpoint_at)},
+            "headrace": {
+                "report": True,
+                "checkpoint_at": list(checkpoint_at),
+                "objectives": {"token_gap_s": token_gap_s},
+            },
         }
     ).encode()
 
