@@ -233,7 +233,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     path = request.url.path
-    why = why_unserved(path) if status is HTTPStatus.NOT_FOUND else None
+    if (why := why_unserved(path)) is not None:
+        status = HTTPStatus.NOT_FOUND  # also where another path's route takes it for an id
     message = f"{request.method} {path}: {why or error.detail}"
     answer = await _on_api_error(request, ApiError(status, message, code=status.name.lower()))
     answer.headers.update(error.headers or {})

@@ -12,6 +12,8 @@ _UNSERVED = {
     "/v1/files": "this server keeps no files; put their text into the messages",
     "/v1/batches": "this server keeps no batches; send the requests, it queues them",
     "/v1/fine_tuning": "this server trains no models",
+    "/v1/responses/compact": "this server compacts no conversations; send a shorter input",
+    "/v1/conversations": "this server keeps no conversations; use previous_response_id",
     "/v1/assistants": "this server has no assistants; use /v1/chat/completions",
     "/v1/threads": "this server has no threads; use /v1/chat/completions",
 }

@@ -5,6 +5,7 @@ answer depends on how many tool results the prompt has, and on whether it must b
 """
 
 import asyncio
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -17,8 +18,8 @@ from tests.support.router.fake_nodes import FakeNode, fake_cluster, node_info, n
 from tests.support.router.model_folder import STOP_ID, write_model_folder
 from tests.support.router.tool_template import TOOL_TEMPLATE
 
-CALL = "<tool_call>\n<function=weather>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
-TURNS = [f"I look.\n</think>\n\n{CALL.format(city)}" for city in ("Paris", "Rome")]
+CALL = "<tool_call>\n<function={}>\n<parameter=city>\n{}\n</parameter>\n</function>\n</tool_call>"
+CITIES = ("Paris", "Rome")
 LAST = "Done.\n</think>\n\nSun in Paris, rain in Rome."
 DOCUMENT = '{"city": "Paris", "days": 3}'
 RESULT = "<tool_response>"
@@ -31,8 +32,11 @@ def play(node: FakeNode, tokens: ModelTokens) -> None:
     def token(request: Request, place: int) -> tuple[Token, FinishReason | None]:
         prompt = tokens.decode(request.tokens[: request.num_prompt_tokens], skip_special_tokens=False)
         text = LAST
-        if '"weather"' in prompt:
-            text = [*TURNS, LAST][min(prompt.count(RESULT), len(TURNS))]
+        num_results = prompt.count(RESULT)
+        if (tool := re.search(r'"(\w*weather)"', prompt)) and num_results < len(CITIES):
+            text = f"I look.\n</think>\n\n{CALL.format(tool[1], CITIES[num_results])}"
+        elif tool:
+            text = LAST
         elif request.sampling.grammar is not None:
             text = f"It is short.\n</think>\n\n{DOCUMENT}" if prompt.rstrip().endswith("<think>") else DOCUMENT
         node.answer = [*tokens.encode(text), STOP_ID]

@@ -52,8 +52,10 @@ async def test_a_wrong_method_is_told_all_methods_of_the_path(running: Running):
 
 
 async def test_an_endpoint_that_a_text_model_lacks_says_so(running: Running):
-    for path, word in {"/v1/embeddings": "no embeddings", "/v1/images/generations": "no images"}.items():
-        assert word in str(error_of(await running.http.post(path, json={"input": "x"}))["message"])
+    said = {"embeddings": "no embeddings", "images/generations": "no images", "responses/compact": "compacts no"}
+    for path, word in said.items():
+        reply = await running.http.post(f"/v1/{path}", json={"input": "x"})
+        assert reply.status_code == 404 and word in str(error_of(reply)["message"])
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/little", "/metrics"])
