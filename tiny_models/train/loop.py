@@ -1,12 +1,12 @@
 """Train one of the tiny models for a given time or number of steps.
 
     python -m tiny_models.train.loop --model tiny_models/headrace-tiny-qwen3.5 --data .work/train --out OUT \
-        --seconds 480
+        --seconds 480 [--call-share 0.2]
 
 Recipe: AdamW (0.9, 0.95), 100 warm-up steps, cosine decay to 1 % of the peak rate, gradient clip 1, bf16 autocast over
 float32 weights; half of the loss is the mean over answer tokens, half the mean over text tokens. The schedule follows
 the share of the time (or steps) that has passed. Writes OUT/model.safetensors (bf16) and OUT/log.jsonl as it goes; to
-continue, put that file into the model folder and start again.
+continue, put that file into the model folder and start again. tiny_models/train/README.md: training with tool calls.
 """
 
 import json
@@ -24,7 +24,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from tiny_models.recall import RecallQuestion, held_out_questions
+from tiny_models.chat import END
+from tiny_models.recall import held_out_questions
+from tiny_models.tool_questions import held_out_tool_questions
+from tiny_models.tools import FORMAT_OF_MODEL
 from tiny_models.train.documents import Loss
 from tiny_models.train.mixers import CHUNK, use_chunked_mixers
 from tiny_models.train.rows import BatchStream, RowMaker
@@ -49,6 +52,8 @@ class TrainConfig:
     workers: int
     start_progress: float
     """Start position in the schedule of documents: above 0 when continuing from a trained model."""
+    call_share: float
+    """Share of tool calls and JSON answers among the documents that are no books."""
     check_every_s: float
     seed: int
     device: str
@@ -87,11 +92,11 @@ def rate_at(step: int, progress: float, peak_rate: float) -> float:
 
 
 @torch.no_grad()
-def recall_right(model: PreTrainedModel, encode: "Encoder", questions: list[RecallQuestion], device: str) -> float:
-    """Share of questions whose answer is the most likely token at every step: greedy decoding would state it."""
+def share_right(model: PreTrainedModel, encode: "Encoder", asked: list[tuple[str, str]], device: str) -> float:
+    """Share of (prompt, answer) whose answer is the most likely token at every step: greedy decoding would state it."""
     right = 0
-    for first in range(0, len(questions), 30):
-        prompts_answers = [(encode(q.prompt_text), encode(f" {q.answer}\n")) for q in questions[first : first + 30]]
+    for first in range(0, len(asked), 30):
+        prompts_answers = [(encode(prompt), encode(answer)) for prompt, answer in asked[first : first + 30]]
         width = max(len(p) + len(a) for p, a in prompts_answers)
         tokens = torch.zeros(len(prompts_answers), -(-width // CHUNK) * CHUNK, dtype=torch.int64)
         for row, (prompt, answer) in enumerate(prompts_answers):
@@ -99,7 +104,7 @@ def recall_right(model: PreTrainedModel, encode: "Encoder", questions: list[Reca
         best = model(tokens.to(device), use_cache=False).logits.argmax(-1).cpu()
         for row, (prompt, answer) in enumerate(prompts_answers):
             right += best[row, len(prompt) - 1 : len(prompt) + len(answer) - 1].tolist() == answer
-    return right / len(questions)
+    return right / len(asked)
 
 
 class Encoder:
@@ -129,7 +134,14 @@ class Trainer:
         self.model = load(config.model, config.device)
         self.optimizer = optimizer_for(self.model, config.peak_rate)
         self.encode = Encoder(config.model)
-        self.questions = held_out_questions(NUM_CHECK_QUESTIONS, seed=1, encode=self.encode)
+        questions = held_out_questions(NUM_CHECK_QUESTIONS, seed=1, encode=self.encode)
+        self.checks = {"recall": [(each.prompt_text, f" {each.answer}\n") for each in questions]}
+        if config.call_share:
+            call_format = FORMAT_OF_MODEL[self.model.config.model_type]
+            calls = held_out_tool_questions(NUM_CHECK_QUESTIONS, seed=1)
+            self.checks["calls"] = [
+                (each.prompt_text(call_format), each.right_answer(call_format) + END) for each in calls
+            ]
         self.steps = self.tokens_seen = 0
         self._recent: list[Tensor] = []
 
@@ -158,16 +170,20 @@ class Trainer:
             "text_loss": round(text_loss, 4),
         }
 
-    def check_and_save(self) -> float:
-        """Recall on the check questions; the weights go to disk."""
+    def check_and_save(self) -> dict[str, float]:
+        """Shares of the check questions that are right, by kind; the weights go to disk."""
         save_weights(self.model, self.config.out)
-        return round(recall_right(self.model, self.encode, self.questions, self.config.device), 3)
+        return {
+            kind: round(share_right(self.model, self.encode, asked, self.config.device), 3)
+            for kind, asked in self.checks.items()
+        }
 
 
 def train(config: TrainConfig) -> None:
     trainer = Trainer(config)
     shared_progress = multiprocessing.Value("d", config.start_progress, lock=False)
-    maker = RowMaker.from_files(config.model / "tokenizer.json", config.data)
+    call_format = FORMAT_OF_MODEL[trainer.model.config.model_type] if config.call_share else None
+    maker = RowMaker.from_files(config.model / "tokenizer.json", config.data, call_format, config.call_share)
     stream = BatchStream(maker, lambda: shared_progress.value, config.batch_tokens, config.seed)
     batches = iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=config.workers))
     started = last_check = time.monotonic()
@@ -182,7 +198,7 @@ def train(config: TrainConfig) -> None:
                 continue
             record = trainer.report(time.monotonic() - started)
             if time.monotonic() - last_check >= config.check_every_s or progress >= 1.0:
-                record["recall"] = trainer.check_and_save()
+                record |= trainer.check_and_save()
                 last_check = time.monotonic()
             log.write(json.dumps(record) + "\n")
             log.flush()
@@ -199,6 +215,7 @@ def main(
     batch_tokens: int = 49152,
     workers: int = 6,
     start_progress: float = 0.0,
+    call_share: Annotated[float, typer.Option(help="of documents with tool calls or JSON answers")] = 0.0,
     check_every_s: float = 40.0,
     seed: int = 0,
     device: str = "cuda",

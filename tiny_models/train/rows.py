@@ -4,6 +4,7 @@
     row        512 tokens        1024 tokens
     filler     grows from none to as much as fits at progress 0.5
     books      20 % of the rows, from progress 0.7 on 35 %; stories 5 % of the other documents, then 15 %
+    calls      `call_share` of the documents that are no books: tool calls and JSON answers
 
 No two documents of a row share a subject, so an earlier document never contradicts a later one.
 """
@@ -19,7 +20,9 @@ import torch
 from tokenizers import Tokenizer
 
 from tiny_models.prose import filler_sentence
+from tiny_models.tools import CallFormat
 from tiny_models.train.documents import Document, Loss, recall_document, story_document
+from tiny_models.train.tool_documents import call_document
 
 Encode = Callable[[str], Sequence[int]]
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -35,19 +38,25 @@ ENCODE_CACHE_ENTRIES = 200_000
 
 
 class RowMaker:
-    """Makes rows of (tokens, loss) from a tokenizer and the books."""
+    """Makes rows of (tokens, loss) from a tokenizer and the books; with a `call_format` also tool calls."""
 
-    def __init__(self, encode: Encode, books: Sequence[str]) -> None:
+    def __init__(
+        self, encode: Encode, books: Sequence[str], call_format: CallFormat | None = None, call_share: float = 0.0
+    ) -> None:
+        self._call_format = call_format
+        self._call_share = call_share
         self._encode = functools.lru_cache(ENCODE_CACHE_ENTRIES)(lambda text: np.asarray(encode(text), np.int64))
         self._book_tokens = [np.asarray(encode(book), np.int64) for book in books]
         self._book_sentences = [s for book in books for s in re.findall(r"[A-Z][a-z' ,]{20,90}\.(?=\s)", book)]
 
     @classmethod
-    def from_files(cls, tokenizer_file: Path, data: Path) -> "RowMaker":
+    def from_files(
+        cls, tokenizer_file: Path, data: Path, call_format: CallFormat | None = None, call_share: float = 0.0
+    ) -> "RowMaker":
         """The tokenizer of a model folder, and the corpora that tiny_models.train.corpus wrote."""
         tokenizer = Tokenizer.from_file(str(tokenizer_file))
         books = [(data / f"{corpus}.txt").read_text() for corpus in ("austen", "shakespeare")]
-        return cls(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, books)
+        return cls(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, books, call_format, call_share)
 
     def batch(self, rng: random.Random, progress: float, batch_tokens: int) -> Batch:
         """tokens and Loss values, both [rows, row length]."""
@@ -75,6 +84,8 @@ class RowMaker:
     def _document(
         self, rng: random.Random, progress: float, room: int, taken: set[str], story_share: float
     ) -> Document:
+        if self._call_format is not None and rng.random() < self._call_share:
+            return call_document(rng, self._call_format, taken)
         if room < RECALL_TOKENS_WITHOUT_FILLER or rng.random() < story_share:
             return story_document(rng)
         most = min(1.0, progress / FULL_FILLER_AT) * (room - RECALL_TOKENS_WITHOUT_FILLER) / TOKENS_PER_SENTENCE
