@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headrace.cache.layout import AttentionGroup, CacheLayout
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.forward.forward_batch import ForwardBatch, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.attention.rotary import rotary_angles
@@ -14,7 +14,7 @@ from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, BranchChain
 from headrace.models.config import ModelConfig
-from headrace.models.mtp import MtpLayer
+from headrace.models.mtp import MtpLayer, shift_rows
 from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
 
@@ -42,7 +42,9 @@ class HybridModel:
     chain: BranchChain
     head: LinearWeight  # [V, hidden]
     rotary_frequencies: Tensor | None  # [rotary_dim / 2]; None without positional encoding
-    mtp: MtpLayer | None = None  # loaded on demand: its entries are one more attention group of each block
+    mtp: MtpLayer | None = (
+        None  # loaded on demand: its entries are one more attention group, the last vector a state group
+    )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,7 +66,12 @@ class HybridModel:
             return layout
         attention = self.config.attention
         entries = AttentionGroup(1, attention.num_kv_heads, attention.head_dim)
-        return replace(layout, attention_groups=(*layout.attention_groups, entries))
+        last_vector = StateGroup(1, conv_shape=(self.config.hidden_size, 1))  # a window of one token
+        return replace(
+            layout,
+            attention_groups=(*layout.attention_groups, entries),
+            state_groups=(*layout.state_groups, last_vector),
+        )
 
     def forward(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         """Runs one forward pass: caches in `memory` advance; returns float32 logits of the batch's logit rows."""
@@ -72,22 +79,28 @@ class HybridModel:
 
     def hidden(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         """`forward` up to the head: [logit rows, hidden], for `logits` of a few rows at a time."""
-        return self.chain(self._embedded(batch), self._context(batch, memory))
+        embedded, context = self._embedded(batch), self._context(batch, memory)
+        if self.mtp is None:
+            return self.chain(embedded, context)
+        # The chain overwrites its input.
+        every_row = self.chain(embedded.clone(), replace(context, batch=replace(batch, logit_rows=None)))
+        previous = shift_rows(every_row, batch, self._last_vectors(memory))
+        self.mtp.store(embedded, previous, context)
+        return every_row if batch.logit_rows is None else every_row.index_select(0, batch.logit_rows)
 
-    def store_for_drafts(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> None:
-        """Writes what the MTP layer's drafts read of the batch's rows: its entries in `memory`.
-
-        previous   [T, hidden]: `hidden` of the token before each row's; at position 0 any finite values
-        """
-        self._mtp.store(self._embedded(batch), previous, self._context(batch, memory))
+    def last_hidden(self, memory: CacheMemory, slots: Tensor) -> Tensor:
+        """`hidden` [N, hidden] of the last token of each state in `slots`, int64 [N], for its first draft."""
+        return self._last_vectors(memory).index_select(0, slots)
 
     def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
         """The MTP layer's vectors [N, hidden], whose `logits` draft the token after each row's.
 
-        batch      decodes alone, each behind position 0: all tokens before them are stored for drafts
-        previous   [N, hidden]: `hidden` of the token before each row's, or `draft_hidden` of the draft before it
+        batch      decodes alone, each behind position 0; states stay as they are
+        previous   [N, hidden]: `last_hidden` of the tokens before, or `draft_hidden` of the draft before
         """
-        return self._mtp(self._embedded(batch), previous, self._context(batch, memory))
+        if self.mtp is None:
+            raise ValueError(f"{self.config.architecture} was loaded without its MTP layer: load it with_mtp")
+        return self.mtp(self._embedded(batch), previous, self._context(batch, memory))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [N, V] of rows of `hidden`."""
@@ -99,11 +112,9 @@ class HybridModel:
     def _context(self, batch: ForwardBatch, memory: CacheMemory) -> LayerContext:
         return LayerContext(batch, memory, self._rotary(batch.positions_T))
 
-    @property
-    def _mtp(self) -> MtpLayer:
-        if self.mtp is None:
-            raise ValueError(f"{self.config.architecture} was loaded without its MTP layer: load it with_mtp")
-        return self.mtp
+    def _last_vectors(self, memory: CacheMemory) -> Tensor:
+        """[num_slots, hidden]: the state group behind the model's own."""
+        return memory.state_pools[self.config.num_state_layers].conv[..., 0]
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:

@@ -16,16 +16,21 @@ position t. vLLM puts it at t - 1; rotary scores depend on differences of positi
 position t it is a function of tokens 0..t, like all that a block holds: a published block serves every prompt that
 begins with its tokens, and a chunk of a prompt needs no token of the next. Its price is that nothing belongs at
 position 0, where no h came before: what lies there is never read (`Attention.skips_first`).
+
+h of the newest token is part of the state, as a convolution's window is: the first entry of the next chunk needs it,
+and the first draft. So it is in every checkpoint, and goes where states go.
 """
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import LayerContext
+from headrace.forward.forward_batch import ForwardBatch, LayerContext
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.rms_norm import rms_norm
+from headrace.kernels.lib.upload import upload_values
 from headrace.models.branches import BranchChain, MixerBranch
 from headrace.models.layers.attention import Attention
 
@@ -72,3 +77,26 @@ class MtpLayer:
         attention = self._mixer.mixer
         assert isinstance(attention, Attention)
         return attention
+
+
+def shift_rows(hidden_T: Tensor, batch: ForwardBatch, vectors_S: Tensor) -> Tensor:
+    """The vector [T, hidden] of the token before each row's; zeros at position 0. States' vectors advance.
+
+    hidden_T    each row's own
+    vectors_S   [num_slots, hidden]: each state's last one
+    """
+    num_decodes, previous = batch.num_decodes, torch.empty_like(hidden_T)
+    # All sources are read before a slot is written.
+    if batch.decode is not None:
+        previous[:num_decodes] = batch.decode.source.read(vectors_S)
+    if batch.prefill is not None:
+        segments = batch.prefill.segments
+        first_rows = list(accumulate(segments.lengths, initial=num_decodes))
+        last_rows = [first_rows[write.sequence] + write.num_rows - 1 for write in segments.writes]
+        first_N, last_W = (upload_values(rows, hidden_T.device) for rows in (first_rows[:-1], last_rows))
+        previous[num_decodes + 1 :] = hidden_T[num_decodes:-1]
+        previous[first_N] = segments.source.read(vectors_S)
+        vectors_S.index_copy_(0, segments.write_slots_W, hidden_T.index_select(0, last_W))
+    if batch.decode is not None:
+        vectors_S.index_copy_(0, batch.decode.dst_slots, hidden_T[:num_decodes])
+    return previous

@@ -49,6 +49,11 @@ class MtpOracle:
     mtp: MtpModule
 
     @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> Tensor:
+        """[len(tokens), V] of the base model."""
+        return self.base(torch.tensor([tokens]), position_ids=torch.arange(len(tokens))[None]).logits[0]
+
+    @torch.inference_mode()
     def draft_logits(self, tokens: list[int], num_drafts: int) -> Tensor:
         """[num_drafts, V]: the drafts that follow `tokens`, each from the greedy one before it."""
         ids = torch.tensor([tokens])

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,6 +24,16 @@ TOLERANCE = 1e-4
 BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS = 16, 32, 4
 BLOCKS_A = [9, 3, 17, 28, 5, 11, 30]  # 7 * 16 = 112 tokens, out of order
 BLOCKS_B = [8, 2, 16, 27, 4, 10, 29]
+BLOCKS_C = [7]
+
+
+class Newest(NamedTuple):
+    """A sequence's token that no step has seen, behind the state in its slot."""
+
+    token: int
+    position: int
+    blocks: Sequence[int]
+    slot: int
 
 
 @dataclass
@@ -40,29 +51,28 @@ class Drafting:
         return cls(model, memory)
 
     @torch.inference_mode()
-    def prefill(self, tokens: list[int], blocks: Sequence[int], slot: int, *cuts: int) -> Tensor:
-        """The last token's vector, after chunks that end at `cuts` and at the end."""
-        last = torch.zeros(1, self.model.config.hidden_size)
-        for start, end in zip((0, *cuts), (*cuts, len(tokens)), strict=True):
-            source = slot if start else None
-            chunk = SequenceInput(tokens[start:end], start, blocks, source, slot, num_logits=end - start)
-            batch = ForwardBatch.build([chunk], BLOCK_SIZE, self.model.device)
-            hidden = self.model.hidden(batch, self.memory)
-            self.model.store_for_drafts(batch, self.memory, torch.cat((last, hidden[:-1])))
-            last = hidden[-1:]
-        return last
+    def step(self, *inputs: SequenceInput) -> Tensor:
+        """Logits of the inputs' rows."""
+        model = self.model
+        batch = ForwardBatch.build(
+            inputs, BLOCK_SIZE, model.device, with_last_token_queries=model.uses_last_token_queries
+        )
+        return model.forward(batch, self.memory)
+
+    def prefill(self, tokens: list[int], blocks: Sequence[int], slot: int, *cuts: int, start: int = 0) -> None:
+        """Chunks from `start` on that end at `cuts` and at the end."""
+        for begin, end in zip((start, *cuts), (*cuts, len(tokens)), strict=True):
+            self.step(SequenceInput(tokens[begin:end], begin, blocks, slot if begin else None, slot))
 
     @torch.inference_mode()
-    def drafts(self, rows: list[tuple[int, int, Sequence[int]]], hidden: Tensor, num_drafts: int) -> Tensor:
-        """Logits [sequences, num_drafts, V] after `rows`: each sequence's newest token, its position, its blocks.
-
-        hidden   [sequences, hidden]: vectors of the tokens before
-        """
-        tokens, logits = [token for token, _, _ in rows], []
+    def drafts(self, *rows: "Newest", num_drafts: int) -> Tensor:
+        """Logits [sequences, num_drafts, V] after each sequence's newest token."""
+        hidden = self.model.last_hidden(self.memory, torch.tensor([row.slot for row in rows]))
+        tokens, logits = [row.token for row in rows], []
         for ahead in range(num_drafts):
             inputs = [
-                SequenceInput([token], position + ahead, blocks, slot, slot)
-                for slot, (token, (_, position, blocks)) in enumerate(zip(tokens, rows, strict=True))
+                SequenceInput([token], row.position + ahead, row.blocks, row.slot, row.slot)
+                for token, row in zip(tokens, rows, strict=True)
             ]
             batch = ForwardBatch.build(inputs, BLOCK_SIZE, self.model.device)
             hidden = self.model.draft_hidden(batch, self.memory, hidden)
@@ -99,62 +109,104 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize(("length", "cuts"), [(1, ()), (2, ()), (40, ()), (80, (16, 33)), (80, (1, 79))])
+@pytest.mark.parametrize(("length", "cuts"), [(1, ()), (2, ()), (40, ()), (80, (16, 33)), (80, (1, 2, 79))])
 def test_four_drafts_after_a_prompt(drafting, prompt, length: int, cuts: tuple[int, ...]):
     ours, oracle = drafting
-    tokens, newest = prompt(length), 77
-    hidden = ours.prefill(tokens, BLOCKS_A, 0, *cuts)
-    logits = ours.drafts([(newest, length, BLOCKS_A)], hidden, 4)
-    assert_close(logits[0], oracle.draft_logits([*tokens, newest], 4))
+    tokens = prompt(length)
+    ours.prefill(tokens, BLOCKS_A, 0, *cuts)
+    logits = ours.drafts(Newest(77, length, BLOCKS_A, 0), num_drafts=4)
+    assert_close(logits[0], oracle.draft_logits([*tokens, 77], 4))
     assert len(set(logits[0].argmax(-1).tolist())) > 1
 
 
-def test_sequences_of_unequal_lengths_draft_together(drafting, prompt):
+def test_sequences_of_one_step_keep_their_vectors(drafting, prompt):
+    """Decodes and prefills side by side, with all three counts of logits; drafts of all together."""
     ours, oracle = drafting
-    long, short = prompt(70, 1), prompt(18, 2)
-    hidden = torch.cat((ours.prefill(long, BLOCKS_A, 0), ours.prefill(short, BLOCKS_B, 1)))
-    logits = ours.drafts([(9, 70, BLOCKS_A), (11, 18, BLOCKS_B)], hidden, 3)
-    assert_close(logits, torch.stack((oracle.draft_logits([*long, 9], 3), oracle.draft_logits([*short, 11], 3))))
+    a, b, c = prompt(60, 1), prompt(40, 2), prompt(3, 3)
+    ours.prefill(a[:58], BLOCKS_A, 0)
+    ours.prefill(b[:20], BLOCKS_B, 1)
+    logits = ours.step(
+        SequenceInput(a[58:59], 58, BLOCKS_A, 0, 3),
+        SequenceInput(b[20:], 20, BLOCKS_B, 1, 1, num_logits=20),
+        SequenceInput(c, 0, BLOCKS_C, None, 2, num_logits=0),
+    )
+    assert_close(logits, torch.cat((oracle.logits(a[:59])[58:], oracle.logits(b)[20:])))
+    ours.step(SequenceInput(a[59:], 59, BLOCKS_A, 3, 0))
+    logits = ours.drafts(
+        Newest(9, 60, BLOCKS_A, 0), Newest(11, 40, BLOCKS_B, 1), Newest(13, 3, BLOCKS_C, 2), num_drafts=3
+    )
+    expected = [oracle.draft_logits(tokens, 3) for tokens in ([*a, 9], [*b, 11], [*c, 13])]
+    assert_close(logits, torch.stack(expected))
 
 
 def test_rejected_drafts_are_overwritten(drafting, prompt):
     ours, oracle = drafting
     tokens, after = prompt(30, 1), prompt(5, 2)
-    hidden = ours.prefill(tokens, BLOCKS_A, 0)
-    ours.drafts([(7, 30, BLOCKS_A)], hidden, 4)
+    ours.prefill(tokens, BLOCKS_A, 0)
+    ours.drafts(Newest(7, 30, BLOCKS_A, 0), num_drafts=4)
     answered = [*tokens, *after]  # other tokens than the drafts
-    hidden = ours.prefill(answered, BLOCKS_A, 0, 30)
-    assert_close(ours.drafts([(8, 35, BLOCKS_A)], hidden, 3)[0], oracle.draft_logits([*answered, 8], 3))
+    ours.prefill(answered, BLOCKS_A, 0, start=30)
+    logits = ours.drafts(Newest(8, 35, BLOCKS_A, 0), num_drafts=3)
+    assert_close(logits[0], oracle.draft_logits([*answered, 8], 3))
+
+
+def test_a_hit_on_a_published_prefix_drafts_as_its_own_computation_would(drafting, prompt):
+    """Blocks and checkpoint of another prompt, which went on otherwise."""
+    ours, oracle = drafting
+    prefix, one, other = prompt(32, 1), prompt(20, 2), prompt(20, 3)
+    ours.step(SequenceInput([*prefix, *one], 0, BLOCKS_A, None, 0, emit=((16, 2), (32, 3))))
+    tokens, blocks = [*prefix, *other], [*BLOCKS_A[:2], *BLOCKS_B[2:]]
+    ours.step(SequenceInput(tokens[32:], 32, blocks, 3, 1))
+    logits = ours.drafts(Newest(6, 52, blocks, 1), num_drafts=3)
+    assert_close(logits[0], oracle.draft_logits([*tokens, 6], 3))
+    at_once = ours.drafts(Newest(other[0], 32, blocks, 3), num_drafts=1)
+    assert_close(at_once[0], oracle.draft_logits(tokens[:33], 1))
 
 
 def test_entries_of_a_block_depend_on_no_token_behind_it(drafting, prompt):
-    """A block that is published for its prefix serves prompts that go on otherwise."""
-    ours, oracle = drafting
+    ours, _ = drafting
     prefix, one, other = prompt(32, 1), prompt(20, 2), prompt(20, 3)
-    ours.prefill([*prefix, *one], BLOCKS_A, 0, 32)
-    ours.prefill([*prefix, *other], BLOCKS_B, 1, 32)
-    assert torch.equal(ours.entries(BLOCKS_A[:2])[:, 1:], ours.entries(BLOCKS_B[:2])[:, 1:])
-    hidden = ours.prefill([*prefix, *other], [*BLOCKS_A[:2], *BLOCKS_B[2:]], 2, 32)
-    logits = ours.drafts([(6, 52, [*BLOCKS_A[:2], *BLOCKS_B[2:]])], hidden, 2)
-    assert_close(logits[0], oracle.draft_logits([*prefix, *other, 6], 2))
+    ours.prefill([*prefix, *one], BLOCKS_A, 0)
+    ours.prefill([*prefix, *other], BLOCKS_B, 1)
+    entries = [ours.entries(blocks[:2])[:, 1:] for blocks in (BLOCKS_A, BLOCKS_B)]
+    torch.testing.assert_close(*entries, atol=TOLERANCE, rtol=0)
+
+
+def test_drafting_goes_on_where_blocks_and_state_arrive(drafting, prompt):
+    """A hand-over, a fetch and a move are this copy: the first draft after it is that of the source."""
+    source, oracle = drafting
+    tokens = prompt(45)
+    source.prefill(tokens, BLOCKS_A, 0)
+    here = Drafting.of(source.model)
+    layout = source.memory.layout
+    blocks, state = (torch.empty(size, dtype=torch.uint8) for size in (3 * layout.block_bytes, layout.state_bytes))
+    source.memory.gather_prompt(BLOCKS_A, BLOCK_SIZE, 0, 3, blocks)
+    source.memory.gather_state(0, state)
+    here.memory.scatter_blocks(BLOCKS_B[:3], blocks)
+    here.memory.scatter_state(2, state)
+    logits = here.drafts(Newest(7, 45, BLOCKS_B, 2), num_drafts=3)
+    assert torch.equal(logits, source.drafts(Newest(7, 45, BLOCKS_A, 0), num_drafts=3))
+    assert_close(logits[0], oracle.draft_logits([*tokens, 7], 3))
 
 
 def test_what_lies_at_position_0_is_never_read(drafting, prompt):
     ours, oracle = drafting
     long, short = prompt(40, 1), prompt(1, 2)
-    hidden = torch.cat((ours.prefill(long, BLOCKS_A, 0), ours.prefill(short, BLOCKS_B, 1)))
+    ours.prefill(long, BLOCKS_A, 0)
+    ours.prefill(short, BLOCKS_B, 1)
     for blocks in (BLOCKS_A, BLOCKS_B):
         ours.memory.attention[-1][blocks[0], 0, :, 0] = float("nan")
-    logits = ours.drafts([(9, 40, BLOCKS_A), (11, 1, BLOCKS_B)], hidden, 2)
+    logits = ours.drafts(Newest(9, 40, BLOCKS_A, 0), Newest(11, 1, BLOCKS_B, 1), num_drafts=2)
     assert_close(logits, torch.stack((oracle.draft_logits([*long, 9], 2), oracle.draft_logits([*short, 11], 2))))
 
 
-def test_another_hidden_vector_shows(drafting, prompt):
-    """The tests above can fail: with a vector that is not the last token's, drafts are far off."""
+def test_a_lost_vector_shows(drafting, prompt):
+    """The tests above can fail: without the last token's vector, drafts are far off."""
     ours, oracle = drafting
     tokens = prompt(40)
     ours.prefill(tokens, BLOCKS_A, 0)
-    logits = ours.drafts([(7, 40, BLOCKS_A)], torch.zeros(1, ours.model.config.hidden_size), 1)
+    ours.memory.states[-1].conv[0] = 0
+    logits = ours.drafts(Newest(7, 40, BLOCKS_A, 0), num_drafts=1)
     assert (logits[0] - oracle.draft_logits([*tokens, 7], 1)).abs().max() > 100 * TOLERANCE
 
 
@@ -165,8 +217,6 @@ def test_without_it_the_model_is_as_if_the_checkpoint_had_none(name: str, checkp
     assert model.mtp is None
     layout = model.cache_layout(BLOCK_SIZE)
     assert replace(layout, fingerprint="") == replace(load_family(name).model.cache_layout(BLOCK_SIZE), fingerprint="")
-    with pytest.raises(ValueError, match="with_mtp"):
-        model.store_for_drafts(*([None] * 3))
 
 
 def test_nodes_of_which_one_drafts_do_not_exchange_blocks(checkpoint):
@@ -199,5 +249,5 @@ def test_a_second_layer_or_an_own_embedding_is_refused_by_name(name: str, checkp
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_weights_draft_too(name: str, load_family, prompt):
     ours = Drafting.of(random_model(load_family(name).model.config, with_mtp=True))
-    hidden = ours.prefill(prompt(20), BLOCKS_A, 0)
-    assert ours.drafts([(7, 20, BLOCKS_A)], hidden, 2).isfinite().all()
+    ours.prefill(prompt(20), BLOCKS_A, 0)
+    assert ours.drafts(Newest(7, 20, BLOCKS_A, 0), num_drafts=2).isfinite().all()
