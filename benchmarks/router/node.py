@@ -11,7 +11,6 @@ waits for the end of a step as an admission does.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
 
 from benchmarks.router.events import Events
@@ -24,6 +23,7 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.step_budget import TokenCost
+from headrace.engine.waiting import WaitingLine
 from headrace.step_costs import StepShape
 from headrace.wire.messages import Role
 from router.routing.candidates import Load
@@ -71,7 +71,7 @@ class SimulatedNode:
         self._on_prefilled = on_prefilled
         self._on_finished = on_finished
         self._token_gap_s = token_gap_s
-        self._line: deque[tuple[Work, Callable[[Work], None]]] = deque()
+        self._line = WaitingLine()
         self._reserved: set[Work] = set()
         self._prefilling: list[Work] = []
         self._landed: list[Work] = []
@@ -115,7 +115,7 @@ class SimulatedNode:
 
     def leave_line(self, work: Work) -> None:
         """Takes a work that waits for room out of the line."""
-        self._line = deque(entry for entry in self._line if entry[0] is not work)
+        self._line.leave(work)  # type: ignore[arg-type]
         self._admit_waiting()
 
     # State
@@ -135,14 +135,14 @@ class SimulatedNode:
 
     def waits(self, work: Work) -> bool:
         """True if it waits for room here."""
-        return any(entry[0] is work for entry in self._line)
+        return work in list(self._line)  # type: ignore[comparison-overlap]
 
     def load(self) -> Load:
         left = [work.prefill_length - work.num_computed for work in self._prefilling]
         depths = sum(
             StepShape.prefill(work.num_computed, work.prefill_length).prefill_depths for work in self._prefilling
         )
-        for work, _ in self._line:
+        for work in self._line:
             left.append(work.prefill_length)
             depths += StepShape.prefill(0, work.prefill_length).prefill_depths
         lengths = [0] * max((each.bit_length() for each in left), default=0)
@@ -162,14 +162,17 @@ class SimulatedNode:
     # Admission
 
     def _admit(self, work: Work, then: Callable[[Work], None]) -> None:
-        self._line.append((work, then))
-        if len(self._line) == 1:
+        work.then = then
+        self._line.join(work)  # type: ignore[arg-type]
+        if self._next_waiting() is work:
             self._admit_waiting()
 
+    def _next_waiting(self) -> Work | None:
+        """The next to be admitted: traces name no clients."""
+        return self._line.first({}) if self.shape.is_fair else self._line.earliest  # type: ignore[return-value]
+
     def _admit_waiting(self) -> None:
-        line = self._line
-        while line:
-            work, then = line[0]
+        while (work := self._next_waiting()) is not None:
             policy = work.hit_policy
             claim = self.cache.claim(
                 work.keys,
@@ -179,10 +182,10 @@ class SimulatedNode:
             )
             if claim is None:
                 return
-            line.popleft()
+            self._line.admitted(work)  # type: ignore[arg-type]
             work.claim = claim
             work.reused = claim.reused_tokens
-            then(work)
+            work.then(work)
 
     def _start_prefill(self, work: Work) -> None:
         work.num_computed = work.reused

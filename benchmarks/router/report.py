@@ -39,7 +39,7 @@ class Result:
 
     cached_share       of prompt tokens, those that no node had to compute
     foreseen_share     of requests, those whose cached tokens were predicted within a block
-    first_of_short     first tokens of prompts of at most SHORT_TOKENS
+    first_of_short     first tokens of prompts of at most SHORT_TOKENS, and `first_of_long` of the others
     tpot               seconds a token after the first, of each request
     gaps               between two tokens, of all requests
     goodput            shares of requests within `FIRST_TOKEN_S` and each of `GAPS_S`; a refused one is not
@@ -53,6 +53,7 @@ class Result:
     foreseen_share: float
     first: Percentiles
     first_of_short: Percentiles
+    first_of_long: Percentiles
     first_turns: Percentiles
     later_turns: Percentiles
     tpot: Percentiles
@@ -85,6 +86,7 @@ class Result:
             foreseen_share=sum(each.misjudged_tokens < block for each in served) / max(len(served), 1),
             first=Percentiles.of(waits),
             first_of_short=Percentiles.of(waits[lengths <= SHORT_TOKENS]),
+            first_of_long=Percentiles.of(waits[lengths > SHORT_TOKENS]),
             first_turns=Percentiles.of(waits[turns == 0]),
             later_turns=Percentiles.of(waits[turns > 0]),
             tpot=Percentiles.of([each.tpot_s for each in served if each.arrival.answer_tokens > 1]),
@@ -136,8 +138,8 @@ def _busy(cluster: SimulatedCluster) -> dict[str, float]:
 
 HEADER = (
     "workload", "speed", "nodes", "policy", "cached %", "foreseen %", "req/s", "refused",
-    "first token mean / p50 / p99 s", "of short prompts p95 s", "TPOT p50 / p99 ms", "gap p50 / p95 / p99 ms",
-    "within 100 / 200 / 300 ms %", "busy %", "simulated req/s",
+    "first token mean / p50 / p99 s", "short p50 / p95 s", "long p50 / p95 s", "TPOT p50 / p99 ms",
+    "gap p50 / p95 / p99 ms", "within 100 / 200 / 300 ms %", "busy %", "simulated req/s",
 )  # fmt: skip
 
 
@@ -150,7 +152,8 @@ def cells(result: Result) -> Sequence[str]:
         f"{result.requests_per_s:.2f}",
         f"{result.refused}",
         f"{first.mean:.3f} / {first.p50:.3f} / {first.p99:.2f}",
-        f"{result.first_of_short.p95:.3f}",
+        f"{result.first_of_short.p50:.3f} / {result.first_of_short.p95:.3f}",
+        f"{result.first_of_long.p50:.3f} / {result.first_of_long.p95:.3f}",
         f"{1e3 * tpot.p50:.1f} / {1e3 * tpot.p99:.1f}",
         f"{1e3 * gaps.p50:.1f} / {1e3 * gaps.p95:.1f} / {1e3 * gaps.p99:.1f}",
         " / ".join(f"{100 * each:.1f}" for each in result.goodput),

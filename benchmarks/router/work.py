@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from benchmarks.router.workload import Arrival
 from headrace.cache.checkpoints import CheckpointPolicy
@@ -15,6 +16,8 @@ from headrace.cache.publishing import ScheduledChunk
 from headrace.step_costs import StepCosts
 
 RECEIVE = ReceiveState()
+NO_CLIENT = SimpleNamespace(client=0)
+"""Traces name no clients."""
 
 
 class AttentionAlone(ResumeLocally):
@@ -52,14 +55,20 @@ class NodeShape:
 
 
 class Work:
-    """A request on one node; what the scheduler and the publisher ask of a sequence is here."""
+    """A request on one node; what the waiting line, the scheduler and the publisher ask of a sequence is here.
+
+    then   called when it has room
+    """
 
     __slots__ = (
         "arrival", "boundaries", "checkpoints", "claim", "decoded", "fetch_s", "first_stride", "hit_policy", "joined_s",
         "keys", "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source",
-        "token_gap_s",
+        "then", "token_gap_s",
     )  # fmt: skip
-    client_work = 0.0  # traces name no clients
+    request = NO_CLIENT
+    client_work = 0.0
+    may_be_admitted = True
+    then: Callable[[Work], None]
 
     def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy) -> None:
         self.number = number

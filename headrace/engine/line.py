@@ -13,12 +13,14 @@ def tokens_before(
     """Returns the tokens of other prompts that are computed before `own` tokens of a sequence, by about what is known.
 
     Much longer and newer prompts share the steps with it: beside it as many of their tokens are computed as of its own
-    (see `Scheduler`). But if the cache is full, all that stand before it come first.
+    (see `Scheduler`). But if the cache is full, all that stand before it come first, save the long ones that it passes
+    in the waiting line (see `WaitingLine`): of those one at the most.
     """
     others = [(other, left_of(other)) for other in running if other is not sequence]
     others += [(s, s.num_expected) for s in waiting if s.num_preemptions or s.arrival < sequence.arrival]
     if is_full:
-        return sum(left for _, left in others)
+        passed = [left for other, left in others if _passes(sequence, other)]
+        return sum(left for _, left in others) - sum(passed[1:])
     whole = own if sequence.claim is None else left_of(sequence)
     beside = sum(left for other, left in others if 2 * whole < left or sequence.arrival < other.arrival)
     return sum(left for _, left in others) - beside + min(beside, own)
@@ -27,3 +29,9 @@ def tokens_before(
 def left_of(sequence: Sequence) -> int:
     """Returns the leading tokens that it has yet to compute before it decodes."""
     return max(0, sequence.prefill_length - sequence.num_computed)
+
+
+def _passes(sequence: Sequence, other: Sequence) -> bool:
+    """True if the other one waits for room, too, and is so much longer that `sequence` may be admitted before it."""
+    waits = other.claim is None and not other.num_preemptions
+    return waits and 2 * sequence.prefill_length < other.prefill_length

@@ -153,3 +153,20 @@ def test_a_prompt_for_another_node_waits_for_room_unless_requests_that_wait_for_
     assert isinstance(sent.events[0], AdmissionTimedOut) and not local.events
     built.engine.release(receiving.sequence)
     serve(built, local)
+
+
+def test_a_short_prompt_is_not_refused_for_the_long_ones_that_it_passes_in_a_full_cache(tiny_checkpoint) -> None:
+    built = engine(tiny_checkpoint)
+    running = submit(built, request(LONG, ONE))
+    built.engine.admit()
+    for _ in range(4):
+        built.engine.step()
+    line_s = waiting_s(built)
+    long = [submit(built, request([5 + i] * 600, ONE)) for i in range(20)]
+    built.engine.admit()  # the first of them finds no room
+    chat = submit(built, request([9] * 10, ONE), compute_by_s=time.monotonic() + line_s * 8)
+    assert not chat.events, "12,000 tokens are before it, of which it waits for 600 and what runs"
+    assert submit(built, request([9] * 700, ONE), compute_by_s=time.monotonic() + line_s).events
+    serve(built, running, chat)
+    assert len(chat.tokens) == 1 and not any(run.is_finished for run in long[1:])
+    serve(built, *long)

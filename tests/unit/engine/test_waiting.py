@@ -8,9 +8,15 @@ from tests.support.engine.driving import request, resume_locally
 NOTHING: Mapping[int, int] = {}
 
 
-def sequence(arrival: float, admit_by_s: float = 100.0, client: int = 0, yield_by_s: float | None = None) -> Sequence:
-    job = Job(request([7], client=client), resume_locally, 16, admit_by_s, print, yield_by_s=yield_by_s)
-    return Sequence(job, PrefixHasher(16), [7], arrival=(arrival, 0))
+def sequence(
+    arrival: float,
+    admit_by_s: float = 100.0,
+    client: int = 0,
+    yield_by_s: float | None = None,
+    length: int = 1,
+) -> Sequence:
+    job = Job(request([7] * length, client=client), resume_locally, 16, admit_by_s, print, yield_by_s=yield_by_s)
+    return Sequence(job, PrefixHasher(16), [7] * length, arrival=(arrival, 0))
 
 
 def drained(line: WaitingLine, held: Mapping[int, int] = NOTHING) -> list[float]:
@@ -98,3 +104,17 @@ def test_so_many_in_a_row_pass_one_that_arrived_before_them_and_no_more() -> Non
         order.append(first.arrival[0])
         line.admitted(first)
     assert order == [10, 11, 12, 0, 13, 14, 15, 1]
+
+
+def test_much_shorter_prompts_pass_a_long_one_but_only_so_many() -> None:
+    line = WaitingLine()
+    for arrival, length in ((0, 100), (1, 60), (2, 49), (3, 10), (4, 30), (5, 10), (6, 200)):
+        line.join(sequence(arrival, length=length))
+    assert drained(line) == [3, 5, 4, 0, 1, 2, 6], "the shortest first, three before the long one"
+
+
+def test_lighter_clients_go_before_shorter_prompts() -> None:
+    line = WaitingLine()
+    for arrival, client, length in ((1, 7, 100), (2, 7, 10), (3, 8, 90)):
+        line.join(sequence(arrival, client=client, length=length))
+    assert drained(line, {7: 5}) == [3, 2, 1]

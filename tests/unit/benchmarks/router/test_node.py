@@ -83,20 +83,29 @@ def test_requests_wait_for_room_in_the_cache() -> None:
 
 
 class Crossed:
-    """Hands every other request over the other way round; the node that is left for one that comes again does all."""
+    """Leaves the first two requests to a node each, and hands every other one of the rest over the other way round; the
+    node that is left for one that comes again does all."""
 
     def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan:
-        if len(candidates) == 1:
-            return Plan(candidates[0].name, candidates[0].name)
+        if request.number < 2 or len(candidates) == 1:
+            alone = candidates[request.number % len(candidates)]
+            return Plan(alone.name, alone.name)
         first, second = candidates if request.number % 2 else reversed(candidates)
         return Plan(first.name, second.name)
 
 
 def test_nodes_that_wait_for_each_other_give_their_reservations_back() -> None:
     nodes = Arrangement(2, shape=SHAPE, link=LINK)
-    cluster = SimulatedCluster(
-        nodes, Crossed(), MooncakeTrace("few", [arrival(0.001 * i, 20_000, 9) for i in range(6)])
-    )
+    # The second ends first, so that the newer one of the next two gets its reservation before the older one.
+    arrivals = [arrival(0.001 * i, 20_000, 9 if i else 500) for i in range(6)]
+    cluster = SimulatedCluster(nodes, Crossed(), MooncakeTrace("few", arrivals))
     cluster.run()
     assert all(outcome.end_s > outcome.first_s > 0 for outcome in cluster.outcomes)
     assert cluster.num_decisions > len(cluster.outcomes)
+
+
+def test_a_short_prompt_does_not_wait_until_a_full_cache_has_room_for_long_ones() -> None:
+    arrivals = [arrival(0.001 * i, 20_000 if i < 6 else 1000, 200) for i in range(7)]
+    outcomes = run(*arrivals).outcomes
+    assert outcomes[6].first_s < outcomes[1].first_s
+    assert [each.first_s for each in outcomes[:6]] == sorted(each.first_s for each in outcomes[:6])
