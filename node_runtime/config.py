@@ -54,7 +54,7 @@ class RuntimeConfig:
                          on a GPU, where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
     state_wire_dtype     dtype in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
                          bytes; the rounding stays); if left out, this node's own, which rounds nothing
-    fetch_from_decode    when it fetches cached parts of a prompt from other nodes
+    fetch_from_others    when it fetches cached parts of a prompt from other nodes
     admission_timeout_s  how long a request may wait for blocks and a slot on the node that generates, before the router
                          asks another one. On the node that computes its prompt it waits as long as it has time, because
                          every prompt before it ends, and is refused at once when the measured speed says that it would
@@ -78,7 +78,7 @@ class RuntimeConfig:
     staging_buffers: int = 4
     max_message_bytes: int | None = None
     state_wire_dtype: str | None = None
-    fetch_from_decode: FetchConfig = field(default_factory=FetchConfig)
+    fetch_from_others: FetchConfig = field(default_factory=FetchConfig)
     admission_timeout_s: float = 5.0
     control_silence_s: float = CONTROL_SILENCE_S
     watchdog_s: float = 60.0

@@ -7,7 +7,7 @@
 with scheduler, cache and sampler; the cluster's answers are streamed. Rounds alternate; the ratio is the median over
 rounds of cluster rate / engine rate. Prefill is judged by the time to the first token.
 
-`fetching`: a chat with long answers in two clusters that differ in `fetch_from_decode.enabled` alone; no decode node
+`fetching`: a chat with long answers in two clusters that differ in `fetch_from_others.enabled` alone; no decode node
 prefills. Rounds alternate, each with a chat of its own; a node fetches when it estimates that to take less time, as by
 default. Token counts are exact; times are medians over rounds.
 """
@@ -163,7 +163,7 @@ def fetching(
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         clusters = []
         for is_enabled in (True, False):
-            nodes = prefill_and_decode(engine, prefill={"fetch_from_decode": {"enabled": is_enabled}})
+            nodes = prefill_and_decode(engine, prefill={"fetch_from_others": {"enabled": is_enabled}})
             path = Path(folder) / f"fetching-{is_enabled}"
             clusters.append(stack.enter_context(Processes(path, model, nodes, router={"heartbeat_s": 1.0})))
         for cluster in clusters:

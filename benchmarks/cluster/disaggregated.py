@@ -6,7 +6,7 @@
 The rows of shared/anchors/h200.md that a whole cluster answers: granite-h-micro with random weights in bfloat16,
 prompts of token ids, streamed answers. Two clusters run at the same time and take turns: `pair` (prefill on the first
 device, decode on the second) and `one` (a decode node on the second device that no prefill node helps). After them
-`fetching-by-default`, the same pair with the default `fetch_from_decode`, chats alone. Above the table stand all
+`fetching-by-default`, the same pair with the default `fetch_from_others`, chats alone. Above the table stand all
 settings that differ from the defaults.
 """
 
@@ -145,7 +145,7 @@ async def ask_chat(client: Client) -> list[tuple[int, int]]:
 
 
 async def chat_by_default(client: Client) -> list[Row]:
-    return [Row("the same, `fetch_from_decode` as by default", "", _cached(await ask_chat(client)))]
+    return [Row("the same, `fetch_from_others` as by default", "", _cached(await ask_chat(client)))]
 
 
 def _median_ms(seconds: Any) -> float:
@@ -196,7 +196,7 @@ def cluster_settings(devices: tuple[str, str], cache_gib: float, with_default: b
     """Each cluster's nodes, by the cluster's name."""
     first, second = (node_settings(device, cache_gib) for device in devices)
     # So few tokens of an answer are computed sooner than fetched; what counts is that no node computes them.
-    fetching = first | {"fetch_from_decode": {"max_time_ratio": 1000.0}}
+    fetching = first | {"fetch_from_others": {"max_time_ratio": 1000.0}}
     return {
         "one": {"s0": ("decode", second)},
         "pair": {"p0": ("prefill", fetching), "d0": ("decode", second)},

@@ -151,7 +151,7 @@ class NodeSearch:
             needs_decode=sampling.max_tokens > 1,
             waited_s=self._context.clock() - self._arrived_s,
             is_scored=sampling.prompt_logprobs is not None,
-            may_fetch=self._context.config.fetch_from_decode,
+            may_fetch=self._context.config.fetch_from_others,
             objectives=self._objectives,
             session_nodes=self._context.sessions.nodes_of(self._session),
         )

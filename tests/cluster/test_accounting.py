@@ -21,7 +21,7 @@ from tests.support.cluster.nodes import status_of, total
 from tests.support.engine.oracle import random_prompt
 from tests.support.patience import PATIENCE_S
 
-FETCH = {"fetch_from_decode": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
+FETCH = {"fetch_from_others": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
 LOCAL_TO_48 = {"local_prefill": LocalPrefillConfig(max_tokens=48)}
 CALM = {"landing_timeout_s": PATIENCE_S}  # a busy machine's delays must not repeat a prefill
 SHORT, LONG = 24, 250

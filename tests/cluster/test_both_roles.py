@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ANSWER_TOKENS = 24
 ANSWER = replace(GREEDY, max_tokens=ANSWER_TOKENS)
-ALWAYS = {"local_prefill": ALWAYS_REMOTE, "fetch_from_decode": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
+ALWAYS = {"local_prefill": ALWAYS_REMOTE, "fetch_from_others": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
 NARROW = {"staging_buffers": 1, "max_message_bytes": 1 << 15}
 """One buffer for each direction: sessions in opposite directions wait for it all the time."""
 

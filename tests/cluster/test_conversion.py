@@ -24,7 +24,7 @@ async def test_answers_are_those_of_one_model(
     model = tiny_checkpoint(family)
     own, theirs = sizes
     settings: dict[str, Any] = {
-        "prefill": {"engine": with_engine(block_size=own), "fetch_from_decode": ALWAYS},
+        "prefill": {"engine": with_engine(block_size=own), "fetch_from_others": ALWAYS},
         "decode": {"engine": with_engine(block_size=theirs), "local_prefill": LocalPrefillConfig(max_tokens=0)},
     }
     prompts = [clear_prompt(model, length, 64) for length in LENGTHS]

@@ -66,7 +66,7 @@ async def pair(
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL}
     with ExitStack() as processes:
         p0 = Process.start(
-            "p0", NodeConfig(**{"name": "p0", "fetch_from_decode": ALWAYS} | common | (prefill or {})), folder
+            "p0", NodeConfig(**{"name": "p0", "fetch_from_others": ALWAYS} | common | (prefill or {})), folder
         )
         processes.callback(p0.stop)
         d0 = Process.start("d0", NodeConfig(**{"name": "d0"} | common | (decode or {})), folder)
@@ -183,7 +183,7 @@ async def test_an_abort_while_it_sends_gives_everything_back_on_both(model: Path
 
 
 async def test_a_source_that_says_nothing_is_given_up_at_the_fetchs_deadline(model: Path, tmp_path: Path) -> None:
-    async with pair(model, tmp_path, prefill={"fetch_from_decode": replace(ALWAYS, timeout_s=1.0)}) as nodes:
+    async with pair(model, tmp_path, prefill={"fetch_from_others": replace(ALWAYS, timeout_s=1.0)}) as nodes:
         prompt = next_turn(await decode_alone(nodes.decode, answered()))
         nodes.d0.kill(signal.SIGSTOP)
         try:

@@ -90,7 +90,7 @@ async def moving(model: Path, folder: Path, fetch_source: str, **changes: Any) -
     learn = FetchConfig(min_tokens=1, max_time_ratio=1e9, timeout_s=FETCH_TIMEOUT_S)
     block_bytes = load_config(model).cache_layout("any", SMALL.model_dtype, SMALL.block_size).block_bytes
     one_block: dict[str, Any] = {"max_message_bytes": block_bytes}
-    decode, prefill = one_block | changes.pop("decode", {}), one_block | {"fetch_from_decode": learn}
+    decode, prefill = one_block | changes.pop("decode", {}), one_block | {"fetch_from_others": learn}
     with Cluster(model, folder, prefill=prefill, decode=decode, **changes) as cluster:
         process = cluster.processes[fetch_source]
         address = process.ready["address"]

@@ -45,7 +45,7 @@ def nothing_is_held(cluster: Cluster) -> bool:
 @pytest.mark.parametrize("learn", [ON, OFF], ids=["on", "off"])
 async def test_a_turn_computes_what_nobody_knows(family, learn, tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint(family)
-    with Cluster(model, tmp_path, prefill={"fetch_from_decode": learn}) as cluster:
+    with Cluster(model, tmp_path, prefill={"fetch_from_others": learn}) as cluster:
         turns = await chats(cluster, model, seeds=[31])
         length = 100
         for number, (answer,) in enumerate(turns):
@@ -63,7 +63,7 @@ async def test_a_turn_computes_what_nobody_knows(family, learn, tiny_checkpoint,
 async def test_chats_side_by_side_fetch_and_hand_over_at_once(family, tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint(family)
     small = {"staging_buffers": 2, "max_message_bytes": 1 << 15}  # both directions wait for buffers
-    learn = {"fetch_from_decode": ON}
+    learn = {"fetch_from_others": ON}
     with Cluster(model, tmp_path, num_prefill=2, num_decode=2, prefill=small | learn, decode=small) as cluster:
         turns = await chats(cluster, model, seeds=range(40, 48))
         fetched = [answer.report["prefill"]["fetched_tokens"] for answers in turns[1:] for answer in answers]

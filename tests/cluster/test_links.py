@@ -68,7 +68,7 @@ def test_a_node_whose_max_message_bytes_differs_is_refused_with_both_values(tiny
 async def test_sessions_are_told_by_kind_in_metrics(tiny_checkpoint, tmp_path: Path) -> None:
     # Messages of 64 tokens and chunks of 256: only the last chunk's are left when the prompt is computed.
     small = {"max_message_bytes": 1 << 14}
-    sizes: dict[str, Any] = {"decode": small, "prefill": small | {"fetch_from_decode": NEVER}}
+    sizes: dict[str, Any] = {"decode": small, "prefill": small | {"fetch_from_others": NEVER}}
     with Cluster(tiny_checkpoint("granite"), tmp_path, **sizes) as cluster:
         answers = await ask_all(cluster.url, [random_prompt(length) for length in (700, 800, 900)], at_once=1)
         transfers = [answer.report["transfer"] for answer in answers]

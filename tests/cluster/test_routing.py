@@ -13,7 +13,7 @@ from tests.support.cluster.nodes import until_the_router_knows
 pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).parents[2] / "tiny_models"
-ALWAYS = {"fetch_from_decode": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
+ALWAYS = {"fetch_from_others": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
 NUM_CHATS, TURNS, FIRST_TOKENS, NEW_TOKENS, ANSWER_TOKENS = 3, 5, 1000, 40, 24
 SYSTEM_TOKENS, SHARING_CHATS = 480, 40
 

@@ -44,7 +44,7 @@ def cluster(
 ) -> Iterator[Cluster]:
     settings: dict[str, Any] = {
         "router": {"tls": authority.issue("router")},
-        "prefill": {"tls": authority.issue("p0"), "fetch_from_decode": LEARN},
+        "prefill": {"tls": authority.issue("p0"), "fetch_from_others": LEARN},
         "decode": {"tls": authority.issue("d0")},
     }
     with Cluster(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("tls"), **settings) as running:

@@ -168,7 +168,7 @@ async def linked(
     """`distort` wraps the prefill node's transport; `prefill` and `decode` change their configs."""
     network = InProcessNetwork()
     common: dict[str, Any] = {"model_path": str(model), "engine": SMALL, "max_message_bytes": max_message_bytes}
-    prefill_config = NodeConfig("p0", fetch_from_decode=fetch, **common | (prefill or {}))
+    prefill_config = NodeConfig("p0", fetch_from_others=fetch, **common | (prefill or {}))
     decode_config = NodeConfig(FETCH_SOURCE, **common | (decode or {}))
     prefill_runtime = _runtime(prefill_config, distort(InProcessTransport(network, "p0")))
     decode_runtime = _runtime(decode_config, InProcessTransport(network, FETCH_SOURCE))

@@ -24,13 +24,13 @@ def test_a_model_alone_gives_one_node_of_each_role():
 
 def test_sections_reach_the_nodes_own_configs():
     config = load(
-        prefill={"count": 3, "node": {"engine": {"threads": 2}, "fetch_from_decode": {"enabled": False}}},
+        prefill={"count": 3, "node": {"engine": {"threads": 2}, "fetch_from_others": {"enabled": False}}},
         decode={"node": {"local_prefill": {"max_tokens": 0}}, "placement": {"resources": {"fast": 1}}},
         router={"port": 0},
     )
     assert config.prefill.count == 3
     assert config.prefill.node.engine.threads == 2
-    assert not config.prefill.node.fetch_from_decode.enabled
+    assert not config.prefill.node.fetch_from_others.enabled
     assert config.decode.node.local_prefill.max_tokens == 0
     assert config.decode.placement.resources == {"fast": 1}
     assert config.router.port == 0
@@ -92,7 +92,7 @@ def test_the_ports_of_several_routers_are_all_different():
         ({"decode": {"placement": {"num_gpus": 1.5}}}, "decode.placement.num_gpus 1.5: Ray gives whole GPUs above 1"),
         ({"decode": {"node": {"name": "d7"}}}, "c.yaml: decode.node.name: set at start for each node; remove it"),
         ({"decode": {"node": {"engine": {"state_share": 2}}}}, "decode.node.engine.state_share 2"),
-        ({"prefill": {"node": {"fetch_from_decode": {"min_tokens": 0}}}}, "fetch_from_decode.min_tokens 0: must be"),
+        ({"prefill": {"node": {"fetch_from_others": {"min_tokens": 0}}}}, "fetch_from_others.min_tokens 0: must be"),
         ({"decode": {"node": {"ucx": {"transports": ""}}}}, "decode.node.ucx.transports '': must not be empty"),
         ({"model": "/no/such/folder"}, "model /no/such/folder: no config.json there"),
         ({"model": None}, "c.yaml: model is missing: give the checkpoint's folder"),

@@ -69,9 +69,9 @@ def test_an_unknown_role_is_refused_with_those_that_there_are(capsys: pytest.Cap
 
 def test_a_node_has_the_settings_of_both_roles(tmp_path: Path) -> None:
     file = tmp_path / "node.yaml"
-    file.write_text("model_path: m\nfetch_from_decode: {min_tokens: 32}\nreservation_timeout_s: 5\n")
+    file.write_text("model_path: m\nfetch_from_others: {min_tokens: 32}\nreservation_timeout_s: 5\n")
     config = loaded(NodeConfig, NODE_FLAGS, ["-c", str(file)], name="n0")
-    assert (config.fetch_from_decode.min_tokens, config.reservation_timeout_s) == (32, 5)
+    assert (config.fetch_from_others.min_tokens, config.reservation_timeout_s) == (32, 5)
 
 
 @pytest.mark.parametrize("change", [{"name": ""}, {"port": 70000}, {"staging_buffers": 0}, {"shutdown_grace_s": -1}])

@@ -46,12 +46,12 @@ def test_bad_files_and_flags_end_with_a_message(tmp_path: Path, capsys: pytest.C
 
 def test_a_switch_is_turned_off_by_flag_and_by_file(model_folder: Path, tmp_path: Path):
     model = ["--model-path", str(model_folder)]
-    assert loaded(RouterConfig, FLAGS, model).fetch_from_decode
-    assert not loaded(RouterConfig, FLAGS, [*model, "--no-fetch-from-decode"]).fetch_from_decode
+    assert loaded(RouterConfig, FLAGS, model).fetch_from_others
+    assert not loaded(RouterConfig, FLAGS, [*model, "--no-fetch-from-others"]).fetch_from_others
     file = tmp_path / "router.yaml"
-    file.write_text("fetch_from_decode: false")
-    assert not loaded(RouterConfig, FLAGS, [*model, "-c", str(file)]).fetch_from_decode
-    assert loaded(RouterConfig, FLAGS, [*model, "-c", str(file), "--fetch-from-decode"]).fetch_from_decode
+    file.write_text("fetch_from_others: false")
+    assert not loaded(RouterConfig, FLAGS, [*model, "-c", str(file)]).fetch_from_others
+    assert loaded(RouterConfig, FLAGS, [*model, "-c", str(file), "--fetch-from-others"]).fetch_from_others
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

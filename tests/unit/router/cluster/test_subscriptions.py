@@ -146,7 +146,7 @@ async def test_a_suspect_is_no_fetch_source(running: Running) -> None:
 
 async def test_fetching_can_be_turned_off(start_router: StartRouter) -> None:
     cluster: FakeCluster = fake_cluster([1, 2, 3])
-    running = await start_router(cluster, fetch_from_decode=False)
+    running = await start_router(cluster, fetch_from_others=False)
     publish(running, "d0", ALL)
     await until(running, "d0", sequence=9)
     await ask(running)
