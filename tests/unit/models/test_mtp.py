@@ -1,88 +1,25 @@
 """Multi-token-prediction layers against an oracle of transformers' layers, float32 on CPU."""
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.forward.forward_batch import ForwardBatch
-from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.config import ModelError, UnsupportedModel
-from headrace.models.model import HybridModel
 from headrace.models.weights import load_model, random_model
+from tests.support.engine.drafting import BLOCK_SIZE, Drafting, Newest
 from tests.support.engine.mtp_checkpoints import MtpOracle, add_mtp
 
 FAMILIES = ("qwen35", "qwen35_moe", "qwen3_next")
 TOLERANCE = 1e-4
-BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS = 16, 32, 4
 BLOCKS_A = [9, 3, 17, 28, 5, 11, 30]  # 7 * 16 = 112 tokens, out of order
 BLOCKS_B = [8, 2, 16, 27, 4, 10, 29]
 BLOCKS_C = [7]
-
-
-class Newest(NamedTuple):
-    """A sequence's token that no step has seen, behind the state in its slot."""
-
-    token: int
-    position: int
-    blocks: Sequence[int]
-    slot: int
-
-
-@dataclass
-class Drafting:
-    """A model with its MTP layer over memory of its own, which is all NaN until it is written."""
-
-    model: HybridModel
-    memory: CacheMemory
-
-    @classmethod
-    def of(cls, model: HybridModel) -> "Drafting":
-        memory = CacheMemory(model.cache_layout(BLOCK_SIZE), NUM_BLOCKS, NUM_SLOTS)
-        for pool in memory.pools:
-            pool.fill_(float("nan"))
-        return cls(model, memory)
-
-    @torch.inference_mode()
-    def step(self, *inputs: SequenceInput) -> Tensor:
-        """Logits of the inputs' rows."""
-        model = self.model
-        batch = ForwardBatch.build(
-            inputs, BLOCK_SIZE, model.device, with_last_token_queries=model.uses_last_token_queries
-        )
-        return model.forward(batch, self.memory)
-
-    def prefill(self, tokens: list[int], blocks: Sequence[int], slot: int, *cuts: int, start: int = 0) -> None:
-        """Chunks from `start` on that end at `cuts` and at the end."""
-        for begin, end in zip((start, *cuts), (*cuts, len(tokens)), strict=True):
-            self.step(SequenceInput(tokens[begin:end], begin, blocks, slot if begin else None, slot))
-
-    @torch.inference_mode()
-    def drafts(self, *rows: "Newest", num_drafts: int) -> Tensor:
-        """Logits [sequences, num_drafts, V] after each sequence's newest token."""
-        hidden = self.model.last_hidden(self.memory, torch.tensor([row.slot for row in rows]))
-        tokens, logits = [row.token for row in rows], []
-        for ahead in range(num_drafts):
-            inputs = [
-                SequenceInput([token], row.position + ahead, row.blocks, row.slot, row.slot)
-                for token, row in zip(tokens, rows, strict=True)
-            ]
-            batch = ForwardBatch.build(inputs, BLOCK_SIZE, self.model.device)
-            hidden = self.model.draft_hidden(batch, self.memory, hidden)
-            logits.append(self.model.logits(hidden))
-            tokens = logits[-1].argmax(-1).tolist()
-        return torch.stack(logits, dim=1)
-
-    def entries(self, blocks: Sequence[int]) -> Tensor:
-        """The MTP layer's keys and values in these blocks: [2, tokens, KV heads, head dim]."""
-        return self.memory.attention[-1][list(blocks), 0].transpose(0, 1).flatten(1, 2)
 
 
 @pytest.fixture(scope="module")
