@@ -1,6 +1,7 @@
 """Nodes whose engine breaks: what they say about it, and how they end."""
 
 import asyncio
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,18 @@ async def test_a_step_without_memory_costs_one_request_and_no_node(model, tmp_pa
         assert "request r (20 tokens, max_tokens 16) needs more memory" in node.log.read_text()
     finally:
         node.stop()
+
+
+async def test_a_node_in_which_no_thread_can_run_is_ended_from_outside(model, tmp_path) -> None:
+    node = start("keeps the GIL", model, tmp_path, watchdog_s=5.0)
+    async with node_client("d0", node.ready["address"]) as client, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(NodeLost):
+            await decode_alone(client, request([POISON] * 20))
+    await asyncio.to_thread(node.wait)
+    assert node.exit_status == -signal.SIGABRT
+    log = node.log.read_text()
+    assert "d0: no thread has run Python for 5" in log and "(watchdog_s 5)" in log
+    assert "broken_node.py" in log, "it shows where the engine's thread hangs"
 
 
 async def test_a_node_whose_engine_hangs_says_so_and_ends_and_its_successor_serves(model, tmp_path) -> None:

@@ -1,5 +1,6 @@
 """A node in a process of its own whose engine breaks at a request with a POISON token."""
 
+import ctypes
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,10 +18,12 @@ HANG_S = 600.0
 
 @dataclass(frozen=True)
 class BrokenNode:
-    """fault   what a step with POISON among its tokens does: it raises, finds too little memory, or does not return"""
+    """fault   what a step with POISON among its tokens does: it raises, finds too little memory, or does not return,
+    without the GIL or with it
+    """
 
     config: NodeConfig
-    fault: Literal["raises", "no memory", "hangs"]
+    fault: Literal["raises", "no memory", "hangs", "keeps the GIL"]
 
 
 def broken_node(node: BrokenNode) -> NodeServer:
@@ -35,6 +38,8 @@ def broken_node(node: BrokenNode) -> NodeServer:
                     raise torch.OutOfMemoryError("Tried to allocate 8.14 GiB")
                 case "hangs":
                     time.sleep(HANG_S)
+                case "keeps the GIL":
+                    ctypes.PyDLL(None).pause()
         return launch(self, inputs, *others)
 
     vars_of_runner: Any = ModelRunner

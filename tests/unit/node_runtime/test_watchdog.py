@@ -1,36 +1,19 @@
 """An engine that stands still is noticed without its thread."""
 
 import threading
+import time
 
-import pytest
-
-from node_runtime.watchdog import EXIT_STATUS, LONGEST_TICK_S, SHORT_S, StallClock, Watchdog
+from node_runtime.watchdog import EXIT_STATUS, SHORT_S, Watchdog
 from tests.support.patience import PATIENCE_S
 
 
-def stalled(*ticks: tuple[int, float]) -> float:
-    clock = StallClock()
-    for turns, now_s in ticks:
-        clock.tick(turns, now_s)
-    return clock.stalled_s
-
-
-def test_an_engine_that_turns_is_not_stalled() -> None:
-    assert stalled(*((turn, turn * 0.5) for turn in range(100))) == 0
-
-
-def test_seconds_without_a_turn_are_counted() -> None:
-    standing = [(7, 100 + 0.5 * tick) for tick in range(21)]
-    assert stalled(*standing) == pytest.approx(10)
-    assert stalled(*standing, (8, 111)) == 0
-
-
 def test_the_sleep_of_an_idle_engine_is_no_stall() -> None:
-    assert stalled((7, 0.0), (7, SHORT_S / 2 - 0.1), (7, SHORT_S - 0.1)) == 0
-
-
-def test_a_process_that_was_stopped_as_a_whole_does_not_take_its_engine_for_hung() -> None:
-    assert stalled((7, 0.0), (7, 1000.0)) <= LONGEST_TICK_S
+    watchdog = Watchdog("d0", lambda: 7, 60.0)
+    for now_s in (0.0, SHORT_S / 2 - 0.1, SHORT_S - 0.1):
+        watchdog.look(now_s)
+    assert watchdog.stalled_s == 0
+    watchdog.look(SHORT_S)
+    assert watchdog.stalled_s == SHORT_S
 
 
 def test_a_process_whose_engine_stands_still_for_too_long_ends(monkeypatch, caplog) -> None:
@@ -61,6 +44,32 @@ def ended(monkeypatch) -> list[int]:
         statuses.append(status)
         is_over.set()
 
-    Watchdog("d0", lambda: 7, 0.5, end).start()
+    Watchdog("d0", lambda: 7, 0.5, end, FakePulse).start()
     assert is_over.wait(PATIENCE_S)
     return statuses
+
+
+class FakePulse:
+    """A pulse that nobody watches."""
+
+    def __init__(self, name: str, limit_s: float) -> None:
+        self.beats = 0
+        self.is_closed = threading.Event()
+
+    def beat(self) -> None:
+        self.beats += 1
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def test_each_look_is_a_beat_of_the_pulse_which_ends_with_the_watchdog() -> None:
+    pulse = FakePulse("d0", 60.0)
+    watchdog = Watchdog("d0", lambda: 7, 60.0, pulse=lambda name, limit_s: pulse)
+    watchdog.start()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while pulse.beats < 2:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    watchdog.stop()
+    assert pulse.is_closed.wait(PATIENCE_S)
