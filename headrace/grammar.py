@@ -137,14 +137,52 @@ def json_grammar(schema: object) -> str:
     if schema is not True and not isinstance(schema, dict):
         raise GrammarError(f"a JSON schema must be an object, not {json.dumps(schema):.40}")
     try:
-        schema = {} if schema is True else schema
-        own = schema.get("x-guidance")
+        plain: dict[str, Any] = {} if schema is True else _plain(schema)
+        own = plain.get("x-guidance")
         has_whitespace = isinstance(own, dict) and any(name.startswith("whitespace") for name in own)
         defaults: Any = {} if has_whitespace else {"whitespace_pattern": WHITESPACE}
         strictly: Any = {"lenient": False}  # an unknown keyword is never ignored
-        return LLMatcher.grammar_from_json_schema(schema, defaults, strictly)
+        return LLMatcher.grammar_from_json_schema(plain, defaults, strictly)
     except (ValueError, RecursionError) as error:
         raise GrammarError(_first_line(str(error))) from error
+
+
+_NEUTRAL: dict[str, Any] = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
+_IDLE_WITHOUT = {
+    "if": ("then", "else"),
+    "then": ("if",),
+    "else": ("if",),
+    "minContains": ("contains",),
+    "maxContains": ("contains",),
+}
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_VALUES = frozenset({"const", "enum", "x-guidance"})
+
+
+def _plain(schema: Any) -> Any:
+    """The same schema without keywords that say nothing, which llguidance refuses, and with whole numbers as such.
+
+    By JSON Schema 2020-12 `then` without `if` (core, 10.2.2) and `minContains` without `contains` (validation, 6.4) say
+    nothing, and 2.0 is the integer 2.
+    """
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if isinstance(schema, float) and schema.is_integer() and abs(schema) < 2**53:
+        return int(schema)
+    if not isinstance(schema, dict):
+        return schema
+    plain: dict[str, Any] = {}
+    for name, value in schema.items():
+        needs = _IDLE_WITHOUT.get(name)
+        if value is _NEUTRAL.get(name, plain) or (needs is not None and not any(each in schema for each in needs)):
+            continue
+        if name in _VALUES:
+            plain[name] = value
+        elif name in _MAPS and isinstance(value, dict):
+            plain[name] = {key: _plain(each) for key, each in value.items()}
+        else:
+            plain[name] = _plain(value)
+    return plain
 
 
 def lark_grammar(lark: str) -> str:

@@ -46,6 +46,46 @@ def test_an_unwanted_token_is_left_out_unless_nothing_else_is_left(grammars: Gra
     assert (open_ended.is_complete, whole.is_complete) == (False, True)
 
 
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "array", "maxItems": 1.0, "uniqueItems": False}, "[1]", "[1,1]"),
+        ({"type": "integer", "then": {"const": 1}, "else": {"const": 2}}, "3", '"a"'),
+        ({"type": "integer", "if": {"const": 1}}, "3", '"a"'),
+        ({"type": "array", "minContains": 2, "items": {"type": "integer"}}, "[]", '["a"]'),
+        ({"type": "object", "unevaluatedProperties": True, "required": ["a"]}, '{"a":1}', "{}"),
+        ({"type": "object", "properties": {"uniqueItems": False, "then": {"const": 1}}}, '{"then":1}', '{"then":2}'),
+        ({"type": "object", "properties": {"uniqueItems": False}}, "{}", '{"uniqueItems":1}'),
+        ({"const": {"uniqueItems": False, "if": 1}}, '{"uniqueItems":false,"if":1}', "{}"),
+    ],
+)
+def test_keywords_that_say_nothing_are_no_reason_to_refuse(grammars: Grammars, schema: object, right: str, wrong: str):
+    text = json_grammar(schema)
+    grammar.check_grammar(text)
+    assert (accepts(grammars, text, right), accepts(grammars, text, wrong)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"uniqueItems": True},
+        {"if": {"const": 1}, "then": {"const": 1}},
+        {"contains": {"const": 1}, "minContains": 2},
+        {"unevaluatedProperties": False},
+        {"allOf": [{"then": {}}, {"$ref": "#/allOf/0/then"}]},
+    ],
+)
+def test_keywords_that_say_something_are_not_left_out(schema: object):
+    with pytest.raises(GrammarError):
+        grammar.check_grammar(json_grammar(schema))
+
+
+def accepts(grammars: Grammars, text: str, document: str) -> bool:
+    matcher = grammars.answer(text).matcher
+    tokens = ids(document)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
 def test_answers_of_one_grammar_go_their_own_ways(grammars: Grammars):
     text = lark_grammar('start: "yes" | "no"')
     first, second = grammars.answer(text), grammars.answer(text)
