@@ -43,6 +43,17 @@ class AnswerGrammar:
         """The answer's next tokens; afterwards `error` is set if the grammar does not allow them."""
         self.matcher.consume_tokens(list(token_ids))
 
+    def after(self, token_ids: Sequence[int]) -> AnswerGrammar:
+        """A copy that has come so much further; this one stays where it is."""
+        further = AnswerGrammar(self.matcher.deep_copy())
+        further.append(token_ids)
+        return further
+
+    def allowed(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """The leading ones of these tokens after which the grammar allows another one."""
+        allowed = token_ids[: self.matcher.validate_tokens(list(token_ids))]
+        return allowed[:-1] if allowed and self.after(allowed).matcher.is_stopped() else allowed
+
     @property
     def is_complete(self) -> bool:
         """True if the answer is whole and nothing may follow it."""

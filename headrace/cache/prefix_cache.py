@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from headrace.cache.claims import Claim, Hold
+from headrace.cache.draft_slots import DraftSlots
 from headrace.cache.errors import BadTokens, CorruptCache, MisplacedState
 from headrace.cache.events import CacheContents, CacheEvent
 from headrace.cache.eviction import EvictionPolicy, eviction_policy
@@ -29,8 +30,9 @@ nor a chat of many turns can drive out all others'."""
 class PrefixCache:
     """Two independent pools under one index of prefixes.
 
-    eviction   eviction order of checkpoints; None: the default policy
-    on_event   called for everything that becomes findable or stops being so, as it happens
+    num_draft_slots   slots beyond `num_slots` that hold states between drafts: no claim or checkpoint takes them
+    eviction          eviction order of checkpoints; None: the default policy
+    on_event          called for everything that becomes findable or stops being so, as it happens
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class PrefixCache:
         num_blocks: int,
         num_slots: int,
         block_size: int,
+        num_draft_slots: int = 0,
         eviction: EvictionPolicy | None = None,
         on_event: Callable[[CacheEvent], None] = lambda event: None,
     ) -> None:
@@ -48,11 +51,12 @@ class PrefixCache:
         self.block_size = block_size
         self._storage = Storage(
             num_blocks=num_blocks,
-            num_slots=num_slots,
+            num_slots=num_slots + num_draft_slots,
             block_size=block_size,
             eviction=eviction or eviction_policy(),
             on_event=on_event,
         )
+        self.draft_slots = DraftSlots(self._storage.slots.reserve(num_draft_slots) or [])
         self._max_checkpoints = max(1, num_slots // PREFIX_SHARE)
 
     # Matching and claiming
@@ -279,10 +283,10 @@ class PrefixCache:
         return CacheContents(index.keys(), [checkpoint.key for checkpoint in index.checkpoints()])
 
     def stats(self) -> CacheStats:
-        storage = self._storage
+        storage, slots = self._storage, self._storage.slots.counts()
         return CacheStats(
             blocks=storage.blocks.counts(),
-            slots=storage.slots.counts(),
+            slots=replace(slots, in_use=slots.in_use - self.draft_slots.num_free),
             num_indexed_blocks=storage.index.num_blocks,
             num_checkpoints=storage.index.num_checkpoints,
             totals=replace(storage.totals),

@@ -63,14 +63,16 @@ S = TypeVar("S", bound=CachedSequence)
 class ScheduledChunk(Generic[S]):
     """One sequence's part of a step: the tokens `span.start` .. `span.end - 1`, and the checkpoints it leaves.
 
-    emit     boundaries inside the span, ascending, with the slots that the kernels write their states to
-    at_end   the boundary at the end of the span, if kept: the running state itself is donated after the step
+    emit          boundaries inside the span, ascending, with the slots that the kernels write their states to
+    at_end        the boundary at the end of the span, if kept: the running state itself is donated after the step
+    draft_slots   slots for the states after all its tokens but the last, if all but the first are drafts
     """
 
     sequence: S
     span: ChunkSpan
     emit: list[tuple[Boundary, SlotId]] = field(default_factory=list)
     at_end: Boundary | None = None
+    draft_slots: list[SlotId] = field(default_factory=list)
 
 
 class Publisher:

@@ -17,6 +17,7 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.cost_fit import prior_costs
+from headrace.engine.drafting import Drafting
 from headrace.engine.engine import Engine
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import LatestArrival, Scheduler
@@ -28,6 +29,7 @@ from headrace.kernels.lib.dispatch import set_hopper_kernels
 from headrace.models.flops import attention_parity_position
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model, random_model
+from headrace.speculation.drafter import Drafter
 
 
 @dataclass(frozen=True)
@@ -54,18 +56,30 @@ def build_engine(model_path: str, config: EngineConfig, clock: Callable[[], floa
 
 
 def engine_around(
-    model: HybridModel, config: EngineConfig, clock: Callable[[], float], tokenizer_file: Path | None = None
+    model: HybridModel,
+    config: EngineConfig,
+    clock: Callable[[], float],
+    tokenizer_file: Path | None = None,
+    drafter: Drafter | None = None,
+    max_drafts: int = 0,
 ) -> BuiltEngine:
     """Sizes the pools by the memory that the model left free, and warms a GPU up. Raises ConfigError.
 
     tokenizer_file   read when a request has a grammar; None: such requests are refused
+    drafter          proposes `max_drafts` tokens for each request and step at most; None: there are no drafts
     """
     set_hopper_kernels(config.hopper_kernels)
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     free_bytes = measure_free_bytes(torch.device(config.device))
-    sizes = PoolSizes.fit(layout, config, free_bytes=free_bytes, max_model_tokens=longest)
-    memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots, config.device)
+    sizes = PoolSizes.fit(
+        layout,
+        config,
+        free_bytes=free_bytes,
+        max_model_tokens=longest,
+        max_drafts=max_drafts if drafter is not None else 0,
+    )
+    memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots + sizes.num_draft_slots, config.device)
     max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
     parity_depth = attention_parity_position(model.config)
     journal = Journal()
@@ -84,6 +98,7 @@ def engine_around(
             num_blocks=sizes.num_blocks,
             num_slots=sizes.num_slots,
             block_size=config.block_size,
+            num_draft_slots=sizes.num_draft_slots,
             eviction=eviction_policy(config.eviction_policy, parity_depth),
             on_event=journal.record,
         ),
@@ -98,8 +113,14 @@ def engine_around(
         grammars=Grammars(tokenizer_file, model.config.vocab_size, model.config.eos_token_ids),
         overlap=config.overlaps,
         clock=clock,
+        drafting=None if drafter is None else Drafting(drafter, max_drafts, _most_drafts(config, sizes)),
     )
     return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)
+
+
+def _most_drafts(config: EngineConfig, sizes: PoolSizes) -> int:
+    """Drafts of a step at most: each has a slot, and half the rows that its decodes leave stay for prompts."""
+    return min(sizes.num_draft_slots, (config.max_step_tokens - config.max_running) // 2)
 
 
 def _model(path: str, config: EngineConfig) -> HybridModel:

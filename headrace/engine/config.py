@@ -103,14 +103,26 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """How many blocks and slots fit the budget; measured once, after the weights are loaded."""
+    """How many blocks and slots fit the budget; measured once, after the weights are loaded.
+
+    num_draft_slots   slots beside the others, for the states between drafts
+    """
 
     num_blocks: int
     num_slots: int
+    num_draft_slots: int = 0
 
     @classmethod
-    def fit(cls, layout: CacheLayout, config: EngineConfig, *, free_bytes: int, max_model_tokens: int) -> PoolSizes:
-        """Raises ConfigError when the budget cannot hold a single request."""
+    def fit(
+        cls,
+        layout: CacheLayout,
+        config: EngineConfig,
+        *,
+        free_bytes: int,
+        max_model_tokens: int,
+        max_drafts: int = 0,
+    ) -> PoolSizes:
+        """Raises ConfigError when the budget cannot hold a single request. `max_drafts`: of a request in a step."""
         budget = config.cache_bytes or free_bytes
         share = config.state_share or state_share(layout, max_model_tokens)
         num_slots = int(budget * share) // layout.state_bytes
@@ -121,8 +133,12 @@ class PoolSizes:
                 f"cache_bytes {budget} holds {num_blocks} blocks of {layout.block_bytes} bytes and {num_slots} "
                 f"states of {layout.state_bytes}: raise cache_bytes or move state_share {share:.2f}"
             )
-        return cls(num_blocks, num_slots)
+        num_draft_slots = min(config.max_running * max_drafts, int(num_slots * DRAFT_SHARE))
+        return cls(num_blocks, num_slots - num_draft_slots, num_draft_slots)
 
+
+DRAFT_SHARE = 1 / 4
+"""Share of a node's slots that drafts get at most: where it holds few states, it drafts less."""
 
 TOKENS_PER_STATE = 8192
 

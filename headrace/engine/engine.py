@@ -19,6 +19,7 @@ from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.client_work import ClientWork
+from headrace.engine.drafting import Drafting
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
 from headrace.engine.intake import BadRequest
 from headrace.engine.load import shape_of
@@ -28,10 +29,10 @@ from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Computed, Failed, Halted, Sampled, Scored, Sequence, Started
 from headrace.engine.step import InFlight, Shortage, StepBuilder, rows_to_score
-from headrace.engine.step_masks import StepMasks
+from headrace.engine.step_masks import StepMasks, WantedMask
 from headrace.engine.stopping import StopRules
 from headrace.grammar import Grammars
-from headrace.request import FinishReason
+from headrace.request import FinishReason, Token
 from headrace.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Engine(EngineRequests):
         grammars: Grammars,
         overlap: bool,
         clock: Callable[[], float],
+        drafting: Drafting | None = None,
     ) -> None:
         super().__init__(
             cache,
@@ -75,6 +77,7 @@ class Engine(EngineRequests):
         self._masks = StepMasks(grammars, self._rules.unwanted)
         self._client_work = ClientWork()
         self._overlap = overlap
+        self.drafting = drafting
         self._in_flight: InFlight | None = None
         self._in_step: list[ScheduledChunk[Sequence]] = []
         self._known_done_s = 0.0  # when the last step was known to be done
@@ -88,11 +91,13 @@ class Engine(EngineRequests):
 
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
+        had_tokens = self._in_flight is not None
         self._in_step = [] if self._in_flight is None else self._in_flight.chunks
+        if self.drafting is not None:
+            self._draft(self.drafting)
         chunks = self._schedule()
         self._in_step = [*self._in_step, *chunks]
         self._report_started(chunks)
-        had_tokens = self._in_flight is not None
         launched = self._try_launch(chunks)
         if isinstance(launched, Shortage):
             self._do_without(chunks, launched)
@@ -102,7 +107,7 @@ class Engine(EngineRequests):
                 self._take_tokens(previous)  # while the new step runs
             if launched is not None:
                 self._publish_written(launched)
-                if not self._overlap:
+                if not self._overlap or launched.has_drafts:
                     self._settle()
         self._in_step = []
         return bool(chunks) or had_tokens
@@ -121,6 +126,13 @@ class Engine(EngineRequests):
 
     # ------------------------------------------------------------ schedule
 
+    def _draft(self, drafting: Drafting) -> None:
+        """Has the sequences that decode draft for the next step. A draft follows known tokens, so they settle first."""
+        if any(drafting.can_draft(sequence, self._rules) for sequence in self._running):
+            self._settle()
+            self._in_step = []
+        drafting.propose(self._running, self._rules)
+
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
         now_s = self._clock()
@@ -130,6 +142,8 @@ class Engine(EngineRequests):
             chunks = self._scheduler.schedule((s for s in self._running if self._takes_part(s)), self.cost_fit.costs)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
+            if self.drafting is not None and self.drafting.forget():
+                continue  # drafts are not worth another request's blocks
             if not self._settle():
                 self._preempt(self._settled_paused() or self._victims.victim(self._running))
         for chunk in chunks:
@@ -137,6 +151,9 @@ class Engine(EngineRequests):
             self._client_work.add(chunk.sequence.request.client, cost, now_s)
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
+        if self.drafting is not None:
+            for chunk in chunks:
+                chunk.draft_slots = self.cache.draft_slots.take(_num_drafts(chunk))
         return chunks
 
     def _takes_part(self, sequence: Sequence) -> bool:
@@ -167,15 +184,15 @@ class Engine(EngineRequests):
         began_s = self._clock()
         behind = self._in_flight.launched.drawn if self._in_flight is not None else None
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
-        settle = self._settle if any(map(self._num_pending, step.constrained)) else None
+        settle = self._settle if any(self._num_pending(sequence) for sequence, _ in step.constrained) else None
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
             launched = self._runner.launch(step.inputs, step.draws, step.rows, wait_for_masks)
         self._give_up_confused(step.constrained)
         return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind)
 
-    def _give_up_confused(self, constrained: list[Sequence]) -> None:
+    def _give_up_confused(self, constrained: list[WantedMask]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
-        for sequence in set(constrained).intersection(self._running):
+        for sequence in {sequence for sequence, _ in constrained}.intersection(self._running):
             if sequence.grammar is not None and (error := sequence.grammar.error) is not None:
                 self._running.remove(sequence)
                 sequence.job.on_event(Failed(BadRequest(f"grammar: the answer cannot go on by it: {error}")))
@@ -187,6 +204,8 @@ class Engine(EngineRequests):
             sequence = chunk.sequence
             if sequence not in running:
                 continue  # its last token has come in meanwhile: this one was too many
+            if chunk.draft_slots:
+                continue  # how many of its tokens count is known when they are taken
             sequence.num_computed = chunk.span.end
             self._publisher.written(chunk)
             self._report_progress(chunk)
@@ -221,6 +240,7 @@ class Engine(EngineRequests):
         for chunk in chunks:
             for _, slot in chunk.emit:
                 self.cache.release_slot(chunk.sequence.held, slot)
+            self.cache.draft_slots.give_back(chunk.draft_slots)
         sequences = [chunk.sequence for chunk in chunks if chunk.sequence in running]
         self.shortages += 1
         if sequences:
@@ -274,17 +294,48 @@ class Engine(EngineRequests):
         for chunk, scores in zip(step.inputs.scored, step.launched.scores, strict=True):
             if chunk.sequence in running:
                 self._take_scores(chunk, scores)
-        for sequence, token in zip(step.inputs.draw_index, tokens, strict=True):
-            if sequence not in running:
-                continue
-            self.sampled_tokens += 1
-            sequence.append(token.id)
-            finish = self._rules.finish_reason(sequence)
-            sequence.job.on_event(Sampled(token, finish))
-            if finish is not None:
-                self._end(sequence, finish)
-            elif sequence.num_sampled >= sequence.job.max_new:
-                self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
+        for sequence, draw in step.inputs.draw_index.items():
+            if sequence in running and not sequence.drafts:
+                self._take_token(sequence, tokens[draw])
+        if step.has_drafts:
+            for chunk in step.chunks:
+                if chunk.draft_slots:
+                    self._take_verified(chunk, tokens[step.inputs.draw_index[chunk.sequence] :])
+
+    def _take_token(self, sequence: Sequence, token: Token) -> None:
+        self.sampled_tokens += 1
+        sequence.append(token.id)
+        finish = self._rules.finish_reason(sequence)
+        sequence.job.on_event(Sampled(token, finish))
+        if finish is not None:
+            self._end(sequence, finish)
+        elif sequence.num_sampled >= sequence.job.max_new:
+            self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
+
+    def _take_verified(self, chunk: ScheduledChunk[Sequence], tokens: list[Token]) -> None:
+        """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.
+
+        Each is published and appended as if it had come in a step of its own.
+        """
+        sequence, drafts, slots = chunk.sequence, chunk.sequence.drafts, self.cache.draft_slots
+        sequence.drafts = ()
+        num_taken = 0
+        if sequence in self._running:
+            states = (*chunk.draft_slots, sequence.held.slot)
+            for token, draft, state in zip(tokens, (*drafts, None), states, strict=False):
+                slots.accept(sequence.held, chunk.draft_slots, state)
+                sequence.num_computed += 1
+                self.computed_tokens += 1
+                self._publisher.written(chunk)
+                num_taken += 1
+                self._take_token(sequence, token)
+                if token.id != draft or sequence not in self._running:
+                    break
+            if num_taken > 1 and sequence.request.sampling.has_penalty:
+                self._runner.token_counts.count(sequence, [token.id for token in tokens[1:num_taken]])
+        slots.give_back(chunk.draft_slots)
+        if self.drafting is not None:
+            self.drafting.verified(len(drafts), max(0, num_taken - 1))
 
     def _note_time(self, step: InFlight) -> None:
         """Notes that a step is done. Behind another one it took the time since that was.
@@ -306,3 +357,7 @@ class Engine(EngineRequests):
         sequence.num_scored = rows_to_score(chunk).stop
         if sequence.job.max_new == 0 and not sequence.to_score:
             self._end(sequence, FinishReason.LENGTH)
+
+
+def _num_drafts(chunk: ScheduledChunk[Sequence]) -> int:
+    return 0 if chunk.sequence.is_prefilling else len(chunk.sequence.drafts)

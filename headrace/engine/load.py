@@ -56,7 +56,10 @@ def _expected(sequence: Sequence) -> tuple[int, int]:
 
 
 def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
-    """The contents of a step of these chunks; call before they are counted as computed."""
+    """The contents of a step of these chunks; call before they are counted as computed.
+
+    Drafts count as a prompt's tokens do: they are rows behind the newest token, computed as chunks are.
+    """
     num_decoding = context_tokens = prefill_tokens = prefill_depths = 0
     for chunk in chunks:
         start, end = chunk.span.start, chunk.span.end
@@ -65,5 +68,7 @@ def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
             prefill_depths += (end * (end - 1) - start * (start - 1)) // 2
         else:
             num_decoding += 1
-            context_tokens += end
+            context_tokens += start + 1
+            prefill_tokens += end - start - 1  # drafts
+            prefill_depths += (end * (end - 1) - start * (start + 1)) // 2
     return StepShape(num_decoding, context_tokens, prefill_tokens, prefill_depths)

@@ -1,9 +1,9 @@
 """Scheduling: which sequences run in the next step, how many tokens of each, and which one is preempted.
 
-Pure: no tensors, no clock. Decoding sequences go first (one token each). Prefills share what they leave of the budget,
-B. Prompts with less than half as many tokens left as the one that arrived first get up to SHORT_SHARE of it, those with
-the fewest first; it gets the rest, and what it leaves goes by arrival. So a short prompt does not wait for a long one,
-and prompts of one length are computed one after another.
+Pure: no tensors, no clock. Decoding sequences go first: one token each, and its drafts. Prefills share what they leave
+of the budget, B. Prompts with less than half as many tokens left as the one that arrived first get up to SHORT_SHARE
+of it, those with the fewest first; it gets the rest, and what it leaves goes by arrival. So a short prompt does not
+wait for a long one, and prompts of one length are computed one after another.
 
 Before shorter prompts come those of lighter clients, whose requests took less of this engine lately (`ClientWork`, in
 doublings of a step): with one, the others get up to LIGHT_SHARE. So a client that asks now and then does not wait for
@@ -36,6 +36,7 @@ from typing import Protocol
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.load import shape_of
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
 from headrace.step_costs import StepCosts, StepShape
@@ -72,7 +73,7 @@ class Scheduler:
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling][: self.max_running]
-        decodes = [ScheduledChunk(s, ChunkSpan(s.num_computed, s.num_computed + 1)) for s in turns if s is not head]
+        decodes = [ScheduledChunk(s, _newest(s)) for s in turns if s is not head]
         return decodes + self._prefills(prefilling, decodes, costs) if head in turns else decodes
 
     def _prefills(
@@ -87,8 +88,7 @@ class Scheduler:
         preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
-            beside = StepShape(len(decodes), sum(chunk.span.end for chunk in decodes))
-            budget, least = self.within(gap_s, beside, first.num_computed, costs), 1
+            budget, least = self.within(gap_s, shape_of(decodes), first.num_computed, costs), 1
         else:
             full = ChunkSpan(0, self.max_step_tokens)
             if not decodes and not preferred:
@@ -112,14 +112,17 @@ class Scheduler:
     def _beside(self, decodes: list[ScheduledChunk[Sequence]], cost: float) -> StepBudget:
         """Budget that the decodes leave to prompts of a step that may cost so much."""
         left = cost - sum(self.token_cost.of(chunk.span) for chunk in decodes)
-        return StepBudget(self.token_cost, self.max_step_tokens - len(decodes), max(left, LEAST_SHARE * cost))
+        num_rows = sum(chunk.span.end - chunk.span.start for chunk in decodes)
+        return StepBudget(self.token_cost, self.max_step_tokens - num_rows, max(left, LEAST_SHARE * cost))
 
     def within(self, gap_s: float, beside: StepShape, depth: int, costs: StepCosts) -> StepBudget:
         """Budget of prompts, in seconds, in a step that keeps a gap beside decodes: a block at `depth` at least."""
         token_cost = TokenCost.in_seconds(costs)
-        left_s = KEPT_SHARE * gap_s - costs.decode_part_s(beside) - costs.chunk_s
+        drafts_s = costs.token_s * beside.prefill_tokens + costs.depth_s * beside.prefill_depths
+        left_s = KEPT_SHARE * gap_s - costs.decode_part_s(beside) - costs.chunk_s - drafts_s
         block_s = token_cost.of(ChunkSpan(depth, depth + self.block_size))
-        return StepBudget(token_cost, self.max_step_tokens - beside.num_decoding, max(left_s, block_s))
+        num_rows = beside.num_decoding + beside.prefill_tokens
+        return StepBudget(token_cost, self.max_step_tokens - num_rows, max(left_s, block_s))
 
     def _chunks(self, prefilling: list[Sequence], budget: StepBudget) -> list[ScheduledChunk[Sequence]]:
         """Chunks in this order, as long as the budget lasts."""
@@ -139,6 +142,11 @@ class Scheduler:
         if end < last and end // self.block_size * self.block_size > start:
             end = end // self.block_size * self.block_size
         return ChunkSpan(start, end) if end > start else None
+
+
+def _newest(sequence: Sequence) -> ChunkSpan:
+    """The newest token of one that decodes, and its drafts."""
+    return ChunkSpan(sequence.num_computed, sequence.num_computed + 1 + len(sequence.drafts))
 
 
 def _left(sequence: Sequence) -> int:

@@ -173,6 +173,7 @@ class Sequence:
     num_scored       leading tokens of the prompt after which the next one's logprob has been reported
     checkpoints      positions in its prompt of the checkpoints published for it
     decoded          checkpoints in its answer that are still kept
+    drafts           tokens that may follow its newest one, for the step that is being made; () but for that
     grammar          how far its answer has come in the grammar that it obeys; None: it obeys none
     """
 
@@ -200,6 +201,7 @@ class Sequence:
     num_scored: int = 0
     checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
+    drafts: tuple[int, ...] = ()
     grammar: AnswerGrammar | None = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 
 from headrace.cache.publishing import ScheduledChunk
@@ -10,6 +11,7 @@ from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.sampler import Drawn
 from headrace.engine.sequence import Sequence
+from headrace.engine.step_masks import WantedMask
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.step_costs import StepShape
@@ -22,15 +24,15 @@ class StepInputs:
     """The runner's orders for a step, and the sequences that its draws and scores belong to.
 
     draws         for each draw its logit row and its settings
-    draw_index    the sequences that get a token, and its index among `draws`
-    constrained   the sequences whose draws have masks, in the order of their `mask_row`s
+    draw_index    the sequences that get a token, and its index among `draws`; those of drafts come behind it
+    constrained   the masks of the draws with a `mask_row`, in that order
     scored        the chunks whose rows are scored, in the order of `rows`
     """
 
     inputs: list[SequenceInput] = field(default_factory=list)
     draws: list[tuple[int, Draw]] = field(default_factory=list)
     draw_index: dict[Sequence, int] = field(default_factory=dict)
-    constrained: list[Sequence] = field(default_factory=list)
+    constrained: list[WantedMask] = field(default_factory=list)
     scored: list[ScheduledChunk[Sequence]] = field(default_factory=list)
     rows: list[PromptRows] = field(default_factory=list)
 
@@ -50,6 +52,11 @@ class InFlight:
     shape: StepShape
     began_s: float
     behind: Drawn | None
+
+    @property
+    def has_drafts(self) -> bool:
+        """True if how many of its tokens count is not known before it is over."""
+        return any(chunk.draft_slots for chunk in self.chunks)
 
 
 @dataclass(frozen=True)
@@ -75,18 +82,21 @@ class StepBuilder:
                 step.scored.append(chunk)
                 step.rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - chunk.span.start))
             draws_token = _draws_token(chunk)
-            num_logits = chunk.span.end - chunk.span.start if to_score else int(draws_token)
+            num_logits = chunk.span.end - chunk.span.start if to_score or chunk.draft_slots else int(draws_token)
             num_rows += num_logits
             future_token = pending.get(sequence)
             if draws_token:
                 step.draw_index[sequence] = len(step.draws)
-                step.draws.append((num_rows - 1, self._draw(sequence, future_token, len(step.constrained))))
-                step.constrained.extend([sequence] * (sequence.grammar is not None))
+                first_row = num_rows - 1 - len(chunk.draft_slots)
+                step.draws.append((first_row, self._draw(sequence, future_token, step.constrained)))
+                for num_drafts in range(1, len(chunk.draft_slots) + 1):
+                    draw = self._draw_after(sequence, sequence.drafts[:num_drafts], step.constrained)
+                    step.draws.append((first_row + num_drafts, draw))
             step.inputs.append(_sequence_input(chunk, num_logits, future_token))
         return step
 
-    def _draw(self, sequence: Sequence, pending: int | None, mask_row: int) -> Draw:
-        """The draw of its next token; `mask_row` is the row of the step's next mask, if it needs one."""
+    def _draw(self, sequence: Sequence, pending: int | None, masks: list[WantedMask]) -> Draw:
+        """The draw of its next token; its mask, if it needs one, is appended."""
         request, counts_row, bias_row = sequence.request, None, None
         if request.sampling.has_penalty:
             # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
@@ -96,8 +106,19 @@ class StepBuilder:
         draw = self._rules.draw(sequence, pending)
         if counts_row is None and bias_row is None and sequence.grammar is None:
             return draw
-        mask = None if sequence.grammar is None else mask_row
-        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask)
+        mask_row = _mask_row(sequence, (), masks)
+        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask_row)
+
+    def _draw_after(self, sequence: Sequence, drafts: tuple[int, ...], masks: list[WantedMask]) -> Draw:
+        """The draw of the token after these drafts, as `_draw` would make it if they were the sequence's tokens."""
+        sampling, counts_row, bias_row = sequence.request.sampling, None, None
+        if sampling.has_penalty:
+            counts_row = self._runner.token_counts.row_after(sequence, drafts)
+        if sampling.has_bias:
+            bias_row = self._runner.token_biases.row(sequence, sampling)
+        draw = self._rules.draw_after(sequence, drafts)
+        mask_row = _mask_row(sequence, drafts, masks)
+        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask_row)
 
 
 def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
@@ -112,15 +133,29 @@ def _draws_token(chunk: ScheduledChunk[Sequence]) -> bool:
     return chunk.span.end >= chunk.sequence.prefill_length and chunk.sequence.job.max_new > 0
 
 
+def _mask_row(sequence: Sequence, drafts: tuple[int, ...], masks: list[WantedMask]) -> int | None:
+    if sequence.grammar is None:
+        return None
+    masks.append((sequence, drafts))
+    return len(masks) - 1
+
+
 def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_token: int | None) -> SequenceInput:
     sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
+    tokens: SequenceOf[int] = (FUTURE_TOKEN,)
+    if future_token is None:
+        tokens = sequence.tokens[span.start : span.end]
+    if chunk.draft_slots:
+        tokens = [*tokens, *sequence.drafts]
+    emit = [(boundary.num_tokens, slot) for boundary, slot in chunk.emit]
+    emit += enumerate(chunk.draft_slots, span.start + 1)
     return SequenceInput(
-        tokens=sequence.tokens[span.start : span.end] if future_token is None else (FUTURE_TOKEN,),
+        tokens=tokens,
         start=span.start,
         block_ids=claim.block_ids,
         src_slot=sequence.state_slot if span.start else None,
         dst_slot=claim.slot,
-        emit=tuple((boundary.num_tokens, slot) for boundary, slot in chunk.emit),
+        emit=tuple(emit),
         num_logits=num_logits,
         future_token=future_token,
     )

@@ -15,47 +15,50 @@ from headrace.grammar import AnswerGrammar, Grammars
 WaitForMasks = Callable[[], NDArray[np.int32]]
 """Returns masks [K, ceil(V / 32)]: K draws, V ids. For the time when the step is launched."""
 
+WantedMask = tuple[engine_sequence.Sequence, tuple[int, ...]]
+"""The mask of the token after a sequence's own tokens and these drafts."""
+
 
 class StepMasks:
     """Computes masks in a thread of its own, which leaves the GIL to others. It starts with the first mask.
 
-    unwanted   ids that a sequence takes only if its grammar leaves no other
+    unwanted   ids that a sequence takes after so many drafts only if its grammar leaves no other
     """
 
-    def __init__(self, grammars: Grammars, unwanted: Callable[[engine_sequence.Sequence], Iterable[int]]) -> None:
+    def __init__(self, grammars: Grammars, unwanted: Callable[[engine_sequence.Sequence, int], Iterable[int]]) -> None:
         self._grammars = grammars
         self._unwanted = unwanted
         self._thread = ThreadPoolExecutor(1, "masks")
 
     @contextmanager
     def computed(
-        self, sequences: Sequence[engine_sequence.Sequence], settle: Callable[[], object] | None
+        self, wanted: Sequence[WantedMask], settle: Callable[[], object] | None
     ) -> Iterator[WaitForMasks | None]:
-        """The masks of these sequences' next tokens, begun at once; None if there are no sequences.
+        """These masks, begun at once; None if there are none.
 
         With `settle` they are begun when they are asked for: it makes tokens known that are still on the device.
         """
-        if not sequences:
+        if not wanted:
             yield None
         elif settle is not None:
 
             def settle_and_fill() -> NDArray[np.int32]:
                 settle()
-                return self._fill(sequences)
+                return self._fill(wanted)
 
             yield settle_and_fill
         else:
-            filling = self._thread.submit(self._fill, sequences)
+            filling = self._thread.submit(self._fill, wanted)
             try:
                 yield filling.result
             finally:  # a launch that failed has not waited, and matchers belong to one thread at a time
                 wait((filling,))
 
-    def _fill(self, sequences: Sequence[engine_sequence.Sequence]) -> NDArray[np.int32]:
-        answers = [_grammar(sequence) for sequence in sequences]
-        return self._grammars.masks(answers, [self._unwanted(sequence) for sequence in sequences])
+    def _fill(self, wanted: Sequence[WantedMask]) -> NDArray[np.int32]:
+        answers = [_grammar(*each) for each in wanted]
+        return self._grammars.masks(answers, [self._unwanted(sequence, len(drafts)) for sequence, drafts in wanted])
 
 
-def _grammar(sequence: engine_sequence.Sequence) -> AnswerGrammar:
+def _grammar(sequence: engine_sequence.Sequence, drafts: tuple[int, ...]) -> AnswerGrammar:
     assert sequence.grammar is not None, "a sequence without a grammar needs no mask"
-    return sequence.grammar
+    return sequence.grammar.after(drafts) if drafts else sequence.grammar

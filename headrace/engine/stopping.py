@@ -31,10 +31,20 @@ class StopRules:
             return replace(draw, banned=(*banned, *words.banned(tokens, start)))
         return replace(draw, banned_after=words.banned_after(tokens, start), pending=pending)
 
-    def unwanted(self, sequence: Sequence) -> tuple[int, ...]:
-        """Ids that a sequence whose tokens are all known takes only if its grammar leaves no other."""
+    def draw_after(self, sequence: Sequence, drafts: tuple[int, ...]) -> Draw:
+        """The draw of the token after these drafts, if they follow its tokens, which are all known."""
+        sampling, words = sequence.request.sampling, sequence.bad_words
+        too_early = sequence.num_output + len(drafts) < sampling.min_tokens
+        banned = self._stop_ids(sequence) if too_early and sequence.grammar is None else ()
+        if words is not None:
+            tokens = [*sequence.tokens, *drafts]
+            banned = (*banned, *words.banned(tokens, sequence.request.num_prompt_tokens))
+        return Draw(sampling, len(sequence.tokens) + len(drafts), banned)
+
+    def unwanted(self, sequence: Sequence, num_drafts: int = 0) -> tuple[int, ...]:
+        """Ids that a sequence, its tokens known, takes after so many drafts only if its grammar leaves no other."""
         sampling = sequence.request.sampling
-        stops = self._stop_ids(sequence) if sequence.num_output < sampling.min_tokens else ()
+        stops = self._stop_ids(sequence) if sequence.num_output + num_drafts < sampling.min_tokens else ()
         return (*stops, *self.eos_token_ids) if sampling.ignore_eos else stops
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
@@ -43,6 +53,14 @@ class StopRules:
             sequence.num_sampled + num_pending < sequence.job.max_new
             and sequence.num_output + num_pending < sequence.request.sampling.max_tokens
             and len(sequence.tokens) + num_pending < self.max_model_tokens
+        )
+
+    def most_new(self, sequence: Sequence) -> int:
+        """The most tokens that it may still take, all that it has being known."""
+        return min(
+            sequence.job.max_new - sequence.num_sampled,
+            sequence.request.sampling.max_tokens - sequence.num_output,
+            self.max_model_tokens - len(sequence.tokens),
         )
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:

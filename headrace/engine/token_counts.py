@@ -28,6 +28,22 @@ class TokenCounts(SequenceRows):
             fresh.index_add_(0, answer, torch.full_like(answer, ONCE_IN_ANSWER, dtype=torch.int32))
         return row
 
+    def row_after(self, owner: Hashable, drafts: Sequence[int]) -> int:
+        """A row for one step: what the owner's row counts, and these drafts of its answer; at least one."""
+        row, fresh = self._row_of((owner, len(drafts)))
+        assert fresh is not None, "rows of drafts are freed after their step"
+        ids = upload_ids(drafts, len(fresh), "token", fresh.device)
+        fresh.copy_(self.values[self._rows[owner]])
+        fresh.index_add_(0, ids, torch.full_like(ids, ONCE_IN_ANSWER, dtype=torch.int32))
+        return row
+
+    def count(self, owner: Hashable, ids: Sequence[int]) -> None:
+        """Counts tokens of an answer that its row has not counted when they were drawn."""
+        row = self._rows.get(owner)
+        if row is not None:
+            drawn = upload_ids(ids, self.values.shape[1], "token", self.values.device)
+            self.advance(torch.full_like(drawn, row), drawn)
+
     def advance(self, rows_K: Tensor, ids_K: Tensor) -> None:
         """Counts a drawn token in each of these rows, int64 [K] both. Waits for nothing."""
         once = torch.full_like(rows_K, ONCE_IN_ANSWER, dtype=torch.int32)

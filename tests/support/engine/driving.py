@@ -1,8 +1,11 @@
 """Drives an engine without threads: jobs in, events out."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import torch
 
 from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from headrace.engine.build import BuiltEngine, build_engine
@@ -104,3 +107,18 @@ def serve(built: BuiltEngine, *runs: Run) -> None:
 def assert_nothing_in_use(built: BuiltEngine) -> None:
     stats = built.engine.cache.stats()
     assert (stats.blocks.in_use, stats.slots.in_use) == (0, 0)
+
+
+def fail_launches(built: BuiltEngine, should_fail: Callable[[list], bool], *, after_writing: bool = True) -> None:
+    """Launches that `should_fail` chooses run out of memory: at the end, when every layer has written."""
+    launch = built.engine._runner.launch
+
+    def launch_or_fail(inputs, *rest):
+        fails = should_fail(inputs)
+        if after_writing or not fails:
+            launched = launch(inputs, *rest)
+        if fails:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.14 GiB\nmore lines")
+        return launched
+
+    built.engine._runner.launch = launch_or_fail

@@ -1,18 +1,16 @@
 """A step for which the device has too little memory costs one request, not the node."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
 
-from headrace.engine.build import BuiltEngine
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory
 from headrace.engine.sequence import Failed
 from tests.support.engine.driving import (
     GREEDY,
     Run,
     assert_nothing_in_use,
+    fail_launches,
     generate,
     request,
     run_all,
@@ -24,21 +22,6 @@ from tests.support.engine.oracle import random_prompt
 
 ANSWER = replace(GREEDY, max_tokens=24, repetition_penalty=1.3, presence_penalty=0.5)
 FIRST, SECOND, LONG = random_prompt(40, 1), random_prompt(50, 2), random_prompt(600, 3)
-
-
-def fail_launches(built: BuiltEngine, should_fail: Callable[[list], bool], *, after_writing: bool = True) -> None:
-    """Launches that `should_fail` chooses run out of memory: at the end, when every layer has written."""
-    launch = built.engine._runner.launch
-
-    def launch_or_fail(inputs, *rest):
-        fails = should_fail(inputs)
-        if after_writing or not fails:
-            launched = launch(inputs, *rest)
-        if fails:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8.14 GiB\nmore lines")
-        return launched
-
-    built.engine._runner.launch = launch_or_fail
 
 
 def failure(run: Run) -> Exception:

@@ -1,0 +1,71 @@
+"""Drafters of tests, which know the answers: what they get right or wrong is decided by the test."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from headrace.engine.build import BuiltEngine, engine_around
+from headrace.engine.config import EngineConfig
+from headrace.models.weights import load_model
+from tests.support.engine.driving import SMALL, sized
+
+VOCAB_SIZE = 512
+
+
+class KnownAnswers:
+    """Proposes what known texts go on with; `is_wrong` says at which positions another token instead."""
+
+    def __init__(
+        self, texts: Iterable[Sequence[int]], is_wrong: Callable[[int], bool] = lambda position: False
+    ) -> None:
+        self._texts = [list(text) for text in texts]
+        self._is_wrong = is_wrong
+
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        start = len(tokens)
+        for text in self._texts:
+            if text[:start] == list(tokens):
+                known = text[start : start + max_drafts]
+                return [
+                    (token_id + 1) % VOCAB_SIZE if self._is_wrong(position) else token_id
+                    for position, token_id in enumerate(known, start)
+                ]
+        return []
+
+
+def always_right(*texts: Sequence[int]) -> KnownAnswers:
+    return KnownAnswers(texts)
+
+
+def always_wrong(*texts: Sequence[int]) -> KnownAnswers:
+    return KnownAnswers(texts, lambda position: True)
+
+
+def sometimes_wrong(*texts: Sequence[int]) -> KnownAnswers:
+    """Right up to seven times in a row, and wrong up to twice."""
+    return KnownAnswers(texts, lambda position: position % 11 in (3, 7, 8))
+
+
+DRAFTERS = (always_right, always_wrong, sometimes_wrong)
+
+
+def drafting_engine(
+    path: Path, drafter: KnownAnswers, config: EngineConfig | None = None, *, max_drafts: int = 3, **changes: object
+) -> BuiltEngine:
+    """A small engine with a drafter."""
+    config = replace(config or SMALL, **changes)
+    model = load_model(path, torch.float32, "cpu")
+    return engine_around(model, config, time.monotonic, path / "tokenizer.json", drafter=drafter, max_drafts=max_drafts)
+
+
+def drafting_engine_of(
+    path: Path, drafter: KnownAnswers, num_blocks: int, num_slots: int, *, max_drafts: int = 3, **changes: object
+) -> BuiltEngine:
+    """A small engine with a drafter: so many blocks and slots, and a third as many slots more for drafts."""
+    config = sized(path, num_blocks, num_slots + num_slots // 3, **changes)
+    built = drafting_engine(path, drafter, config, max_drafts=max_drafts)
+    assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
+    return built

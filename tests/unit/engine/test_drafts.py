@@ -1,0 +1,344 @@
+"""Drafts in the engine's steps: the same answers as without, whatever was drafted, and the same things cached."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from headrace.cache.hits import ReceiveState
+from headrace.engine.build import BuiltEngine
+from headrace.engine.sequence import Finished, Halted, Sampled
+from headrace.grammar import regex_grammar
+from headrace.request import BadWord, FinishReason, Request, Sampling
+from tests.support.engine.drafters import (
+    DRAFTERS,
+    KnownAnswers,
+    always_right,
+    always_wrong,
+    drafting_engine,
+    drafting_engine_of,
+    sometimes_wrong,
+)
+from tests.support.engine.driving import (
+    GREEDY,
+    Run,
+    assert_nothing_in_use,
+    engine_of,
+    fail_launches,
+    generate,
+    request,
+    run_all,
+    serve,
+    small_engine,
+    submit,
+)
+from tests.support.engine.oracle import random_prompt
+from tests.support.node.engine_pair import move
+
+FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "qwen3_next")
+LENGTHS = (1, 16, 17, 65)
+ANSWER = replace(GREEDY, max_tokens=40)
+RANDOM = Sampling(max_tokens=40, seed=7, temperature=0.9, top_p=0.95, ignore_eos=True)
+PENALISED = replace(RANDOM, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3)
+
+
+def together(built: BuiltEngine, asked: Sequence[Request]) -> list[Run]:
+    runs = [submit(built, each) for each in asked]
+    serve(built, *runs)
+    assert_nothing_in_use(built)
+    return runs
+
+
+def text(asked: Request, run: Run) -> list[int]:
+    return [*asked.tokens, *run.tokens]
+
+
+def drafts(built: BuiltEngine) -> tuple[int, int]:
+    """Tokens drafted, and accepted."""
+    drafting = built.engine.drafting
+    assert drafting is not None
+    return drafting.drafted_tokens, drafting.accepted_tokens
+
+
+def steps(built: BuiltEngine, count: int) -> None:
+    for _ in range(count):
+        built.engine.admit()
+        built.engine.step()
+        built.engine.cache.check()
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_without_drafts(family: str, drafter, tiny_checkpoint) -> None:
+    path = tiny_checkpoint(family)
+    asked = [request(random_prompt(n), sampling) for n in LENGTHS for sampling in (ANSWER, RANDOM)]
+    plain = small_engine(path)
+    expected = together(plain, asked)
+    built = drafting_engine(path, drafter(*map(text, asked, expected)))
+    runs = together(built, asked)
+    assert [run.tokens for run in runs] == [run.tokens for run in expected]
+    drafted, accepted = drafts(built)
+    assert drafted > 0
+    assert (accepted == 0) == (drafter is always_wrong)
+    assert (accepted == drafted) == (drafter is always_right)
+    assert built.engine.sampled_tokens == plain.engine.sampled_tokens
+    assert built.engine.computed_tokens == plain.engine.computed_tokens
+
+
+def test_right_drafts_save_steps(tiny_checkpoint) -> None:
+    path, asked = tiny_checkpoint("granite"), request(random_prompt(20), ANSWER)
+    known = text(asked, generate(small_engine(path), asked))
+    built = drafting_engine(path, always_right(known), max_drafts=3)
+    run, num_steps = submit(built, asked), 0
+    while not run.is_finished:
+        steps(built, 1)
+        num_steps += 1
+    assert num_steps == 1 + 10  # the prompt, and 39 more tokens, four in a step
+
+
+def test_an_engine_that_overlaps_its_steps_gives_the_same_answers(tiny_checkpoint) -> None:
+    path = tiny_checkpoint("qwen35")
+    asked = [request(random_prompt(n), sampling) for n in LENGTHS for sampling in (RANDOM, PENALISED)]
+    expected = together(small_engine(path), asked)
+    some = list(map(text, asked, expected))[::2]  # nothing is drafted for the others
+    built = drafting_engine(path, sometimes_wrong(*some), overlap=True)
+    assert [run.tokens for run in together(built, asked)] == [run.tokens for run in expected]
+    assert drafts(built)[1] > 0
+
+
+SETTINGS = {
+    "penalties": PENALISED,
+    "top_k and min_p": replace(RANDOM, top_k=20, min_p=0.02),
+    "bias": replace(RANDOM, bias_ids=(7, 9), bias_values=(2.0, -3.0)),
+    "greedy penalties": replace(ANSWER, repetition_penalty=1.5, frequency_penalty=0.5),
+    "logprobs": replace(PENALISED, logprobs=2),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_draws_as_without_drafts(name: str, drafter, tiny_checkpoint) -> None:
+    path, asked = tiny_checkpoint("qwen35"), request(random_prompt(20), SETTINGS[name])
+    expected = generate(small_engine(path), asked)
+    built = drafting_engine(path, drafter(text(asked, expected)))
+    run = generate(built, asked)
+    assert run.tokens == expected.tokens
+    assert drafts(built)[0] > 0
+    ours, theirs = ([event.token for event in each.events if isinstance(event, Sampled)] for each in (run, expected))
+    for token, other in zip(ours, theirs, strict=True):
+        if token.logprobs is not None:
+            assert token.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-4)
+            assert [each.id for each in token.logprobs.top] == [each.id for each in other.logprobs.top]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_bad_words_and_early_stops_are_refused_among_drafts(drafter, tiny_checkpoint) -> None:
+    """The drafts are the answer without these settings: they would be taken if only their first row obeyed."""
+    path, prompt = tiny_checkpoint("granite"), random_prompt(20)
+    free = generate(small_engine(path), request(prompt, ANSWER)).tokens
+    words = (BadWord(tuple(free[5:7])), BadWord(tuple(free[9:12])))
+    stops = (free[3], free[14])
+    for sampling in (replace(ANSWER, bad_words=words), replace(ANSWER, stop_token_ids=stops, min_tokens=20)):
+        asked = request(prompt, sampling)
+        expected = generate(small_engine(path), asked)
+        assert expected.tokens != free
+        built = drafting_engine(path, drafter([*prompt, *free], text(asked, expected)))
+        assert generate(built, asked).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 8])
+def test_what_comes_after_a_stop_token_is_dropped(stop_at: int, tiny_checkpoint) -> None:
+    path, prompt = tiny_checkpoint("granite"), random_prompt(40)
+    free = generate(small_engine(path), request(prompt, ANSWER)).tokens
+    stopper = free[stop_at]
+    expected = free[: free.index(stopper) + 1]
+    asked = request(prompt, replace(ANSWER, stop_token_ids=(stopper,)))
+    built = drafting_engine(path, always_right([*prompt, *free]), checkpoint_policy="every")
+    run = generate(built, asked)
+    assert run.tokens == expected
+    assert run.events[-1] == Finished(FinishReason.STOP)
+    assert run.sequence.num_computed == len(prompt) + len(expected) - 1
+    plain = small_engine(path, checkpoint_policy="every")
+    generate(plain, asked)
+    assert contents(built) == contents(plain)
+    assert_nothing_in_use(built)
+
+
+def contents(built: BuiltEngine) -> tuple[set, set]:
+    found = built.engine.cache.contents()
+    return set(found.blocks), set(found.checkpoints)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("policy", ["none", "align", "every", "branch"])
+def test_a_chat_of_five_turns_hits_what_it_hits_without_drafts(policy: str, drafter, tiny_checkpoint) -> None:
+    path = tiny_checkpoint("qwen35")
+    plain = small_engine(path, checkpoint_policy=policy)
+    prompt, chat = random_prompt(40), []
+    for turn in range(5):
+        asked = request(prompt, replace(ANSWER, max_tokens=30))
+        chat.append((asked, generate(plain, asked)))
+        prompt = [*text(*chat[-1]), *random_prompt(9, turn)]
+    built = drafting_engine(path, drafter(*(text(*turn) for turn in chat)), max_drafts=5, checkpoint_policy=policy)
+    for asked, expected in chat:
+        run = generate(built, asked)
+        assert run.tokens == expected.tokens
+        assert run.sequence.num_prefilled == expected.sequence.num_prefilled
+        assert run.sequence.all_checkpoints == expected.sequence.all_checkpoints
+    assert drafts(built)[0] > 0
+    assert contents(built) == contents(plain)
+    assert built.engine.cache.stats().totals == plain.engine.cache.stats().totals
+
+
+def test_hits_under_eviction_are_those_without_drafts(tiny_checkpoint) -> None:
+    """Drafts have slots of their own: they take none from a checkpoint."""
+    path = tiny_checkpoint("granite")
+    asked = [request(random_prompt(50, seed % 5), replace(ANSWER, seed=seed, temperature=1.0)) for seed in range(15)]
+    plain = engine_of(path, 30, 6)
+    expected = [generate(plain, each) for each in asked]
+    built = drafting_engine_of(path, sometimes_wrong(*map(text, asked, expected)), 30, 6)
+    assert [generate(built, each).tokens for each in asked] == [run.tokens for run in expected]
+    totals = built.engine.cache.stats().totals
+    assert totals.checkpoints_evicted > 0 and totals.block_evictions > 0
+    assert totals == plain.engine.cache.stats().totals
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_an_answer_obeys_its_grammar(drafter, overlap: bool, tiny_checkpoint) -> None:
+    path = tiny_checkpoint("granite")
+    wanted = replace(RANDOM, temperature=1.5, ignore_eos=False, grammar=regex_grammar("(ab|ba){3,9}c?"))
+    asked = [request(random_prompt(20), replace(wanted, seed=seed)) for seed in range(6)]
+    expected = together(small_engine(path), asked)
+    # Those of other seeds, too: drafts that the grammar allows, and that are not drawn.
+    built = drafting_engine(path, drafter(*map(text, asked, expected)), overlap=overlap)
+    runs = together(built, asked)
+    assert [run.tokens for run in runs] == [run.tokens for run in expected]
+    assert [run.events[-1] for run in runs] == [Finished(FinishReason.STOP)] * 6
+    assert (drafts(built)[0] > 0) or drafter is always_wrong
+
+
+@pytest.mark.parametrize("sampling", [ANSWER, PENALISED], ids=["greedy", "penalties"])
+@pytest.mark.parametrize("policy", ["none", "branch"])
+def test_preempted_requests_get_the_answers_they_would_have_had(policy: str, sampling, tiny_checkpoint) -> None:
+    path = tiny_checkpoint("granite")
+    asked = [request(random_prompt(n), replace(sampling, max_tokens=100)) for n in (100, 101, 102, 103)]
+    expected = together(small_engine(path), asked)
+    scarce = drafting_engine_of(path, sometimes_wrong(*map(text, asked, expected)), 36, 9, checkpoint_policy=policy)
+    runs = together(scarce, asked)
+    assert scarce.engine.preemptions > 0 and drafts(scarce)[1] > 0
+    assert [run.tokens for run in runs] == [run.tokens for run in expected]
+
+
+def test_drafts_preempt_nobody(tiny_checkpoint) -> None:
+    """Both answers end in their last blocks, for which there is just enough room."""
+    path = tiny_checkpoint("granite")
+    asked = [request(random_prompt(20, seed), replace(ANSWER, max_tokens=28)) for seed in (1, 2)]
+    expected = together(small_engine(path), asked)
+    built = drafting_engine_of(path, always_right(*map(text, asked, expected)), 6, 9, max_drafts=8)
+    assert [run.tokens for run in together(built, asked)] == [run.tokens for run in expected]
+    assert built.engine.preemptions == 0
+
+
+def test_a_step_drafts_what_it_has_slots_for(tiny_checkpoint) -> None:
+    path = tiny_checkpoint("granite")
+    asked = [request(random_prompt(20, seed), ANSWER) for seed in range(5)]
+    expected = together(small_engine(path), asked)
+    built = drafting_engine_of(path, always_right(*map(text, asked, expected)), 60, 6)
+    runs = [submit(built, each) for each in asked]
+    most = 0
+    while not all(run.is_finished for run in runs):
+        before = drafts(built)[0]
+        steps(built, 1)
+        most = max(most, drafts(built)[0] - before)
+        for run in runs:
+            if run.is_finished:
+                built.engine.release(run.sequence)
+    assert most == built.sizes.num_draft_slots == 2
+    assert [run.tokens for run in runs] == [run.tokens for run in expected]
+
+
+def test_an_answer_of_one_token_is_not_drafted_for(tiny_checkpoint) -> None:
+    path, prompt = tiny_checkpoint("granite"), random_prompt(20)
+    free = generate(small_engine(path), request(prompt, ANSWER)).tokens
+    built = drafting_engine(path, always_right([*prompt, *free]))
+    run = submit(built, request(prompt, ANSWER), max_new=1)
+    run_all(built)
+    assert run.tokens == free[:1] and drafts(built) == (0, 0)
+    assert run.sequence.num_computed == 20
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_halted_request_goes_on_in_another_engine(drafter, num_steps: int, tiny_checkpoint) -> None:
+    path, prompt = tiny_checkpoint("qwen35"), random_prompt(40)
+    whole = generate(small_engine(path), request(prompt, PENALISED)).tokens
+    here, there = (drafting_engine(path, drafter([*prompt, *whole]), overlap=True) for _ in range(2))
+    first = submit(here, request(prompt, PENALISED))
+    steps(here, num_steps)
+    here.engine.halt(first.sequence)
+    assert any(isinstance(event, Halted) for event in first.events)
+    *tokens, newest = first.sequence.tokens
+    asked = replace(request(prompt, PENALISED), tokens=tuple(tokens))
+    second = submit(there, asked, hit_policy=lambda hit: ReceiveState(), max_new=40 - len(tokens) + len(prompt))
+    there.engine.admit()
+    move(here, first, there, second)
+    here.engine.release(first.sequence)
+    there.engine.run_decode(second.sequence, newest)
+    run_all(there)
+    there.engine.release(second.sequence)
+    assert first.tokens + second.tokens == whole
+    for built in (here, there):
+        assert_nothing_in_use(built)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 6, 7])
+def test_a_request_that_is_released_while_its_tokens_come_gives_everything_back(
+    num_tokens: int, tiny_checkpoint
+) -> None:
+    path = tiny_checkpoint("granite")
+    asked = [request(random_prompt(n), ANSWER) for n in (30, 31)]
+    expected = together(small_engine(path), asked)
+    built = drafting_engine(path, always_right(*map(text, asked, expected)), max_drafts=5)
+    run, other = (submit(built, each) for each in asked)
+
+    def leave(event: object) -> None:
+        run.events.append(event)
+        if len(run.tokens) == num_tokens and isinstance(event, Sampled):
+            built.engine.release(run.sequence)
+
+    run.sequence.job = replace(run.sequence.job, on_event=leave)
+    serve(built, other)
+    assert run.tokens == expected[0].tokens[:num_tokens]
+    assert other.tokens == expected[1].tokens
+    assert_nothing_in_use(built)
+
+
+@pytest.mark.parametrize("after_writing", [False, True])
+def test_a_step_with_drafts_that_finds_too_little_memory_costs_one_request(after_writing, tiny_checkpoint) -> None:
+    path = tiny_checkpoint("qwen35")
+    asked = [request(random_prompt(n), PENALISED) for n in (30, 31)]
+    expected = together(small_engine(path), asked)
+    built = drafting_engine(path, sometimes_wrong(*map(text, asked, expected)))
+    fail_launches(built, lambda inputs: any(len(each.tokens) > 150 for each in inputs), after_writing=after_writing)
+    runs = [submit(built, each) for each in asked]
+    steps(built, 4)
+    poison = submit(built, request(random_prompt(200), ANSWER))
+    serve(built, *runs)
+    assert [run.tokens for run in runs] == [run.tokens for run in expected]
+    assert built.engine.shortages == 1
+    built.engine.release(poison.sequence)
+    assert_nothing_in_use(built)
+
+
+def test_the_parts_of_a_step_count_its_drafts(tiny_checkpoint) -> None:
+    path, prompt = tiny_checkpoint("granite"), random_prompt(20)
+    free = generate(small_engine(path), request(prompt, ANSWER)).tokens
+    built = drafting_engine(path, KnownAnswers([[*prompt, *free]]))
+    shapes = []
+    observe = built.engine.cost_fit.observe
+    built.engine.cost_fit.observe = lambda shape, seconds: (shapes.append(shape), observe(shape, seconds))
+    generate(built, request(prompt, ANSWER))
+    first = shapes[1]
+    assert (first.num_decoding, first.context_tokens) == (1, 21)
+    assert (first.prefill_tokens, first.prefill_depths) == (3, 21 + 22 + 23)
