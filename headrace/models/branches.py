@@ -2,17 +2,19 @@
 
     x += multiplier * branch(norm(x))       an addition and the norm of the next branch are one step
 
-Most families' layers are a mixer's branch and a feed-forward's, Nemotron's are one branch each.
+Most families' layers are a mixer's branch and a feed-forward's, Nemotron's are one branch each. OLMo's attention layers
+norm what a branch gives instead of what it reads.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from headrace.forward.forward_batch import LayerContext
-from headrace.kernels.dense.residual import Product, add_branch
+from headrace.kernels.dense.residual import Product, add_branch, whole
 from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.models.layers.attention import Attention
 
@@ -22,7 +24,8 @@ class MixerBranch:
     """A branch that mixes rows of one sequence and advances its caches."""
 
     mixer: Callable[[Tensor, LayerContext], Product]
-    norm: Tensor  # float32, as all norm weights
+    norm: Tensor | None  # float32, as all norm weights; None: it reads the stream as it is
+    post_norm: Tensor | None = None  # of its output
 
     def output(self, normed: Tensor, context: LayerContext) -> Product:
         return self.mixer(normed, context)
@@ -40,7 +43,8 @@ class FeedForwardBranch:
     """A branch that sees each row by itself."""
 
     feed_forward: Callable[[Tensor], Tensor | Product]
-    norm: Tensor
+    norm: Tensor | None
+    post_norm: Tensor | None = None
 
     def output(self, normed: Tensor, context: LayerContext) -> Tensor | Product:
         return self.feed_forward(normed)
@@ -61,14 +65,20 @@ class BranchChain:
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
         """The stream x [T, hidden] behind the final norm: the batch's logit rows. x is overwritten where it can be."""
         rows = context.batch.logit_rows
-        normed = rms_norm(x, self.branches[0].norm, self.norm_eps)
+        first_norm = self.branches[0].norm
+        normed = x if first_norm is None else rms_norm(x, first_norm, self.norm_eps)
         for i, (branch, next_norm) in enumerate(self._steps):
             if i == self._last_mixer and rows is not None and isinstance(branch, MixerBranch):
                 output: Tensor | Product = branch.output_of_rows(normed, context, rows)
                 x = x.index_select(0, rows)
             else:
                 output = branch.output(normed, context)
-            x, normed = add_branch(x, output, self.residual_multiplier, next_norm, self.norm_eps)
+            if branch.post_norm is not None:
+                output = rms_norm(whole(output), branch.post_norm, self.norm_eps)
+            if next_norm is None:
+                x = normed = torch.add(x, whole(output), alpha=self.residual_multiplier)
+            else:
+                x, normed = add_branch(x, output, self.residual_multiplier, next_norm, self.norm_eps)
         return normed
 
     @property
@@ -78,7 +88,7 @@ class BranchChain:
         return isinstance(last, MixerBranch) and isinstance(last.mixer, Attention)
 
     @cached_property
-    def _steps(self) -> tuple[tuple[Branch, Tensor], ...]:
+    def _steps(self) -> tuple[tuple[Branch, Tensor | None], ...]:
         """Each branch and the norm behind it."""
         norms = (*(branch.norm for branch in self.branches[1:]), self.final_norm)
         return tuple(zip(self.branches, norms, strict=True))

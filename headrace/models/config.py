@@ -33,6 +33,7 @@ class AttentionConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     has_qk_norm: bool = False
+    has_row_norm: bool = False  # all queries of a token are normed together, and so are all keys
     has_output_gate: bool = False
 
 
@@ -71,6 +72,7 @@ class GatedDeltaConfig:
     key_dim: int
     value_dim: int
     conv_taps: int
+    beta_scale: float = 1.0  # 2: a key's part of the state may change its sign
 
     @property
     def key_size(self) -> int:

@@ -139,7 +139,12 @@ class RawConfig:
 
     def rope_theta(self) -> float:
         """The rotary base, under either generation of field names."""
-        return _positive("rope_theta", self._rope_parameters().get("rope_theta", self.get("rope_theta", 10000.0)))
+        inner = self._rope_parameters().get("rope_theta")
+        return _positive("rope_theta", self.get("rope_theta", 10000.0) if inner is None else inner)
+
+    def has_rope_theta(self) -> bool:
+        """False if a config that may do without rotary embeddings names no base for them."""
+        return self._rope_parameters().get("rope_theta") is not None
 
     def rope_scaling(self) -> RopeScaling | None:
         """How rotary frequencies are stretched for contexts longer than the trained one; None: they are plain."""
@@ -212,6 +217,13 @@ class RawConfig:
         if not isinstance(parameters, dict):
             raise ModelError(f"rope_parameters {shown(parameters)}: must be an object")
         return parameters
+
+
+def even_share(size: int, size_name: str, heads: int, heads_name: str) -> int:
+    """Share of a size that each head gets. Raises ModelError if it does not divide evenly."""
+    if size % heads:
+        raise ModelError(f"{size_name} {size} over {heads_name} {heads}: must divide evenly")
+    return size // heads
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from headrace.models.branches import BranchChain
 from headrace.models.config import ModelConfig, ModelError, UnsupportedModel
 from headrace.models.families.granite import BAMBA, GRANITE
 from headrace.models.families.nemotron_h import NEMOTRON_H
+from headrace.models.families.olmo_hybrid import OLMO_HYBRID
 from headrace.models.families.qwen import QWEN
 from headrace.models.model import Family, HybridModel
 from headrace.models.random_weights import RandomWeights, random_fingerprint
@@ -20,6 +21,7 @@ FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": BAMBA,
     "GraniteMoeHybridForCausalLM": GRANITE,
     "NemotronHForCausalLM": NEMOTRON_H,
+    "OlmoHybridForCausalLM": OLMO_HYBRID,
     "Qwen3NextForCausalLM": QWEN,
     "Qwen3_5ForCausalLM": QWEN,
     "Qwen3_5ForConditionalGeneration": QWEN,  # its text model

@@ -10,7 +10,7 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.engine.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 500, 1500)
-FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe")
+FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid")
 
 pytestmark = pytest.mark.slow
 

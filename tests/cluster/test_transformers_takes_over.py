@@ -117,7 +117,9 @@ def go_on(model: PreTrainedModel, cache: DynamicCache, prompt: list[int], first:
     return generated[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("family", ["granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe"])
+@pytest.mark.parametrize(
+    "family", ["granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid"]
+)
 @pytest.mark.parametrize("length", [17, 300])
 async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
     family: str, length: int, tiny_checkpoint, tmp_path: Path

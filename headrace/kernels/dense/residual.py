@@ -24,6 +24,11 @@ class Product(NamedTuple):
         return Product(self.x.index_select(0, rows), self.matrix)
 
 
+def whole(branch: Tensor | Product) -> Tensor:
+    """The branch itself: [T, D]."""
+    return branch.matrix(branch.x) if isinstance(branch, Product) else branch
+
+
 def add_branch(x: Tensor, branch: Tensor | Product, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if isinstance(branch, Product):
         if branch.matrix.add_to(x, branch.x, alpha):

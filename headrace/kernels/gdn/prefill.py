@@ -11,8 +11,8 @@ Contract  a and b are as projected (headrace/kernels/gdn/heads.py); rows are pac
           written may be its own sequence's source and no other's; no other slot changes; T = 0 is a no-op
 Numerics  torch: all arithmetic in float32; the unit lower triangular system of a chunk is solved, not inverted.
           Triton: sums, decays, norms and states in float32, factors of matrix products in v's dtype; the system
-          is inverted by blocks, in float16 where v is not float32 (the inverse's entries are below 1: a
-          product of contractions relates any two rows)
+          is inverted by blocks, in float16 where v is not float32 (the inverse's entries are below
+          beta_scale: a product of contractions relates any two rows)
 Source    Yang, Kautz & Hatamizadeh 2024, "Gated Delta Networks", section 3.3 (WY form). Row i of the solved
           values V' depends on rows up to i only, so the state after any row of a chunk is a partial sum
           over V'

@@ -71,6 +71,7 @@ def _gdn_systems_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     EPS: tl.constexpr,
+    BETA_SCALE: tl.constexpr,
     Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -91,7 +92,7 @@ def _gdn_systems_kernel(
     a = tl.load(a_ptr + packed * a_stride + head, mask=inside, other=0.0)
     b = tl.load(b_ptr + packed * b_stride + head, mask=inside, other=0.0)
     g = tl.where(inside, log_decay(a, tl.load(bias_ptr + head), tl.load(A_ptr + head)), 0.0)
-    beta = tl.where(inside, tl.sigmoid(b.to(tl.float32)), 0.0)
+    beta = tl.where(inside, BETA_SCALE * tl.sigmoid(b.to(tl.float32)), 0.0)
     in_k = inside[:, None] & (key < K)[None, :]
     k = tl.load(k_ptr + packed[:, None] * k_stride + (head // R * K + key)[None, :], mask=in_k, other=0.0)
     k_float = k.to(tl.float32)
@@ -154,6 +155,7 @@ def launch_systems(
         K=K,
         V=V,
         EPS=L2_NORM_EPS,
+        BETA_SCALE=heads.beta_scale,
         Q=Q,
         BLOCK_K=swizzle_block(K, v.dtype),
         BLOCK_V=swizzle_block(V, v.dtype),

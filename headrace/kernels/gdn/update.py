@@ -138,6 +138,7 @@ def _gdn_update_kernel(
     TILE_V: tl.constexpr,
     ACCESS: tl.constexpr,
     EPS: tl.constexpr,
+    BETA_SCALE: tl.constexpr,
 ):
     """A program holds TILE_V columns of a state in registers: read once, all together, and written once a step.
 
@@ -168,7 +169,7 @@ def _gdn_update_kernel(
         q = tl.load(q_ptr + row * q_stride + key_place, mask=in_k, other=0.0)
         v = tl.load(v_ptr + row * v_stride + head * DV + column, mask=in_v, other=0.0).to(tl.float32)
         decay = tl.exp(log_decay(tl.load(a_ptr + row * a_stride + head), bias, A))
-        beta = tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
+        beta = BETA_SCALE * tl.sigmoid(tl.load(b_ptr + row * b_stride + head).to(tl.float32))
         k, q = k.to(tl.float32), q.to(tl.float32)
         kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
         wide = state.to(tl.float32)
@@ -233,6 +234,7 @@ def gdn_update_triton(
         TILE_V=columns,
         ACCESS=_access(state_pool, tile.access_bytes),
         EPS=L2_NORM_EPS,
+        BETA_SCALE=heads.beta_scale,
         num_warps=tile.num_warps,
         maxnreg=tile.registers if T == 1 else None,
         **OVERLAPPED,

@@ -7,12 +7,12 @@ import torch
 
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
-from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, ModelError, MoeConfig
+from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, MoeConfig
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu
 from headrace.models.layers.mamba2 import Mamba2
 from headrace.models.model import Family
-from headrace.models.raw_config import RawConfig
+from headrace.models.raw_config import RawConfig, even_share
 from headrace.models.weight_files import WeightSource
 
 
@@ -74,7 +74,7 @@ def read_bamba(raw: RawConfig) -> ModelConfig:
 
 
 def _head_dim(raw: RawConfig) -> int:
-    return _share(raw.count("hidden_size"), "hidden_size", raw.count("num_attention_heads"), "num_attention_heads")
+    return even_share(raw.count("hidden_size"), "hidden_size", raw.count("num_attention_heads"), "num_attention_heads")
 
 
 def _common_fields(raw: RawConfig) -> dict:
@@ -107,13 +107,7 @@ def _state_head_dim(raw: RawConfig) -> int:
     if raw.get("mamba_d_head", "auto") != "auto":
         return raw.count("mamba_d_head")
     inner = raw.count("mamba_expand", 2) * raw.count("hidden_size")
-    return _share(inner, "mamba_expand * hidden_size", raw.count("mamba_n_heads"), "mamba_n_heads")
-
-
-def _share(size: int, size_name: str, heads: int, heads_name: str) -> int:
-    if size % heads:
-        raise ModelError(f"{size_name} {size} over {heads_name} {heads}: must divide evenly")
-    return size // heads
+    return even_share(inner, "mamba_expand * hidden_size", raw.count("mamba_n_heads"), "mamba_n_heads")
 
 
 def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> tuple[Branch, ...]:

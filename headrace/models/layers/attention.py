@@ -13,6 +13,7 @@ from headrace.kernels.attention.paged_attention import paged_decode, paged_prefi
 from headrace.kernels.attention.prepare_qkv import prepare_qkv
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
+from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.models.config import AttentionConfig
 from headrace.models.weight_files import WeightSource
 
@@ -28,6 +29,7 @@ class Attention:
     out_proj: LinearWeight  # [hidden, H * D]
     qk_norm_JD: Tensor | None  # float32
     skips_first: bool = False  # decodes alone: nothing was stored at a sequence's position 0
+    row_norms: tuple[Tensor, Tensor] | None = None  # [H D] and [KV D], float32
 
     @classmethod
     def load(
@@ -39,7 +41,7 @@ class Attention:
         hidden: int,
         norm_eps: float,
     ) -> "Attention":
-        """From q_proj, k_proj, v_proj, o_proj; norm weights are stored as offsets from one."""
+        """From q_proj, k_proj, v_proj, o_proj; norm weights of heads are stored as offsets from one."""
         H, KV, D = config.num_heads, config.num_kv_heads, config.head_dim
         q_rows = 2 * H * D if config.has_output_gate else H * D
         q = weights.take(f"{prefix}.q_proj.weight", (q_rows, hidden))
@@ -54,6 +56,12 @@ class Attention:
             q_norm = weights.take(f"{prefix}.q_norm.weight", (D,), torch.float32)
             k_norm = weights.take(f"{prefix}.k_norm.weight", (D,), torch.float32)
             qk_norm = 1.0 + torch.cat((q_norm.expand(H, D), k_norm.expand(KV, D)))
+        row_norms = None
+        if config.has_row_norm:
+            row_norms = (
+                weights.take(f"{prefix}.q_norm.weight", (H * D,), torch.float32),
+                weights.take(f"{prefix}.k_norm.weight", (KV * D,), torch.float32),
+            )
         return cls(
             config=config,
             index=index,
@@ -61,6 +69,7 @@ class Attention:
             in_proj=LinearWeight(torch.cat((q, k, v, *gate))),
             out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, H * D))),
             qk_norm_JD=qk_norm,
+            row_norms=row_norms,
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:
@@ -98,6 +107,12 @@ class Attention:
 
     def _prepare(self, projected: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; keys and values are also in the pool."""
+        if self.row_norms is not None:
+            first = 0
+            for norm in self.row_norms:
+                rows = projected[:, first : first + len(norm)]
+                rows.copy_(rms_norm(rows, norm, self.norm_eps))
+                first += len(norm)
         return prepare_qkv(
             projected,
             *context.memory.kv_pools[self.index],

@@ -58,6 +58,7 @@ class GatedDelta:
             heads=GdnHeads(
                 A=-weights.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
                 dt_bias=weights.take(f"{prefix}.dt_bias", (Hv,), torch.float32),
+                beta_scale=config.beta_scale,
             ),
             norm_D=weights.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
             out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),

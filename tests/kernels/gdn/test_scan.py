@@ -33,10 +33,12 @@ class Gdn:
     K: int
     V: int
     tiles: GdnTiles | None = None
+    beta_scale: float = 1.0
 
     def __post_init__(self) -> None:
         self.state_shape = (self.Hv, self.K, self.V)
-        self.heads = GdnHeads(-torch.rand(self.Hv, device=DEVICE), torch.randn(self.Hv, device=DEVICE) - 1)
+        A, bias = -torch.rand(self.Hv, device=DEVICE), torch.randn(self.Hv, device=DEVICE) - 1
+        self.heads = GdnHeads(A, bias, self.beta_scale)
 
     def inputs(self, T: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         keys, values = self.Hk * self.K, self.Hv * self.V
@@ -49,7 +51,7 @@ class Gdn:
     def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
         *qkv, a, b = inputs
         g = softplus(a.double() + self.heads.dt_bias) * self.heads.A
-        return naive_gdn(*qkv, g, b.double().sigmoid(), state)
+        return naive_gdn(*qkv, g, b.double().sigmoid() * self.beta_scale, state)
 
     def triton(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
         return gdn_prefill_triton(*inputs, self.heads, pool, segments, self.tiles)
@@ -63,6 +65,7 @@ class Gdn:
 SMALL = {
     "gdn": lambda: Gdn(Hk=2, Hv=2, K=8, V=6),
     "gdn_repeat": lambda: Gdn(Hk=2, Hv=4, K=6, V=20),
+    "gdn_twice_beta": lambda: Gdn(Hk=3, Hv=3, K=12, V=24, beta_scale=2.0),
 }
 REAL = {"qwen": lambda: Gdn(Hk=16, Hv=32, K=128, V=128)}
 
@@ -89,7 +92,7 @@ def gdn_launches(
             types("k v a b u w", "A bias decay to_end", "chunks", "k v a b", dtype),
             sizes
             | {"BLOCK_K": swizzle_block(K, dtype), "BLOCK_V": swizzle_block(V, dtype)}
-            | {"EPS": 1e-6, "EXACT": dtype == torch.float32, "FETCH": dtype != torch.float32},
+            | {"EPS": 1e-6, "BETA_SCALE": 1.0, "EXACT": dtype == torch.float32, "FETCH": dtype != torch.float32},
             tiles.systems_warps,
             registers=tiles.systems_registers,
         ),

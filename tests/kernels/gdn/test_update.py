@@ -41,6 +41,7 @@ class Gdn:
     value_heads: int
     key_dim: int
     value_dim: int
+    beta_scale: float = 1.0
 
     @property
     def state_shape(self) -> tuple[int, ...]:
@@ -59,7 +60,7 @@ class Gdn:
 
     def constants(self) -> GdnHeads:
         place = torch.arange(self.value_heads, device=DEVICE)
-        return GdnHeads(-0.1 - place % 7, place % 5 - 3.0)
+        return GdnHeads(-0.1 - place % 7, place % 5 - 3.0, self.beta_scale)
 
     def triton(self, inputs, *rest) -> Tensor:
         return gdn_update_triton(*inputs, self.constants(), *rest)
@@ -70,10 +71,11 @@ class Gdn:
     def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]:
         q, k, v, a, b = inputs
         heads = self.constants()
-        return naive_gdn(q, k, v, softplus(a.double() + heads.dt_bias) * heads.A, b.double().sigmoid(), state)
+        beta = b.double().sigmoid() * self.beta_scale
+        return naive_gdn(q, k, v, softplus(a.double() + heads.dt_bias) * heads.A, beta, state)
 
 
-SMALL = [Gdn(2, 4, 16, 8), Gdn(1, 1, 6, 40)]
+SMALL = [Gdn(2, 4, 16, 8), Gdn(1, 1, 6, 40), Gdn(3, 3, 12, 24, beta_scale=2.0)]
 REAL = [Gdn(16, 32, 128, 128)]
 
 
@@ -102,7 +104,7 @@ def gdn_launch(pool: str, batch: int, T: int) -> Launch:
     types |= {"src_ptr": "*i64", "dst_ptr": "*i64"}
     types |= {f"{name}_stride": "i32:16" for name in ("q", "k", "v", "a", "b", "slot")}
     sizes = {"T": T, "H": 32, "DK": 128, "DV": 128, "HEADS_A_KEY": 2, "PADDED_K": 128}
-    sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6}
+    sizes |= {"TILE_V": tile.columns, "ACCESS": tile.access_bytes, "EPS": 1e-6, "BETA_SCALE": 1.0}
     registers = tile.registers if T == 1 else None
     return Launch(
         "headrace.kernels.gdn.update:_gdn_update_kernel", types, sizes, num_warps=tile.num_warps, registers=registers

@@ -16,6 +16,7 @@ from transformers import (
     GenerationConfig,
     GraniteMoeHybridConfig,
     NemotronHConfig,
+    OlmoHybridConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -24,7 +25,16 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5MoeTextConfig
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
 
-FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "qwen3_next", "nemotron_h", "nemotron_h_moe")
+FAMILIES = (
+    "granite",
+    "granite_moe",
+    "qwen35",
+    "qwen35_moe",
+    "qwen3_next",
+    "nemotron_h",
+    "nemotron_h_moe",
+    "olmo_hybrid",
+)
 VOCAB_SIZE = 512
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # ids 0, 1, 2
@@ -120,6 +130,8 @@ def tiny_config(family: str) -> PreTrainedConfig:
             return nemotron_h_config(
                 layers_block_type=pattern("MEM*EM-"), intermediate_size=80, **nemotron_moe_fields()
             )
+        case "olmo_hybrid":
+            return olmo_hybrid_config()
     raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
 
 
@@ -174,6 +186,19 @@ def pattern(letters: str) -> list[str]:
     """Nemotron's layers, a letter each."""
     kinds = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
     return [kinds[letter] for letter in letters]
+
+
+def olmo_hybrid_config(**fields: object) -> OlmoHybridConfig:
+    """transformers saves the convolutions of keys and values right only if these are of one size."""
+    sizes = {"linear_key_head_dim": 32, "linear_value_head_dim": 16, "rope_parameters": None}
+    return OlmoHybridConfig(
+        **common_fields(),
+        intermediate_size=96,
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=3,
+        linear_num_value_heads=6,
+        **sizes | fields,
+    )
 
 
 def qwen_fields() -> dict[str, object]:

@@ -14,10 +14,16 @@ from transformers import BambaConfig
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
-from headrace.models.config import ModelError, UnsupportedModel
+from headrace.models.config import GatedDeltaConfig, ModelError, UnsupportedModel
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model
-from tests.support.engine.tiny_checkpoints import build_model, common_fields, load_oracle, make_checkpoint
+from tests.support.engine.tiny_checkpoints import (
+    build_model,
+    common_fields,
+    load_oracle,
+    make_checkpoint,
+    olmo_hybrid_config,
+)
 
 
 @pytest.fixture
@@ -139,6 +145,42 @@ def test_nemotrons_refusals_name_the_field(fields: dict, message: str, copy_of):
     edit_config(path, **fields)
     with pytest.raises(ModelError, match=re.escape(message)):
         load_config(path)
+
+
+def split_convolutions(tensors: dict[str, Tensor], sizes: list[int]) -> dict[str, Tensor]:
+    """As released checkpoints have them: q, k and v of their own sizes. transformers writes three equal parts."""
+    for layer in (0, 1, 3):
+        names = [f"model.layers.{layer}.linear_attn.{part}_conv1d.weight" for part in ("q", "k", "v")]
+        parts = torch.cat([tensors[name] for name in names]).split(sizes)
+        tensors |= {name: part.contiguous() for name, part in zip(names, parts, strict=True)}
+    return tensors
+
+
+@pytest.mark.parametrize("rope", [None, {"rope_type": "default", "rope_theta": 5e3}, {"rope_theta": None}])
+def test_olmo_hybrid_in_its_released_layout(rope: dict | None, tmp_path: Path, prompt):
+    """Keys and values of other sizes, norms of attention layers under their own names, with and without rotation."""
+    config = olmo_hybrid_config(linear_key_head_dim=16, linear_value_head_dim=24, rope_parameters=rope)
+    oracle, tokens = build_model(config), prompt(40)
+    oracle.save_pretrained(tmp_path)
+    attention = "model.layers.2.feedforward_layer_norm.weight"
+
+    def to_hub(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors["model.layers.2.post_attention_layernorm.weight"] = tensors.pop(attention)
+        return split_convolutions(tensors, [48, 48, 144])
+
+    edit_tensors(tmp_path, to_hub)
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([tokens]), position_ids=torch.arange(40)[None]).logits[0]
+    torch.testing.assert_close(logits_of(load_model(tmp_path), tokens), expected, atol=1e-4, rtol=0)
+
+
+def test_olmo_hybrid_fills_in_its_sizes(copy_of):
+    path = copy_of("olmo_hybrid")
+    names = ("key_head_dim", "value_head_dim", "num_key_heads", "num_value_heads", "allow_neg_eigval")
+    edit_config(path, layer_types=None, **{f"linear_{name}": None for name in names})
+    config = load_config(path)
+    assert [layer.mixer for layer in config.layers] == ["state", "state", "state", "attention"]
+    assert config.state == GatedDeltaConfig(4, 4, 12, 24, 4, beta_scale=2.0)
 
 
 def test_older_field_names_of_rotation(copy_of, load_family):
