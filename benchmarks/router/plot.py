@@ -1,4 +1,5 @@
-"""The share of requests within Mooncake's bounds as a trace comes faster, a panel for each workload and arrangement."""
+"""The share of requests within Mooncake's bounds as a trace comes faster: a row for each workload and arrangement, a
+column for each bound of the gap."""
 
 from __future__ import annotations
 
@@ -6,27 +7,27 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.router.report import GAPS_S, Result
-
-PLOTTED_GAP_S = 0.1
+from benchmarks.router.report import FIRST_TOKEN_S, GAPS_S, Result
 
 
 def plot(path: Path, runs: Iterable[tuple[str, str, float, Result]]) -> None:
-    """Writes the figure; `runs`: panel, policy, speed and what came of it."""
+    """Writes the figure; `runs`: row, policy, speed and what came of it."""
     from matplotlib.figure import Figure
 
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-    for panel, policy, speed, result in runs:
-        panels[panel][policy].append((speed, 100 * result.goodput[GAPS_S.index(PLOTTED_GAP_S)]))
-    figure = Figure((5.2 * len(panels), 3.6), layout="tight")
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axis, (panel, policies) in zip(axes, panels.items(), strict=True):
-        for policy, points in policies.items():
-            axis.plot(*zip(*sorted(points), strict=True), marker="o", label=policy)
-        axis.set(title=panel, ylim=(0, 102))
-    axes[-1].legend(fontsize="small", loc="lower left")
+    rows: dict[str, dict[str, list[tuple[float, Result]]]] = defaultdict(lambda: defaultdict(list))
+    for row, policy, speed, result in runs:
+        rows[row][policy].append((speed, result))
+    figure = Figure((4.2 * len(GAPS_S), 3.4 * len(rows)), layout="tight")
+    axes = figure.subplots(len(rows), len(GAPS_S), squeeze=False)
+    for across, (row, policies) in zip(axes, rows.items(), strict=True):
+        for number, (axis, gap_s) in enumerate(zip(across, GAPS_S, strict=True)):
+            for policy, points in policies.items():
+                speeds, results = zip(*sorted(points, key=lambda point: point[0]), strict=True)
+                axis.plot(speeds, [100 * each.goodput[number] for each in results], marker="o", label=policy)
+            axis.set(title=f"{row}: {1000 * gap_s:.0f} ms", ylim=(0, 102))
+    axes[0][0].legend(fontsize="small", loc="lower left")
     figure.supxlabel("times faster than recorded")
-    figure.supylabel(f"% of requests: 30 s, {1000 * PLOTTED_GAP_S:.0f} ms")
+    figure.supylabel(f"% of requests: {FIRST_TOKEN_S:.0f} s, and the gap")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     print(f"\nplot: {path}")
