@@ -31,6 +31,12 @@ class AnswerSoFar:
             self._tokens.extend(tokens.tokens)
             self._finish = tokens.finish
 
+    @property
+    def is_whole(self) -> bool:
+        """True if all is here that a client has asked for. Log-probabilities of a token that another node has drawn are
+        not: of one that came with a transfer, they went to the lost router alone."""
+        return self.request.sampling.logprobs is None or all(token.logprobs is not None for token in self._tokens)
+
     def fits(self, request: Request) -> bool:
         """True if it answers that request, too, and if the tokens that its client has seen are the first of these.
 

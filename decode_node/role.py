@@ -391,7 +391,8 @@ class DecodeDriver:
         # At its deadline a call ends without a word, too, and a little earlier on the router than here.
         has_time = self._clock() + DEADLINE_MARGIN_S < self._deadline_s
         is_lost = is_cut_off and has_time and self.request.is_resumable and not self._is_abandoned
-        if is_lost and isinstance(self._lifecycle.state, Running) and self._orphans.keep(self):
+        may_go_on = isinstance(self._lifecycle.state, Running) and self._answer.is_whole
+        if is_lost and may_go_on and self._orphans.keep(self):
             self._lifecycle.on(RouterLost())
         else:
             self._runtime.spawn(self._give_back())

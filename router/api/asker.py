@@ -17,8 +17,8 @@ def asked_by(client: Client, request_id: RequestId, scope: Scope, generation: Ge
     """The generation request in the cache of the client's tenant, under this id and in its session.
 
     Two routers make the same of one body and one given id: the ids of its requests, and their seeds where the client
-    gave none. The salt is part of the ids, so that tenants with one id do not meet. Log-probabilities cannot be
-    resumed: of the first token they are known to the lost router alone.
+    gave none. The salt is part of the ids, so that tenants with one id do not meet. A prompt's log-probabilities cannot
+    be resumed: they are known to the lost router alone.
     """
     generation_id = f"{generation.id_prefix}{request_id.value}"
     requests = list(generation.requests)
@@ -27,12 +27,11 @@ def asked_by(client: Client, request_id: RequestId, scope: Scope, generation: Ge
     for index, request in enumerate(requests):
         salt = client.salt(request.salt)
         tenant = f"-{_digest(salt, 4).hex()}" if salt else ""
-        has_logprobs = request.sampling.logprobs is not None or request.sampling.prompt_logprobs is not None
         requests[index] = replace(
             request,
             request_id=f"{generation_id}{tenant}-{index}",
             salt=salt,
-            is_resumable=request_id.is_given and not has_logprobs,
+            is_resumable=request_id.is_given and request.sampling.prompt_logprobs is None,
         )
     session = session_of(scope["headers"], generation.session, client)
     # One replacement for all: each costs a small chat half a percent of its time.

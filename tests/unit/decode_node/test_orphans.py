@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from decode_node.orphans import MAX_ORPHANS, AnswerSoFar, Orphans
-from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.request import FinishReason, Logprobs, Request, Sampling, Token
 from headrace.wire.messages import Tokens
 from tests.support.patience import PATIENCE_S
 
@@ -25,6 +25,15 @@ def answer(request: Request = REQUEST, *parts: Tokens) -> AnswerSoFar:
 
 
 # ---------------------------------------------------------------- the answer so far
+
+
+def test_an_answer_is_whole_with_the_log_probabilities_that_were_asked_for() -> None:
+    asked = replace(REQUEST, sampling=replace(REQUEST.sampling, logprobs=0))
+    drawn_here, came_with_a_transfer = Tokens((Token(7, Logprobs(-0.5)),)), tokens(7)
+    assert answer(asked, drawn_here).is_whole
+    assert not answer(asked, came_with_a_transfer, drawn_here).is_whole
+    assert not answer(replace(asked, tokens=(1, 2, 3, 5)), drawn_here).is_whole, "another node has drawn the first"
+    assert answer(REQUEST, came_with_a_transfer).is_whole
 
 
 def test_the_same_request_gets_the_whole_answer_so_far() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.request import Request, Sampling
+from headrace.request import Request, Sampling, Token
 from headrace.wire.messages import Abandon, DecodeCommand, DecodeEvent, LocalPrefill, Start, Tokens
 from tests.support.engine.driving import request
 from tests.support.engine.oracle import random_prompt
@@ -70,6 +70,25 @@ async def test_a_lost_routers_request_goes_on_for_the_next_one(tiny_checkpoint) 
         assert await tokens_of(call) == whole
         assert nodes.decode.orphans() == ()
         assert (nodes.decode.counters()["orphans_kept"], nodes.decode.counters()["orphans_adopted"]) == (2, 2)
+        await nodes.settled()
+
+
+async def test_an_answer_goes_on_with_all_its_log_probabilities(tiny_checkpoint) -> None:
+    asked = replace(ASKED, sampling=replace(ASKED.sampling, logprobs=2))
+
+    async def answer(call: AsyncGenerator[DecodeEvent, None]) -> list[Token]:
+        return [token async for event in call if isinstance(event, Tokens) for token in event.tokens]
+
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        whole = await answer(opened(nodes, asked))
+        assert len(whole) == NUM_TOKENS and all(token.logprobs for token in whole)
+        await lost(nodes, asked)
+        assert nodes.decode.orphans() == ("r",)
+        resumed = await answer(opened(nodes, asked))
+        assert [token.id for token in resumed] == [token.id for token in whole]
+        for one, other in zip(resumed, whole, strict=True):
+            assert one.logprobs is not None and other.logprobs is not None
+            assert one.logprobs.logprob == pytest.approx(other.logprobs.logprob, abs=1e-4)
         await nodes.settled()
 
 

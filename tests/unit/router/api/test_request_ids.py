@@ -102,7 +102,9 @@ async def test_only_requests_that_can_be_asked_for_again_are_resumable(running: 
     (given,) = await requests_of(running, "one")
     (made,) = await requests_of(running, None)
     (with_logprobs,) = await requests_of(running, "one", logprobs=1)
-    assert (given.is_resumable, made.is_resumable, with_logprobs.is_resumable) == (True, False, False)
+    (scored,) = await requests_of(running, "one", logprobs=1, echo=True)
+    resumable = [each.is_resumable for each in (given, made, with_logprobs, scored)]
+    assert resumable == [True, False, True, False]
 
 
 async def test_the_id_of_another_tenant_is_another_id(running: Running) -> None:
