@@ -49,6 +49,7 @@ class Mamba2Config:
     has_conv_bias: bool
     dt_min: float = 0.0
     dt_max: float = float("inf")
+    has_norm: bool = True  # behind the gate
 
     @property
     def inner_size(self) -> int:
@@ -92,6 +93,18 @@ class GatedDeltaConfig:
 
 
 @dataclass(frozen=True)
+class ShortConvConfig:
+    """A gated short convolution (Liquid AI 2025, LFM2), of as many channels as the model is wide."""
+
+    conv_channels: int
+    conv_taps: int
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        return (0,)
+
+
+@dataclass(frozen=True)
 class MoeConfig:
     """A mixture of experts beside a shared expert."""
 
@@ -105,14 +118,29 @@ class MoeConfig:
     num_groups: int = 1  # sigmoid only: experts fall into groups, and the best groups are chosen first
     chosen_groups: int = 1
     scale: float = 1.0  # sigmoid only: of the chosen weights
+    has_bias: bool = True  # sigmoid only: added to scores when experts are chosen
     latent_size: int | None = None  # routed experts work in a space of this size, between two projections
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Falcon-H1's factors (muP, Yang et al. 2022) of inputs and outputs; loading puts them into the weights."""
+
+    attention_in: float = 1.0
+    key: float = 1.0
+    attention_out: float = 1.0
+    state_in: float = 1.0
+    state: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0, 1.0)  # of the projected gate, x, B, C and dt
+    state_out: float = 1.0
+    feed_forward_gate: float = 1.0
+    feed_forward_out: float = 1.0
 
 
 @dataclass(frozen=True)
 class LayerConfig:
     """The kinds of one layer's mixer and feed-forward; a layer may have one of them alone."""
 
-    mixer: Literal["attention", "state"] | None
+    mixer: Literal["attention", "state", "both"] | None
     feed_forward: Literal["dense", "moe"] | None
 
 
@@ -129,13 +157,14 @@ class ModelConfig:
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
     attention: AttentionConfig
-    state: Mamba2Config | GatedDeltaConfig
+    state: Mamba2Config | GatedDeltaConfig | ShortConvConfig
     moe: MoeConfig | None
     eos_token_ids: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     activation: Literal["swiglu", "relu_squared"] = "swiglu"  # of feed-forwards and experts; the second has no gate
     logits_divisor: float = 1.0
+    multipliers: Multipliers | None = None
 
     def __post_init__(self) -> None:
         for fault in self._faults():
@@ -148,6 +177,8 @@ class ModelConfig:
                 f"{self.num_attention_layers} attention and {self.num_state_layers} state layers: only hybrids are "
                 "supported, which have both"
             )
+        if "both" in (mixers := {layer.mixer for layer in self.layers}) and len(mixers) > 1:
+            yield "layers with both mixers beside layers without: not supported, since all of them must be alike"
         attention, state, moe = self.attention, self.state, self.moe
         if attention.num_heads % attention.num_kv_heads:
             yield f"{attention.num_heads} attention heads over {attention.num_kv_heads} KV heads: must divide evenly"
@@ -169,14 +200,14 @@ class ModelConfig:
 
     @property
     def num_attention_layers(self) -> int:
-        return sum(layer.mixer == "attention" for layer in self.layers)
+        return sum(layer.mixer in ("attention", "both") for layer in self.layers)
 
     @property
     def num_state_layers(self) -> int:
-        return sum(layer.mixer == "state" for layer in self.layers)
+        return sum(layer.mixer in ("state", "both") for layer in self.layers)
 
     def mixer_index(self, layer: int) -> int:
-        """The layer's place among the layers of its kind: in a block for attention, in a state otherwise."""
+        """The layer's place among the layers of its kind: in a block, in a state, or in both."""
         return sum(other.mixer == self.layers[layer].mixer for other in self.layers[:layer])
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from headrace.models.config import GatedDeltaConfig, LayerConfig, Mamba2Config, ModelConfig
+from headrace.models.config import GatedDeltaConfig, LayerConfig, Mamba2Config, ModelConfig, ShortConvConfig
 
 
 def attention_parity_position(config: ModelConfig) -> float:
@@ -28,6 +28,8 @@ def _weights(config: ModelConfig, layer: LayerConfig) -> int:
             mixer = _attention_weights(config)
         case "state":
             mixer = _state_weights(config)
+        case "both":
+            mixer = _attention_weights(config) + _state_weights(config)
         case None:
             mixer = 0
         case unknown:
@@ -48,6 +50,8 @@ def _state_weights(config: ModelConfig) -> int:
             rows = 2 * state.inner_size + state.conv_channels + state.num_heads
         case GatedDeltaConfig() as state:
             rows = state.conv_channels + 2 * state.value_size + 2 * state.num_value_heads
+        case ShortConvConfig() as state:
+            rows = 4 * state.conv_channels
         case unknown:
             assert_never(unknown)
     return config.hidden_size * rows

@@ -26,6 +26,7 @@ LARGEST_COUNT = 1 << 24
 MOST_LAYERS = 4096
 MIXERS: dict[str, Mixer] = {  # local and hub files use different words
     "attention": "attention",
+    "conv": "state",
     "full_attention": "attention",
     "mamba": "state",
     "linear_attention": "state",
@@ -84,6 +85,13 @@ class RawConfig:
             raise ModelError(f"{name} {shown(value)}: must be true or false")
         return value
 
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """So many finite numbers above 0; ones if the field is missing."""
+        values = self.get(name, [1.0] * count)
+        if not isinstance(values, list) or len(values) != count:
+            raise ModelError(f"{name} {shown(values)}: must be a list of {count} numbers")
+        return tuple(_positive(name, value) for value in values)
+
     def layer_numbers(self, name: str) -> frozenset[int]:
         """Layers by number, from 0; none if the field is missing."""
         value = self.get(name, [])
@@ -137,10 +145,10 @@ class RawConfig:
 
     # ------------------------------------------------------------ rotary embeddings
 
-    def rope_theta(self) -> float:
+    def rope_theta(self, default: float = 10000.0) -> float:
         """The rotary base, under either generation of field names."""
         inner = self._rope_parameters().get("rope_theta")
-        return _positive("rope_theta", self.get("rope_theta", 10000.0) if inner is None else inner)
+        return _positive("rope_theta", self.get("rope_theta", default) if inner is None else inner)
 
     def has_rope_theta(self) -> bool:
         """False if a config that may do without rotary embeddings names no base for them."""

@@ -8,7 +8,9 @@ from headrace.kernels.attention.rotary import inverse_frequencies
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import BranchChain
 from headrace.models.config import ModelConfig, ModelError, UnsupportedModel
+from headrace.models.families.falcon_h1 import FALCON_H1
 from headrace.models.families.granite import BAMBA, GRANITE
+from headrace.models.families.lfm2 import LFM2
 from headrace.models.families.nemotron_h import NEMOTRON_H
 from headrace.models.families.olmo_hybrid import OLMO_HYBRID
 from headrace.models.families.qwen import QWEN
@@ -19,7 +21,10 @@ from headrace.models.weight_files import WeightFiles, WeightSource, fingerprint
 
 FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": BAMBA,
+    "FalconH1ForCausalLM": FALCON_H1,
     "GraniteMoeHybridForCausalLM": GRANITE,
+    "Lfm2ForCausalLM": LFM2,
+    "Lfm2MoeForCausalLM": LFM2,
     "NemotronHForCausalLM": NEMOTRON_H,
     "OlmoHybridForCausalLM": OLMO_HYBRID,
     "Qwen3NextForCausalLM": QWEN,

@@ -10,7 +10,10 @@ from tests.support.cluster.cluster import Cluster
 from tests.support.engine.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 500, 1500)
-FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid")
+FAMILIES = (
+    "falcon_h1", "granite", "granite_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "qwen35",
+    "qwen35_moe",
+)  # fmt: skip
 
 pytestmark = pytest.mark.slow
 

@@ -71,6 +71,12 @@ async def receive(
     return landed.first_token, bytes(blocks), bytes(state)
 
 
+FAMILIES = (
+    "falcon_h1", "granite", "granite_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "qwen35",
+    "qwen35_moe",
+)  # fmt: skip
+
+
 def as_dynamic_cache(
     model: PreTrainedModel, layout: CacheLayout, length: int, blocks: bytes, state: bytes
 ) -> DynamicCache:
@@ -87,14 +93,15 @@ def as_dynamic_cache(
         cache = model(torch.tensor([[7]]), past_key_values=DynamicCache(config=model.config)).past_key_values
     num_attention = num_state = 0
     for layer in cache.layers:
-        if hasattr(layer, "recurrent_states"):
+        if hasattr(layer, "conv_states"):
             (window,) = layer.conv_states.values()
-            (recurrent,) = layer.recurrent_states.values()
             window.zero_()
             window[0, :, -conv.shape[-1] :] = conv[num_state]  # transformers keeps one column more than is read
-            recurrent.copy_(rec[num_state].to(recurrent.dtype).view_as(recurrent))
+            for recurrent in layer.recurrent_states.values():  # none where the window is all
+                if recurrent is not None:
+                    recurrent.copy_(rec[num_state].to(recurrent.dtype).view_as(recurrent))
             num_state += 1
-        elif isinstance(layer, DynamicLayer):  # others, Nemotron's feed-forwards, keep nothing
+        if isinstance(layer, DynamicLayer):  # others, Nemotron's feed-forwards, keep nothing
             heads = kv[:, num_attention].permute(1, 3, 0, 2, 4).flatten(2, 3)[:, :, :length]  # [2, KV, length, D]
             layer.keys, layer.values = heads[0:1].clone(), heads[1:2].clone()
             num_attention += 1
@@ -117,9 +124,7 @@ def go_on(model: PreTrainedModel, cache: DynamicCache, prompt: list[int], first:
     return generated[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-    "family", ["granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid"]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("length", [17, 300])
 async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
     family: str, length: int, tiny_checkpoint, tmp_path: Path

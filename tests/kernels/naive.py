@@ -37,13 +37,15 @@ def naive_gdn(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
     return torch.stack(outputs), states
 
 
-def naive_conv(u: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor) -> tuple[Tensor, list[Tensor]]:
+def naive_conv(
+    u: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, silu: bool = True
+) -> tuple[Tensor, list[Tensor]]:
     """y [T, C], and the window [C, K-1] after each token."""
     outputs, windows = [], []
     for row in u.double():
         taps = torch.cat((window.double(), row[:, None]), dim=1)
         y = (taps * weight.double()).sum(-1) + (0 if bias is None else bias.double())
-        outputs.append(y * torch.sigmoid(y))
+        outputs.append(y * torch.sigmoid(y) if silu else y)
         window = taps[:, 1:]
         windows.append(window)
     return torch.stack(outputs), windows

@@ -159,6 +159,32 @@ NODE_CASES: dict[str, tuple[str, Break, str]] = {
         writing("generation_config.json", {"eos_token_id": "</s>"}),
         r"/generation_config\.json: eos_token_id '</s>': must be a token id or a list",
     ),
+    "biased convolution": ("lfm2", with_config(conv_bias=True), r"with conv_bias=True: only False is supported"),
+    "attention layers alone": (
+        "lfm2",
+        with_config(layer_types=["full_attention"] * 4),
+        r"4 attention and 0 state layers: only hybrids",
+    ),
+    "norm before the gate": (
+        "falcon_h1",
+        with_config(mamba_rms_norm=True, mamba_norm_before_gate=True),
+        r"with mamba_norm_before_gate=True: only False is supported",
+    ),
+    "too few factors": (
+        "falcon_h1",
+        with_config(mlp_multipliers=[1.0]),
+        r"mlp_multipliers \[1\.0\]: must be a list of 2",
+    ),
+    "factor of zero": (
+        "falcon_h1",
+        with_config(ssm_multipliers=[0] * 5),
+        r"ssm_multipliers 0: must be a finite number",
+    ),
+    "state heads beside their sum": (
+        "falcon_h1",
+        with_config(mamba_d_ssm=100),
+        r"mamba_n_heads 6 of 24 values: must be",
+    ),
     "no weights": ("granite", removing("model.safetensors"), r"/model: no weights: model\.safetensors missing; give"),
     "truncated weights": (
         "granite",
@@ -203,6 +229,11 @@ NEEDED = {
     "granite": "vocab_size max_position_embeddings hidden_size rms_norm_eps num_hidden_layers num_attention_heads "
     "shared_intermediate_size mamba_n_heads mamba_d_state mamba_n_groups mamba_d_conv",
     "granite_moe": "num_experts_per_tok intermediate_size",
+    "lfm2": "vocab_size max_position_embeddings hidden_size norm_eps num_hidden_layers num_attention_heads "
+    "conv_L_cache",
+    "lfm2_moe": "num_experts_per_tok moe_intermediate_size intermediate_size",
+    "falcon_h1": "vocab_size max_position_embeddings hidden_size rms_norm_eps num_hidden_layers num_attention_heads "
+    "intermediate_size mamba_n_heads mamba_d_state mamba_n_groups mamba_d_conv",
     "qwen35": "vocab_size max_position_embeddings hidden_size rms_norm_eps num_hidden_layers num_attention_heads "
     "num_key_value_heads head_dim linear_num_key_heads linear_num_value_heads linear_key_head_dim "
     "linear_value_head_dim linear_conv_kernel_dim",

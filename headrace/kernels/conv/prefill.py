@@ -1,6 +1,7 @@
-"""Depthwise causal convolution with SiLU over packed sequences, reading and writing conv windows.
+"""Depthwise causal convolution over packed sequences, reading and writing conv windows.
 
     y_t = silu(sum_j w_j * u_{t-K+1+j} + b)          window after row t = inputs u_{t-K+2} .. u_t
+                                             `silu` False: the sum itself
 
 Shapes    u [T, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1 or more], any
           stride over slots; returns y [T, C] in u's dtype. T packed rows, C channels, K taps
@@ -26,7 +27,12 @@ AT_ONCE = tl.constexpr(4)  # rows whose loads are in flight together; divides th
 
 
 def causal_conv1d(
-    u: Tensor, weight: Tensor, bias: Tensor | None, window_pool: Tensor, segments: PrefillSegments
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window_pool: Tensor,
+    segments: PrefillSegments,
+    silu: bool = True,
 ) -> Tensor:
     T = u.shape[0]
     C, K = weight.shape
@@ -41,11 +47,16 @@ def causal_conv1d(
     if T == 0:
         return torch.empty_like(u)
     implementation = causal_conv1d_triton if runs_triton(u) else causal_conv1d_torch
-    return implementation(u, weight, bias, window_pool, segments)
+    return implementation(u, weight, bias, window_pool, segments, silu)
 
 
 def causal_conv1d_torch(
-    u: Tensor, weight: Tensor, bias: Tensor | None, window_pool: Tensor, segments: PrefillSegments
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window_pool: Tensor,
+    segments: PrefillSegments,
+    silu: bool = True,
 ) -> Tensor:
     K = weight.shape[1]
     tap_KC = weight.t().contiguous()
@@ -61,7 +72,7 @@ def causal_conv1d_torch(
             out.addcmul_(rows[tap : tap + len(out)], tap_KC[tap])
     if bias is not None:
         y += bias
-    return F.silu(y, inplace=True)
+    return F.silu(y, inplace=True) if silu else y
 
 
 @triton.jit(
@@ -85,6 +96,7 @@ def _causal_conv1d_kernel(
     K: tl.constexpr,
     TAPS: tl.constexpr,  # K, up to a power of two
     W: tl.constexpr,
+    SILU: tl.constexpr,
     TILE_T: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
@@ -109,10 +121,11 @@ def _causal_conv1d_kernel(
             C,
             K,
             W,
+            SILU,
         )
     else:
         tile_ptr = tiles_ptr + (place - num_sequences) * 2
-        _convolve_tile(u_ptr, weight_ptr, bias_ptr, y_ptr, tile_ptr, channel, u_stride, C, K, TAPS, TILE_T)
+        _convolve_tile(u_ptr, weight_ptr, bias_ptr, y_ptr, tile_ptr, channel, u_stride, C, K, TAPS, SILU, TILE_T)
 
 
 @triton.jit
@@ -134,6 +147,7 @@ def _convolve_tile(
     C: tl.constexpr,
     K: tl.constexpr,
     TAPS: tl.constexpr,
+    SILU: tl.constexpr,
     TILE_T: tl.constexpr,
 ):
     """A tile of rows whose K-1 predecessors are rows: each is read once, and kept in registers for its K outputs."""
@@ -161,7 +175,7 @@ def _convolve_tile(
             total = bias
             for j in tl.static_range(K):
                 total += inputs[t + j] * weights[j]
-            y = _silu(total)
+            y = _silu(total) if SILU else total
             found = channel < tl.where(t < num_rows, C, 0)
             tl.store(out_ptr + t * C, y.to(y_ptr.dtype.element_ty), mask=found)
 
@@ -183,6 +197,7 @@ def _begin_sequence(
     C: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
+    SILU: tl.constexpr,
 ):
     """A sequence's first K-1 rows, and all its windows. Input i is of the history for i < K-1, else row i-K+1."""
     entry_ptr = sequences_ptr + sequence * 5
@@ -212,7 +227,7 @@ def _begin_sequence(
         for j in tl.static_range(K):
             weight = tl.load(weight_ptr + channel * K + j, mask=in_c, other=0.0).to(tl.float32)
             total += weight * inputs[t + j].to(tl.float32)
-        y = _silu(total)
+        y = _silu(total) if SILU else total
         at = y_ptr + (first_row.to(tl.int64) + t) * C + channel
         tl.store(at, y.to(y_ptr.dtype.element_ty), mask=channel < tl.where(t < num_rows, C, 0))
 
@@ -229,7 +244,12 @@ def _begin_sequence(
 
 
 def causal_conv1d_triton(
-    u: Tensor, weight: Tensor, bias: Tensor | None, window_pool: Tensor, segments: PrefillSegments
+    u: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window_pool: Tensor,
+    segments: PrefillSegments,
+    silu: bool = True,
 ) -> Tensor:
     (T, C), K = u.shape, weight.shape[1]
     if u.stride(1) != 1 or not weight.is_contiguous() or window_pool.stride()[1:] != (window_pool.shape[2], 1):
@@ -257,6 +277,7 @@ def causal_conv1d_triton(
         K=K,
         TAPS=next_power_of_2(K),
         W=window_pool.shape[2],
+        SILU=silu,
         TILE_T=tile_t,
         TILE_C=tile_c,
         num_warps=num_warps,

@@ -1,6 +1,7 @@
-"""Steps of the depthwise causal convolution with SiLU for each sequence of a decode batch.
+"""Steps of the depthwise causal convolution for each sequence of a decode batch.
 
     y_t = silu(sum_j w_j * u_{t-K+1+j} + b)          window after row t = inputs u_{t-K+2} .. u_t
+                                             `silu` False: the sum itself
 
 Shapes    u [R, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, W], any stride over
           slots; dst_slots [B] int64; returns y [R, C] in u's dtype. B sequences of T rows (a token and its
@@ -34,6 +35,7 @@ def causal_conv1d_update(
     window_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
+    silu: bool = True,
 ) -> Tensor:
     C, K = weight.shape
     T = len(u) // max(1, len(dst_slots))
@@ -46,7 +48,7 @@ def causal_conv1d_update(
             f"windows {tuple(window_pool.shape)} {window_pool.dtype} disagree"
         )
     implementation = causal_conv1d_update_triton if runs_triton(u) else causal_conv1d_update_torch
-    return implementation(u, weight, bias, window_pool, source, dst_slots)
+    return implementation(u, weight, bias, window_pool, source, dst_slots, silu)
 
 
 def causal_conv1d_update_torch(
@@ -56,6 +58,7 @@ def causal_conv1d_update_torch(
     window_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
+    silu: bool = True,
 ) -> Tensor:
     (C, K), batch = weight.shape, len(dst_slots)
     if batch == 0:
@@ -71,7 +74,7 @@ def causal_conv1d_update_torch(
     if bias is not None:
         y += bias
     first_inputs(window_pool, K - 2 + T).index_copy_(0, dst_slots, inputs_BCI[:, :, 1:])
-    return F.silu(y, inplace=True)
+    return F.silu(y, inplace=True) if silu else y
 
 
 @triton.jit(do_not_specialize_on_alignment=["src_ptr", "offset_ptr", "dst_ptr"])
@@ -90,6 +93,7 @@ def _causal_conv1d_update_kernel(
     C: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
+    SILU: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
     """A program steps TILE_C channels of one sequence, with all inputs in registers."""
@@ -126,7 +130,7 @@ def _causal_conv1d_update_kernel(
         total = bias
         for j in tl.static_range(K):
             total += weights[j] * inputs[t + j].to(tl.float32)
-        y = total * tl.sigmoid(total)
+        y = total * tl.sigmoid(total) if SILU else total
         tl.store(y_ptr + (sequence * T + t) * C + channel, y.to(y_ptr.dtype.element_ty), mask=in_c)
 
 
@@ -137,6 +141,7 @@ def causal_conv1d_update_triton(
     window_pool: Tensor,
     source: StateSource,
     dst_slots: Tensor,
+    silu: bool = True,
 ) -> Tensor:
     (C, K), batch = weight.shape, len(dst_slots)
     if u.stride(1) != 1 or not weight.is_contiguous() or window_pool.stride()[1:] != (window_pool.shape[2], 1):
@@ -160,6 +165,7 @@ def causal_conv1d_update_triton(
         C=C,
         K=K,
         W=window_pool.shape[2],
+        SILU=silu,
         TILE_C=tile_c,
         num_warps=num_warps,
         **OVERLAPPED,

@@ -1,6 +1,7 @@
 """RMS normalisation with a SiLU gate, in the two orders that mixers use.
 
     gate_then_norm   norm_group(x * silu(gate)) * weight     Mamba2: groups of D / num_groups values
+                                                             weight None: x * silu(gate), without a norm
     norm_then_gate   norm(x) * weight * silu(gate)           gated delta net: each head by itself
 
 Shapes    gate_then_norm: x, gate [T, D]; weight [D].   norm_then_gate: x, gate [T, H, D]; weight [D].
@@ -21,16 +22,20 @@ from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previo
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 
-def gate_then_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
-    if x.shape != gate.shape or x.shape[-1] != weight.shape[0] or x.shape[-1] % num_groups:
-        raise ValueError(f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree")
+def gate_then_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, num_groups: int) -> Tensor:
+    if x.shape != gate.shape or (weight is not None and weight.shape != x.shape[-1:]) or x.shape[-1] % num_groups:
+        shape = None if weight is None else tuple(weight.shape)
+        raise ValueError(f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {shape} disagree")
     norm = gate_then_norm_triton if runs_triton(x) else gate_then_norm_torch
     return norm(x, gate, weight, eps, num_groups)
 
 
-def gate_then_norm_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
+def gate_then_norm_torch(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, num_groups: int) -> Tensor:
     T, D = x.shape
-    gated = F.silu(gate.float()).mul_(x).view(T, num_groups, D // num_groups)
+    gated = F.silu(gate.float()).mul_(x)
+    if weight is None:
+        return gated.to(x.dtype)
+    gated = gated.view(T, num_groups, D // num_groups)
     return gated.mul_(inverse_rms(gated, eps)).view(T, D).mul_(weight).to(x.dtype)
 
 
@@ -46,7 +51,9 @@ def norm_then_gate_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float) ->
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_norm_kernel(
-    x_ptr, gate_ptr, weight_ptr, out_ptr, num_rows, stride_x, stride_gate, eps,
+    x_ptr, gate_ptr,
+    weight_ptr,  # None: no norm
+    out_ptr, num_rows, stride_x, stride_gate, eps,
     GROUPS: tl.constexpr, D: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, GATE_FIRST: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -56,7 +63,8 @@ def _gated_norm_kernel(
     d = tl.arange(0, BLOCK_D)[None, :]
     is_here = (row < num_rows) & (d < D)
     token, group = (row // GROUPS).to(tl.int64), row % GROUPS
-    weight = tl.load(weight_ptr + group * WEIGHT_STRIDE + d, mask=d < D, other=0.0)
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + group * WEIGHT_STRIDE + d, mask=d < D, other=0.0)
     wait_for_previous()
     x = tl.load(x_ptr + token * stride_x + group * D + d, mask=is_here, other=0.0)
     gate = tl.load(gate_ptr + token * stride_gate + group * D + d, mask=is_here, other=0.0).to(tl.float32)
@@ -64,13 +72,15 @@ def _gated_norm_kernel(
     wide = x.to(tl.float32)
     if GATE_FIRST:
         wide *= silu
-    y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
+    y = wide
+    if weight_ptr is not None:
+        y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
     if not GATE_FIRST:
         y *= silu
     tl.store(out_ptr + row.to(tl.int64) * D + d, y.to(x.dtype), mask=is_here)
 
 
-def gate_then_norm_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float, num_groups: int) -> Tensor:
+def gate_then_norm_triton(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, num_groups: int) -> Tensor:
     T, D = x.shape
     group = D // num_groups
     return _launch(x, gate, weight, eps, num_groups, group, group, gate_first=True).view(T, D)
@@ -84,9 +94,16 @@ def norm_then_gate_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -
 
 
 def _launch(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, groups: int, D: int, weight_stride: int, gate_first: bool
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    groups: int,
+    D: int,
+    weight_stride: int,
+    gate_first: bool,
 ) -> Tensor:
-    if x.stride(-1) != 1 or gate.stride(-1) != 1 or not weight.is_contiguous():
+    if x.stride(-1) != 1 or gate.stride(-1) != 1 or not (weight is None or weight.is_contiguous()):
         raise ValueError("values of one row must lie side by side, and weights have no gaps")
     num_rows = len(x) * groups
     out = torch.empty((num_rows, D), dtype=x.dtype, device=x.device)

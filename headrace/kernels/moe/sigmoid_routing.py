@@ -23,7 +23,7 @@ from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import next_power_of_2
 
-TINY = 1e-20  # keeps a sum of scores that all underflowed from dividing by zero
+TINY = 1e-20
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class SigmoidRouting:
     num_groups: int = 1
     chosen_groups: int = 1
     scale: float = 1.0
+    smallest: float = TINY  # added to a sum before it divides: scores may all have underflowed
 
 
 def moe_route_sigmoid(logits: Tensor, bias: Tensor | None, routing: SigmoidRouting) -> tuple[Tensor, Tensor]:
@@ -58,7 +59,7 @@ def moe_route_sigmoid_torch(logits: Tensor, bias: Tensor | None, routing: Sigmoi
     expert = choice.topk(routing.k).indices
     weight = score.gather(1, expert)
     if routing.renormalize:
-        weight /= weight.sum(-1, keepdim=True) + TINY
+        weight /= weight.sum(-1, keepdim=True) + routing.smallest
     return weight * routing.scale, expert
 
 
@@ -112,6 +113,6 @@ def moe_route_sigmoid_triton(logits: Tensor, bias: Tensor | None, routing: Sigmo
             logits, bias, weight, expert, logits.stride(0), routing.scale, E=E, PADDED_E=next_power_of_2(E),
             K=routing.k, PADDED_K=next_power_of_2(routing.k), HAS_BIAS=bias is not None,
             GROUPS=routing.num_groups, CHOSEN_GROUPS=routing.chosen_groups, RENORMALIZE=routing.renormalize,
-            SMALLEST=TINY, num_warps=1, **OVERLAPPED,
+            SMALLEST=routing.smallest, num_warps=1, **OVERLAPPED,
         )  # fmt: skip
     return weight, expert

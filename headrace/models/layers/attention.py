@@ -19,6 +19,16 @@ from headrace.models.weight_files import WeightSource
 
 
 @dataclass(frozen=True)
+class AttentionNames:
+    """Names of a family's attention tensors, and the form in which it stores the norms of queries and keys."""
+
+    out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    norm_offset: float = 1.0  # added to the stored weights of both norms
+
+
+@dataclass(frozen=True)
 class Attention:
     """An attention layer. One projection gives queries, keys, values and, if there is one, the output gate."""
 
@@ -40,8 +50,10 @@ class Attention:
         index: int,
         hidden: int,
         norm_eps: float,
+        names: AttentionNames = AttentionNames(),
+        out_proj: LinearWeight | None = None,
     ) -> "Attention":
-        """From q_proj, k_proj, v_proj, o_proj; norm weights of heads are stored as offsets from one."""
+        """From q_proj, k_proj, v_proj and what `names` says. `out_proj`: used instead of the layer's own."""
         H, KV, D = config.num_heads, config.num_kv_heads, config.head_dim
         q_rows = 2 * H * D if config.has_output_gate else H * D
         q = weights.take(f"{prefix}.q_proj.weight", (q_rows, hidden))
@@ -53,21 +65,21 @@ class Attention:
             q, gate = q.reshape(H * D, hidden), [gate_rows.reshape(H * D, hidden)]
         qk_norm = None
         if config.has_qk_norm:
-            q_norm = weights.take(f"{prefix}.q_norm.weight", (D,), torch.float32)
-            k_norm = weights.take(f"{prefix}.k_norm.weight", (D,), torch.float32)
-            qk_norm = 1.0 + torch.cat((q_norm.expand(H, D), k_norm.expand(KV, D)))
+            q_norm = weights.take(f"{prefix}.{names.q_norm}.weight", (D,), torch.float32)
+            k_norm = weights.take(f"{prefix}.{names.k_norm}.weight", (D,), torch.float32)
+            qk_norm = names.norm_offset + torch.cat((q_norm.expand(H, D), k_norm.expand(KV, D)))
         row_norms = None
         if config.has_row_norm:
             row_norms = (
-                weights.take(f"{prefix}.q_norm.weight", (H * D,), torch.float32),
-                weights.take(f"{prefix}.k_norm.weight", (KV * D,), torch.float32),
+                weights.take(f"{prefix}.{names.q_norm}.weight", (H * D,), torch.float32),
+                weights.take(f"{prefix}.{names.k_norm}.weight", (KV * D,), torch.float32),
             )
         return cls(
             config=config,
             index=index,
             norm_eps=norm_eps,
             in_proj=LinearWeight(torch.cat((q, k, v, *gate))),
-            out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, H * D))),
+            out_proj=out_proj or LinearWeight(weights.take(f"{prefix}.{names.out}.weight", (hidden, H * D))),
             qk_norm_JD=qk_norm,
             row_norms=row_norms,
         )

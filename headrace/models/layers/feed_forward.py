@@ -11,7 +11,7 @@ from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.moe.experts import moe_experts
 from headrace.kernels.moe.routing import moe_route
-from headrace.kernels.moe.sigmoid_routing import SigmoidRouting, moe_route_sigmoid
+from headrace.kernels.moe.sigmoid_routing import TINY, SigmoidRouting, moe_route_sigmoid
 from headrace.models.config import MoeConfig
 from headrace.models.weight_files import WeightSource
 
@@ -88,9 +88,10 @@ class SigmoidRouter:
     routing: SigmoidRouting
 
     @classmethod
-    def of(cls, config: MoeConfig, matrix: Tensor, bias: Tensor | None) -> "SigmoidRouter":
-        k, scale = config.experts_per_token, config.scale
-        return cls(matrix, bias, SigmoidRouting(k, config.renormalize, config.num_groups, config.chosen_groups, scale))
+    def of(cls, config: MoeConfig, matrix: Tensor, bias: Tensor | None, smallest: float = TINY) -> "SigmoidRouter":
+        """`smallest`: see `SigmoidRouting`."""
+        k, groups, chosen = config.experts_per_token, config.num_groups, config.chosen_groups
+        return cls(matrix, bias, SigmoidRouting(k, config.renormalize, groups, chosen, config.scale, smallest))
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return moe_route_sigmoid(F.linear(x.float(), self.matrix), self.bias, self.routing)
@@ -106,12 +107,12 @@ class Latent:
 
 @dataclass(frozen=True)
 class MixtureOfExperts:
-    """Routed experts, E of them with inner size I and inputs of D values, and a shared one that sees every row."""
+    """Routed experts, E of them with inner size I and inputs of D values, maybe beside a shared one for every row."""
 
     router: Router
     up: Tensor  # [E, 2 I, D], gate rows first; without a gate [E, I, D]
     down: Tensor  # [E, D, I]
-    shared: SwiGlu | ReluSquared
+    shared: SwiGlu | ReluSquared | None
     shared_gate: Tensor | None = None  # [1, hidden]
     latent: Latent | None = None  # None: D is hidden
 
@@ -121,6 +122,8 @@ class MixtureOfExperts:
         routed = moe_experts(inputs, expert, weight.to(x.dtype), self.up, self.down)
         if self.latent is not None:
             routed = self.latent.leave(routed)
+        if self.shared is None:
+            return routed
         shared = self.shared.whole(x)
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(F.linear(x, self.shared_gate))

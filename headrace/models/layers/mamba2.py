@@ -34,7 +34,7 @@ class Mamba2:
     conv_weight: Tensor  # [I + 2 G N, taps]
     conv_bias: Tensor | None
     heads: SsdHeads
-    norm_I: Tensor  # float32
+    norm_I: Tensor | None  # float32; None: gated without a norm
     out_proj: LinearWeight  # [hidden, I]
 
     @classmethod
@@ -46,7 +46,9 @@ class Mamba2:
         index: int,
         hidden: int,
         norm_eps: float,
+        out_proj: LinearWeight | None = None,
     ) -> "Mamba2":
+        """From the tensors below `prefix`. `out_proj`: used instead of the layer's own."""
         inner, H, channels = config.inner_size, config.num_heads, config.conv_channels
         conv = weights.take(f"{prefix}.conv1d.weight", (channels, 1, config.conv_taps))
         return cls(
@@ -63,8 +65,8 @@ class Mamba2:
                 dt_min=config.dt_min,
                 dt_max=config.dt_max,
             ),
-            norm_I=weights.take(f"{prefix}.norm.weight", (inner,), torch.float32),
-            out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, inner))),
+            norm_I=weights.take(f"{prefix}.norm.weight", (inner,), torch.float32) if config.has_norm else None,
+            out_proj=out_proj or LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:

@@ -30,7 +30,9 @@ class TestReference(PrefillTests):
     """The torch reference."""
 
 
-def check_prefill(name: str, lengths, taps: int, has_bias: bool, channels: int = C, dtype=torch.float32) -> None:
+def check_prefill(
+    name: str, lengths, taps: int, has_bias: bool, channels: int = C, dtype=torch.float32, silu=True
+) -> None:
     """Every second sequence is fresh, the first overwrites its source; windows after rows in between, too."""
     src = [None if i % 2 else 11 - i for i in range(len(lengths))]
     pool = poisoned_windows(taps - 1, [slot for slot in src if slot is not None], channels, dtype)
@@ -41,12 +43,12 @@ def check_prefill(name: str, lengths, taps: int, has_bias: bool, channels: int =
     writes = [StateWrite(sequence, num_rows, slot) for (sequence, num_rows), slot in rows.items()]
 
     segments = PrefillSegments.build(lengths, src, writes, DEVICE)
-    y = PREFILL[name](u, weight, bias, pool, segments)
+    y = PREFILL[name](u, weight, bias, pool, segments, silu)
 
     error = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 2**-7}
     for i, (u_i, y_i) in enumerate(zip(u.split(lengths), y.split(lengths), strict=True)):
         start = torch.zeros_like(before[0]) if src[i] is None else before[src[i]]
-        expected, windows = naive_conv(u_i, weight, bias, start)
+        expected, windows = naive_conv(u_i, weight, bias, start, silu)
         torch.testing.assert_close(y_i.double(), expected, **error)
         for write in writes:
             if write.sequence == i:
@@ -64,6 +66,11 @@ def test_packed_rows_and_windows_equal_the_convolution(name: str, lengths: list[
 @pytest.mark.parametrize("taps, has_bias", [(3, True), (4, False), (2, False)])
 def test_other_taps(name: str, taps: int, has_bias: bool):
     check_prefill(name, [7, 2, 1], taps, has_bias)
+
+
+@implementations
+def test_without_an_activation(name: str):
+    check_prefill(name, [70, 2, 1], taps=3, has_bias=False, silu=False)
 
 
 def test_bfloat16_windows_are_copies():

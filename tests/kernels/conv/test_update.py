@@ -31,17 +31,19 @@ class TestReference(UpdateTests):
 
 @implementations
 @pytest.mark.parametrize("src, dst", [([4], [4]), ([None], [21]), ([7, None, 2, 9, None], [7, 20, 19, 3, 0])], ids=str)
-@pytest.mark.parametrize("taps, window, has_bias", [(4, 3, True), (3, 2, False), (4, 6, False)])
-def test_a_step_equals_the_convolution(name: str, src, dst, taps: int, window: int, has_bias: bool):
+@pytest.mark.parametrize(
+    "taps, window, has_bias, silu", [(4, 3, True, True), (3, 2, False, True), (4, 6, False, True), (3, 2, False, False)]
+)
+def test_a_step_equals_the_convolution(name: str, src, dst, taps: int, window: int, has_bias: bool, silu: bool):
     pool = poisoned_windows(window, [slot for slot in src if slot is not None])
     before, u = pool.clone(), slice_of_a_projection(len(src))
     weight, bias = parameters(taps, has_bias)
 
-    y = UPDATE[name](u, weight, bias, pool, StateSource.of(src, DEVICE), torch.tensor(dst, device=DEVICE))
+    y = UPDATE[name](u, weight, bias, pool, StateSource.of(src, DEVICE), torch.tensor(dst, device=DEVICE), silu)
 
     for i, slot in enumerate(src):
         start = torch.zeros(C, taps - 1, device=DEVICE) if slot is None else before[slot, :, : taps - 1]
-        expected, windows = naive_conv(u[i : i + 1], weight, bias, start)
+        expected, windows = naive_conv(u[i : i + 1], weight, bias, start, silu)
         torch.testing.assert_close(y[i : i + 1].double(), expected, atol=1e-5, rtol=1e-5)
         assert torch.equal(pool[dst[i], :, : taps - 1].double(), windows[0])
         assert torch.equal(pool[dst[i], :, taps - 1 :].isnan(), before[dst[i], :, taps - 1 :].isnan())
@@ -96,7 +98,7 @@ KILOBYTES_IN_FLIGHT = 32  # of loads a multiprocessor: 4.8 TB/s over 132 of them
 def test_convolution_steps_stay_in_registers(drafts: int):
     tile_c, num_warps = launch_shape(4352)
     types = CONV_TYPES | {"src_ptr": "*i64", "dst_ptr": "*i64"} | ({"offset_ptr": "*i64"} if drafts else {})
-    sizes = {"C": 4352, "K": 4, "W": 3 + drafts, "T": 1 + drafts, "TILE_C": tile_c}
+    sizes = {"C": 4352, "K": 4, "SILU": True, "W": 3 + drafts, "T": 1 + drafts, "TILE_C": tile_c}
     sizes |= {} if drafts else {"offset_ptr": None}
     kernel = "headrace.kernels.conv.update:_causal_conv1d_update_kernel"
     [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps)])

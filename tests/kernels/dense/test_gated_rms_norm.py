@@ -30,6 +30,15 @@ def test_gate_then_norm_is_its_definition(rows: int, groups: int):
     assert torch.equal(wide, before)
 
 
+@dtypes
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_without_a_norm_the_gate_remains(rows: int, width: int, dtype: torch.dtype):
+    x, gate = torch.randn(rows, width, device=DEVICE).to(dtype), slice_of_projection(rows, width, dtype)
+    expected = (x.double() * F.silu(gate.double())).to(dtype)
+    assert_close(gate_then_norm(x, gate, None, 1e-3, 1), expected)
+    assert_close(gate_then_norm_triton(x, gate, None, 1e-3, 1), expected)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 def test_norm_then_gate_is_its_definition(rows: int):
     x, gate, weight = torch.randn(rows, 3, 8), torch.randn(rows, 3, 8), torch.randn(8)

@@ -19,6 +19,13 @@ def test_the_bias_chooses_and_does_not_weigh():
     torch.testing.assert_close(weight, 3.0 * torch.tensor([[-1.0, 2.0]]).sigmoid())
 
 
+def test_what_a_family_adds_to_the_sum_is_in_the_divisor():
+    logits = torch.tensor([[0.0, 0.0, -9.0]])
+    for route in (moe_route_sigmoid, moe_route_sigmoid_triton):
+        weight, _ = route(logits.to(DEVICE), None, SigmoidRouting(2, True, smallest=1.0))
+        torch.testing.assert_close(weight.cpu(), torch.tensor([[0.25, 0.25]]))
+
+
 def test_experts_come_from_the_groups_whose_two_best_are_worth_most():
     logits = torch.tensor([[9.0, -9.0, -9.0, 1.0, 1.0, -2.0]])  # the best expert has a poor neighbour
     weight, expert = moe_route_sigmoid(logits, None, SigmoidRouting(2, True, num_groups=2, chosen_groups=1))

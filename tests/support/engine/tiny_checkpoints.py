@@ -13,8 +13,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    FalconH1Config,
     GenerationConfig,
     GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     NemotronHConfig,
     OlmoHybridConfig,
     PreTrainedConfig,
@@ -26,8 +29,11 @@ from transformers.models.qwen3_5_moe.configuration_qwen3_5_moe import Qwen3_5Moe
 from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
 
 FAMILIES = (
+    "falcon_h1",
     "granite",
     "granite_moe",
+    "lfm2",
+    "lfm2_moe",
     "qwen35",
     "qwen35_moe",
     "qwen3_next",
@@ -41,7 +47,14 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # ids 0, 1, 2
 END_OF_TEXT_ID, TURN_END_ID = 0, 2
 
 # What each residual branch ends with: kept small, so that float32 noise does not grow from layer to layer.
-BRANCH_OUTPUTS = ("out_proj.weight", "o_proj.weight", "down_proj", "down_proj.weight", "output_linear.weight")
+BRANCH_OUTPUTS = (
+    "out_proj.weight",
+    "o_proj.weight",
+    "down_proj",
+    "down_proj.weight",
+    "output_linear.weight",
+    "w2.weight",
+)
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -108,7 +121,9 @@ def randomize_weights(model: PreTrainedModel, seed: int) -> None:
 
 def correction_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     """Routers' biases, which are buffers in some families."""
-    return [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+    return [
+        (name, buffer) for name, buffer in model.named_buffers() if name.endswith(("correction_bias", "expert_bias"))
+    ]
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
@@ -118,6 +133,20 @@ def tiny_config(family: str) -> PreTrainedConfig:
             return granite_config(num_local_experts=0, mamba_n_groups=1)
         case "granite_moe":
             return granite_config(num_local_experts=6, num_experts_per_tok=2, mamba_n_groups=2)
+        case "falcon_h1":
+            return falcon_h1_config()
+        case "lfm2":
+            return Lfm2Config(**lfm2_fields(), block_ff_dim=200, block_multiple_of=24)
+        case "lfm2_moe":
+            return Lfm2MoeConfig(
+                **lfm2_fields(),
+                num_dense_layers=1,
+                num_experts=6,
+                num_experts_per_tok=3,
+                moe_intermediate_size=48,
+                intermediate_size=96,
+                routed_scaling_factor=1.5,
+            )
         case "qwen35":
             return Qwen3_5TextConfig(**qwen_fields(), intermediate_size=96, tie_word_embeddings=True)
         case "qwen35_moe":
@@ -198,6 +227,37 @@ def olmo_hybrid_config(**fields: object) -> OlmoHybridConfig:
         linear_num_key_heads=3,
         linear_num_value_heads=6,
         **sizes | fields,
+    )
+
+
+def lfm2_fields() -> dict[str, object]:
+    """Heads of 48 and a vocabulary that is no multiple of 8."""
+    fields = {"vocab_size": 517, "hidden_size": 144, "num_attention_heads": 3, "num_key_value_heads": 1}
+    return {**common_fields(), **fields, "layer_types": ["conv", "conv", "full_attention", "conv"]}
+
+
+def falcon_h1_config() -> FalconH1Config:
+    """Heads of 80 and of 24, three groups, each factor another number."""
+    return FalconH1Config(
+        **{**common_fields(), "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "vocab_size": 515},
+        head_dim=80,
+        intermediate_size=112,
+        mamba_d_ssm=144,
+        mamba_n_heads=6,
+        mamba_d_head=24,
+        mamba_n_groups=3,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+        lm_head_multiplier=1.3,
+        embedding_multiplier=1.7,
+        mlp_multipliers=[0.9, 0.8],
+        key_multiplier=1.2,
+        attention_out_multiplier=0.85,
+        attention_in_multiplier=1.1,
+        ssm_multipliers=[1.15, 0.95, 1.25, 0.75, 1.05],
+        ssm_in_multiplier=1.4,
+        ssm_out_multiplier=0.7,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e11},
     )
 
 

@@ -15,7 +15,10 @@ from headrace.request import FinishReason
 from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit
 from tests.support.engine.oracle import clear_prompt, greedy, oracle, random_prompt
 
-FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid")
+FAMILIES = (
+    "falcon_h1", "granite", "granite_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "qwen35",
+    "qwen35_moe",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

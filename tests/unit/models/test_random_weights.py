@@ -13,7 +13,10 @@ from headrace.models.weights import load_config, load_model, random_model
 from tests.support.engine.driving import generate, request, small_engine
 from tests.support.engine.oracle import random_prompt
 
-FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid")
+FAMILIES = (
+    "falcon_h1", "granite", "granite_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "qwen35",
+    "qwen35_moe",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

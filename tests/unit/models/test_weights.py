@@ -56,10 +56,28 @@ def logits_of(model: HybridModel, tokens: list[int]) -> Tensor:
 def test_config_says_what_the_cache_needs(family):
     config = load_config(family.path)
     layout = family.model.cache_layout(block_size=16)
-    assert (config.vocab_size, config.max_position, config.eos_token_ids) == (512, 4096, (0, 2))
-    assert [group.num_layers for group in (*layout.attention_groups, *layout.state_groups)] == [1, 3]
+    assert (config.vocab_size, config.max_position, config.eos_token_ids) == (
+        family.oracle.config.vocab_size,
+        4096,
+        (0, 2),
+    )
+    assert [group.num_layers for group in (*layout.attention_groups, *layout.state_groups)] == (
+        [4, 4] if family.name == "falcon_h1" else [1, 3]  # its layers have both
+    )
     assert (layout.dtype, layout.state_dtype, layout.block_size) == ("float32", "float32", 16)
     assert layout.fingerprint == family.model.fingerprint
+
+
+def test_the_hub_names_of_lfm2_mean_the_same(copy_of, load_family):
+    """The first releases' field names: indices of attention layers, block_ff_dim, tie_embedding, rope_theta outside."""
+    path = copy_of("lfm2")
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    for name in ("layer_types", "rope_parameters", "tie_word_embeddings", "intermediate_size"):
+        config.pop(name)
+    hub = {"full_attn_idxs": [2], "block_ff_dim": 200, "tie_embedding": True, "rope_theta": 1000000.0}
+    file.write_text(json.dumps(config | hub))
+    assert load_config(path) == load_family("lfm2").model.config
 
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen35_moe"])

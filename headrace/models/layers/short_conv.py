@@ -1,0 +1,50 @@
+"""The gated short convolution of LFM2: a state that is a conv window alone.
+
+    B, C, u = in_proj(x)          y = out_proj(C * conv(B * u))
+
+Legend    T rows, hidden channels
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headrace.forward.forward_batch import LayerContext
+from headrace.kernels.conv.prefill import causal_conv1d
+from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.residual import Product
+from headrace.models.config import ShortConvConfig
+from headrace.models.weight_files import WeightSource
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """A short convolution without activation, between a gate before it and one behind it."""
+
+    index: int  # among the state layers: the layer's place in a state
+    in_proj: LinearWeight  # [3 hidden (gate before, gate behind, convolved), hidden]
+    conv_weight: Tensor  # [hidden, taps]
+    out_proj: LinearWeight  # [hidden, hidden]
+
+    @classmethod
+    def load(cls, weights: WeightSource, prefix: str, config: ShortConvConfig, index: int) -> "ShortConv":
+        hidden = config.conv_channels
+        return cls(
+            index=index,
+            in_proj=LinearWeight(weights.take(f"{prefix}.in_proj.weight", (3 * hidden, hidden))),
+            conv_weight=weights.take(f"{prefix}.conv.weight", (hidden, 1, config.conv_taps)).squeeze(1),
+            out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, hidden))),
+        )
+
+    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+        batch, n = context.batch, context.batch.num_decodes
+        before, behind, inner = self.in_proj(x).chunk(3, dim=-1)
+        u, windows = before * inner, context.memory.state_pools[self.index].conv
+        decoded = prefilled = None
+        if batch.decode is not None:
+            source, slots = batch.decode.source, batch.decode.dst_slots
+            decoded = causal_conv1d_update(u[:n], self.conv_weight, None, windows, source, slots, silu=False)
+        if batch.prefill is not None:
+            prefilled = causal_conv1d(u[n:], self.conv_weight, None, windows, batch.prefill.segments, silu=False)
+        return Product(behind * batch.join(decoded, prefilled), self.out_proj)
