@@ -68,6 +68,7 @@ class Work:
     request = NO_CLIENT
     client_work = 0.0
     may_be_admitted = True
+    drafts = ()
     then: Callable[[Work], None]
 
     def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy) -> None:
