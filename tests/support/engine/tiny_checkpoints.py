@@ -184,18 +184,18 @@ def granite_config(**fields: object) -> GraniteMoeHybridConfig:
 
 
 def nemotron_h_config(**fields: object) -> NemotronHConfig:
-    common = {name: value for name, value in common_fields().items() if name != "num_hidden_layers"}
-    return NemotronHConfig(
-        **common,
-        head_dim=48,
-        mamba_num_heads=6,
-        mamba_head_dim=24,
-        ssm_state_size=16,
-        n_groups=3,
-        conv_kernel=4,
-        time_step_min=1e-9,  # transformers raises the time steps of prompts to it, not those of answers
-        **fields,
-    )
+    sizes: dict[str, object] = {
+        "head_dim": 48,
+        "mamba_num_heads": 6,
+        "mamba_head_dim": 24,
+        "ssm_state_size": 16,
+        "n_groups": 3,
+        "conv_kernel": 4,
+        "time_step_min": 1e-9,  # transformers raises the time steps of prompts to it, not those of answers
+    }
+    common = common_fields()
+    del common["num_hidden_layers"]
+    return NemotronHConfig(**common | sizes | fields)
 
 
 def nemotron_moe_fields() -> dict[str, object]:
@@ -219,15 +219,16 @@ def pattern(letters: str) -> list[str]:
 
 def olmo_hybrid_config(**fields: object) -> OlmoHybridConfig:
     """transformers saves the convolutions of keys and values right only if these are of one size."""
-    sizes = {"linear_key_head_dim": 32, "linear_value_head_dim": 16, "rope_parameters": None}
-    return OlmoHybridConfig(
-        **common_fields(),
-        intermediate_size=96,
-        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-        linear_num_key_heads=3,
-        linear_num_value_heads=6,
-        **sizes | fields,
-    )
+    sizes: dict[str, object] = {
+        "intermediate_size": 96,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 6,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 16,
+        "rope_parameters": None,
+    }
+    return OlmoHybridConfig(**common_fields() | sizes | fields)
 
 
 def lfm2_fields() -> dict[str, object]:
