@@ -146,6 +146,17 @@ def test_bad_words_and_early_stops_are_refused_among_drafts(drafter, tiny_checkp
         assert generate(built, asked).tokens == expected.tokens
 
 
+def test_a_stop_token_counts_from_min_tokens_on_among_drafts(tiny_checkpoint) -> None:
+    path, prompt = tiny_checkpoint("granite"), random_prompt(20)
+    free = generate(small_engine(path), request(prompt, ANSWER)).tokens
+    built = drafting_engine(path, always_right([*prompt, *free]))
+    new = [i for i in range(8, 40) if free[i] not in free[:i]][:4]
+    for place in new:
+        asked = request(prompt, replace(ANSWER, stop_token_ids=(free[place],), min_tokens=place))
+        assert generate(built, asked).tokens == free[: place + 1]
+    assert len({place % 4 for place in new}) > 1, "in more than one row of a step"
+
+
 @pytest.mark.parametrize("stop_at", [1, 3, 4, 8])
 def test_what_comes_after_a_stop_token_is_dropped(stop_at: int, tiny_checkpoint) -> None:
     path, prompt = tiny_checkpoint("granite"), random_prompt(40)

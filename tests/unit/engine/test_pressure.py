@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.conversations import Turn, conversations
+from tests.support.engine.drafters import drafting_engine_of, sometimes_wrong
 from tests.support.engine.driving import assert_nothing_in_use, engine_of
 from tests.support.node.engine_pair import EnginePair, Exchange
 
@@ -34,16 +35,19 @@ def path(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_drafts", [False, True])
 @pytest.mark.parametrize("policy", ["none", "align", "every", "branch"])
-def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str, path: Path) -> None:
+def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str, has_drafts: bool, path: Path) -> None:
     chats = chats_of(path)
     turns = [turn for chat in chats for turn in chat]
     num_tokens = NUM_OPEN * sum(turn.num_computed for turn in turns) // len(turns)
     num_blocks, num_slots = num_tokens // BLOCK_SIZE // 3, NUM_OPEN * STATES_EACH // 3
     changes = {"checkpoint_policy": policy, "block_size": BLOCK_SIZE, "max_step_tokens": 128}
-    pair = EnginePair(
-        engine_of(path, num_blocks, num_slots, **changes), engine_of(path, num_blocks, num_slots, **changes)
-    )
+    decode = engine_of(path, num_blocks, num_slots, **changes)
+    if has_drafts:
+        drafter = sometimes_wrong(*([*turn.request.tokens, *turn.answer] for turn in turns))
+        decode = drafting_engine_of(path, drafter, num_blocks, num_slots, **changes)
+    pair = EnginePair(engine_of(path, num_blocks, num_slots, **changes), decode)
     answers = Crowd(pair, chats, seed=2).run()
     assert len(answers) == NUM_REQUESTS
     for turn, tokens in answers:
@@ -51,6 +55,8 @@ def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str,
     num_complete = sum(len(tokens) == len(turn.answer) for turn, tokens in answers)
     assert NUM_REQUESTS // 2 < num_complete < NUM_REQUESTS
     assert pair.decode.engine.preemptions > 0
+    if (drafting := pair.decode.engine.drafting) is not None:
+        assert 0 < drafting.accepted_tokens < drafting.drafted_tokens
     for built in (pair.prefill, pair.decode):
         totals = built.engine.cache.stats().totals
         assert totals.block_evictions > 0
