@@ -159,19 +159,18 @@ class RawConfig:
         kind = self._rope_kind()
         if kind in ("default", "mrope"):  # on text alone, mrope is plain
             return None
+        if kind not in ("linear", "llama3", "yarn"):
+            kinds = "default, linear, llama3, mrope, yarn"
+            raise UnsupportedModel(f"{self.architecture} with rope type {shown(kind)}: only {kinds} are supported")
         factor = self._rope_factor()
-        match kind:
-            case "linear":
-                return LinearScaling(factor)
-            case "llama3":
-                low, high = self._rope_number("low_freq_factor", None), self._rope_number("high_freq_factor", None)
-                if low >= high:
-                    raise ModelError(f"low_freq_factor {low}: must be below high_freq_factor {high}")
-                return Llama3Scaling(factor, self._trained_tokens(), low, high)
-            case "yarn":
-                return self._yarn_scaling(factor)
-        kinds = "default, linear, llama3, mrope, yarn"
-        raise UnsupportedModel(f"{self.architecture} with rope type {shown(kind)}: only {kinds} are supported")
+        if kind == "linear":
+            return LinearScaling(factor)
+        if kind == "yarn":
+            return self._yarn_scaling(factor)
+        low, high = self._rope_number("low_freq_factor", None), self._rope_number("high_freq_factor", None)
+        if low >= high:
+            raise ModelError(f"low_freq_factor {low}: must be below high_freq_factor {high}")
+        return Llama3Scaling(factor, self._trained_tokens(), low, high)
 
     def max_position(self) -> int:
         """The longest context in tokens. A config that asks for YaRN gives the trained one, which it multiplies."""

@@ -121,7 +121,9 @@ def _read(path: Path) -> tuple[Family, ModelConfig]:
     raw = RawConfig.read(path)
     try:
         if raw.architecture not in FAMILIES:
-            raise UnsupportedModel(f"{raw.architecture} is not supported; supported: {', '.join(FAMILIES)}")
+            # Each wrapper of a text model stands beside that model's own name: one line holds the list.
+            names = [name for name in FAMILIES if name.endswith("ForCausalLM")]
+            raise UnsupportedModel(f"{raw.architecture} is not supported; supported: {', '.join(names)}")
         raw.require("quantization_config", None)
         family = FAMILIES[raw.architecture]
         return family, family.read_config(raw)

@@ -112,7 +112,11 @@ NODE_CASES: dict[str, tuple[str, Break, str]] = {
         r"/config\.json: num_hidden_layers 40 beside 4 layer_types: they must agree",
     ),
     "layer_types is text": ("qwen35", with_config(layer_types="attention"), r"layer_types 'attention': must be a list"),
-    "layer_types holds lists": ("qwen35", with_config(layer_types=[[]] * 4), r"layer_types \[\]: only attention, full"),
+    "layer_types holds lists": (
+        "qwen35",
+        with_config(layer_types=[[]] * 4),
+        r"layer_types \[\]: only attention, conv, full",
+    ),
     "no attention layer": (
         "granite",
         with_config(layer_types=["mamba"] * 4),
