@@ -31,7 +31,7 @@ _GROUPED = {
 def node_status(built: BuiltEngine) -> NodeStatus:
     """Returns the engine's part of the status. Call in the engine's thread only."""
     engine = built.engine
-    stats, load = engine.cache.stats(), engine.load
+    stats, load, drafting = engine.cache.stats(), engine.load, engine.drafting
     return NodeStatus(
         running=engine.num_running,
         waiting=engine.num_waiting,
@@ -44,6 +44,8 @@ def node_status(built: BuiltEngine) -> NodeStatus:
             "computed_tokens": engine.computed_tokens,
             TIMED_STEPS: engine.cost_fit.num_steps,
             "sampled_tokens": engine.sampled_tokens,
+            "drafted_tokens": 0 if drafting is None else drafting.drafted_tokens,
+            "accepted_tokens": 0 if drafting is None else drafting.accepted_tokens,
             CACHE_CHANGES: built.journal.sequence,
             "preemptions": engine.preemptions,
             "pauses": engine.pauses,

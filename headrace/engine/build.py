@@ -29,7 +29,8 @@ from headrace.kernels.lib.dispatch import set_hopper_kernels
 from headrace.models.flops import attention_parity_position
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model, random_model
-from headrace.speculation.drafter import Drafter
+from headrace.speculation.config import drafter_factory
+from headrace.speculation.drafter import DrafterFactory
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,16 @@ def engine_around(
     config: EngineConfig,
     clock: Callable[[], float],
     tokenizer_file: Path | None = None,
-    drafter: Drafter | None = None,
-    max_drafts: int = 0,
+    new_drafter: DrafterFactory | None = None,
 ) -> BuiltEngine:
     """Sizes the pools by the memory that the model left free, and warms a GPU up. Raises ConfigError.
 
     tokenizer_file   read when a request has a grammar; None: such requests are refused
-    drafter          proposes `max_drafts` tokens for each request and step at most; None: there are no drafts
+    new_drafter      makes the drafters of requests; None: those that `config.speculation` names, if any
     """
     set_hopper_kernels(config.hopper_kernels)
+    new_drafter = new_drafter or drafter_factory(config.speculation)
+    max_drafts = 0 if new_drafter is None else config.speculation.max_drafts
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     free_bytes = measure_free_bytes(torch.device(config.device))
@@ -77,7 +79,7 @@ def engine_around(
         config,
         free_bytes=free_bytes,
         max_model_tokens=longest,
-        max_drafts=max_drafts if drafter is not None else 0,
+        max_drafts=max_drafts,
     )
     memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots + sizes.num_draft_slots, config.device)
     max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
@@ -113,14 +115,11 @@ def engine_around(
         grammars=Grammars(tokenizer_file, model.config.vocab_size, model.config.eos_token_ids),
         overlap=config.overlaps,
         clock=clock,
-        drafting=None if drafter is None else Drafting(drafter, max_drafts, _most_drafts(config, sizes)),
+        drafting=None
+        if new_drafter is None
+        else Drafting(new_drafter, max_drafts, min(sizes.num_draft_slots, config.max_step_drafts)),
     )
     return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)
-
-
-def _most_drafts(config: EngineConfig, sizes: PoolSizes) -> int:
-    """Drafts of a step at most: each has a slot, and half the rows that its decodes leave stay for prompts."""
-    return min(sizes.num_draft_slots, (config.max_step_tokens - config.max_running) // 2)
 
 
 def _model(path: str, config: EngineConfig) -> HybridModel:

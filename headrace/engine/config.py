@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.cache.checkpoints import CHECKPOINT_GRID_TOKENS, CHECKPOINT_POLICIES, DEFAULT_CHECKPOINT_POLICY
 from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, EVICTION_POLICIES
 from headrace.cache.layout import DTYPE_BYTES, CacheLayout
 from headrace.config import ConfigError, at_least, one_of, refuse
+from headrace.speculation.config import SpeculationConfig
 
 STATE_DTYPES = ("float32", "bfloat16")
 LOAD_FORMATS = ("safetensors", "dummy")
@@ -40,6 +41,7 @@ class EngineConfig:
                        with decodes or shorter prompts, tokens far into a prompt count for more, by what they cost
     max_running        requests in one step
     max_model_tokens   longest prompt + answer; if left out, the model's own limit (config.json)
+    speculation        drafts of answers' tokens, off by default (docs/speculation.md)
     """
 
     device: str = "cpu"
@@ -59,6 +61,7 @@ class EngineConfig:
     max_step_tokens: int = 1024
     max_running: int = 64
     max_model_tokens: int | None = None
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         refuse(
@@ -85,12 +88,22 @@ class EngineConfig:
                 f"max_step_tokens {self.max_step_tokens} < max_running {self.max_running}: "
                 "every running request needs a token of the step's budget"
             )
+        elif self.speculation.is_on and self.max_step_drafts < 1:
+            yield (
+                f"max_step_tokens {self.max_step_tokens}, max_running {self.max_running}: no row of a step is left for "
+                f"drafts; raise max_step_tokens to {self.max_running + 2}, or set speculation.drafter: none"
+            )
 
     @property
     def model_dtype(self) -> str:
         if self.dtype is not None:
             return self.dtype
         return "float32" if self.is_on_cpu else "bfloat16"
+
+    @property
+    def max_step_drafts(self) -> int:
+        """Drafts of a step at most: half the rows that its decodes leave stay for prompts."""
+        return (self.max_step_tokens - self.max_running) // 2
 
     @property
     def is_on_cpu(self) -> bool:
@@ -134,6 +147,11 @@ class PoolSizes:
                 f"states of {layout.state_bytes}: raise cache_bytes or move state_share {share:.2f}"
             )
         num_draft_slots = min(config.max_running * max_drafts, int(num_slots * DRAFT_SHARE))
+        if max_drafts and not num_draft_slots:
+            raise ConfigError(
+                f"cache_bytes {budget} holds {num_slots} states, and drafts get {DRAFT_SHARE:.0%} of them, "
+                "which is none: raise cache_bytes or state_share, or set speculation.drafter: none"
+            )
         return cls(num_blocks, num_slots - num_draft_slots, num_draft_slots)
 
 

@@ -6,18 +6,19 @@ from collections.abc import Iterable
 
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
-from headrace.speculation.drafter import Drafter
+from headrace.speculation.drafter import DrafterFactory
 
 
 class Drafting:
-    """Asks a drafter for the next tokens of decoding sequences, and counts how many of them were right.
+    """Asks drafters for the next tokens of decoding sequences, and counts how many of them were right.
 
+    new_drafter       makes the drafter of a sequence when it first drafts
     max_drafts        of a sequence in a step at most
     max_step_drafts   of all sequences in a step at most: it has so many slots for their states, and rows
     """
 
-    def __init__(self, drafter: Drafter, max_drafts: int, max_step_drafts: int) -> None:
-        self._drafter = drafter
+    def __init__(self, new_drafter: DrafterFactory, max_drafts: int, max_step_drafts: int) -> None:
+        self._new_drafter = new_drafter
         self._max_drafts = max_drafts
         self._max_step_drafts = max_step_drafts
         self._drafted: list[Sequence] = []
@@ -38,7 +39,9 @@ class Drafting:
             most = min(self._max_drafts, share, left, rules.most_new(sequence) - 1)
             if most < 1:
                 continue
-            drafts = self._drafter.propose(sequence.tokens, most)[:most]
+            if sequence.drafter is None:
+                sequence.drafter = self._new_drafter(sequence.request)
+            drafts = sequence.drafter.propose(sequence.tokens, most)[:most]
             if drafts and sequence.grammar is not None:
                 drafts = sequence.grammar.allowed(drafts)
             if drafts:

@@ -17,6 +17,7 @@ from headrace.engine.bad_words import BadWords
 from headrace.engine.following import Following
 from headrace.grammar import AnswerGrammar
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
+from headrace.speculation.drafter import Drafter
 
 Arrival: TypeAlias = tuple[float, int]
 """Seconds, then a number that tells sequences of the same moment apart: lines and preemptions go by it."""
@@ -174,6 +175,7 @@ class Sequence:
     checkpoints      positions in its prompt of the checkpoints published for it
     decoded          checkpoints in its answer that are still kept
     drafts           tokens that may follow its newest one, for the step that is being made; () but for that
+    drafter          guesses how it goes on; None: it has not drafted
     grammar          how far its answer has come in the grammar that it obeys; None: it obeys none
     """
 
@@ -202,6 +204,7 @@ class Sequence:
     checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
     drafts: tuple[int, ...] = ()
+    drafter: Drafter | None = None
     grammar: AnswerGrammar | None = None
 
     def __post_init__(self) -> None:

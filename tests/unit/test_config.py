@@ -167,6 +167,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_running": ([1, 64], [0, -1]),
         "max_model_tokens": COUNT,
     },
+    "SpeculationConfig": {"drafter": (["none", "ngram"], ["", "mtp"]), "max_drafts": COUNT},
     "UcxConfig": {
         "host": TEXT,
         "port": PORT,
@@ -348,6 +349,10 @@ def test_every_fault_of_a_file_is_reported_at_once_with_its_path() -> None:
 def test_settings_that_do_not_go_together_are_refused_by_their_names() -> None:
     for engine, fault in (
         ({"max_running": 65, "max_step_tokens": 64}, "max_step_tokens 64 < max_running 65"),
+        (
+            {"max_running": 64, "max_step_tokens": 65, "speculation": {"drafter": "ngram"}},
+            "no row of a step is left for drafts; raise max_step_tokens to 66",
+        ),
         ({"device": "cpu", "state_dtype": "bfloat16"}, "state_dtype bfloat16 on cpu"),
     ):
         with pytest.raises(ConfigError, match=fault):

@@ -10,6 +10,7 @@ import torch
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.models.weights import load_model
+from headrace.speculation.config import SpeculationConfig
 from tests.support.engine.driving import SMALL, sized
 
 VOCAB_SIZE = 512
@@ -56,9 +57,10 @@ def drafting_engine(
     path: Path, drafter: KnownAnswers, config: EngineConfig | None = None, *, max_drafts: int = 3, **changes: object
 ) -> BuiltEngine:
     """A small engine with a drafter."""
-    config = replace(config or SMALL, **changes)
+    speculation = SpeculationConfig(max_drafts=max_drafts)
+    config = replace(config or SMALL, speculation=speculation, **changes)
     model = load_model(path, torch.float32, "cpu")
-    return engine_around(model, config, time.monotonic, path / "tokenizer.json", drafter=drafter, max_drafts=max_drafts)
+    return engine_around(model, config, time.monotonic, path / "tokenizer.json", lambda request: drafter)
 
 
 def drafting_engine_of(

@@ -10,6 +10,7 @@ from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Finished, Halted, Sampled
 from headrace.grammar import regex_grammar
 from headrace.request import BadWord, FinishReason, Request, Sampling
+from headrace.speculation.config import SpeculationConfig
 from tests.support.engine.drafters import (
     DRAFTERS,
     KnownAnswers,
@@ -104,6 +105,26 @@ def test_an_engine_that_overlaps_its_steps_gives_the_same_answers(tiny_checkpoin
     built = drafting_engine(path, sometimes_wrong(*some), overlap=True)
     assert [run.tokens for run in together(built, asked)] == [run.tokens for run in expected]
     assert drafts(built)[1] > 0
+
+
+REPEATING = {"bias_ids": (7, 9, 11), "bias_values": (30.0, 30.0, 30.0)}
+"""Settings of an answer of three tokens: so short a vocabulary says the same again and again."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_n_grams_change_no_token_of_a_chat_and_no_hit(family: str, tiny_checkpoint) -> None:
+    path, ngram = tiny_checkpoint(family), SpeculationConfig("ngram", max_drafts=4)
+    plain, built = small_engine(path), small_engine(path, speculation=ngram)
+    prompt = random_prompt(12) * 4
+    for turn, sampling in enumerate((ANSWER, RANDOM, PENALISED, ANSWER, ANSWER)):
+        asked = request(prompt, replace(sampling, **REPEATING))
+        expected, run = generate(plain, asked), generate(built, asked)
+        assert run.tokens == expected.tokens
+        assert run.sequence.num_prefilled == expected.sequence.num_prefilled
+        prompt = [*text(asked, expected), *random_prompt(9, turn)]
+    drafted, accepted = drafts(built)
+    assert 0 < accepted <= drafted
+    assert contents(built) == contents(plain)
 
 
 SETTINGS = {

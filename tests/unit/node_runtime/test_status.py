@@ -1,8 +1,15 @@
 """A node's counters after a few requests, by the names under which /metrics shows them."""
 
+from dataclasses import replace
+
+import pytest
+
 from headrace.cache.hits import ReceiveState
-from node_runtime.status import cache_counters
+from headrace.speculation.config import SpeculationConfig
+from node_runtime.status import cache_counters, node_status
+from router.node_counters import TEXTS
 from tests.support.cache.cache_node import FakeNode
+from tests.support.engine.driving import GREEDY, generate, request, small_engine
 
 
 def counters(node: FakeNode) -> dict[str, float]:
@@ -60,3 +67,14 @@ def test_evictions_count_per_group_and_unused_checkpoints_apart() -> None:
         "attention/evictions": 3, "state/evictions": 3,
         "checkpoints_published": 7, "checkpoints_used": 1, "checkpoints_evicted_unused": 2,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_a_node_reports_what_it_drafted_and_how_much_of_it_was_right(drafter: str, tiny_checkpoint) -> None:
+    built = small_engine(tiny_checkpoint("granite"), speculation=SpeculationConfig(drafter, max_drafts=2))
+    generate(built, request([5, 6, 7], replace(GREEDY, max_tokens=12, bias_ids=(7,), bias_values=(50.0,))))
+    counted = node_status(built).counters
+    assert counted["sampled_tokens"] == 12
+    # Three tokens come alone, and the others three a step: each step's second and third are right drafts.
+    assert counted["drafted_tokens"] == counted["accepted_tokens"] == (6 if drafter == "ngram" else 0)
+    assert {"drafted_tokens", "accepted_tokens"} <= TEXTS.keys()
