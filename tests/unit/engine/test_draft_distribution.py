@@ -1,0 +1,124 @@
+"""Drafts leave the distribution of answers as it is: chi-square over 200,000 tokens of a Markov chain as the model."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.cache.layout import CacheLayout
+from headrace.engine.build import BuiltEngine, engine_around
+from headrace.forward.forward_batch import ForwardBatch
+from headrace.forward.memory import CacheMemory
+from headrace.models.config import ModelConfig
+from headrace.models.weights import load_config
+from headrace.request import Sampling
+from headrace.speculation.drafter import Drafter
+from tests.support.engine.driving import SMALL, request, serve, submit
+
+CPU = torch.device("cpu")
+VOCAB_SIZE, NUM_TOKENS, AT_ONCE, LENGTH = 12, 200_000, 64, 500
+LOGITS = 1.5 * torch.randn(VOCAB_SIZE, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
+SAMPLING = Sampling(max_tokens=LENGTH, seed=0, temperature=0.9, top_p=0.95, min_p=0.02, ignore_eos=True)
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class MarkovChain:
+    """A model whose next token depends on the last one alone, by `LOGITS`."""
+
+    config: ModelConfig
+    uses_last_token_queries: bool = False
+    fingerprint: str = "chain"
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+
+    def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
+        return self.config.cache_layout(self.fingerprint, "float32", block_size, state_dtype)
+
+    def hidden(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
+        return batch.tokens_T if batch.logit_rows is None else batch.tokens_T[batch.logit_rows]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return LOGITS[hidden]
+
+
+class MostLikely:
+    """Proposes the best next token of each, and of that, and so on."""
+
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        drafts = [int(LOGITS[tokens[-1]].argmax())]
+        while len(drafts) < max_drafts:
+            drafts.append(int(LOGITS[drafts[-1]].argmax()))
+        return drafts
+
+
+class AnyToken:
+    """Proposes so many tokens, whichever they are."""
+
+    def __init__(self) -> None:
+        self._dice = Random(0)
+
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        return self._dice.choices(range(VOCAB_SIZE), k=self._dice.randint(0, max_drafts))
+
+
+class LeastLikely:
+    """Proposes what the filters leave no chance."""
+
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        return [int(LOGITS[tokens[-1]].argmin())] * max_drafts
+
+
+def engine(config: ModelConfig, drafter: Drafter | None) -> BuiltEngine:
+    small = replace(SMALL, max_running=AT_ONCE, max_step_tokens=4096, cache_bytes=64 << 20)
+    return engine_around(MarkovChain(config), small, time.monotonic, drafter=drafter, max_drafts=3)  # type: ignore[arg-type]
+
+
+def probabilities(sampling: Sampling) -> Tensor:
+    """[V, V] float64: of each next token behind each, after temperature, min-p and top-p, in plain arithmetic."""
+    shares = (LOGITS.double() / sampling.temperature).softmax(dim=-1)
+    ordered, order = shares.sort(dim=-1, descending=True)
+    is_kept = (ordered.cumsum(dim=-1) - ordered < sampling.top_p) & (ordered >= sampling.min_p * ordered[:, :1])
+    kept = torch.zeros_like(shares).scatter(1, order, ordered * is_kept)
+    return kept / kept.sum(dim=-1, keepdim=True)
+
+
+def answers(built: BuiltEngine, num_tokens: int) -> Iterator[list[int]]:
+    """Texts with their prompt's one token first, `num_tokens` drawn in all."""
+    for first_seed in range(0, num_tokens // LENGTH, AT_ONCE):
+        seeds = range(first_seed, min(first_seed + AT_ONCE, num_tokens // LENGTH))
+        runs = [submit(built, request([seed % VOCAB_SIZE], replace(SAMPLING, seed=seed))) for seed in seeds]
+        serve(built, *runs)
+        yield from ([seed % VOCAB_SIZE, *run.tokens] for seed, run in zip(seeds, runs, strict=True))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("drafter", [MostLikely, AnyToken, LeastLikely])
+def test_tokens_are_distributed_as_the_model_says(drafter: type[Drafter], tiny_checkpoint) -> None:
+    config = replace(load_config(tiny_checkpoint("granite")), vocab_size=VOCAB_SIZE, eos_token_ids=())
+    counts = torch.zeros(VOCAB_SIZE, VOCAB_SIZE, dtype=torch.float64)
+    for text in answers(engine(config, drafter()), NUM_TOKENS):
+        pairs = torch.tensor(text)
+        counts.index_put_((pairs[:-1], pairs[1:]), torch.ones(1, dtype=torch.float64), accumulate=True)
+    assert counts.sum() == NUM_TOKENS
+    expected = probabilities(SAMPLING) * counts.sum(dim=-1, keepdim=True)
+    is_possible = expected > 0
+    assert not counts[~is_possible].any()
+    assert expected[is_possible].min() > 5  # else chi-square is no measure
+    statistic = ((counts - expected)[is_possible] ** 2 / expected[is_possible]).sum()
+    freedom = is_possible.sum() - VOCAB_SIZE
+    p = torch.special.gammaincc(freedom.double() / 2, statistic / 2)
+    assert p > 0.01
+
+
+def test_the_same_seeds_give_the_same_tokens_with_and_without_drafts(tiny_checkpoint) -> None:
+    config = replace(load_config(tiny_checkpoint("granite")), vocab_size=VOCAB_SIZE, eos_token_ids=())
+    num_tokens = AT_ONCE * LENGTH
+    plain = list(answers(engine(config, None), num_tokens))
+    for drafter in (MostLikely, AnyToken, LeastLikely):
+        assert list(answers(engine(config, drafter()), num_tokens)) == plain
