@@ -7,25 +7,31 @@ from dataclasses import dataclass
 from headrace.config import at_least, one_of, refuse
 from headrace.speculation.drafter import DrafterFactory
 from headrace.speculation.ngram import NgramDrafter
+from headrace.speculation.suffix import TOKEN_BYTES, AnswerStore, SuffixDrafter
 
 NO_DRAFTER = "none"
-DRAFTERS = (NO_DRAFTER, "ngram")
+DRAFTERS = (NO_DRAFTER, "ngram", "suffix")
 
 
 @dataclass(frozen=True)
 class SpeculationConfig:
     """Settings of the drafts that a node makes (docs/speculation.md). Answers are the same with any setting.
 
-    drafter      none, or ngram: what followed the last tokens where they occurred before in prompt and answer
-    max_drafts   drafts of a request in a step at most; each has a slot for a state, of a quarter of the slots at most
+    drafter       none; ngram: what followed the last tokens where they occurred before in prompt and answer; suffix:
+                  there, or in earlier answers of this node under the same salt
+    max_drafts    drafts of a request in a step at most; each has a slot for a state, of a quarter of the slots at most
+    answer_bytes  suffix only: host memory for earlier answers, those that began first are forgotten first
     """
 
     drafter: str = NO_DRAFTER
     max_drafts: int = 3
+    answer_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         refuse(
-            one_of(self, DRAFTERS, "drafter"), at_least(self, 1, "max_drafts", remedy="; drafter: none turns it off")
+            one_of(self, DRAFTERS, "drafter"),
+            at_least(self, 1, "max_drafts", remedy="; drafter: none turns it off"),
+            at_least(self, TOKEN_BYTES, "answer_bytes", remedy="; drafter: ngram keeps no answers"),
         )
 
     @property
@@ -35,4 +41,7 @@ class SpeculationConfig:
 
 def drafter_factory(config: SpeculationConfig) -> DrafterFactory | None:
     """Returns the maker of the drafters that the config names; None: there are no drafts."""
+    if config.drafter == "suffix":
+        store = AnswerStore(config.answer_bytes)
+        return lambda request: SuffixDrafter(store, request.salt, request.num_prompt_tokens)
     return (lambda request: NgramDrafter()) if config.is_on else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 MIN_MATCH_TOKENS = 3
 MAX_MATCH_TOKENS = 16
@@ -15,6 +16,14 @@ TRIED_OCCURRENCES = 16
 """Occurrences that are compared, latest first: a frequent phrase costs a step no more than a rare one."""
 INDEXED_A_CALL = 2048
 """Tokens that one call adds at most: a long prompt does not hold up the step. Until all are in, nothing is drafted."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """An earlier occurrence of the last tokens: how many agree, and the position behind them."""
+
+    length: int
+    end: int
 
 
 class NgramDrafter:
@@ -32,14 +41,23 @@ class NgramDrafter:
 
     def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
         """Copies what followed; a match that reaches into its own continuation goes on periodically."""
+        match = self.match(tokens)
+        return [] if match is None else periodic(tokens, match.end, max_drafts)
+
+    def match(self, tokens: Sequence[int]) -> Match | None:
+        """The latest of the longest earlier occurrences of the last tokens; None: there is none, or none known yet."""
         self._index(tokens)
         if len(self._previous_end) != len(tokens):
-            return []
-        source = self._best_end(tokens)
-        if source is None:
-            return []
-        period = len(tokens) - source
-        return [tokens[source + index % period] for index in range(max_drafts)]
+            return None
+        best, end = Match(0, 0), self._before(len(tokens))
+        for _ in range(TRIED_OCCURRENCES):
+            if end < 0 or best.length == self._max_match:
+                break
+            length = agreeing(tokens, tokens, end, self._max_match)
+            if length > best.length:
+                best = Match(length, end)
+            end = self._before(end)
+        return best if best.length else None
 
     def _index(self, tokens: Sequence[int]) -> None:
         size, done = self._min_match, len(self._previous_end)
@@ -49,25 +67,19 @@ class NgramDrafter:
             if gram is not None:
                 self._last_end[gram] = end
 
-    def _best_end(self, tokens: Sequence[int]) -> int | None:
-        """The position behind the occurrence that agrees with most of the last tokens; None: there is none."""
-        best, best_length, end = None, 0, self._before(len(tokens))
-        for _ in range(TRIED_OCCURRENCES):
-            if end is None or best_length == self._max_match:
-                break
-            length = self._agreeing(tokens, end)
-            if length > best_length:
-                best, best_length = end, length
-            end = self._before(end)
-        return best
+    def _before(self, end: int) -> int:
+        return self._previous_end[end - 1] if end else -1
 
-    def _before(self, end: int) -> int | None:
-        previous = self._previous_end[end - 1] if end else -1
-        return None if previous < 0 else previous
 
-    def _agreeing(self, tokens: Sequence[int], end: int) -> int:
-        """How many tokens before `end` are the sequence's last ones, up to `max_match`."""
-        length, last = self._min_match, len(tokens)
-        while length < min(self._max_match, end) and tokens[end - 1 - length] == tokens[last - 1 - length]:
-            length += 1
-        return length
+def agreeing(last: Sequence[int], tokens: Sequence[int], end: int, most: int) -> int:
+    """How many tokens before `end` equal the last ones of `last`, up to `most`."""
+    length, most = 0, min(most, end, len(last))
+    while length < most and tokens[end - 1 - length] == last[-1 - length]:
+        length += 1
+    return length
+
+
+def periodic(tokens: Sequence[int], start: int, num_tokens: int) -> list[int]:
+    """The tokens from `start` on, and these again and again."""
+    period = len(tokens) - start
+    return [tokens[start + index % period] for index in range(num_tokens)]

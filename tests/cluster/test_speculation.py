@@ -15,7 +15,6 @@ from tests.support.engine.oracle import random_prompt
 pytestmark = pytest.mark.slow
 
 TURNS, ANSWER_TOKENS = 5, 40
-NGRAM = SpeculationConfig("ngram", max_drafts=4)
 REPEATING = {"logit_bias": {"7": 30, "9": 30, "11": 30}}
 
 
@@ -29,9 +28,11 @@ async def chat(cluster: Cluster) -> list[tuple[Sequence[int], int]]:
     return turns
 
 
-@pytest.mark.parametrize("family", ["granite", "qwen35"])
-async def test_a_chat_of_five_turns_is_the_same_with_n_grams(family: str, tiny_checkpoint, tmp_path: Path) -> None:
-    chats, settings = [], (SpeculationConfig(), NGRAM)
+@pytest.mark.parametrize(("family", "drafter"), [("granite", "ngram"), ("qwen35", "suffix")])
+async def test_a_chat_of_five_turns_is_the_same_with_drafts(
+    family: str, drafter: str, tiny_checkpoint, tmp_path: Path
+) -> None:
+    chats, settings = [], (SpeculationConfig(), SpeculationConfig(drafter, max_drafts=4))
     for number, speculation in enumerate(settings):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -42,5 +43,5 @@ async def test_a_chat_of_five_turns_is_the_same_with_n_grams(family: str, tiny_c
             chats.append(await chat(cluster))
             nodes = cluster.idle_nodes(["p0", "d0"])
         drafted, accepted = (nodes["d0"]["counters"][f"{name}_tokens"] for name in ("drafted", "accepted"))
-        assert (0 < accepted <= drafted) if speculation is NGRAM else accepted == drafted == 0
+        assert (0 < accepted <= drafted) if speculation.is_on else accepted == drafted == 0
     assert chats[0] == chats[1]

@@ -167,7 +167,11 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_running": ([1, 64], [0, -1]),
         "max_model_tokens": COUNT,
     },
-    "SpeculationConfig": {"drafter": (["none", "ngram"], ["", "mtp"]), "max_drafts": COUNT},
+    "SpeculationConfig": {
+        "drafter": (["none", "ngram", "suffix"], ["", "mtp"]),
+        "max_drafts": COUNT,
+        "answer_bytes": ([300, 1 << 30], [0, 299]),
+    },
     "UcxConfig": {
         "host": TEXT,
         "port": PORT,

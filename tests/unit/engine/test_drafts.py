@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -111,10 +112,11 @@ REPEATING = {"bias_ids": (7, 9, 11), "bias_values": (30.0, 30.0, 30.0)}
 """Settings of an answer of three tokens: so short a vocabulary says the same again and again."""
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_n_grams_change_no_token_of_a_chat_and_no_hit(family: str, tiny_checkpoint) -> None:
-    path, ngram = tiny_checkpoint(family), SpeculationConfig("ngram", max_drafts=4)
-    plain, built = small_engine(path), small_engine(path, speculation=ngram)
+def test_drafts_from_text_change_no_token_of_a_chat_and_no_hit(family: str, drafter: str, tiny_checkpoint) -> None:
+    path, speculation = tiny_checkpoint(family), SpeculationConfig(drafter, max_drafts=4)
+    plain, built = small_engine(path), small_engine(path, speculation=speculation)
     prompt = random_prompt(12) * 4
     for turn, sampling in enumerate((ANSWER, RANDOM, PENALISED, ANSWER, ANSWER)):
         asked = request(prompt, replace(sampling, **REPEATING))
@@ -125,6 +127,19 @@ def test_n_grams_change_no_token_of_a_chat_and_no_hit(family: str, tiny_checkpoi
     drafted, accepted = drafts(built)
     assert 0 < accepted <= drafted
     assert contents(built) == contents(plain)
+
+
+def test_an_answer_drafts_for_the_next_ones_of_its_tenant_alone(tiny_checkpoint) -> None:
+    path = tiny_checkpoint("granite")
+    built = small_engine(path, speculation=SpeculationConfig("suffix", max_drafts=3))
+    asked = request(random_prompt(20), ANSWER)
+    answers, accepted = [], [0]
+    for salt in (b"one", b"two", b"one", b"two"):
+        answers.append(generate(built, replace(asked, salt=salt)).tokens)
+        accepted.append(drafts(built)[1])
+    gained = [after - before for before, after in pairwise(accepted)]
+    assert gained[0] == gained[1] < gained[2] == gained[3]
+    assert answers == [answers[0]] * 4
 
 
 SETTINGS = {
