@@ -76,7 +76,8 @@ class LeastLikely:
 
 def engine(config: ModelConfig, drafter: Drafter | None) -> BuiltEngine:
     small = replace(SMALL, max_running=AT_ONCE, max_step_tokens=4096, cache_bytes=64 << 20)
-    return engine_around(MarkovChain(config), small, time.monotonic, drafter=drafter, max_drafts=3)  # type: ignore[arg-type]
+    new_drafter = None if drafter is None else lambda request: drafter
+    return engine_around(MarkovChain(config), small, time.monotonic, new_drafter=new_drafter)  # type: ignore[arg-type]
 
 
 def probabilities(sampling: Sampling) -> Tensor:
