@@ -86,6 +86,10 @@ def engine_around(
     parity_depth = attention_parity_position(model.config)
     journal = Journal()
     runner = ModelRunner(model, memory)
+    if model.mtp is not None and config.cuda_graphs and not config.is_on_cpu:
+        raise ConfigError(
+            "cuda_graphs with an MTP layer: captured passes do not advance its vector; turn cuda_graphs off"
+        )
     if not config.is_on_cpu:
         warm_up(
             runner,

@@ -150,9 +150,10 @@ class RawConfig:
         inner = self._rope_parameters().get("rope_theta")
         return _positive("rope_theta", self.get("rope_theta", default) if inner is None else inner)
 
-    def has_rope_theta(self) -> bool:
-        """False if a config that may do without rotary embeddings names no base for them."""
-        return self._rope_parameters().get("rope_theta") is not None
+    def has_rotary_embedding(self) -> bool:
+        """False if a config that may do without says so, by a base that is null."""
+        parameters = self._rope_parameters()
+        return "rope_theta" not in parameters or parameters["rope_theta"] is not None
 
     def rope_scaling(self) -> RopeScaling | None:
         """How rotary frequencies are stretched for contexts longer than the trained one; None: they are plain."""
@@ -204,7 +205,11 @@ class RawConfig:
         return self._rope_number("factor", given)
 
     def _trained_tokens(self) -> float:
-        return self._rope_number("original_max_position_embeddings", self.count("max_position_embeddings"))
+        """The context that the model was trained for; beside the rotary parameters it goes before one among them."""
+        name = "original_max_position_embeddings"
+        if self.get(name, None) is not None:
+            return self.number(name)
+        return self._rope_number(name, self.count("max_position_embeddings"))
 
     def _rope_number(self, name: str, default: float | None) -> float:
         """A number among the rotary parameters; `default` None: required."""
@@ -220,9 +225,16 @@ class RawConfig:
         return share
 
     def _rope_parameters(self) -> Mapping[str, Any]:
-        parameters = self.get("rope_parameters", self.get("rope_scaling", {}))
+        """Under the name of the generation; of both, the older one counts, as in transformers."""
+        parameters = self.get("rope_scaling", None) or self.get("rope_parameters", {})
         if not isinstance(parameters, dict):
             raise ModelError(f"rope_parameters {shown(parameters)}: must be an object")
+        nested = [name for name, value in parameters.items() if isinstance(value, dict)]
+        if nested:
+            raise UnsupportedModel(
+                f"{self.architecture} with rope_parameters of their own for {shown(nested[0])}: only the same for all "
+                "layers are supported"
+            )
         return parameters
 
 

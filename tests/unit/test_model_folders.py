@@ -171,9 +171,20 @@ NODE_CASES: dict[str, tuple[str, Break, str]] = {
     ),
     "norm before the gate": (
         "falcon_h1",
-        with_config(mamba_rms_norm=True, mamba_norm_before_gate=True),
-        r"with mamba_norm_before_gate=True: only False is supported",
+        with_config(mamba_rms_norm=True, mamba_norm_before_gate=None),
+        r"with mamba_norm_before_gate, which is true where the file leaves it out: only false is",
     ),
+    "rotary parameters of some layers": (
+        "qwen35",
+        with_config(rope_parameters={"full_attention": {"rope_type": "yarn", "factor": 4.0}}),
+        r"with rope_parameters of their own for 'full_attention': only the same for all layers",
+    ),
+    "another name for the limit of time steps": (
+        "nemotron_h",
+        with_config(mamba_dt_limit=[0.001, 0.1]),
+        r"with mamba_dt_limit=\[0\.001, 0\.1\]: only None is supported",
+    ),
+    "experts without a number": ("lfm2_moe", with_config(num_experts=None), r"no 'num_experts', which Lfm2Moe"),
     "too few factors": (
         "falcon_h1",
         with_config(mlp_multipliers=[1.0]),

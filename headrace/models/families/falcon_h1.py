@@ -11,7 +11,15 @@ from torch import Tensor
 
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
-from headrace.models.config import AttentionConfig, LayerConfig, Mamba2Config, ModelConfig, ModelError, Multipliers
+from headrace.models.config import (
+    AttentionConfig,
+    LayerConfig,
+    Mamba2Config,
+    ModelConfig,
+    ModelError,
+    Multipliers,
+    UnsupportedModel,
+)
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import SwiGlu
 from headrace.models.layers.mamba2 import Mamba2
@@ -28,8 +36,11 @@ def read_falcon_h1(raw: RawConfig) -> ModelConfig:
     for name in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         raw.require(name, False)
     has_norm = raw.flag("mamba_rms_norm", False)
-    if has_norm:
-        raw.require("mamba_norm_before_gate", False)
+    if has_norm and raw.flag("mamba_norm_before_gate", True):
+        raise UnsupportedModel(
+            f"{raw.architecture} with mamba_norm_before_gate, which is true where the file leaves it out: "
+            "only false is supported beside mamba_rms_norm"
+        )
     num_heads = raw.count("num_attention_heads")
     head_dim = raw.count("head_dim", max(raw.count("hidden_size") // num_heads, 1))
     return ModelConfig(

@@ -54,7 +54,7 @@ def read_lfm2(raw: RawConfig) -> ModelConfig:
 
 
 def _has_experts(raw: RawConfig) -> bool:
-    return raw.count("num_experts", 0, least=0) > 0
+    return raw.architecture == "Lfm2MoeForCausalLM"
 
 
 def _num_dense_layers(raw: RawConfig, num_layers: int) -> int:
@@ -81,7 +81,10 @@ def _intermediate_size(raw: RawConfig) -> int:
     size = raw.count("block_ff_dim", 0, least=0) or raw.count("intermediate_size")
     if not raw.flag("block_auto_adjust_ff_dim", True):
         return size
-    scaled = int(raw.number("block_ffn_dim_multiplier", 1.0) * int(2 * size / 3))
+    scaled = int(2 * size / 3)
+    if raw.text.get("block_ffn_dim_multiplier", 1.0) is None:  # neither a factor nor a multiple
+        return scaled
+    scaled = int(raw.number("block_ffn_dim_multiplier", 1.0) * scaled)
     multiple = raw.count("block_multiple_of", 256)
     return -(-scaled // multiple) * multiple
 

@@ -1,8 +1,8 @@
 """Nemotron-H and Nemotron 3 (Nano, Super): one branch a layer, which is Mamba2, attention without positional encoding,
 a feed-forward without a gate, or a mixture of such experts, in Super between two projections to a smaller space.
 
-transformers 5.23 raises time steps of prompts to `time_step_min`, and leaves those of single tokens; the authors' code
-and vLLM clamp neither, and nor does Headrace: `time_step_limit` alone bounds them.
+transformers 5.23 raises time steps of prompts to `time_step_min`, and leaves those of single tokens. So a state depends
+on how it was computed; here `time_step_limit` alone bounds them.
 """
 
 from typing import Any
@@ -48,7 +48,8 @@ def read_nemotron_h(raw: RawConfig) -> ModelConfig:
     raw.require("mamba_hidden_act", "silu")
     for name in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias", "residual_in_fp32"):
         raw.require(name, False)
-    raw.require("sliding_window", None)
+    for name in ("sliding_window", "mamba_dt_limit", "mamba_conv_bias", "mamba_d_conv", "mamba_n_groups"):
+        raw.require(name, None)  # the last four: other names that transformers reads before the usual ones
     layers = read_layers(raw)
     moe = _read_moe(raw) if MOE in layers else None
     head_dim = raw.count("head_dim" if raw.get("head_dim", None) is not None else "attention_head_dim", 128)

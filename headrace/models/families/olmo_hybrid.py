@@ -28,9 +28,10 @@ def read_olmo_hybrid(raw: RawConfig) -> ModelConfig:
         raw.count("hidden_size"),
         raw.count("num_attention_heads"),
     )
-    mixers = raw.mixers(lambda layer: "state" if (layer + 1) % 4 and num_layers > 3 else "attention")
+    last = num_layers - 1 if num_layers < 4 else 3  # a model has one attention layer at least
+    mixers = raw.mixers(lambda layer: "attention" if layer % 4 == last else "state")
     head_dim = even_share(hidden, "hidden_size", heads, "num_attention_heads")
-    rotates = raw.has_rope_theta()
+    rotates = raw.has_rotary_embedding()
     key_heads = raw.count("linear_num_key_heads", heads)
     key_dim = raw.count("linear_key_head_dim", 3 * hidden // (4 * key_heads))
     return ModelConfig(

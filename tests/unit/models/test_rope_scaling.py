@@ -1,6 +1,7 @@
 """Stretched rotary frequencies against transformers'."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,17 @@ def test_yarn_multiplies_the_trained_context(tmp_path: Path):
 def test_older_files_name_the_scaling_apart(tmp_path: Path):
     old = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     new = load_config(written(tmp_path, YARN | {"rope_theta": 1e6, "partial_rotary_factor": 0.25}))
-    assert load_config(written(tmp_path, None, rope_scaling=old, rope_theta=1e6, partial_rotary_factor=0.25)) == new
+    outside = {"rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    assert load_config(written(tmp_path, None, rope_scaling=old, **outside)) == new
+    both = {"rope_type": "default", "rope_theta": 7.0}  # transformers takes the older name's, too
+    assert load_config(written(tmp_path, both, rope_scaling=old, **outside)) == new
+
+
+def test_the_trained_context_may_stand_beside_the_rotary_parameters(tmp_path: Path):
+    inside = load_config(written(tmp_path, YARN | {"rope_theta": 1e6}))
+    without = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}
+    beside = written(tmp_path, without, original_max_position_embeddings=4096, max_position_embeddings=16384)
+    assert load_config(beside) == replace(inside, max_position=16384)
 
 
 @pytest.mark.parametrize(

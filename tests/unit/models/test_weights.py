@@ -201,6 +201,21 @@ def test_olmo_hybrid_fills_in_its_sizes(copy_of):
     assert config.state == GatedDeltaConfig(4, 4, 12, 24, 4, beta_scale=2.0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "rotates", "base"),
+    [
+        ({"rope_parameters": None, "rope_theta": 5e5}, True, 5e5),
+        ({"rope_parameters": None}, True, 1e4),
+        ({"rope_parameters": {"rope_theta": None}}, False, 1e4),
+    ],
+)
+def test_olmo_hybrid_rotates_unless_the_base_is_null(fields: dict, rotates: bool, base: float, copy_of):
+    path = copy_of("olmo_hybrid")
+    edit_config(path, **fields)
+    attention = load_config(path).attention
+    assert (attention.rotary_dim, attention.rope_theta) == (attention.head_dim if rotates else 0, base)
+
+
 def test_older_field_names_of_rotation(copy_of, load_family):
     path = copy_of("qwen3_next")
     edit_config(path, rope_parameters=None, rope_theta=10000.0, partial_rotary_factor=0.25)

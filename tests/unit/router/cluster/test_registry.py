@@ -41,8 +41,9 @@ async def test_another_layout_is_refused_over_the_wire(start_router: StartRouter
     running = await start_router(fake_cluster([1]), register=False)
     registry = RegistryClient(running.server.control_address)
     await registry.register(node_info("p0", Role.PREFILL), node_status(), timeout_s=PATIENCE_S)
-    other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, head_dim=16))
-    with pytest.raises(RequestRefused, match="head_dim 16 != 8 of p0"):
+    groups = (replace(LAYOUT.attention_groups[0], head_dim=16),)
+    other = node_info("d0", Role.DECODE, layout=replace(LAYOUT, attention_groups=groups))
+    with pytest.raises(RequestRefused, match="attention group 0: head_dim 16 != 8 of p0"):
         await registry.register(other, node_status(), timeout_s=PATIENCE_S)
     await registry.close()
 
