@@ -25,7 +25,7 @@ class Pulse:
             with suppress(RuntimeError, ValueError, OSError):  # stderr is no file: it ends without its stacks
                 faulthandler.enable()
         # Without `site`, whose import hooks of editable packages take longer than all else.
-        command = [sys.executable, "-S", "-m", "node_runtime.pulse_watcher", name, str(limit_s)]
+        command = [sys.executable, "-S", "-P", "-m", "node_runtime.pulse_watcher", name, str(limit_s)]
         environment = {**os.environ, "PYTHONPATH": SOURCES}
         self._watcher = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment, bufsize=0
@@ -44,7 +44,7 @@ class Pulse:
         if self._is_watched:
             try:
                 self._pipe.write(b".")
-            except BrokenPipeError:
+            except OSError:  # most likely a broken pipe
                 self._is_watched = False
                 log.warning("%s: its pulse watcher has ended: a hang that keeps the GIL would go unnoticed", self._name)
 

@@ -34,6 +34,16 @@ class Heart(Protocol):
     def close(self) -> None: ...
 
 
+class NoHeart:
+    """A process that nobody watches from outside."""
+
+    def beat(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Watchdog:
     """A thread that looks at an engine's turns, and ends the process when there are none for `limit_s`.
 
@@ -74,15 +84,22 @@ class Watchdog:
         self._clock.tick(self._turns(), now_s)
 
     def _run(self) -> None:
-        pulse = self._pulse(self._name, self._limit_s)
+        heart = self._heart()
         try:
-            self._watch(pulse)
+            self._watch(heart)
         finally:
-            pulse.close()
+            heart.close()
 
-    def _watch(self, pulse: Heart) -> None:
+    def _heart(self) -> Heart:
+        try:
+            return self._pulse(self._name, self._limit_s)
+        except OSError as error:  # no process or no pipe to be had
+            log.warning("%s: no pulse watcher: a hang that keeps the GIL would go unnoticed: %s", self._name, error)
+            return NoHeart()
+
+    def _watch(self, heart: Heart) -> None:
         while not self._stopped.wait(TICK_S):
-            pulse.beat()
+            heart.beat()
             self.look(time.monotonic())
             if self.stalled_s >= self._limit_s:
                 # In another thread: the engine's may hold the log's lock, and hang in writing to a pipe that is full.

@@ -51,7 +51,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     role_window_s       over which the planner averages, and which passes between two of its changes
     policy              chooses the nodes of each request, and what each does (docs/routing.md): `predicted`,
                         `round_robin`, `least_loaded`, `dynamo`, `dynamo_tuned` or `llm_d`
-    fetch_from_others   prefill nodes fetch the cached part of a prompt from a node that holds more of it: its
+    fetch_from_others   nodes fetch the cached part of a prompt that they compute from one that holds more of it: its
                         blocks and the checkpoint that its answer left, so that a chat's next turn computes only the new
                         tokens
     max_concurrent      requests in flight at the nodes (each prompt of a list, and each of `n`, is one). Up to a

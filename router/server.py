@@ -110,7 +110,7 @@ class RouterServer:
             timeout_s=config.request_timeout_s,
             clock=clock,
             nodes_line_s=lambda num_tokens: self.context.prompt_wait_s(num_tokens),
-            room_within_gap=lambda num_running: self.context.room_within_gap(num_running),
+            room_within_gap=lambda: self.context.room_within_gap(),
         )
         metrics = RouterMetrics(config.served_model_name, config.policy, self.name)
         self.index = index = ClusterIndex()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.speculation.ngram import (
+    INDEXED_A_CALL,
     MAX_MATCH_TOKENS,
     MIN_MATCH_TOKENS,
     TRIED_OCCURRENCES,
@@ -22,6 +23,10 @@ from headrace.speculation.ngram import (
 
 TOKEN_BYTES = 300
 """Host memory that a token of a kept answer is taken for; tests/unit/speculation/test_suffix.py holds it to that."""
+
+
+FOLLOWED_PLACES = 4 * TRIED_OCCURRENCES
+"""Places of a chain that are looked at, those in the request's own answer included, which are not compared."""
 
 
 @dataclass(eq=False)
@@ -61,8 +66,8 @@ class AnswerIndex:
         """Occurrences of the last tokens in answers but `own`, latest first: how many agree, and where they end."""
         found: list[tuple[int, Answer, int]] = []
         place = self._latest.get(_gram(tokens))
-        for _ in range(TRIED_OCCURRENCES):
-            if place is None or place[0].is_forgotten:
+        for _ in range(FOLLOWED_PLACES):
+            if place is None or place[0].is_forgotten or len(found) == TRIED_OCCURRENCES:
                 break
             answer, end = place
             if answer is not own and end < len(answer.tokens):
@@ -132,10 +137,11 @@ class SuffixDrafter:
 
     def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
         """Drafts by the longest match, the request's own before others; of other answers no more than agree."""
-        self._store.extend(self._salt, self._answer, tokens[self._num_stored :])
-        self._num_stored = max(self._num_stored, len(tokens))
         here = self._within.match(tokens)
         elsewhere = self._store.occurrences(self._salt, tokens, self._answer)
+        new = tokens[self._num_stored : self._num_stored + INDEXED_A_CALL]
+        self._store.extend(self._salt, self._answer, new)
+        self._num_stored += len(new)
         longest = max((length for length, _, _ in elsewhere), default=0)
         if here is not None and here.length >= longest:
             return periodic(tokens, here.end, max_drafts)

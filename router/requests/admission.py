@@ -51,8 +51,7 @@ class Admission:
     timeout_s       a request's whole time, its wait included
     clock           yields seconds
     nodes_line_s    returns the seconds by which the prompts that the nodes have delay one of so many tokens
-    room_within_gap  returns how many requests more than the running ones, given their number, keep the token gap.
-                    Beyond that they wait, but for a single one: with nothing running there is always a place
+    room_within_gap  returns how many requests more than those that have their nodes keep the token gap; the others wait
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Admission:
         timeout_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         nodes_line_s: Callable[[int], float] = lambda num_tokens: 0.0,
-        room_within_gap: Callable[[int], float] = lambda num_running: math.inf,
+        room_within_gap: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._max_concurrent = max_concurrent
         self._max_queue = max_queue
@@ -170,7 +169,8 @@ class Admission:
 
     def _room(self) -> _Room:
         num_running = len(self._running)
-        within_gap = max(1, num_running + self._room_within_gap(num_running))
+        num_unplaced = sum(not permit.is_placed for permit in self._running)
+        within_gap = max(1, num_running + self._room_within_gap() - num_unplaced)
         num_places = int(min(self._max_concurrent, within_gap))
         return _Room(num_places, num_places - num_running)
 
@@ -217,6 +217,7 @@ class AdmissionPermit:
         self.cost = cost
         self.held_back = held_back
         self.granted_at_s = 0.0
+        self.is_placed = False
         self._admission = admission
         self._charge = charge
         self._num_charged = 0
@@ -250,6 +251,10 @@ class AdmissionPermit:
         """Ends its being held back."""
         self.held_back = False
         self._admission.grant()
+
+    def placed(self) -> None:
+        """Notes that the request has its nodes: their load says what it takes."""
+        self.is_placed = True
 
     def served(self, *, computed_tokens: int, answer_tokens: int) -> None:
         """Counts what the request has cost, so far or in the end; for nothing once its place is free."""

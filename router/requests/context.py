@@ -47,16 +47,17 @@ class RouterContext:
     sessions: Sessions = field(default_factory=Sessions)
     tracing: Tracing = field(default_factory=NoTracing)
 
-    def room_within_gap(self, num_running: int) -> float:
-        """How many requests, beside the running ones, the nodes can answer within the token gap of the config.
+    def room_within_gap(self) -> float:
+        """How many requests more the nodes can answer within the token gap of the config.
 
-        Infinite if it names none, or if `on_missed_objectives` leaves none waiting. Paused answers take no room.
+        Infinite if it names none, if `on_missed_objectives` leaves none waiting, or if there is no node to decode: then
+        requests wait for one. Paused answers take no room.
         """
         token_gap_s = self.config.objectives.token_gap_s
         if token_gap_s is None or self.config.on_missed_objectives != "queue":
             return math.inf
-        room = sum(room_within_gap(each, token_gap_s) for each in self._candidates(0) if each.may_decode)
-        return room - max(0, num_running - self.ledger.num_sent)  # some have their turn and no nodes yet
+        nodes = [each for each in self._candidates(0) if each.may_decode]
+        return sum(room_within_gap(each, token_gap_s) for each in nodes) if nodes else math.inf
 
     def prompt_wait_s(self, num_tokens: int) -> float:
         """Seconds by which the prompts that the nodes have delay one of so many tokens, where it waits least."""

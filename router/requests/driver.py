@@ -177,6 +177,7 @@ class RequestDriver:
         attempt.placement = placement = await self._search.place(
             attempt.request, is_suspect=self.life.failures.is_suspect
         )
+        self._permit.placed()
         if placement.decode is not None:
             is_remote = placement.is_handed_over
             source = None if is_remote else await self._search.fetch_source(attempt.request, placement)

@@ -62,7 +62,7 @@ class NodeSearch:
         self._siblings = siblings
         self._request = request
         self._avoided: set[NodeId] = set()
-        self._lost: dict[str, NodeId] = {}
+        self._lost: dict[str, set[NodeId]] = {}
         self._host_deaths = HostDeaths()
         self._migrated_keys = PromptKeys()  # of the prompt with this request's own tokens
         self._was_placed = False
@@ -188,15 +188,16 @@ class NodeSearch:
             return error
         if node.has_left:
             return NodeStopped(error.node, error.message)
-        self._lost[node.info.name] = node.id
+        self._lost.setdefault(node.info.name, set()).add(node.id)
         self._host_deaths.node_lost(node.info, self._context.clock())
         return error
 
     async def outlived(self, names: Collection[str]) -> frozenset[str]:
-        """Names among these of nodes which this request has lost, and which live all the same."""
-        asked = sorted(self._lost.keys() & set(names))
-        live = await asyncio.gather(*(has_outlived(self._context.nodes, self._lost[name]) for name in asked))
-        found = frozenset(name for name, lives in zip(asked, live, strict=True) if lives)
+        """Names among these of nodes that this request has lost and that live: each process that had the name."""
+        asked = sorted((name, lost) for name in self._lost.keys() & set(names) for lost in self._lost[name])
+        live = await asyncio.gather(*(has_outlived(self._context.nodes, lost) for _, lost in asked))
+        dead = {name for (name, _), lives in zip(asked, live, strict=True) if not lives}
+        found = frozenset(name for name, _ in asked) - dead
         if found:
             log.warning(
                 "request %s: its nodes %s live, only their connections were lost",

@@ -47,11 +47,6 @@ class Ledger:
         self._books.pop(name, None)
         self.coming.forget(name)
 
-    @property
-    def num_sent(self) -> int:
-        """Decisions in progress: requests that have their nodes."""
-        return len(self._sent)
-
     def load(self, name: str, now_s: float) -> Load:
         """A node's work now."""
         return self._books[name].load(now_s)

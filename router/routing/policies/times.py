@@ -72,12 +72,15 @@ def least_step_s(node: Candidate) -> float:
 
 
 def room_within_gap(node: Candidate, token_gap_s: float) -> int:
-    """So many answers more, as long as those that the node has, make its steps as long as the gap allows."""
+    """So many answers more, as long as those that the node has, make its steps as long as the gap allows.
+
+    At least one for a node that has none: a gap that no node can keep does not leave them idle.
+    """
     costs, load = node.costs, node.load
     num_answers, num_tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
     left_s = token_gap_s - costs.step_s - costs.decode_s * num_answers - costs.context_s * num_tokens
     of_each_s = costs.decode_s + costs.context_s * num_tokens / max(num_answers, 1)
-    return int(max(0.0, left_s) / of_each_s) if of_each_s else MANY
+    return max(int(not num_answers), int(left_s / of_each_s)) if of_each_s else MANY
 
 
 class Line(NamedTuple):

@@ -2,8 +2,9 @@
 
 import threading
 import time
+from collections.abc import Callable
 
-from node_runtime.watchdog import EXIT_STATUS, SHORT_S, Watchdog
+from node_runtime.watchdog import EXIT_STATUS, SHORT_S, Heart, Watchdog
 from tests.support.patience import PATIENCE_S
 
 
@@ -34,7 +35,15 @@ def test_it_ends_while_the_log_takes_nothing(monkeypatch) -> None:
     takes_again.set()
 
 
-def ended(monkeypatch) -> list[int]:
+def test_it_watches_even_if_no_process_can_be_started_to_watch_it(monkeypatch, caplog) -> None:
+    def no_more_processes(name: str, limit_s: float) -> Heart:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    assert ended(monkeypatch, no_more_processes) == [EXIT_STATUS]
+    assert "d0: no pulse watcher" in caplog.text
+
+
+def ended(monkeypatch, pulse: Callable[[str, float], Heart] | None = None) -> list[int]:
     """The statuses with which the watchdog of an engine without turns ended its process."""
     monkeypatch.setattr("node_runtime.watchdog.SHORT_S", 0.0)
     statuses: list[int] = []
@@ -44,7 +53,7 @@ def ended(monkeypatch) -> list[int]:
         statuses.append(status)
         is_over.set()
 
-    Watchdog("d0", lambda: 7, 0.5, end, FakePulse).start()
+    Watchdog("d0", lambda: 7, 0.5, end, pulse or FakePulse).start()
     assert is_over.wait(PATIENCE_S)
     return statuses
 

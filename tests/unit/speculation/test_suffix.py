@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from headrace.speculation.ngram import NgramDrafter
+from headrace.speculation.ngram import INDEXED_A_CALL, NgramDrafter
 from headrace.speculation.suffix import TOKEN_BYTES, Answer, AnswerStore, SuffixDrafter
 
 PROMPT = [90, 91]
@@ -64,6 +64,27 @@ def test_a_longer_match_elsewhere_wins_over_one_here() -> None:
     answered(store, [5, 1, 2, 3, 40, 41])
     assert drafted(store, [6, 1, 2, 3, 50, 5, 1, 2, 3]) == [40, 41]
     assert drafted(store, [5, 1, 2, 3, 50, 5, 1, 2, 3], 1) == [50]
+
+
+def test_an_answer_that_repeats_itself_still_finds_others() -> None:
+    store = AnswerStore(1 << 20)
+    answered(store, [7, 8, 9, 1, 2, 3, 40, 41, 42])
+    own = [each for index in range(20) for each in (1, 2, 3, 100 + index)]
+    drafter = SuffixDrafter(store, b"", len(PROMPT))
+    for length in range(1, len(own) + 1):
+        drafter.propose([*PROMPT, *own[:length]], 1)
+    assert drafter.propose([*PROMPT, *own, 7, 8, 9, 1, 2, 3], 3) == [40, 41, 42]
+
+
+def test_a_long_answer_from_elsewhere_is_added_piece_by_piece() -> None:
+    store = AnswerStore(1 << 20)
+    tokens = list(range(3 * INDEXED_A_CALL))
+    drafter = SuffixDrafter(store, b"", 0)
+    stored = []
+    for _ in range(4):
+        drafter.propose(tokens, 1)
+        stored.append(store.num_tokens)
+    assert stored == [INDEXED_A_CALL, 2 * INDEXED_A_CALL, 3 * INDEXED_A_CALL, 3 * INDEXED_A_CALL]
 
 
 def test_the_oldest_answers_are_forgotten_first() -> None:

@@ -212,18 +212,22 @@ def test_a_client_that_was_refused_keeps_its_turn():
 
 def test_more_than_the_nodes_can_answer_within_the_gap_wait_until_they_can():
     room = 2
-    admission = Admission(max_concurrent=8, max_queue=9, room_within_gap=lambda num_running: room - num_running)
+    admission = Admission(max_concurrent=8, max_queue=9, room_within_gap=lambda: room)
     permits = admission.acquire("a", ONE * 4)
     assert granted(*permits) == [True, True, False, False]
+    for permit in permits[:2]:
+        permit.placed()
+    room = 1
     permits[0].release()
     assert granted(*permits[1:]) == [True, True, False]
-    room = 3  # a node has reported that it pauses an answer
+    permits[2].placed()  # which takes the room
+    room = 1  # a node has reported that it pauses an answer
     admission.grant()
     assert granted(*permits[1:]) == [True, True, True]
 
 
 def test_one_request_runs_however_short_the_gap():
-    admission = Admission(max_concurrent=8, max_queue=9, room_within_gap=lambda num_running: -5.0)
+    admission = Admission(max_concurrent=8, max_queue=9, room_within_gap=lambda: 0)
     first, second = admission.acquire("a", ONE * 2)
     assert granted(first, second) == [True, False]
     first.release()
@@ -231,7 +235,7 @@ def test_one_request_runs_however_short_the_gap():
 
 
 def test_a_client_without_a_place_gets_one_beyond_the_gap():
-    admission = Admission(max_concurrent=8, max_queue=9, room_within_gap=lambda num_running: 4 - num_running)
+    admission = Admission(max_concurrent=8, max_queue=9, room_within_gap=lambda: 4)
     many = admission.acquire("many", ONE * 6)
     (first,), (second,) = admission.acquire("b", ONE), admission.acquire("c", ONE)
     assert granted(*many, first, second) == [True] * 4 + [False] * 2 + [True, False]

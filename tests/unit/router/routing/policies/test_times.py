@@ -30,7 +30,7 @@ def test_a_step_holds_as_much_of_a_prompt_as_the_gap_leaves(gap_s: float | None,
     assert pace(node(), 0, 0, gap_s).step_work_s == 100.0
 
 
-@pytest.mark.parametrize(("gap_s", "room"), [(5.0, 0), (9.9, 0), (10.0, 1), (25.0, 16)])
+@pytest.mark.parametrize(("gap_s", "room"), [(5.0, 1), (9.9, 1), (11.0, 2), (25.0, 16)])
 def test_an_idle_node_has_room_for_as_many_answers_as_the_gap_leaves_of_its_step(gap_s: float, room: int):
     assert room_within_gap(node(), gap_s) == room
 
