@@ -77,8 +77,8 @@ def test_an_answer_that_repeats_itself_still_finds_others() -> None:
 
 
 def test_a_long_answer_from_elsewhere_is_added_piece_by_piece() -> None:
-    store = AnswerStore(1 << 20)
     tokens = list(range(3 * INDEXED_A_CALL))
+    store = AnswerStore(len(tokens) * TOKEN_BYTES)
     drafter = SuffixDrafter(store, b"", 0)
     stored = []
     for _ in range(4):
