@@ -1,0 +1,35 @@
+"""Lives of requests in the router, at the points where tests take them up."""
+
+from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.wire import messages as m
+from router.requests.events import DecodeStarted, PrefillStarted
+from router.requests.lifecycle import RequestLifecycle
+from tests.support.router.fake_nodes import reservation
+
+A, B, C = Token(7), Token(8), Token(9)
+LANDED = m.TransferReport(8, 100, 200, 0.5)
+DECODED = m.DecodeDone(FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "received", 0, (48,)))
+PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
+
+
+def life(**sampling: int) -> RequestLifecycle:
+    settings = Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
+    return RequestLifecycle(Request("r", tuple(range(40)), 40, settings), max_attempts=3, now_s=0.0)
+
+
+def after(request: RequestLifecycle, *events: object) -> RequestLifecycle:
+    for event in events:
+        request.on(event, 1.0)  # type: ignore[arg-type]
+    return request
+
+
+def prefilling(**sampling: int) -> RequestLifecycle:
+    return after(life(**sampling), DecodeStarted("d0"), reservation(1), PrefillStarted("p0", 1))
+
+
+def moving() -> RequestLifecycle:
+    return after(prefilling(), m.FirstToken(A))
+
+
+def decoding() -> RequestLifecycle:
+    return after(moving(), LANDED)
