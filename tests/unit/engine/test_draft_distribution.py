@@ -36,6 +36,7 @@ class MarkovChain:
     fingerprint: str = "chain"
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+    mtp: None = None
 
     def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
         return self.config.cache_layout(self.fingerprint, "float32", block_size, state_dtype)
