@@ -120,7 +120,7 @@ def _prompt_part(request: RoutedRequest, met: Meeting, ready_s: float, fetch_fro
     node, start, own_s, waiting = met
     costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
     num_tokens = request.num_tokens - start
-    steps = pace(node, load.num_decoding, load.context_tokens, gap_s)
+    steps = pace(node, load.num_decoding, load.context_tokens, gap_s, own_s / num_tokens)
     node_s = own_s + own_s / steps.step_work_s * costs.chunk_s
     answer_weight = 1.0 if gap_s is None else WITHIN_GAP_WEIGHT
     others_s = node_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
@@ -141,7 +141,8 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     num_tokens = request.num_tokens + number
     mean_tokens = request.num_tokens + number // 2
     batch, context_tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
-    after = pace(node, batch + 1, context_tokens + mean_tokens, gap_s)
+    each_s = met.work_s / (request.num_tokens - met.start)
+    after = pace(node, batch + 1, context_tokens + mean_tokens, gap_s, each_s)
     rest_s = answer_s = number * after.decode_s
     others_s = batch * number * (costs.decode_s + costs.context_s * mean_tokens)
     is_meant_for_prompts = node.role is Role.PREFILL
@@ -149,12 +150,12 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
         # Prompts that wait here are computed between the answer's steps.
         rest_s += min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
-        share, pure_share = after.prompt_share(work_s), pace(node, 0, 0, gap_s).prompt_share(work_s)
+        share, pure_share = after.prompt_share(work_s), pace(node, 0, 0, gap_s, each_s).prompt_share(work_s)
         lost_share, num_prompts = 1.0 - share / pure_share, waiting.number
         if is_meant_for_prompts:
             num_prompts = num_prompts if num_prompts > MEANT_FOR_PROMPTS else MEANT_FOR_PROMPTS
         else:  # one answer more costs the prompts little where many are generated anyway: they share what all cost
-            before_share = pace(node, batch, context_tokens, gap_s).prompt_share(work_s)
+            before_share = pace(node, batch, context_tokens, gap_s, each_s).prompt_share(work_s)
             lost_share = max(1.0 - share / before_share, lost_share / (batch + 1))
         others_s += num_prompts * lost_share * rest_s
     copied_s = received_s(node, max(0, request.num_tokens - node.hit.attention_tokens))

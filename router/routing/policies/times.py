@@ -16,8 +16,8 @@ from router.routing.candidates import Candidate, Load
 MIN_GAP_TOKENS = 16
 """Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""
 
-MIN_WORK_S = 1e-6
-"""Prompt work of a step in seconds where costs were measured as 0."""
+MIN_TOKEN_S = 1e-9
+"""Seconds of a prompt's token where its cost was measured as 0."""
 
 MANY = 1 << 30
 """Answers of a node whose steps, by its measurement, take no longer for more of them."""
@@ -50,25 +50,32 @@ class NodePace(NamedTuple):
         return in_step_s / (in_step_s + self.overhead_s)
 
 
-def pace(node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None) -> NodePace:
-    """The steps of a node that decodes so many sequences."""
+def pace(
+    node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None, token_work_s: float
+) -> NodePace:
+    """The steps of a node that decodes so many sequences, beside a prompt whose tokens take `token_work_s` each.
+
+    That is not `costs.token_s`, of a token at depth 0: a node whose prompts were all about as deep knows the sum of
+    both costs well, and may take either for 0.
+    """
     costs = node.costs
-    step_work_s = costs.token_s * node.chunk_tokens or MIN_WORK_S
+    step_work_s = token_work_s * node.chunk_tokens
     if not num_decoding:
         return NodePace(0.0, step_work_s, costs.chunk_s, True)
     decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context_tokens
     overhead_s = decode_s + costs.chunk_s
     if token_gap_s is None:
         return NodePace(decode_s, step_work_s, overhead_s, True)
-    least_s = costs.token_s * MIN_GAP_TOKENS
+    least_s = token_work_s * MIN_GAP_TOKENS
     left_s = token_gap_s - overhead_s
     return NodePace(decode_s, min(step_work_s, max(least_s, left_s)), overhead_s, left_s >= least_s)
 
 
 def least_step_s(node: Candidate) -> float:
     """A step of a node's present batch with as few tokens of prompts as there can be."""
-    now = pace(node, node.load.num_decoding, node.load.context_tokens, None)
-    return now.overhead_s + node.costs.token_s * MIN_GAP_TOKENS
+    costs, load = node.costs, node.load
+    now = pace(node, load.num_decoding, load.context_tokens, None, costs.token_s)
+    return now.overhead_s + costs.token_s * MIN_GAP_TOKENS
 
 
 def room_within_gap(node: Candidate, token_gap_s: float) -> int:
@@ -131,7 +138,7 @@ def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
 def prompt_work_s(costs: StepCosts, start: int, end: int) -> float:
     """Work of a prompt's tokens from `start` up to `end`, without the fixed cost of each chunk."""
     depths = (end * (end - 1) - start * (start - 1)) // 2
-    return costs.token_s * (end - start) + costs.depth_s * depths
+    return max(costs.token_s, MIN_TOKEN_S) * (end - start) + costs.depth_s * depths
 
 
 def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
@@ -152,8 +159,8 @@ def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
 def prompt_wait_s(node: Candidate, num_tokens: int, token_gap_s: float | None = None) -> float:
     """Seconds by which the prompts that a node has delay one of `num_tokens` tokens."""
     load = node.load
-    steps = pace(node, load.num_decoding, load.context_tokens, token_gap_s)
     own_s = prompt_work_s(node.costs, 0, num_tokens)
+    steps = pace(node, load.num_decoding, load.context_tokens, token_gap_s, own_s / max(num_tokens, 1))
     return first_token_s(steps, line(load, node.costs, num_tokens), own_s) - steps.seconds(own_s)
 
 

@@ -1,6 +1,7 @@
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import combinations
 
 import pytest
 
@@ -224,3 +225,20 @@ def test_a_busier_node_is_never_more_likely() -> None:
         chosen = [choose(node("a", hit=8192, **kind(n)), node("b")).prefill == "a" for n in range(0, 40)]
         assert chosen == sorted(chosen, reverse=True)
         assert chosen[0]
+
+
+COEFFICIENTS = [each.name for each in fields(StepCosts)]
+
+
+@pytest.mark.parametrize("gap_s", [None, 0.001, 0.02])
+@pytest.mark.parametrize("kept", [*combinations(COEFFICIENTS, 1), *combinations(COEFFICIENTS, 3)])
+def test_costs_that_were_measured_as_nothing_leave_times_that_are_numbers(
+    kept: tuple[str, ...], gap_s: float | None
+) -> None:
+    costs = replace(StepCosts(), **{name: 0.0 for name in COEFFICIENTS if name not in kept})
+    nodes = [node("a", hit=1600, **busy(20), **line(500)), node("b")]
+    for num_answer in (0, 200):
+        request = replace(REQUEST, answer_tokens=num_answer, objectives=Objectives(token_gap_s=gap_s))
+        plan = choose(*(each._replace(costs=costs) for each in nodes), request=request)
+        assert plan.prediction is not None
+        assert 0 <= plan.prediction.first_token_s < 60

@@ -24,10 +24,10 @@ def node(*waiting: int, **load: int) -> Candidate:
     ("gap_s", "step_work_s", "keeps_gap"), [(None, 100.0, True), (52.0, 40.0, True), (20.0, 16.0, False)]
 )
 def test_a_step_holds_as_much_of_a_prompt_as_the_gap_leaves(gap_s: float | None, step_work_s: float, keeps_gap: bool):
-    steps = pace(node(), 1, 50, gap_s)
+    steps = pace(node(), 1, 50, gap_s, 1.0)
     assert (steps.decode_s, steps.overhead_s) == (10.0, 12.0)
     assert (steps.step_work_s, steps.keeps_gap) == (step_work_s, keeps_gap)
-    assert pace(node(), 0, 0, gap_s).step_work_s == 100.0
+    assert pace(node(), 0, 0, gap_s, 1.0).step_work_s == 100.0
 
 
 @pytest.mark.parametrize(("gap_s", "room"), [(5.0, 1), (9.9, 1), (11.0, 2), (25.0, 16)])
@@ -51,14 +51,14 @@ def test_prompts_of_up_to_twice_the_length_go_first():
 
 
 def test_an_idle_node_computes_a_prompt_at_once_in_whole_steps():
-    steps = pace(node(), 0, 0, None)
+    steps = pace(node(), 0, 0, None, 1.0)
     assert first_token_s(steps, line(Load(), COSTS, 50), 50.0) == 50.0 + 2.0
     assert first_token_s(steps, line(Load(), COSTS, 300), 300.0) == 300.0 + 3 * 2.0
 
 
 def test_a_long_prompt_delays_a_short_one_by_its_step_and_half_of_the_next():
     busy = node(1000)
-    steps = pace(busy, 0, 0, None)
+    steps = pace(busy, 0, 0, None, 1.0)
     # Half of the running step of 100; then a whole step, for the long prompt fills what the short one leaves.
     assert first_token_s(steps, line(busy.load, COSTS, 20), 20.0) == 50.0 + 100.0 + 2.0
     assert prompt_wait_s(busy, 20) == 152.0 - 22.0
@@ -67,7 +67,7 @@ def test_a_long_prompt_delays_a_short_one_by_its_step_and_half_of_the_next():
 
 def test_decodes_stretch_a_prompt():
     busy = node(num_decoding=1)
-    steps = pace(busy, 1, 0, 52.0)
+    steps = pace(busy, 1, 0, 52.0, 1.0)
     assert first_token_s(steps, line(busy.load, COSTS, 80), 80.0) == 10.0 / 2 + 80.0 + 2 * 12.0
 
 
