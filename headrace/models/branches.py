@@ -17,6 +17,7 @@ from headrace.forward.forward_batch import LayerContext
 from headrace.kernels.dense.residual import Product, add_branch, whole
 from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.models.layers.attention import Attention
+from headrace.models.layers.latent_attention import LatentAttention
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class MixerBranch:
 
     def output_of_rows(self, normed: Tensor, context: LayerContext, rows: Tensor) -> Product:
         """`output` of `rows` only, when no later branch reads others. The caches advance by all rows."""
-        if isinstance(self.mixer, Attention) and (len(rows) == 0 or context.batch.last_token_queries is not None):
+        if isinstance(self.mixer, Attention | LatentAttention) and (
+            len(rows) == 0 or context.batch.last_token_queries is not None
+        ):
             # One query a sequence or none at all, instead of the square of the chunk.
             return self.mixer.attend_rows(normed, context, rows)
         return self.mixer(normed, context).of_rows(rows)
@@ -85,7 +88,7 @@ class BranchChain:
     def ends_in_attention(self) -> bool:
         """True if the last mixer is attention: it reads `ForwardBatch.last_token_queries`."""
         last = self.branches[self._last_mixer]
-        return isinstance(last, MixerBranch) and isinstance(last.mixer, Attention)
+        return isinstance(last, MixerBranch) and isinstance(last.mixer, Attention | LatentAttention)
 
     @cached_property
     def _steps(self) -> tuple[tuple[Branch, Tensor | None], ...]:

@@ -22,8 +22,22 @@ class UnsupportedModel(ModelError):
 
 
 @dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-AI 2024): one vector a token stands for the keys and values of all heads.
+
+    Its first `size` values are what each head's own keys and values are projected from, the others the same part of
+    every head's key.
+    """
+
+    size: int
+    key_dim: int  # of a head's own part
+    shared_key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
-    """Grouped-query attention with its options."""
+    """Grouped-query attention with its options; latent attention is one KV head of `latent`'s vector."""
 
     num_heads: int
     num_kv_heads: int
@@ -35,6 +49,11 @@ class AttentionConfig:
     has_qk_norm: bool = False
     has_row_norm: bool = False  # all queries of a token are normed together, and so are all keys
     has_output_gate: bool = False
+    latent: LatentConfig | None = None
+
+    def cache_group(self, num_layers: int) -> AttentionGroup:
+        """The blocks' part of so many layers."""
+        return AttentionGroup(num_layers, self.num_kv_heads, self.head_dim, num_planes=2 if self.latent is None else 1)
 
 
 @dataclass(frozen=True)
@@ -90,6 +109,27 @@ class GatedDeltaConfig:
     @property
     def state_shape(self) -> tuple[int, int, int]:
         return self.num_value_heads, self.key_dim, self.value_dim
+
+
+@dataclass(frozen=True)
+class KimiDeltaConfig:
+    """A Kimi-delta-attention mixer (Kimi Team 2025): gated delta net whose decay is each key channel's own."""
+
+    num_heads: int
+    head_dim: int  # of keys and of values, and the rank of both gates' projections
+    conv_taps: int
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        return 3 * self.inner_size
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        return self.num_heads, self.head_dim, self.head_dim
 
 
 @dataclass(frozen=True)
@@ -157,7 +197,7 @@ class ModelConfig:
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
     attention: AttentionConfig
-    state: Mamba2Config | GatedDeltaConfig | ShortConvConfig
+    state: Mamba2Config | GatedDeltaConfig | KimiDeltaConfig | ShortConvConfig
     moe: MoeConfig | None
     eos_token_ids: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0
@@ -225,9 +265,7 @@ class ModelConfig:
             dtype=dtype,
             state_dtype=state_dtype,
             block_size=block_size,
-            attention_groups=(
-                AttentionGroup(self.num_attention_layers, self.attention.num_kv_heads, self.attention.head_dim),
-            ),
+            attention_groups=(self.attention.cache_group(self.num_attention_layers),),
             state_groups=(
                 StateGroup(
                     self.num_state_layers,

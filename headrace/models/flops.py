@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from headrace.models.config import GatedDeltaConfig, LayerConfig, Mamba2Config, ModelConfig, ShortConvConfig
+from headrace.models.config import (
+    GatedDeltaConfig,
+    KimiDeltaConfig,
+    LayerConfig,
+    Mamba2Config,
+    ModelConfig,
+    ShortConvConfig,
+)
 
 
 def attention_parity_position(config: ModelConfig) -> float:
     """The position at which a token's attention to its prefix costs as many FLOPs as all its other work."""
-    attention = config.attention
+    attention, latent = config.attention, config.attention.latent
+    if latent is None:
+        query_and_value = 2 * attention.head_dim
+    else:  # of a prompt, whose keys and values are expanded
+        query_and_value = latent.key_dim + latent.shared_key_dim + latent.value_dim
     # Two products, QK and PV, of a multiply and an add each.
-    per_position = 4 * attention.num_heads * attention.head_dim * config.num_attention_layers
+    per_position = 2 * attention.num_heads * query_and_value * config.num_attention_layers
     linear = sum(2 * _weights(config, layer) for layer in config.layers)
     return linear / per_position
 
@@ -38,7 +49,11 @@ def _weights(config: ModelConfig, layer: LayerConfig) -> int:
 
 
 def _attention_weights(config: ModelConfig) -> int:
-    attention = config.attention
+    attention, latent = config.attention, config.attention.latent
+    if latent is not None:
+        own = latent.key_dim + latent.value_dim
+        rows = attention.num_heads * (own + latent.shared_key_dim) + attention.head_dim
+        return config.hidden_size * rows + attention.num_heads * own * latent.size
     queries = attention.num_heads * (2 if attention.has_output_gate else 1)
     heads = queries + 2 * attention.num_kv_heads + attention.num_heads  # the last term is the output projection
     return config.hidden_size * attention.head_dim * heads
@@ -50,6 +65,9 @@ def _state_weights(config: ModelConfig) -> int:
             rows = 2 * state.inner_size + state.conv_channels + state.num_heads
         case GatedDeltaConfig() as state:
             rows = state.conv_channels + 2 * state.value_size + 2 * state.num_value_heads
+        case KimiDeltaConfig() as state:
+            low_rank = 2 * state.head_dim * (config.hidden_size + state.inner_size)  # both gates
+            return config.hidden_size * (4 * state.inner_size + state.num_heads) + low_rank
         case ShortConvConfig() as state:
             rows = 4 * state.conv_channels
         case unknown:

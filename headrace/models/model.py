@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
+from headrace.cache.layout import CacheLayout, StateGroup
 from headrace.forward.forward_batch import ForwardBatch, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.attention.rotary import rotary_angles
@@ -64,8 +64,7 @@ class HybridModel:
         layout = self.config.cache_layout(self.fingerprint, dtype, block_size, state_dtype)
         if self.mtp is None:
             return layout
-        attention = self.config.attention
-        entries = AttentionGroup(1, attention.num_kv_heads, attention.head_dim)
+        entries = self.config.attention.cache_group(1)
         last_vector = StateGroup(1, conv_shape=(self.config.hidden_size, 1))  # a window of one token
         return replace(
             layout,

@@ -72,8 +72,8 @@ async def receive(
 
 
 FAMILIES = (
-    "falcon_h1", "granite", "granite_moe", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "qwen35",
-    "qwen35_moe",
+    "falcon_h1", "granite", "granite_moe", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe",
+    "olmo_hybrid", "qwen35", "qwen35_moe",
 )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def as_dynamic_cache(
     """Both groups put where transformers keeps them, layer by layer."""
     (attention,), (states,) = layout.attention_groups, layout.state_groups
     kv = torch.from_numpy(np.frombuffer(blocks, np.float32).copy()).view(
-        -1, attention.num_layers, 2, layout.block_size, attention.num_heads, attention.head_dim
+        -1, attention.num_layers, attention.num_planes, layout.block_size, attention.num_heads, attention.head_dim
     )
     values, num_conv = torch.from_numpy(np.frombuffer(state, np.float32).copy()), layout.conv_bytes(states) // 4
     conv = values[:num_conv].view(states.num_layers, *states.conv_shape)
@@ -103,7 +103,11 @@ def as_dynamic_cache(
             num_state += 1
         if isinstance(layer, DynamicLayer):  # others, Nemotron's feed-forwards, keep nothing
             heads = kv[:, num_attention].permute(1, 3, 0, 2, 4).flatten(2, 3)[:, :, :length]  # [2, KV, length, D]
-            layer.keys, layer.values = heads[0:1].clone(), heads[1:2].clone()
+            if attention.num_planes == 1:  # latents, which transformers keeps in their two parts
+                heads = heads.split((model.config.kv_lora_rank, model.config.qk_rope_head_dim), dim=-1)
+            else:
+                heads = heads.split(1)
+            layer.keys, layer.values = (part.clone() for part in heads)
             num_attention += 1
     assert (num_attention, num_state) == (attention.num_layers, states.num_layers)
     return cache

@@ -22,14 +22,14 @@ def naive_ssd(
 
 
 def naive_gdn(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """o [T, Hv, Dv], and the state [Hv, Dk, Dv] after each token."""
+    """o [T, Hv, Dv], and the state [Hv, Dk, Dv] after each token. g [T, Hv], or [T, Hv, Dk]: each channel's own."""
     q, k, v, g, beta, state = (t.double() for t in (q, k, v, g, beta, state))
     repeat, scale = v.shape[1] // k.shape[1], k.shape[2] ** -0.5
     q, k = ((m * (m.square().sum(-1, keepdim=True) + 1e-6).rsqrt()) for m in (q, k))
     outputs, states = [], []
     for t in range(len(v)):
         q_t, k_t = q[t].repeat_interleave(repeat, dim=0) * scale, k[t].repeat_interleave(repeat, dim=0)
-        state = g[t].exp()[:, None, None] * state
+        state = g[t].exp().view(len(state), -1, 1) * state
         remembered = (state * k_t[:, :, None]).sum(1)
         state = state + k_t[:, :, None] * (beta[t][:, None] * (v[t] - remembered))[:, None]
         outputs.append((state * q_t[:, :, None]).sum(1))

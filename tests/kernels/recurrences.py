@@ -12,6 +12,9 @@ from headrace.kernels.conv.update import causal_conv1d_update
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.prefill import gdn_prefill
 from headrace.kernels.gdn.update import gdn_update
+from headrace.kernels.kda.heads import KdaHeads
+from headrace.kernels.kda.prefill import kda_prefill
+from headrace.kernels.kda.update import kda_update
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.prefill import ssd_prefill
@@ -41,15 +44,20 @@ class Case:
                 Hk = 4 if self.name == "gdn" else 2
                 a, b = torch.randn(T, 4), torch.randn(T, 4)
                 return torch.randn(T, Hk, 8), torch.randn(T, Hk, 8), torch.randn(T, 4, 6), a, b
+            case "kda":
+                q, k, f, v = (torch.randn(T, 4, size) for size in (8, 8, 8, 6))
+                return q, k, v, 3 * f, torch.randn(T, 4)
         return (torch.randn(T, 20)[:, 3:13],)  # conv: a slice of a wider projection
 
-    def constants(self) -> tuple[SsdHeads | GdnHeads | Tensor | None, ...]:
+    def constants(self) -> tuple[SsdHeads | GdnHeads | KdaHeads | Tensor | None, ...]:
         generator = torch.Generator().manual_seed(1)
         A, D, bias = -4 * torch.rand(4, generator=generator), *torch.randn(2, 4, generator=generator)
         if self.name.startswith("ssd"):
             return (SsdHeads(A, D, bias, *DT_LIMITS[self.name]),)
         if self.name.startswith("gdn"):
             return (GdnHeads(A / 4, bias),)
+        if self.name == "kda":
+            return (KdaHeads(4 * A, torch.randn(4, 8, generator=generator)),)  # decays from 1 to below float32's least
         weight, bias = torch.randn(10, 4, generator=generator), torch.randn(10, generator=generator)
         return weight, bias if self.name == "conv_bias" else None
 
@@ -62,15 +70,22 @@ class Case:
             dt = softplus(raw.double() + heads.dt_bias).clamp(*DT_LIMITS[self.name])
             return naive_ssd(x, dt, heads.A, B, C, heads.D, state)
         *qkv, a, b = inputs
+        if isinstance(heads, KdaHeads):
+            g = softplus(a.double() + heads.dt_bias) * heads.A[:, None]
+            return naive_gdn(*qkv, g, b.double().sigmoid(), state)
         g = softplus(a.double() + heads.dt_bias) * heads.A
         return naive_gdn(*qkv, g, b.double().sigmoid(), state)
 
     def prefill(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
-        operation = {"ssd": ssd_prefill, "gdn": gdn_prefill, "conv": causal_conv1d}[self.name.split("_")[0]]
+        operation = {"ssd": ssd_prefill, "gdn": gdn_prefill, "kda": kda_prefill, "conv": causal_conv1d}[
+            self.name.split("_")[0]
+        ]
         return operation(*inputs, *self.constants(), pool, segments)
 
     def update(self, inputs: tuple[Tensor, ...], pool: Tensor, source: StateSource, dst: Tensor) -> Tensor:
-        operation = {"ssd": ssd_update, "gdn": gdn_update, "conv": causal_conv1d_update}[self.name.split("_")[0]]
+        operation = {"ssd": ssd_update, "gdn": gdn_update, "kda": kda_update, "conv": causal_conv1d_update}[
+            self.name.split("_")[0]
+        ]
         return operation(*inputs, *self.constants(), pool, source, dst)
 
 

@@ -1,8 +1,9 @@
-"""RMS normalisation with a SiLU gate, in the two orders that mixers use.
+"""RMS normalisation with a gate, in the two orders that mixers use.
 
     gate_then_norm   norm_group(x * silu(gate)) * weight     Mamba2: groups of D / num_groups values
                                                              weight None: x * silu(gate), without a norm
     norm_then_gate   norm(x) * weight * silu(gate)           gated delta net: each head by itself
+                                                             `sigmoid`, Kimi's: sigmoid(gate) instead of silu(gate)
 
 Shapes    gate_then_norm: x, gate [T, D]; weight [D].   norm_then_gate: x, gate [T, H, D]; weight [D].
 Contract  the gate may have any row stride; num_groups divides D
@@ -39,14 +40,15 @@ def gate_then_norm_torch(x: Tensor, gate: Tensor, weight: Tensor | None, eps: fl
     return gated.mul_(inverse_rms(gated, eps)).view(T, D).mul_(weight).to(x.dtype)
 
 
-def norm_then_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_then_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool = False) -> Tensor:
     if x.shape != gate.shape or x.shape[-1] != weight.shape[0]:
         raise ValueError(f"x {tuple(x.shape)}, gate {tuple(gate.shape)}, weight {tuple(weight.shape)} disagree")
-    return (norm_then_gate_triton if runs_triton(x) else norm_then_gate_torch)(x, gate, weight, eps)
+    return (norm_then_gate_triton if runs_triton(x) else norm_then_gate_torch)(x, gate, weight, eps, sigmoid)
 
 
-def norm_then_gate_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return rms_norm_torch(x.float(), weight, eps).mul_(F.silu(gate.float())).to(x.dtype)
+def norm_then_gate_torch(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool = False) -> Tensor:
+    factor = gate.float().sigmoid() if sigmoid else F.silu(gate.float())
+    return rms_norm_torch(x.float(), weight, eps).mul_(factor).to(x.dtype)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -55,7 +57,7 @@ def _gated_norm_kernel(
     weight_ptr,  # None: no norm
     out_ptr, num_rows, stride_x, stride_gate, eps,
     GROUPS: tl.constexpr, D: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, GATE_FIRST: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    SIGMOID: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Rows are groups of D values, GROUPS side by side in each token; out has no gaps."""
     let_next_start()
@@ -68,29 +70,31 @@ def _gated_norm_kernel(
     wait_for_previous()
     x = tl.load(x_ptr + token * stride_x + group * D + d, mask=is_here, other=0.0)
     gate = tl.load(gate_ptr + token * stride_gate + group * D + d, mask=is_here, other=0.0).to(tl.float32)
-    silu = gate * tl.sigmoid(gate)
+    factor = tl.sigmoid(gate)
+    if not SIGMOID:
+        factor *= gate
     wide = x.to(tl.float32)
     if GATE_FIRST:
-        wide *= silu
+        wide *= factor
     y = wide
     if weight_ptr is not None:
         y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
     if not GATE_FIRST:
-        y *= silu
+        y *= factor
     tl.store(out_ptr + row.to(tl.int64) * D + d, y.to(x.dtype), mask=is_here)
 
 
 def gate_then_norm_triton(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, num_groups: int) -> Tensor:
     T, D = x.shape
     group = D // num_groups
-    return _launch(x, gate, weight, eps, num_groups, group, group, gate_first=True).view(T, D)
+    return _launch(x, gate, weight, eps, num_groups, group, group, gate_first=True, sigmoid=False).view(T, D)
 
 
-def norm_then_gate_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def norm_then_gate_triton(x: Tensor, gate: Tensor, weight: Tensor, eps: float, sigmoid: bool = False) -> Tensor:
     T, H, D = x.shape
     if x.stride(1) != D or gate.stride(1) != D:
         raise ValueError(f"heads of x {x.stride()} and gate {gate.stride()} do not lie side by side")
-    return _launch(x, gate, weight, eps, H, D, 0, gate_first=False).view(T, H, D)
+    return _launch(x, gate, weight, eps, H, D, 0, gate_first=False, sigmoid=sigmoid).view(T, H, D)
 
 
 def _launch(
@@ -102,6 +106,7 @@ def _launch(
     D: int,
     weight_stride: int,
     gate_first: bool,
+    sigmoid: bool,
 ) -> Tensor:
     if x.stride(-1) != 1 or gate.stride(-1) != 1 or not (weight is None or weight.is_contiguous()):
         raise ValueError("values of one row must lie side by side, and weights have no gaps")
@@ -112,7 +117,7 @@ def _launch(
         _gated_norm_kernel[(cdiv(num_rows, rows),)](
             x, gate, weight, out, num_rows, x.stride(0), gate.stride(0), eps,
             GROUPS=groups, D=D, WEIGHT_STRIDE=weight_stride, GATE_FIRST=gate_first,
-            ROWS=rows, BLOCK_D=next_power_of_2(D), num_warps=num_warps, **OVERLAPPED,
+            SIGMOID=sigmoid, ROWS=rows, BLOCK_D=next_power_of_2(D), num_warps=num_warps, **OVERLAPPED,
         )  # fmt: skip
     return out
 

@@ -67,11 +67,11 @@ def gdn_prefill_torch(
     Hk, Dk = k.shape[1:]
     Hv = v.shape[1]
     g, beta = heads.gates(a, b)
-    q_CHQK = _heads_first(segments.to_chunks(l2_normalize(q.float(), L2_NORM_EPS) * Dk**-0.5))
-    k_CHQK = _heads_first(segments.to_chunks(l2_normalize(k.float(), L2_NORM_EPS)))
-    v_CHQV = _heads_first(segments.to_chunks(v.float()))
-    beta_CHQ1 = _heads_first(segments.to_chunks(beta[..., None]))
-    decay_CHQ1 = _heads_first(segments.to_chunks(g[..., None])).cumsum(2)  # log decay since the chunk's start
+    q_CHQK = heads_first(segments.to_chunks(l2_normalize(q.float(), L2_NORM_EPS) * Dk**-0.5))
+    k_CHQK = heads_first(segments.to_chunks(l2_normalize(k.float(), L2_NORM_EPS)))
+    v_CHQV = heads_first(segments.to_chunks(v.float()))
+    beta_CHQ1 = heads_first(segments.to_chunks(beta[..., None]))
+    decay_CHQ1 = heads_first(segments.to_chunks(g[..., None])).cumsum(2)  # log decay since the chunk's start
     decay_CHQQ = (decay_CHQ1 - decay_CHQ1.transpose(2, 3)).clamp_(max=0).exp_()  # only the lower triangle is used
 
     key_score = torch.matmul(k_CHQK, k_CHQK.transpose(2, 3))  # per key head: value heads share it
@@ -81,11 +81,11 @@ def gdn_prefill_torch(
             x.repeat_interleave(Hv // Hk, dim=1) for x in (q_CHQK, k_CHQK, key_score, query_score)
         )
     from_start_CHQ1 = decay_CHQ1.exp()
-    u_CHQV, w_CHQK = _solve_chunks(
+    u_CHQV, w_CHQK = solve_chunks(
         key_score.mul_(decay_CHQQ).mul_(beta_CHQ1), v_CHQV, beta_CHQ1, k_CHQK, from_start_CHQ1 * beta_CHQ1
     )
     k_CHKQ = (k_CHQK * (decay_CHQ1[:, :, -1:] - decay_CHQ1).exp()).transpose(2, 3)
-    start_CHKV = _chunk_start_states(u_CHQV, w_CHQK, k_CHKQ, from_start_CHQ1[:, :, -1:], state_pool, segments)
+    start_CHKV = chunk_start_states(u_CHQV, w_CHQK, k_CHKQ, from_start_CHQ1[:, :, -1:], state_pool, segments)
     values_CHQV = u_CHQV - torch.matmul(w_CHQK, start_CHKV)
     o_CHQV = torch.matmul(query_score.mul_(decay_CHQQ), values_CHQV)
     o_CHQV += torch.matmul(q_CHQK * from_start_CHQ1, start_CHKV)
@@ -95,14 +95,14 @@ def gdn_prefill_torch(
     return segments.from_chunks(o_CHQV.transpose(1, 2)).to(v.dtype)
 
 
-def _heads_first(x_CQH: Tensor) -> Tensor:
+def heads_first(x_CQH: Tensor) -> Tensor:
     return x_CQH.transpose(1, 2).contiguous()
 
 
-def _solve_chunks(
+def solve_chunks(
     system_CHQQ: Tensor, v_CHQV: Tensor, v_scale: Tensor, k_CHQK: Tensor, k_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """U and W of (I + tril(system, -1)) [U, W] = [v_scale V, k_scale K]."""
+    """U and W of (I + tril(system, -1)) [U, W] = [v_scale V, k_scale K]; scales broadcast."""
     V, K = v_CHQV.shape[3], k_CHQK.shape[3]
     both = v_CHQV.new_empty(*v_CHQV.shape[:3], V + K)
     torch.mul(v_CHQV, v_scale, out=both[..., :V])
@@ -111,22 +111,24 @@ def _solve_chunks(
     return both[..., :V], both[..., V:]
 
 
-def _chunk_start_states(
+def chunk_start_states(
     u_CHQV: Tensor,
     w_CHQK: Tensor,
     k_CHKQ: Tensor,
-    decay_CH11: Tensor,
+    decay_CHK1: Tensor,
     state_pool: Tensor,
     segments: PrefillSegments,
 ) -> Tensor:
     """[C, H, K, V], the state before each chunk: the only loop over time.
+
+    decay_CHK1   of a whole chunk, each key channel's own or [C, H, 1, 1]
 
     A chunk maps the state by S <- e^c S + k^T (U - W S) = (e^c I - k^T W) S + k^T U: both factors are computed for all
     chunks at once, which leaves the loop a single product.
     """
     num_chunks, H, K = k_CHKQ.shape[:3]
     transition_CHKK = torch.matmul(k_CHKQ, w_CHQK).neg_()
-    transition_CHKK.diagonal(dim1=2, dim2=3).add_(decay_CH11[..., 0])
+    transition_CHKK.diagonal(dim1=2, dim2=3).add_(decay_CHK1[..., 0])
     states = u_CHQV.new_empty(num_chunks + 1, H, K, u_CHQV.shape[3])
     torch.matmul(k_CHKQ, u_CHQV, out=states[1:])
     before, transitions = states.unbind(), transition_CHKK.unbind()

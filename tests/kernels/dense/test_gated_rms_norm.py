@@ -43,8 +43,9 @@ def test_without_a_norm_the_gate_remains(rows: int, width: int, dtype: torch.dty
 def test_norm_then_gate_is_its_definition(rows: int):
     x, gate, weight = torch.randn(rows, 3, 8), torch.randn(rows, 3, 8), torch.randn(8)
     normed = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-3).rsqrt() * weight.double()
-    y = norm_then_gate(x, gate, weight, 1e-3)
+    y, of_sigmoid = norm_then_gate(x, gate, weight, 1e-3), norm_then_gate(x, gate, weight, 1e-3, sigmoid=True)
     torch.testing.assert_close(y.double(), normed * F.silu(gate.double()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(of_sigmoid.double(), normed * gate.double().sigmoid(), atol=1e-5, rtol=1e-5)
 
 
 @dtypes
@@ -63,4 +64,6 @@ def test_norm_then_gate_in_triton_equals_the_reference(rows: int, heads: int, wi
     x = torch.randn(rows, heads, width, device=DEVICE).to(dtype)
     gate = slice_of_projection(rows, heads * width, dtype).view(rows, heads, width)
     weight = torch.rand(width, device=DEVICE)
-    assert_close(norm_then_gate_triton(x, gate, weight, 1e-3), norm_then_gate_torch(x, gate, weight, 1e-3))
+    for sigmoid in (False, True):
+        actual = norm_then_gate_triton(x, gate, weight, 1e-3, sigmoid)
+        assert_close(actual, norm_then_gate_torch(x, gate, weight, 1e-3, sigmoid))

@@ -16,6 +16,7 @@ from transformers import (
     FalconH1Config,
     GenerationConfig,
     GraniteMoeHybridConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     NemotronHConfig,
@@ -32,6 +33,7 @@ FAMILIES = (
     "falcon_h1",
     "granite",
     "granite_moe",
+    "kimi_linear",
     "lfm2",
     "lfm2_moe",
     "qwen35",
@@ -106,7 +108,7 @@ def randomize_weights(model: PreTrainedModel, seed: int) -> None:
     for name, weight in [*model.named_parameters(), *correction_biases(model)]:
         noise = torch.randn(weight.shape, generator=generator)
         if name.endswith("A_log"):
-            weight.copy_(torch.linspace(math.log(0.05), math.log(4.0), weight.numel()))
+            weight.copy_(torch.linspace(math.log(0.05), math.log(4.0), weight.numel()).view_as(weight))
         elif name.endswith("dt_bias"):
             weight.copy_(noise * 0.5 - 2.0)
         elif name.endswith((".D", "norm.weight")) or "layernorm" in name:
@@ -135,6 +137,8 @@ def tiny_config(family: str) -> PreTrainedConfig:
             return granite_config(num_local_experts=6, num_experts_per_tok=2, mamba_n_groups=2)
         case "falcon_h1":
             return falcon_h1_config()
+        case "kimi_linear":
+            return kimi_linear_config()
         case "lfm2":
             return Lfm2Config(**lfm2_fields(), block_ff_dim=200, block_multiple_of=24)
         case "lfm2_moe":
@@ -229,6 +233,30 @@ def olmo_hybrid_config(**fields: object) -> OlmoHybridConfig:
         "rope_parameters": None,
     }
     return OlmoHybridConfig(**common_fields() | sizes | fields)
+
+
+def kimi_linear_config() -> KimiLinearConfig:
+    """Heads of 24 and 20 values, latents of 48 and 8, three delta heads, six experts in two groups."""
+    common = {**common_fields(), "vocab_size": 517, "hidden_size": 80, "num_key_value_heads": 4}
+    return KimiLinearConfig(
+        **common,
+        intermediate_size=96,
+        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse", "dense"],
+        kv_lora_rank=48,
+        qk_nope_head_dim=24,
+        qk_rope_head_dim=8,
+        v_head_dim=20,
+        linear_num_heads=3,
+        linear_head_dim=24,
+        num_experts=6,
+        num_experts_per_token=2,
+        num_shared_experts=2,
+        num_expert_group=2,
+        topk_group=1,
+        moe_intermediate_size=48,
+        routed_scaling_factor=1.5,
+    )
 
 
 def lfm2_fields() -> dict[str, object]:

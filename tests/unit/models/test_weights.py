@@ -361,3 +361,39 @@ def test_a_field_that_changes_nothing_keeps_the_fingerprint(copy_of, load_family
     path = copy_of("granite")
     edit_config(path, transformers_version="4.0", use_cache=False)
     assert load_model(path).fingerprint == load_family("granite").model.fingerprint
+
+
+def test_kimi_loads_under_its_hub_names_and_fields_too(copy_of, load_family, prompt):
+    path = copy_of("kimi_linear")
+    delta = {"full_attn_layers": [3], "kda_layers": [1, 2, 4], "num_heads": 3, "head_dim": 24}
+    local = dict.fromkeys(("layer_types", "linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim"))
+    edit_config(path, **local, linear_attn_config=delta | {"short_conv_kernel_size": 4}, mla_use_nope=True)
+    assert load_config(path) == load_family("kimi_linear").model.config
+
+    def to_hub(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {re.sub(r"\.[03]\.block_sparse_moe", lambda m: m[0][:3] + "mlp", n): t for n, t in tensors.items()}
+
+    edit_tensors(path, to_hub)
+    tokens = prompt(20)
+    assert torch.equal(logits_of(load_model(path), tokens), logits_of(load_family("kimi_linear").model, tokens))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"q_lora_rank": 24}, "q_lora_rank=24: only None is supported"),
+        ({"mla_use_nope": False}, "mla_use_nope=False: only True is supported"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads=2: only 4 is supported"),
+        ({"linear_attn_config": [1]}, "linear_attn_config [1]: must be an object"),
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types ['dense']: must be a list of 4 of dense and sparse"),
+        (
+            {"layer_types": None, "linear_attn_config": {"full_attn_layers": [3], "kda_layers": [1, 2]}},
+            "layer 4 is in both or none of full_attn_layers and kda_layers",
+        ),
+    ],
+)
+def test_kimis_refusals_name_the_field(fields: dict, message: str, copy_of):
+    path = copy_of("kimi_linear")
+    edit_config(path, **fields)
+    with pytest.raises(ModelError, match=re.escape(message)):
+        load_config(path)

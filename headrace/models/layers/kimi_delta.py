@@ -1,0 +1,96 @@
+"""The Kimi-delta-attention mixer: convolution, delta rule with a decay for each key channel, gated norm.
+
+Legend    T rows, H heads, D their dim
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.forward.forward_batch import DecodeRows, LayerContext
+from headrace.forward.memory import CacheMemory
+from headrace.kernels.conv.prefill import causal_conv1d
+from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.dense.gated_rms_norm import norm_then_gate
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.residual import Product
+from headrace.kernels.kda.heads import KdaHeads
+from headrace.kernels.kda.prefill import kda_prefill
+from headrace.kernels.kda.update import kda_update
+from headrace.kernels.lib.segments import PrefillSegments
+from headrace.models.config import KimiDeltaConfig
+from headrace.models.weight_files import WeightSource
+
+
+@dataclass(frozen=True)
+class KimiDelta:
+    """A Kimi-delta-attention layer; its state is a conv window and a matrix for each head."""
+
+    config: KimiDeltaConfig
+    index: int  # among the state layers: the layer's place in a state
+    norm_eps: float
+    in_proj: LinearWeight  # [3 H D (convolved: q, k, v) + D (decay) + D (gate) + H (beta), hidden]
+    conv_weight: Tensor  # [3 H D, taps]
+    decay_proj: LinearWeight  # [H D, D]
+    gate_proj: LinearWeight  # [H D, D]
+    heads: KdaHeads
+    norm_D: Tensor  # float32
+    out_proj: LinearWeight  # [hidden, H D]
+
+    @classmethod
+    def load(
+        cls, weights: WeightSource, prefix: str, config: KimiDeltaConfig, index: int, hidden: int, norm_eps: float
+    ) -> "KimiDelta":
+        """From a matrix for each of q, k, v, the gates' two factors each, and beta."""
+        H, D, inner = config.num_heads, config.head_dim, config.inner_size
+        rows = {"q": inner, "k": inner, "v": inner, "f_a": D, "g_a": D, "b": H}
+        convolutions = [
+            weights.take(f"{prefix}.{n}_conv1d.weight", (inner, 1, config.conv_taps)) for n in ("q", "k", "v")
+        ]
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=LinearWeight(
+                torch.cat([weights.take(f"{prefix}.{n}_proj.weight", (r, hidden)) for n, r in rows.items()])
+            ),
+            conv_weight=torch.cat(convolutions).squeeze(1),
+            decay_proj=LinearWeight(weights.take(f"{prefix}.f_b_proj.weight", (inner, D))),
+            gate_proj=LinearWeight(weights.take(f"{prefix}.g_b_proj.weight", (inner, D))),
+            heads=KdaHeads(
+                A=-weights.take(f"{prefix}.A_log", (1, 1, H, 1), torch.float32).flatten().exp(),
+                dt_bias=weights.take(f"{prefix}.dt_bias", (inner,), torch.float32).view(H, D),
+            ),
+            norm_D=weights.take(f"{prefix}.o_norm.weight", (D,), torch.float32),
+            out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, inner))),
+        )
+
+    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+        c, batch, n = self.config, context.batch, context.batch.num_decodes
+        u, decay, gate, b = self.in_proj(x).split((c.conv_channels, c.head_dim, c.head_dim, c.num_heads), dim=-1)
+        f, gate = self._by_head(self.decay_proj(decay)), self._by_head(self.gate_proj(gate))
+        decoded = prefilled = None
+        if batch.decode is not None:
+            decoded = self._decode(u[:n], f[:n], b[:n], batch.decode, context.memory)
+        if batch.prefill is not None:
+            prefilled = self._prefill(u[n:], f[n:], b[n:], batch.prefill.segments, context.memory)
+        o_THD = norm_then_gate(batch.join(decoded, prefilled), gate, self.norm_D, self.norm_eps, sigmoid=True)
+        return Product(o_THD.flatten(1), self.out_proj)
+
+    def _decode(self, u: Tensor, f: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
+        u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
+        return kda_update(*self._qkv(u), f, b, self.heads, rec_pool, rows.source, rows.dst_slots)
+
+    def _prefill(self, u: Tensor, f: Tensor, b: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
+        conv_pool, rec_pool = memory.state_pools[self.index]
+        u = causal_conv1d(u, self.conv_weight, None, conv_pool, segments)
+        return kda_prefill(*self._qkv(u), f, b, self.heads, rec_pool, segments)
+
+    def _qkv(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = u.chunk(3, dim=-1)
+        return self._by_head(q), self._by_head(k), self._by_head(v)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.view(len(x), self.config.num_heads, self.config.head_dim)

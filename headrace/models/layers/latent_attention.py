@@ -1,0 +1,79 @@
+"""Multi-head latent attention over the paged pool, without positional encoding.
+
+Legend    T rows, H heads, N a key's own part, S its shared part, R the compressed part of a latent, V a value
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.forward.forward_batch import LayerContext
+from headrace.kernels.attention.latent import LatentHeads, latent_decode, latent_prefill, store_latents
+from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.residual import Product
+from headrace.kernels.dense.rms_norm import rms_norm
+from headrace.models.config import AttentionConfig
+from headrace.models.weight_files import WeightSource
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """A latent attention layer. One projection gives queries and latents, whose compressed part is normed."""
+
+    config: AttentionConfig
+    index: int  # among the attention layers: the layer's place in a block
+    norm_eps: float
+    in_proj: LinearWeight  # [H (N + S) + R + S, hidden]
+    norm_R: Tensor  # float32
+    heads: LatentHeads
+    out_proj: LinearWeight  # [hidden, H V]
+
+    @classmethod
+    def load(
+        cls, weights: WeightSource, prefix: str, config: AttentionConfig, index: int, hidden: int, norm_eps: float
+    ) -> "LatentAttention":
+        """From q_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj and o_proj."""
+        c, H = config.latent, config.num_heads
+        assert c is not None
+        q = weights.take(f"{prefix}.q_proj.weight", (H * (c.key_dim + c.shared_key_dim), hidden))
+        latent = weights.take(f"{prefix}.kv_a_proj_with_mqa.weight", (config.head_dim, hidden))
+        heads = weights.take(f"{prefix}.kv_b_proj.weight", (H * (c.key_dim + c.value_dim), c.size))
+        key_HNR, value_HVR = heads.view(H, -1, c.size).split((c.key_dim, c.value_dim), dim=1)
+        return cls(
+            config=config,
+            index=index,
+            norm_eps=norm_eps,
+            in_proj=LinearWeight(torch.cat((q, latent))),
+            norm_R=weights.take(f"{prefix}.kv_a_layernorm.weight", (c.size,), torch.float32),
+            heads=LatentHeads(key_HNR.contiguous(), value_HVR.contiguous()),
+            out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, H * c.value_dim))),
+        )
+
+    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+        batch, n, scale = context.batch, context.batch.num_decodes, self.config.scale
+        q, latents, pool = self._prepare(x, context)
+        decoded = prefilled = None
+        if batch.decode is not None:
+            decoded = latent_decode(q[:n], pool, self.heads, scale, batch.decode.attention)
+        if batch.prefill is not None:
+            prefilled = latent_prefill(q[n:], latents[n:], pool, self.heads, scale, batch.prefill.attention)
+        return Product(batch.join(decoded, prefilled).flatten(1), self.out_proj)
+
+    def attend_rows(self, x: Tensor, context: LayerContext, rows: Tensor) -> Product:
+        """Outputs of `rows` alone: none, or those of `last_token_queries`. All latents go to the pool."""
+        queries = context.batch.last_token_queries
+        q, _, pool = self._prepare(x, context)
+        if queries is None:
+            return Product(q.new_empty(0, self.out_proj.in_features), self.out_proj)
+        attended = latent_decode(q.index_select(0, rows), pool, self.heads, self.config.scale, queries)
+        return Product(attended.flatten(1), self.out_proj)
+
+    def _prepare(self, x: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, H, N + S], latents [T, R + S], and the pool, which has them, too."""
+        H, pool = self.config.num_heads, context.memory.kv_pools[self.index][0]
+        q, latents = self.in_proj(x).tensor_split([-self.config.head_dim], dim=-1)
+        compressed = latents[:, : self.heads.size]
+        compressed.copy_(rms_norm(compressed, self.norm_R, self.norm_eps))
+        store_latents(latents, pool, context.batch.block_T, context.batch.offset_T)
+        return q.unflatten(1, (H, -1)), latents, pool
