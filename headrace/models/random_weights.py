@@ -43,6 +43,10 @@ class RandomWeights:
                 return weight.fill_(1.0)
         return weight.normal_(0.0, shape[-1] ** -0.5, generator=generator)
 
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """As `take`."""
+        return self.take(name, shape)
+
     def skip(self, *prefixes: str) -> None:
         """Does nothing: no tensor is ever left over."""
 

@@ -55,6 +55,9 @@ class RawConfig:
         text = {**raw, **inner}
         if "tie_word_embeddings" in raw:  # the wrapper decides: it owns the head
             text["tie_word_embeddings"] = raw["tie_word_embeddings"]
+        modelopt = folder / "hf_quant_config.json"  # where the config itself may say nothing
+        if text.get("quantization_config") is None and modelopt.exists():
+            text["quantization_config"] = read_json_object(modelopt)
         generation = folder / "generation_config.json"
         eos = read_json_object(generation).get("eos_token_id") if generation.exists() else None
         if eos is not None:

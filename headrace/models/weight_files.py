@@ -12,6 +12,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import Matrix
 from headrace.models.config import ModelError, UnsupportedModel
 from headrace.models.raw_config import read_json_object, shown
 
@@ -27,6 +28,8 @@ class WeightSource(Protocol):
     def remaining(self) -> Set[str]: ...
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor: ...
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix: ...
 
     def skip(self, *prefixes: str) -> None: ...
 
@@ -62,18 +65,29 @@ class WeightFiles:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The named tensor in the model's dtype (or `dtype`) on the model's device; its shape is checked."""
+        return self._cast(self._read(name, shape), name, dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """The named weights of a `LinearWeight`: as `take`, but what is stored in FP8 stays in FP8."""
+        return self.take(name, shape)
+
+    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        """The named tensor as it is stored; `shape` None: whatever it is."""
         if name not in self._remaining:
             raise ModelError(f"{self.path} has no tensor {name!r} (untaken: {_some(self._remaining)})")
         file, handle = self._remaining.pop(name)
         with _reading(file):
             stored_shape = handle.get_slice(name).get_shape()
-            if tuple(stored_shape) != shape:
+            if shape is not None and tuple(stored_shape) != shape:
                 raise ModelError(f"{file}: {name} is {stored_shape}, the config says {list(shape)}")
             tensor: Tensor = handle.get_tensor(name)
+        return tensor
+
+    def _cast(self, tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
         if tensor.dtype not in DTYPES:
             raise UnsupportedModel(
-                f"{file}: {name} is {_name(tensor.dtype)}: only {', '.join(map(_name, DTYPES))} are supported; give a "
-                "checkpoint that is not quantised"
+                f"{self.path}: {name} is {_name(tensor.dtype)}: only {', '.join(map(_name, DTYPES))} are supported; "
+                "give a checkpoint that is not quantised"
             )
         return tensor.to(dtype or self._dtype)
 

@@ -16,6 +16,7 @@ from headrace.models.families.nemotron_h import NEMOTRON_H
 from headrace.models.families.olmo_hybrid import OLMO_HYBRID
 from headrace.models.families.qwen import QWEN
 from headrace.models.model import Family, HybridModel
+from headrace.models.quantisation import QuantisedAtLoad, QuantisedFiles, is_quantised, quantised_fingerprint
 from headrace.models.random_weights import RandomWeights, random_fingerprint
 from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightFiles, WeightSource, fingerprint
@@ -42,7 +43,7 @@ BASE_PREFIXES = ("model.language_model.", "backbone.", "model.")
 
 def load_config(path: str | Path) -> ModelConfig:
     """The model's config, without reading weights. Raises UnsupportedModel, ModelError."""
-    _, config = _read(Path(path))
+    _, config, _ = _read(Path(path))
     return config
 
 
@@ -50,36 +51,55 @@ MTP_PREFIX = "mtp."  # of a multi-token-prediction layer, in all families that h
 
 
 def load_model(
-    path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu", *, with_mtp: bool = False
+    path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    *,
+    with_mtp: bool = False,
+    quantization: str | None = None,
 ) -> HybridModel:
     """The model in `path` (config.json and safetensors), cast to `dtype`, on `device`.
 
-    with_mtp   also its MTP layer, which then has its place in each block; otherwise the layer is not read
+    with_mtp       also its MTP layer, which then has its place in each block; otherwise the layer is not read
+    quantization   fp8: matrices are quantised as they are read. None: they stay as they are stored
 
     Raises UnsupportedModel for an architecture or option that is not implemented, ModelError for missing,
     misshapen or unexpected tensors, by name.
     """
     path = Path(path)
-    family, config = _read(path)
-    weights = WeightFiles(path, dtype, torch.device(device))
+    family, config, quantised = _read(path)
+    weights = (QuantisedFiles if quantised else WeightFiles)(path, dtype, torch.device(device))
     weights.skip(*family.skipped)
     if not with_mtp:
         weights.skip(MTP_PREFIX)
-    return _assemble(family, config, weights, fingerprint(path, config.canonical()), with_mtp)
+    return _assemble(family, config, weights, fingerprint(path, config.canonical()), with_mtp, quantization)
 
 
 def random_model(
-    config: ModelConfig, dtype: torch.dtype = torch.float32, device: str = "cpu", *, with_mtp: bool = False
+    config: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    *,
+    with_mtp: bool = False,
+    quantization: str | None = None,
 ) -> HybridModel:
     """A model of that shape with random weights, made on `device`; reads no file."""
     made_on = torch.device(device)
     identity = random_fingerprint(config.canonical(), made_on)
-    return _assemble(FAMILIES[config.architecture], config, RandomWeights(dtype, made_on), identity, with_mtp)
+    weights = RandomWeights(dtype, made_on)
+    return _assemble(FAMILIES[config.architecture], config, weights, identity, with_mtp, quantization)
 
 
 def _assemble(
-    family: Family, config: ModelConfig, weights: WeightSource, fingerprint: str, with_mtp: bool
+    family: Family,
+    config: ModelConfig,
+    weights: WeightSource,
+    fingerprint: str,
+    with_mtp: bool,
+    quantization: str | None,
 ) -> HybridModel:
+    if quantization is not None:
+        weights, fingerprint = QuantisedAtLoad(weights), quantised_fingerprint(fingerprint, quantization)
     if with_mtp and family.load_mtp is None:
         raise UnsupportedModel(f"{config.architecture} has no MTP layer: choose another drafter")
     names = weights.remaining
@@ -119,15 +139,16 @@ def _rotary_frequencies(config: ModelConfig, device: torch.device) -> torch.Tens
     return frequencies if scaling is None else scaling.stretch(frequencies, attention.rope_theta)
 
 
-def _read(path: Path) -> tuple[Family, ModelConfig]:
+def _read(path: Path) -> tuple[Family, ModelConfig, bool]:
+    """A folder's family and config, and whether its weights are quantised."""
     raw = RawConfig.read(path)
     try:
         if raw.architecture not in FAMILIES:
             # Each wrapper of a text model stands beside that model's own name: one line holds the list.
             names = [name for name in FAMILIES if name.endswith("ForCausalLM")]
             raise UnsupportedModel(f"{raw.architecture} is not supported; supported: {', '.join(names)}")
-        raw.require("quantization_config", None)
+        quantised = is_quantised(raw)
         family = FAMILIES[raw.architecture]
-        return family, family.read_config(raw)
+        return family, family.read_config(raw), quantised
     except ModelError as error:
         raise type(error)(f"{path / 'config.json'}: {error}") from error

@@ -6,7 +6,8 @@ Numerics  as F.linear in the weight's dtype; float32 stays float32
 Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for frozen weights). Against
           F.linear on weights that are not in cache, two threads of an EPYC: 3.4x at 1 row, 4x at 8 rows,
           1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, many rows of a SwiGLU to
-          swiglu_linear_hopper.py, others to the library
+          swiglu_linear_hopper.py, others to the library. FP8 stays FP8 where fp8_linear.py runs, elsewhere
+          it is dequantised
 """
 
 import torch
@@ -15,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix
+from headrace.kernels.dense.fp8_linear import fp8_linear, runs_fp8
 from headrace.kernels.dense.relu_squared import relu_squared
 from headrace.kernels.dense.small_linear import MOST_ROWS, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu
@@ -26,18 +29,25 @@ from headrace.kernels.lib.sizes import cdiv
 class LinearWeight:
     """A weight matrix [out_features, in_features], packed where that is faster."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight: Matrix):
         self.out_features, self.in_features = weight.shape
+        self._is_fp8 = isinstance(weight, Fp8Matrix) and runs_fp8(weight)
+        self._is_packed = False
+        self._weight: Matrix = weight
+        if self._is_fp8:
+            return
+        plain = weight.dequantised() if isinstance(weight, Fp8Matrix) else weight.contiguous()
         self._is_packed = (
-            weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+            plain.device.type == "cpu" and plain.dtype == torch.float32 and torch.backends.mkldnn.is_available()
         )
-        contiguous = weight.contiguous()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(contiguous) if self._is_packed else contiguous
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(plain) if self._is_packed else plain
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._is_packed:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
-        return small_linear_triton(x, self._weight) if self._has_few(x) else linear_torch(x, self._weight)
+        if self._has_few(x):
+            return small_linear_triton(x, self._weight)
+        return linear_torch(x, self._weight) if isinstance(self._weight, Tensor) else fp8_linear(x, self._weight)
 
     def parts(self, x: Tensor) -> Tensor:
         """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm takes either as a branch."""
@@ -45,8 +55,9 @@ class LinearWeight:
 
     def add_to(self, total: Tensor, x: Tensor, alpha: float) -> bool:
         """total [M, O] += alpha * y, rounded once. False, with no change, where adding y later is cheaper."""
-        if not runs_triton(x) or len(x) <= MOST_ROWS:
+        if self._is_fp8 or not runs_triton(x) or len(x) <= MOST_ROWS:
             return False
+        assert isinstance(self._weight, Tensor)
         total.addmm_(x, self._weight.T, alpha=alpha)  # the library reads `total` under its arithmetic
         return True
 
@@ -54,7 +65,7 @@ class LinearWeight:
         """silu(gate) * up [M, O / 2] of a matrix whose first half of rows is the gate's, the second up's."""
         if self._has_few(x):
             return small_linear_triton(x, self._weight, "gated")
-        if is_faster_on_hopper(x, self._weight):
+        if isinstance(self._weight, Tensor) and is_faster_on_hopper(x, self._weight):
             return swiglu_linear_hopper(x, self._weight)
         return swiglu(self(x))
 
@@ -71,7 +82,7 @@ class LinearWeight:
     def _has_few(self, x: Tensor) -> bool:
         return (
             runs_triton(x)
-            and self._weight.itemsize == 2
+            and self._weight.dtype.itemsize == 2
             and x.dim() == 2
             and 0 < len(x) <= MOST_ROWS
             and x.stride(1) == 1

@@ -7,9 +7,10 @@
 
 Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps; y [M, O], gated [M, O / 2],
           parts [S, M, O] with S of `tile_for`
-Contract  16-bit floats; no earlier kernel on the stream writes the weight: it is fetched before those end
+Contract  16-bit floats, the weight alone may be FP8 (`Fp8Matrix`); no earlier kernel on the stream writes the weight:
+          it is fetched before those end
 Numerics  sums in float32, rounded once. Logits are rounded first, as with other products: their many equal values
-          make draws short (draw.py)
+          make draws short (draw.py). FP8 values are exact in x's dtype; scales multiply sums
 Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product of 5 to 20 us spends a
           fifth on its start and its end: both overlap with the neighbours on the stream (pdl.py), while the first
           bytes of the weight are fetched into the second-level cache
@@ -22,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix
 from headrace.kernels.lib.dot import dot, dot_block
 from headrace.kernels.lib.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv
@@ -42,7 +44,7 @@ class Tile(NamedTuple):
     ahead: int = 256  # values of a row of W that are fetched before the kernels before this one have ended
 
 
-def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
+def tile_for(M: int, num_out: int, num_in: int, can_split: bool, weight_bytes: int = 2) -> Tile:
     """The tile for a product [M, num_in] x [num_out, num_in]^T, from times of one H200
     (`python3 -m benchmarks kernels-products`).
 
@@ -75,7 +77,7 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool) -> Tile:
         resident = 3
         if columns > narrowest and 2 * programs <= 3 * MULTIPROCESSORS:
             columns //= 2
-    num_stages = SHARED_BYTES // resident // (2 * (columns + rows) * depth)
+    num_stages = SHARED_BYTES // resident // ((weight_bytes * columns + 2 * rows) * depth)
     # Few rows: memory left free admits the next kernel's programs (and is their first-level cache).
     most_stages = 4 if is_few and resident < 3 else 8
     return Tile(columns, depth, parts, 4, max(2, min(most_stages, num_stages)))
@@ -88,11 +90,14 @@ def _is_even(programs: int) -> bool:
 
 @triton.jit(do_not_specialize=["M"])  # one compiled kernel for all batches of a tile: none compiles while serving
 def _small_linear_kernel(
-    x_ptr, weight_ptr, out_ptr, M, stride_x, divisor,
+    x_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, divisor,
     OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows."""
+    """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows.
+
+    ROW_GROUP and COLUMN_GROUP: rows and columns of W that share a scale; 0: no scales, and one for all columns."""
     let_next_start()
     IS_GATED: tl.constexpr = FORM == "gated"
     WIDTH: tl.constexpr = OUT // 2 if IS_GATED else OUT
@@ -108,7 +113,13 @@ def _small_linear_kernel(
     weights = weight_ptr + weight_row.to(tl.int64)[:, None] * IN + part * PART
     if AHEAD > 0:
         PIECES: tl.constexpr = max(1, 128 // COLUMNS)  # one instruction a thread
-        fetch(weights + tl.arange(0, PIECES)[None, :] * (AHEAD // PIECES), AHEAD // PIECES * 2)
+        WEIGHT_BYTES: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
+        fetch(weights + tl.arange(0, PIECES)[None, :] * (AHEAD // PIECES), AHEAD // PIECES * WEIGHT_BYTES)
+    if ROW_GROUP:
+        COLUMN_GROUPS: tl.constexpr = (IN + COLUMN_GROUP - 1) // COLUMN_GROUP if COLUMN_GROUP else 1
+        scales = scale_ptr + weight_row // ROW_GROUP * COLUMN_GROUPS
+        if not COLUMN_GROUP:
+            scale = tl.load(scales)[:, None]
     wait_for_previous()
 
     row = tl.arange(0, ROWS)
@@ -124,13 +135,21 @@ def _small_linear_kernel(
         else:
             weight = tl.load(weights + i)
             x = tl.load(x_rows + i, mask=is_row, other=0.0)
-        sums = dot(weight, tl.trans(x), sums)
+        if ROW_GROUP:
+            weight = weight.to(x.dtype)
+        if ROW_GROUP and COLUMN_GROUP:  # DEPTH divides it
+            group = tl.minimum((part * PART + start) // COLUMN_GROUP, COLUMN_GROUPS - 1)
+            sums += dot(weight, tl.trans(x)) * tl.load(scales + group)[:, None]
+        else:
+            sums = dot(weight, tl.trans(x), sums)
+    if ROW_GROUP and not COLUMN_GROUP:
+        sums *= scale
 
     if IS_GATED:
         gate, up = tl.split(tl.permute(tl.reshape(sums, (2, COLUMNS_OUT, ROWS)), (1, 2, 0)))
         y = gate * tl.sigmoid(gate) * up
     elif FORM == "logits":
-        y = sums.to(weight_ptr.dtype.element_ty).to(tl.float32) / divisor
+        y = sums.to(x_ptr.dtype.element_ty).to(tl.float32) / divisor
     else:
         y = sums
     column = (first_column + tl.arange(0, COLUMNS_OUT))[:, None]
@@ -139,32 +158,48 @@ def _small_linear_kernel(
 
 
 def small_linear_triton(
-    x: Tensor, weight: Tensor, form: str = "plain", divisor: float = 1.0, tile: Tile | None = None
+    x: Tensor, weight: Tensor | Fp8Matrix, form: str = "plain", divisor: float = 1.0, tile: Tile | None = None
 ) -> Tensor:
     M, num_in = x.shape
     num_out = weight.shape[0]
     if M > MOST_ROWS or x.dtype != weight.dtype or weight.shape[1] != num_in or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} of strides {x.stride()} {x.dtype}, weight {tuple(weight.shape)} disagree")
-    if not weight.is_contiguous() or x.itemsize != 2 or (form == "gated" and num_out % 2):
-        raise ValueError(f"weight {tuple(weight.shape)} {weight.dtype} {weight.stride()}: 16 bits, no gaps, two halves")
-    tile = tile or tile_for(M, num_out, num_in, can_split=form == "parts")
+    if isinstance(weight, Fp8Matrix):
+        values, scales, groups = weight.values, weight.scales, scale_groups(weight)
+    else:
+        values, scales, groups = weight, None, NO_GROUPS
+    if not values.is_contiguous() or x.itemsize != 2 or (form == "gated" and num_out % 2):
+        raise ValueError(f"weight {tuple(weight.shape)} {weight.dtype} {values.stride()}: 16 bits, no gaps, two halves")
+    tile = tile or tile_for(M, num_out, num_in, form == "parts", values.itemsize)
+    if groups["COLUMN_GROUP"]:
+        tile = tile._replace(depth=min(tile.depth, BLOCK))
     width = num_out // 2 if form == "gated" else num_out
     shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
     out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else x.dtype, device=x.device)
     if M:
         columns_out = tile.columns // 2 if form == "gated" else tile.columns
         _small_linear_kernel[(cdiv(width, columns_out) * tile.parts,)](
-            x, weight, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form, **sizes(M, num_in, tile),
-            num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
+            x, values, scales, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form,
+            **sizes(M, num_in, tile, values.itemsize), **groups, num_warps=tile.num_warps, num_stages=tile.num_stages,
+            **OVERLAPPED,
         )  # fmt: skip
     return out
 
 
-def sizes(M: int, num_in: int, tile: Tile) -> dict[str, int]:
+NO_GROUPS = {"ROW_GROUP": 0, "COLUMN_GROUP": 0}
+
+
+def scale_groups(weight: Fp8Matrix) -> dict[str, int]:
+    """The kernel's constants for a matrix's scales."""
+    return {"ROW_GROUP": weight.row_group, "COLUMN_GROUP": BLOCK if weight.has_blocks else 0}
+
+
+def sizes(M: int, num_in: int, tile: Tile, weight_bytes: int = 2) -> dict[str, int]:
     """The kernel's constants for a tile."""
     steps = cdiv(cdiv(num_in, tile.depth), tile.parts)
     part = steps * tile.depth
-    is_even = tile.parts * part == num_in and num_in % 8 == 0  # bytes to fetch ahead exist, at multiples of 16
+    # Bytes to fetch ahead exist, at multiples of 16.
+    is_even = tile.parts * part == num_in and num_in * weight_bytes % 16 == 0
     return {
         "PARTS": tile.parts,
         "PART": part,

@@ -4,11 +4,12 @@ The factors are put into the weights while these are loaded: running costs nothi
 """
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import Matrix
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import (
@@ -155,13 +156,21 @@ class _ScaledWeights:
         return self.weights.remaining
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        weight = self.weights.take(name, shape, dtype)
-        factor = self.factors.get(".".join(name.split(".")[-3:-1]))
+        weight, factor = self.weights.take(name, shape, dtype), self._factor(name)
+        return weight if factor is None else (weight.float() * factor.to(weight.device)).to(weight.dtype)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        matrix, factor = self.weights.matrix(name, shape), self._factor(name)
         if factor is None:
-            return weight
-        if isinstance(factor, Tensor):
-            factor = factor.to(weight.device)
-        return (weight.float() * factor).to(weight.dtype)
+            return matrix
+        if isinstance(matrix, Tensor):
+            return (matrix.float() * factor.to(matrix.device)).to(matrix.dtype)
+        by_row = matrix.by_row()
+        return replace(by_row, scales=by_row.scales * factor.to(by_row.scales.device))
+
+    def _factor(self, name: str) -> Tensor | None:
+        factor = self.factors.get(".".join(name.split(".")[-3:-1]))
+        return None if factor is None else torch.as_tensor(factor)
 
     def skip(self, *prefixes: str) -> None:
         self.weights.skip(*prefixes)

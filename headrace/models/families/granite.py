@@ -114,8 +114,8 @@ def load_granite_layer(weights: WeightSource, prefix: str, config: ModelConfig, 
     hidden, inner = config.hidden_size, config.intermediate_size
     mlp = f"{prefix}.shared_mlp"
     shared = SwiGlu(
-        gate_up=LinearWeight(weights.take(f"{mlp}.input_linear.weight", (2 * inner, hidden))),
-        down=LinearWeight(weights.take(f"{mlp}.output_linear.weight", (hidden, inner))),
+        gate_up=LinearWeight(weights.matrix(f"{mlp}.input_linear.weight", (2 * inner, hidden))),
+        down=LinearWeight(weights.matrix(f"{mlp}.output_linear.weight", (hidden, inner))),
     )
     feed_forward: SwiGlu | MixtureOfExperts = shared
     if config.moe is not None:

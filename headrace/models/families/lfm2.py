@@ -6,6 +6,7 @@ Gated short convolutions, and attention with normed queries and keys and full ro
 import torch
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, LayerConfig, ModelConfig, MoeConfig, ShortConvConfig
@@ -117,8 +118,11 @@ def _load_feed_forward(
 ) -> SwiGlu | MixtureOfExperts:
     moe, hidden = config.moe, config.hidden_size
     if config.layers[layer].feed_forward == "dense" or moe is None:
-        gate_up, down = _take_swiglu(weights, prefix, hidden, config.intermediate_size)
-        return SwiGlu(LinearWeight(gate_up), LinearWeight(down))
+        inner = config.intermediate_size
+        gate = weights.matrix(f"{prefix}.w1.weight", (inner, hidden))
+        up = weights.matrix(f"{prefix}.w3.weight", (inner, hidden))
+        down = weights.matrix(f"{prefix}.w2.weight", (hidden, inner))
+        return SwiGlu(LinearWeight(stack_rows((gate, up))), LinearWeight(down))
     num, inner = moe.num_experts, moe.intermediate_size
     matrix = weights.take(f"{prefix}.gate.weight", (num, hidden), torch.float32)
     bias = weights.take(f"{prefix}.expert_bias", (num,), torch.float32) if moe.has_bias else None

@@ -143,8 +143,8 @@ def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> Mixtur
     latent = None
     if moe.latent_size is not None:
         latent = Latent(
-            LinearWeight(weights.take(f"{prefix}.fc1_latent_proj.weight", (size, hidden))),
-            LinearWeight(weights.take(f"{prefix}.fc2_latent_proj.weight", (hidden, size))),
+            LinearWeight(weights.matrix(f"{prefix}.fc1_latent_proj.weight", (size, hidden))),
+            LinearWeight(weights.matrix(f"{prefix}.fc2_latent_proj.weight", (hidden, size))),
         )
     experts = [f"{prefix}.experts.{e}" for e in range(num)]
     return MixtureOfExperts(

@@ -6,13 +6,14 @@ Delta layers norm what a branch reads, attention layers what it gives. Released 
 import torch
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import SwiGlu
-from headrace.models.layers.gated_delta import GatedDelta
+from headrace.models.layers.gated_delta import GatedDelta, join_projections
 from headrace.models.model import Family
 from headrace.models.raw_config import RawConfig, even_share
 from headrace.models.weight_files import WeightSource
@@ -97,14 +98,16 @@ def load_olmo_hybrid_layer(weights: WeightSource, prefix: str, config: ModelConf
 def _load_delta(weights: WeightSource, prefix: str, c: GatedDeltaConfig, index: int, hidden: int) -> GatedDelta:
     """A matrix for each of q, k, v, g (the gate), b and a, a convolution for each of q, k and v."""
     rows = {"q": c.key_size, "k": c.key_size, "v": c.value_size, "g": c.value_size}
-    rows |= {"b": c.num_value_heads, "a": c.num_value_heads}
-    projections = [weights.take(f"{prefix}.{n}_proj.weight", (r, hidden)) for n, r in rows.items()]
+    projections = [weights.matrix(f"{prefix}.{n}_proj.weight", (r, hidden)) for n, r in rows.items()]
+    beta_decay = torch.cat([weights.take(f"{prefix}.{n}_proj.weight", (c.num_value_heads, hidden)) for n in ("b", "a")])
     convolutions = [weights.take(f"{prefix}.{n}_conv1d.weight", (rows[n], 1, c.conv_taps)) for n in ("q", "k", "v")]
+    in_proj, apart = join_projections(stack_rows(projections), beta_decay)
     return GatedDelta(
         config=c,
         index=index,
         norm_eps=DELTA_NORM_EPS,
-        in_proj=LinearWeight(torch.cat(projections)),
+        in_proj=in_proj,
+        beta_decay=apart,
         conv_weight=torch.cat(convolutions).squeeze(1),
         heads=GdnHeads(
             A=-weights.take(f"{prefix}.A_log", (c.num_value_heads,), torch.float32).exp(),
@@ -112,7 +115,7 @@ def _load_delta(weights: WeightSource, prefix: str, c: GatedDeltaConfig, index: 
             beta_scale=c.beta_scale,
         ),
         norm_D=weights.take(f"{prefix}.o_norm.weight", (c.value_dim,), torch.float32),
-        out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, c.value_size))),
+        out_proj=LinearWeight(weights.matrix(f"{prefix}.o_proj.weight", (hidden, c.value_size))),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import Matrix, select_rows, stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, BranchChain, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig
@@ -147,24 +148,27 @@ def _load_mixer(weights: WeightSource, prefix: str, config: ModelConfig, layer: 
     prefix = f"{prefix}.linear_attn"
     fused = f"{prefix}.in_proj_qkvz.weight" in weights.remaining
     load_in_proj = _load_fused_in_proj if fused else _load_split_in_proj
-    in_proj = load_in_proj(weights, prefix, config.state, hidden)
-    return GatedDelta.load(weights, prefix, config.state, index, in_proj, eps)
+    in_proj, beta_decay = load_in_proj(weights, prefix, config.state, hidden)
+    return GatedDelta.load(weights, prefix, config.state, index, in_proj, beta_decay, eps)
 
 
-def _load_split_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
-    """Qwen3.5's projection: four matrices, already in the order of `GatedDelta.in_proj`."""
-    rows = {"qkv": c.conv_channels, "z": c.value_size, "b": c.num_value_heads, "a": c.num_value_heads}
-    return torch.cat([weights.take(f"{prefix}.in_proj_{n}.weight", (r, hidden)) for n, r in rows.items()])
+def _load_split_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> tuple[Matrix, Tensor]:
+    """Qwen3.5's projections: four matrices, already in the order of `GatedDelta.in_proj`."""
+    qkv = weights.matrix(f"{prefix}.in_proj_qkv.weight", (c.conv_channels, hidden))
+    z = weights.matrix(f"{prefix}.in_proj_z.weight", (c.value_size, hidden))
+    b_and_a = [weights.take(f"{prefix}.in_proj_{n}.weight", (c.num_value_heads, hidden)) for n in ("b", "a")]
+    return stack_rows((qkv, z)), torch.cat(b_and_a)
 
 
-def _load_fused_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> Tensor:
-    """Qwen3-Next's projection: two matrices with each key head's rows together (q, k, v, z; b, a)."""
+def _load_fused_in_proj(weights: WeightSource, prefix: str, c: GatedDeltaConfig, hidden: int) -> tuple[Matrix, Tensor]:
+    """Qwen3-Next's projections: two matrices with each key head's rows together (q, k, v, z; b, a)."""
     Hk, value_rows = c.num_key_heads, c.value_size // c.num_key_heads
-    qkvz = weights.take(f"{prefix}.in_proj_qkvz.weight", (2 * c.key_size + 2 * c.value_size, hidden))
+    num_rows = 2 * c.key_size + 2 * c.value_size
+    qkvz = weights.matrix(f"{prefix}.in_proj_qkvz.weight", (num_rows, hidden))
     ba = weights.take(f"{prefix}.in_proj_ba.weight", (2 * c.num_value_heads, hidden))
-    by_head = qkvz.view(Hk, -1, hidden).split((c.key_dim, c.key_dim, value_rows, value_rows), dim=1)
-    b_and_a = ba.view(Hk, 2, -1, hidden).unbind(1)
-    return torch.cat([part.reshape(-1, hidden) for part in (*by_head, *b_and_a)])
+    by_head = torch.arange(num_rows).view(Hk, -1).split((c.key_dim, c.key_dim, value_rows, value_rows), dim=1)
+    in_proj = select_rows(qkvz, torch.cat([rows.flatten() for rows in by_head]))
+    return in_proj, ba.view(Hk, 2, -1, hidden).transpose(0, 1).reshape(-1, hidden)
 
 
 def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> MixtureOfExperts:

@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.forward.forward_batch import LayerContext
 from headrace.kernels.attention.paged_attention import paged_decode, paged_prefill
 from headrace.kernels.attention.prepare_qkv import prepare_qkv
+from headrace.kernels.dense.fp8 import select_rows, stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.dense.rms_norm import rms_norm
@@ -56,13 +57,13 @@ class Attention:
         """From q_proj, k_proj, v_proj and what `names` says. `out_proj`: used instead of the layer's own."""
         H, KV, D = config.num_heads, config.num_kv_heads, config.head_dim
         q_rows = 2 * H * D if config.has_output_gate else H * D
-        q = weights.take(f"{prefix}.q_proj.weight", (q_rows, hidden))
-        k = weights.take(f"{prefix}.k_proj.weight", (KV * D, hidden))
-        v = weights.take(f"{prefix}.v_proj.weight", (KV * D, hidden))
+        q = weights.matrix(f"{prefix}.q_proj.weight", (q_rows, hidden))
+        k = weights.matrix(f"{prefix}.k_proj.weight", (KV * D, hidden))
+        v = weights.matrix(f"{prefix}.v_proj.weight", (KV * D, hidden))
         gate = []
         if config.has_output_gate:  # on disk each head's query rows are followed by its gate rows
-            q, gate_rows = q.view(H, 2, D, hidden).unbind(1)
-            q, gate = q.reshape(H * D, hidden), [gate_rows.reshape(H * D, hidden)]
+            rows = torch.arange(q_rows).view(H, 2, D)
+            q, gate = select_rows(q, rows[:, 0].flatten()), [select_rows(q, rows[:, 1].flatten())]
         qk_norm = None
         if config.has_qk_norm:
             q_norm = weights.take(f"{prefix}.{names.q_norm}.weight", (D,), torch.float32)
@@ -78,8 +79,8 @@ class Attention:
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=LinearWeight(torch.cat((q, k, v, *gate))),
-            out_proj=out_proj or LinearWeight(weights.take(f"{prefix}.{names.out}.weight", (hidden, H * D))),
+            in_proj=LinearWeight(stack_rows((q, k, v, *gate))),
+            out_proj=out_proj or LinearWeight(weights.matrix(f"{prefix}.{names.out}.weight", (hidden, H * D))),
             qk_norm_JD=qk_norm,
             row_norms=row_norms,
         )

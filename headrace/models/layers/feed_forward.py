@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.moe.experts import moe_experts
@@ -26,10 +27,10 @@ class SwiGlu:
     @classmethod
     def load(cls, weights: WeightSource, prefix: str, hidden: int, intermediate: int) -> "SwiGlu":
         """From gate_proj, up_proj and down_proj."""
-        gate = weights.take(f"{prefix}.gate_proj.weight", (intermediate, hidden))
-        up = weights.take(f"{prefix}.up_proj.weight", (intermediate, hidden))
-        down = weights.take(f"{prefix}.down_proj.weight", (hidden, intermediate))
-        return cls(LinearWeight(torch.cat((gate, up))), LinearWeight(down))
+        gate = weights.matrix(f"{prefix}.gate_proj.weight", (intermediate, hidden))
+        up = weights.matrix(f"{prefix}.up_proj.weight", (intermediate, hidden))
+        down = weights.matrix(f"{prefix}.down_proj.weight", (hidden, intermediate))
+        return cls(LinearWeight(stack_rows((gate, up))), LinearWeight(down))
 
     def __call__(self, x: Tensor) -> Product:
         return Product(self.gate_up.swiglu(x), self.down)
@@ -49,8 +50,8 @@ class ReluSquared:
     @classmethod
     def load(cls, weights: WeightSource, prefix: str, hidden: int, intermediate: int) -> "ReluSquared":
         """From up_proj and down_proj."""
-        up = weights.take(f"{prefix}.up_proj.weight", (intermediate, hidden))
-        return cls(LinearWeight(up), LinearWeight(weights.take(f"{prefix}.down_proj.weight", (hidden, intermediate))))
+        up = weights.matrix(f"{prefix}.up_proj.weight", (intermediate, hidden))
+        return cls(LinearWeight(up), LinearWeight(weights.matrix(f"{prefix}.down_proj.weight", (hidden, intermediate))))
 
     def __call__(self, x: Tensor) -> Product:
         return Product(self.up.relu_squared(x), self.down)

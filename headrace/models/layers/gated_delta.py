@@ -12,6 +12,7 @@ from headrace.forward.forward_batch import DecodeRows, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, stack_rows
 from headrace.kernels.dense.gated_rms_norm import norm_then_gate
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
@@ -31,6 +32,7 @@ class GatedDelta:
     index: int  # among the state layers: the layer's place in a state
     norm_eps: float
     in_proj: LinearWeight  # [2 Hk Dk + Hv Dv (convolved) + Hv Dv (gate) + Hv (beta) + Hv (decay), hidden]
+    beta_decay: LinearWeight | None  # [Hv (beta) + Hv (decay), hidden] apart from an in_proj in FP8; None: a part of it
     conv_weight: Tensor  # [2 Hk Dk + Hv Dv, taps]
     heads: GdnHeads
     norm_D: Tensor  # float32
@@ -43,17 +45,20 @@ class GatedDelta:
         prefix: str,
         config: GatedDeltaConfig,
         index: int,
-        in_proj: Tensor,
+        in_proj: Matrix,
+        beta_decay: Matrix,
         norm_eps: float,
     ) -> "GatedDelta":
-        """`in_proj` comes from the family: releases split it differently."""
+        """Both projections come from the family: releases split them differently."""
         Hv = config.num_value_heads
         conv = weights.take(f"{prefix}.conv1d.weight", (config.conv_channels, 1, config.conv_taps))
+        joined, apart = join_projections(in_proj, beta_decay)
         return cls(
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=LinearWeight(in_proj),
+            in_proj=joined,
+            beta_decay=apart,
             conv_weight=conv.squeeze(1),
             heads=GdnHeads(
                 A=-weights.take(f"{prefix}.A_log", (Hv,), torch.float32).exp(),
@@ -61,14 +66,18 @@ class GatedDelta:
                 beta_scale=config.beta_scale,
             ),
             norm_D=weights.take(f"{prefix}.norm.weight", (config.value_dim,), torch.float32),
-            out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
+            out_proj=LinearWeight(weights.matrix(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:
         config, batch, n = self.config, context.batch, context.batch.num_decodes
         T, Hv = len(x), config.num_value_heads
         projected = self.in_proj(x)
-        u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
+        if self.beta_decay is None:
+            u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
+        else:
+            u, gate = projected.split((config.conv_channels, config.value_size), dim=-1)
+            b, a = self.beta_decay(x).split((Hv, Hv), dim=-1)
         decoded = prefilled = None
         if batch.decode is not None:
             decoded = self._decode(u[:n], a[:n], b[:n], batch.decode, context.memory)
@@ -96,3 +105,10 @@ class GatedDelta:
             k.view(T, c.num_key_heads, c.key_dim),
             v.view(T, c.num_value_heads, c.value_dim),
         )
+
+
+def join_projections(in_proj: Matrix, beta_decay: Matrix) -> tuple[LinearWeight, LinearWeight | None]:
+    """`GatedDelta.in_proj` and `beta_decay`: one product, unless the first alone is in FP8 (recipes leave them out)."""
+    if isinstance(in_proj, Fp8Matrix) and not isinstance(beta_decay, Fp8Matrix):
+        return LinearWeight(in_proj), LinearWeight(beta_decay)
+    return LinearWeight(stack_rows((in_proj, beta_decay))), None

@@ -55,7 +55,7 @@ class Mamba2:
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=LinearWeight(weights.take(f"{prefix}.in_proj.weight", (inner + channels + H, hidden))),
+            in_proj=LinearWeight(weights.matrix(f"{prefix}.in_proj.weight", (inner + channels + H, hidden))),
             conv_weight=conv.squeeze(1),
             conv_bias=weights.take(f"{prefix}.conv1d.bias", (channels,)) if config.has_conv_bias else None,
             heads=SsdHeads(
@@ -66,7 +66,7 @@ class Mamba2:
                 dt_max=config.dt_max,
             ),
             norm_I=weights.take(f"{prefix}.norm.weight", (inner,), torch.float32) if config.has_norm else None,
-            out_proj=out_proj or LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, inner))),
+            out_proj=out_proj or LinearWeight(weights.matrix(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:

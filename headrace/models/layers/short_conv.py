@@ -32,9 +32,9 @@ class ShortConv:
         hidden = config.conv_channels
         return cls(
             index=index,
-            in_proj=LinearWeight(weights.take(f"{prefix}.in_proj.weight", (3 * hidden, hidden))),
+            in_proj=LinearWeight(weights.matrix(f"{prefix}.in_proj.weight", (3 * hidden, hidden))),
             conv_weight=weights.take(f"{prefix}.conv.weight", (hidden, 1, config.conv_taps)).squeeze(1),
-            out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, hidden))),
+            out_proj=LinearWeight(weights.matrix(f"{prefix}.out_proj.weight", (hidden, hidden))),
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:

@@ -12,7 +12,7 @@ from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
 from headrace.kernels.attention.prefill_hopper import HopperTile, hopper_tile
 from headrace.kernels.dense.gated_rms_norm import gated_tile
 from headrace.kernels.dense.rms_norm import row_tile
-from headrace.kernels.dense.small_linear import Tile, sizes, tile_for
+from headrace.kernels.dense.small_linear import NO_GROUPS, Tile, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
 from headrace.kernels.moe.experts import MoeTile, moe_tile
@@ -98,7 +98,8 @@ def product_launch(product: Product, M: int, tile: Tile | None = None) -> Launch
     out = "fp32" if product.form in ("logits", "parts") else "bf16"
     types = {"x_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
     types |= {"M": "i32", "divisor": "fp32"}
-    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, **sizes(M, product.I, tile)}
+    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, "scale_ptr": None}
+    constexprs |= {**sizes(M, product.I, tile), **NO_GROUPS}
     return Launch(
         "headrace.kernels.dense.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages
     )
