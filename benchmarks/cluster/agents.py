@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.cluster.client import Answer, Client, fresh
 from benchmarks.router.workload import ChatShape
+
+PROCESSES = 12
+START_S = 5.0  # until all processes have started
 
 
 @dataclass(frozen=True)
@@ -77,28 +81,64 @@ def _percentiles(seconds: Sequence[float], *shares: int) -> tuple[float, ...]:
     return tuple(float(each) for each in np.percentile(seconds, shares))
 
 
-async def run_chats(clients: Sequence[Client], shape: ChatShape, token_gap_s: float | None, seed: int) -> ChatRun:
-    """Lets `shape.at_once` agents have `shape.total` chats, each agent with one client, in turn.
+@dataclass(frozen=True)
+class _Part:
+    """The agents of one process: `urls`, the router that each asks, and `numbers`, the chats that they have.
 
+    begin_s   when they begin, all processes at once (perf_counter, which these share)
+    """
+
+    urls: Sequence[str]
+    numbers: range
+    shape: ChatShape
+    token_gap_s: float | None
+    seed: int
+    begin_s: float
+    deadline_s: float
+
+
+def run_chats(
+    pool: Executor, urls: Sequence[str], shape: ChatShape, token_gap_s: float | None, seed: int, deadline_s: float
+) -> ChatRun:
+    """Lets `shape.at_once` agents have `shape.total` chats, each agent with one of the routers, in turn.
+
+    In PROCESSES processes: what one agent takes to write its prompts must not look like another's gap.
     Raises what `Client.ask` raises.
     """
-    run, numbers = ChatRun(shape), iter(range(shape.total))
+    begin_s = time.perf_counter() + START_S
+    num_parts = min(PROCESSES, shape.at_once)
+    agents = [*itertools.islice(itertools.cycle(urls), shape.at_once)]
+
+    def part(number: int) -> _Part:
+        chats = range(number, shape.total, num_parts)
+        return _Part(agents[number::num_parts], chats, shape, token_gap_s, seed, begin_s, deadline_s)
+
+    run = ChatRun(shape)
+    for done in pool.map(_have_chats, map(part, range(num_parts))):
+        run.turns += done.turns
+        run.begun_s += done.begun_s
+    return run
+
+
+def _have_chats(part: _Part) -> ChatRun:
+    return asyncio.run(_run_part(part))
+
+
+async def _run_part(part: _Part) -> ChatRun:
+    shape, run, numbers = part.shape, ChatRun(part.shape), iter(part.numbers)
 
     async def agent(client: Client) -> None:
         for number in numbers:
             run.begun_s.append(time.perf_counter())
-            prompt = fresh(shape.first, (seed << 24) + (number << 8))
+            prompt = fresh(shape.first, (part.seed << 24) + (number << 8))
             for turn in range(shape.turns):
-                answer = await client.ask(prompt, shape.answer, token_gap_s=token_gap_s)
+                answer = await client.ask(prompt, shape.answer, token_gap_s=part.token_gap_s)
                 run.turns.append(Turn(turn, len(prompt), answer))
-                prompt = [*prompt, *answer.tokens, *fresh(shape.new, (seed << 24) + (number << 8) + turn + 1)]
+                prompt = [*prompt, *answer.tokens, *fresh(shape.new, (part.seed << 24) + (number << 8) + turn + 1)]
                 await asyncio.sleep(shape.think_s)
 
+    await asyncio.sleep(part.begin_s - time.perf_counter())
     async with asyncio.TaskGroup() as agents:
-        for client in _taking_turns(clients, shape.at_once):
-            agents.create_task(agent(client))
+        for url in part.urls:
+            agents.create_task(agent(Client(url, part.deadline_s, timeout_s=300.0)))
     return run
-
-
-def _taking_turns(clients: Sequence[Client], count: int) -> Iterator[Client]:
-    return itertools.islice(itertools.cycle(clients), count)

@@ -11,21 +11,21 @@ these nodes have measured about themselves.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cluster.agents import run_chats
-from benchmarks.cluster.client import Client
+from benchmarks.cluster.agents import PROCESSES, run_chats
 from benchmarks.cluster.processes import NodeSettings, Processes, end_on_sigterm
 from benchmarks.router.cluster import Arrangement, SimulatedCluster
 from benchmarks.router.report import Result
@@ -181,12 +181,13 @@ class Comparison:
     token_gap_s: float | None
     chunk_tokens: int
     deadline_s: float
+    pool: Executor
     rates: list[tuple[float, float]] = field(default_factory=list)  # measured and simulated, of each arrangement
 
     def measure(self, name: str, clusters: Sequence[Processes], seed: int) -> tuple[Row, Row, Measured]:
         """The arrangement as it is and as it is simulated, and what its nodes report."""
-        kind, clients = KINDS[name], [Client(each.url, self.deadline_s, timeout_s=300.0) for each in clusters]
-        figures = asyncio.run(run_chats(clients, self.chats, self.token_gap_s, seed)).figures()
+        kind, urls = KINDS[name], [each.url for each in clusters]
+        figures = run_chats(self.pool, urls, self.chats, self.token_gap_s, seed, self.deadline_s).figures()
         reported = Measured.of(clusters[0].cluster())
         twin = simulated(kind, self.chats, reported, self.chunk_tokens, self.token_gap_s)
         self.rates.append((figures.requests_per_s, twin.requests_per_s * len(clusters)))
@@ -242,7 +243,8 @@ def main(
     end_on_sigterm()
     deadline_s = time.perf_counter() + deadline
     kinds = {name: clusters_of(KINDS[name], devices, cache_gib, chunk_tokens) for name in kind}
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+    agents = ProcessPoolExecutor(PROCESSES, get_context("spawn"))
+    with tempfile.TemporaryDirectory() as scratch, agents as pool, ExitStack() as stack:
         folder = out or Path(scratch) / "run"
         running = start(stack, folder, model or write_shape(SHAPES[shape], Path(scratch) / shape), kinds)
         for cluster in chain.from_iterable(running.values()):
@@ -250,7 +252,7 @@ def main(
         print(HEADER, flush=True)
         for seed, (load_name, gap) in enumerate(product(load, gap_ms)):
             chats = LOADS[load_name] if scale == 1 else scaled(LOADS[load_name], scale)
-            comparison = Comparison(load_name, chats, gap / 1000 or None, chunk_tokens, deadline_s)
+            comparison = Comparison(load_name, chats, gap / 1000 or None, chunk_tokens, deadline_s, pool)
             for name, clusters in running.items():
                 real, beside, reported = comparison.measure(name, clusters, seed)
                 print(real, beside, sep="\n", flush=True)
