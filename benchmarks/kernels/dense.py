@@ -29,7 +29,7 @@ from headrace.kernels.moe.experts import moe_experts_triton
 from headrace.kernels.moe.routing import moe_route_triton
 from headrace.kernels.sampling.argmax import argmax_triton
 from headrace.kernels.sampling.draw import draw_triton
-from headrace.models.config import KimiDeltaConfig, Mamba2Config, ModelConfig, ShortConvConfig
+from headrace.models.config import KimiDeltaConfig, Mamba1Config, Mamba2Config, ModelConfig, ShortConvConfig
 
 NORM_WIDTHS = {model: config.hidden_size for model, config in SHAPES.items()}
 GATED_WIDTH = 4096  # both: 64 heads of 64, 32 heads of 128
@@ -55,6 +55,8 @@ def products(config: ModelConfig) -> list[Product]:
     hidden, state, attention = config.hidden_size, config.state, config.attention
     if isinstance(state, Mamba2Config):
         inner, state_rows = state.inner_size, state.inner_size + state.conv_channels + state.num_heads
+    elif isinstance(state, Mamba1Config):
+        inner, state_rows = state.inner_size, 2 * state.inner_size
     elif isinstance(state, ShortConvConfig):
         inner, state_rows = hidden, 3 * hidden
     elif isinstance(state, KimiDeltaConfig):

@@ -84,6 +84,25 @@ class Mamba2Config:
 
 
 @dataclass(frozen=True)
+class Mamba1Config:
+    """A Mamba1 mixer (Gu & Dao 2023), with norms of its time steps, B and C (Jamba)."""
+
+    inner_size: int
+    state_size: int
+    dt_rank: int
+    conv_taps: int
+    has_conv_bias: bool
+
+    @property
+    def conv_channels(self) -> int:
+        return self.inner_size
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        return self.inner_size, self.state_size
+
+
+@dataclass(frozen=True)
 class GatedDeltaConfig:
     """A gated-delta-net mixer (Yang et al. 2025)."""
 
@@ -197,7 +216,7 @@ class ModelConfig:
     tied_embeddings: bool
     layers: tuple[LayerConfig, ...]
     attention: AttentionConfig
-    state: Mamba2Config | GatedDeltaConfig | KimiDeltaConfig | ShortConvConfig
+    state: Mamba1Config | Mamba2Config | GatedDeltaConfig | KimiDeltaConfig | ShortConvConfig
     moe: MoeConfig | None
     eos_token_ids: tuple[int, ...] = ()
     embedding_multiplier: float = 1.0

@@ -8,6 +8,7 @@ from headrace.models.config import (
     GatedDeltaConfig,
     KimiDeltaConfig,
     LayerConfig,
+    Mamba1Config,
     Mamba2Config,
     ModelConfig,
     ShortConvConfig,
@@ -61,6 +62,9 @@ def _attention_weights(config: ModelConfig) -> int:
 
 def _state_weights(config: ModelConfig) -> int:
     match config.state:
+        case Mamba1Config() as state:
+            within = state.inner_size * (2 * state.dt_rank + 2 * state.state_size)  # to dt, B and C, and from dt
+            return config.hidden_size * 3 * state.inner_size + within
         case Mamba2Config() as state:
             rows = 2 * state.inner_size + state.conv_channels + state.num_heads
         case GatedDeltaConfig() as state:

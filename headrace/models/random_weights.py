@@ -34,7 +34,7 @@ class RandomWeights:
         match name.rsplit(".", 2)[-2:]:
             case [*_, "A_log"]:
                 return weight.uniform_(1.0, A_MAX, generator=generator).log_()
-            case [*_, "dt_bias"]:
+            case [*_, "dt_bias"] | ["dt_proj", "bias"]:
                 dt = weight.uniform_(math.log(DT_MIN), math.log(DT_MAX), generator=generator).exp_()
                 return torch.log(torch.expm1(dt))  # softplus gives it back
             case [*_, "D"]:

@@ -10,6 +10,7 @@ from headrace.models.branches import BranchChain
 from headrace.models.config import ModelConfig, ModelError, UnsupportedModel
 from headrace.models.families.falcon_h1 import FALCON_H1
 from headrace.models.families.granite import BAMBA, GRANITE
+from headrace.models.families.jamba import JAMBA
 from headrace.models.families.kimi_linear import KIMI_LINEAR
 from headrace.models.families.lfm2 import LFM2
 from headrace.models.families.nemotron_h import NEMOTRON_H
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     "BambaForCausalLM": BAMBA,
     "FalconH1ForCausalLM": FALCON_H1,
     "GraniteMoeHybridForCausalLM": GRANITE,
+    "JambaForCausalLM": JAMBA,
     "KimiLinearForCausalLM": KIMI_LINEAR,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2,

@@ -11,8 +11,8 @@ from tests.support.engine.oracle import clear_prompt, greedy
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 500, 1500)
 FAMILIES = (
-    "falcon_h1", "granite", "granite_moe", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe",
-    "olmo_hybrid", "qwen35", "qwen35_moe",
+    "falcon_h1", "granite", "granite_moe", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h",
+    "nemotron_h_moe", "olmo_hybrid", "qwen35", "qwen35_moe",
 )  # fmt: skip
 
 pytestmark = pytest.mark.slow

@@ -21,6 +21,19 @@ def naive_ssd(
     return torch.stack(outputs), states
 
 
+def naive_mamba1(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, gate: Tensor, state: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """y [T, I], and the state [I, N] after each token."""
+    x, dt, A, B, C, D, gate, state = (t.double() for t in (x, dt, A, B, C, D, gate, state))
+    outputs, states = [], []
+    for t in range(len(x)):
+        state = (dt[t, :, None] * A).exp() * state + (dt[t] * x[t])[:, None] * B[t]
+        outputs.append(((state * C[t]).sum(-1) + D * x[t]) * gate[t] * gate[t].sigmoid())
+        states.append(state)
+    return torch.stack(outputs), states
+
+
 def naive_gdn(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, list[Tensor]]:
     """o [T, Hv, Dv], and the state [Hv, Dk, Dv] after each token. g [T, Hv], or [T, Hv, Dk]: each channel's own."""
     q, k, v, g, beta, state = (t.double() for t in (q, k, v, g, beta, state))

@@ -16,13 +16,24 @@ from headrace.kernels.kda.heads import KdaHeads
 from headrace.kernels.kda.prefill import kda_prefill
 from headrace.kernels.kda.update import kda_update
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
+from headrace.kernels.mamba1.channels import Mamba1Channels
+from headrace.kernels.mamba1.prefill import mamba1_prefill
+from headrace.kernels.mamba1.update import mamba1_update
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.prefill import ssd_prefill
 from headrace.kernels.ssd.update import ssd_update
-from tests.kernels.naive import NAN, naive_conv, naive_gdn, naive_ssd
+from tests.kernels.naive import NAN, naive_conv, naive_gdn, naive_mamba1, naive_ssd
 
 CPU = torch.device("cpu")
 NUM_SLOTS = 24
+PREFILLS = {"ssd": ssd_prefill, "gdn": gdn_prefill, "kda": kda_prefill, "mamba1": mamba1_prefill, "conv": causal_conv1d}
+UPDATES = {
+    "ssd": ssd_update,
+    "gdn": gdn_update,
+    "kda": kda_update,
+    "mamba1": mamba1_update,
+    "conv": causal_conv1d_update,
+}
 DT_LIMITS = {"ssd": (0.0, float("inf")), "ssd_groups": (0.05, 0.9)}
 LENGTHS = [[1], [31], [32], [33], [63], [64], [65], [130], [1, 64, 65], [65, 3, 1, 128, 17]]
 
@@ -47,15 +58,21 @@ class Case:
             case "kda":
                 q, k, f, v = (torch.randn(T, 4, size) for size in (8, 8, 8, 6))
                 return q, k, v, 3 * f, torch.randn(T, 4)
+            case "mamba1":
+                x, dt, gate, B, C = torch.randn(T, 24 + 10).split((8, 8, 8, 5, 5), dim=-1)
+                return x, dt - 1, B, C, gate
         return (torch.randn(T, 20)[:, 3:13],)  # conv: a slice of a wider projection
 
-    def constants(self) -> tuple[SsdHeads | GdnHeads | KdaHeads | Tensor | None, ...]:
+    def constants(self) -> tuple[SsdHeads | GdnHeads | KdaHeads | Mamba1Channels | Tensor | None, ...]:
         generator = torch.Generator().manual_seed(1)
         A, D, bias = -4 * torch.rand(4, generator=generator), *torch.randn(2, 4, generator=generator)
         if self.name.startswith("ssd"):
             return (SsdHeads(A, D, bias, *DT_LIMITS[self.name]),)
         if self.name.startswith("gdn"):
             return (GdnHeads(A / 4, bias),)
+        if self.name == "mamba1":
+            A = -4 * torch.rand(self.state_shape, generator=generator)
+            return (Mamba1Channels(A, *torch.randn(2, 8, generator=generator)),)
         if self.name == "kda":
             return (KdaHeads(4 * A, torch.randn(4, 8, generator=generator)),)  # decays from 1 to below float32's least
         weight, bias = torch.randn(10, 4, generator=generator), torch.randn(10, generator=generator)
@@ -69,6 +86,9 @@ class Case:
             x, raw, B, C = inputs
             dt = softplus(raw.double() + heads.dt_bias).clamp(*DT_LIMITS[self.name])
             return naive_ssd(x, dt, heads.A, B, C, heads.D, state)
+        if isinstance(heads, Mamba1Channels):
+            x, raw, B, C, gate = inputs
+            return naive_mamba1(x, softplus(raw.double() + heads.dt_bias), heads.A, B, C, heads.D, gate, state)
         *qkv, a, b = inputs
         if isinstance(heads, KdaHeads):
             g = softplus(a.double() + heads.dt_bias) * heads.A[:, None]
@@ -77,15 +97,11 @@ class Case:
         return naive_gdn(*qkv, g, b.double().sigmoid(), state)
 
     def prefill(self, inputs: tuple[Tensor, ...], pool: Tensor, segments: PrefillSegments) -> Tensor:
-        operation = {"ssd": ssd_prefill, "gdn": gdn_prefill, "kda": kda_prefill, "conv": causal_conv1d}[
-            self.name.split("_")[0]
-        ]
+        operation = PREFILLS[self.name.split("_")[0]]
         return operation(*inputs, *self.constants(), pool, segments)
 
     def update(self, inputs: tuple[Tensor, ...], pool: Tensor, source: StateSource, dst: Tensor) -> Tensor:
-        operation = {"ssd": ssd_update, "gdn": gdn_update, "kda": kda_update, "conv": causal_conv1d_update}[
-            self.name.split("_")[0]
-        ]
+        operation = UPDATES[self.name.split("_")[0]]
         return operation(*inputs, *self.constants(), pool, source, dst)
 
 

@@ -16,6 +16,7 @@ from transformers import (
     FalconH1Config,
     GenerationConfig,
     GraniteMoeHybridConfig,
+    JambaConfig,
     KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -33,6 +34,7 @@ FAMILIES = (
     "falcon_h1",
     "granite",
     "granite_moe",
+    "jamba",
     "kimi_linear",
     "lfm2",
     "lfm2_moe",
@@ -109,7 +111,7 @@ def randomize_weights(model: PreTrainedModel, seed: int) -> None:
         noise = torch.randn(weight.shape, generator=generator)
         if name.endswith("A_log"):
             weight.copy_(torch.linspace(math.log(0.05), math.log(4.0), weight.numel()).view_as(weight))
-        elif name.endswith("dt_bias"):
+        elif name.endswith(("dt_bias", "dt_proj.bias")):
             weight.copy_(noise * 0.5 - 2.0)
         elif name.endswith((".D", "norm.weight")) or "layernorm" in name:
             weight.add_(noise * 0.1)
@@ -137,6 +139,8 @@ def tiny_config(family: str) -> PreTrainedConfig:
             return granite_config(num_local_experts=6, num_experts_per_tok=2, mamba_n_groups=2)
         case "falcon_h1":
             return falcon_h1_config()
+        case "jamba":
+            return jamba_config()
         case "kimi_linear":
             return kimi_linear_config()
         case "lfm2":
@@ -288,6 +292,23 @@ def falcon_h1_config() -> FalconH1Config:
         ssm_out_multiplier=0.7,
         rope_parameters={"rope_type": "default", "rope_theta": 1e11},
     )
+
+
+def jamba_config(**fields: object) -> JambaConfig:
+    """Heads of 48, states of 6 numbers, experts in the second and fourth layer."""
+    sizes: dict[str, object] = {
+        "hidden_size": 96,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 515,
+        "intermediate_size": 80,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 2,
+        "num_experts": 5,
+        "mamba_d_state": 6,
+        "mamba_dt_rank": 7,
+    }
+    return JambaConfig(**common_fields() | sizes | fields)
 
 
 def qwen_fields() -> dict[str, object]:

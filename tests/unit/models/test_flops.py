@@ -5,7 +5,7 @@ import pytest
 from headrace.models.flops import num_weights
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", "nemotron_h_moe", "olmo_hybrid", "kimi_linear"])
+@pytest.mark.parametrize("name", ["jamba", "nemotron_h", "nemotron_h_moe", "olmo_hybrid", "kimi_linear"])
 def test_a_token_meets_every_matrix_once_and_of_the_experts_its_own(name: str, load_family):
     family = load_family(name)
     config = family.model.config

@@ -14,8 +14,8 @@ from tests.support.engine.driving import generate, request, small_engine
 from tests.support.engine.oracle import random_prompt
 
 FAMILIES = (
-    "falcon_h1", "granite", "granite_moe", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "nemotron_h_moe",
-    "olmo_hybrid", "qwen35", "qwen35_moe",
+    "falcon_h1", "granite", "granite_moe", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "nemotron_h",
+    "nemotron_h_moe", "olmo_hybrid", "qwen35", "qwen35_moe",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from transformers import BambaConfig
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
-from headrace.models.config import GatedDeltaConfig, ModelError, UnsupportedModel
+from headrace.models.config import GatedDeltaConfig, Mamba1Config, ModelError, UnsupportedModel
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model
 from tests.support.engine.tiny_checkpoints import (
@@ -174,6 +174,21 @@ def split_convolutions(tensors: dict[str, Tensor], sizes: list[int]) -> dict[str
     return tensors
 
 
+def test_jamba_places_attention_and_experts_by_periods_and_may_have_no_experts(copy_of):
+    path = copy_of("jamba")
+    edit_config(path, num_hidden_layers=8, attn_layer_period=8, attn_layer_offset=4, mamba_dt_rank="auto")
+    config = load_config(path)
+    assert [i for i, layer in enumerate(config.layers) if layer.mixer == "attention"] == [4]
+    assert [i for i, layer in enumerate(config.layers) if layer.feed_forward == "moe"] == [1, 3, 5, 7]
+    assert isinstance(config.state, Mamba1Config) and config.state.dt_rank == 6  # 96 over 16
+    edit_config(path, num_experts=1)
+    config = load_config(path)
+    assert config.moe is None and {layer.feed_forward for layer in config.layers} == {"dense"}
+    edit_config(path, attn_layer_offset=8)
+    with pytest.raises(ModelError, match="attn_layer_offset 8: must be below attn_layer_period 8"):
+        load_config(path)
+
+
 @pytest.mark.parametrize("rope", [None, {"rope_type": "default", "rope_theta": 5e3}, {"rope_theta": None}])
 def test_olmo_hybrid_in_its_released_layout(rope: dict | None, tmp_path: Path, prompt):
     """Keys and values of other sizes, norms of attention layers under their own names, with and without rotation."""
@@ -285,6 +300,8 @@ def test_unknown_architecture_is_refused_with_the_supported_list(copy_of):
         ("granite", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("granite", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
         ("granite", {"position_embedding_type": "alibi"}, "alibi"),
+        ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
+        ("jamba", {"mamba_inner_layernorms": False}, "mamba_inner_layernorms=False"),
         ("qwen35", {"attention_bias": True}, "attention_bias=True"),
         ("qwen35", {"layer_types": ["linear_attention", "sliding_attention"]}, "sliding_attention"),
         (
