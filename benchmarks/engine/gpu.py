@@ -152,12 +152,13 @@ class Bench:
         rounds: int,
         chunk: int,
         has_graphs: bool,
+        quantization: str | None = None,
     ) -> None:
         self.device = torch.device(device)
         self._rounds, self._chunk = rounds, chunk
         on_cpu = self.device.type == "cpu"
         started_s = time.perf_counter()
-        model = random_model(config, torch.float32 if on_cpu else torch.bfloat16, device)
+        model = random_model(config, torch.float32 if on_cpu else torch.bfloat16, device, quantization=quantization)
         num_blocks = max(work.num_sequences * work.num_blocks for work in works)
         layout = model.cache_layout(BLOCK_SIZE, "float32" if on_cpu else "bfloat16")
         memory = CacheMemory(layout, num_blocks, max(work.num_slots for work in works), device)
@@ -315,13 +316,14 @@ def main(
     rounds: int = 5,
     graphs: bool = True,
     profile_to: Annotated[Path | None, typer.Option("--profile", help="write where each row's time goes here")] = None,
+    quantization: Annotated[str | None, typer.Option(help="fp8; floors stay those of bf16")] = None,
     shrink: Annotated[bool, typer.Option("--shrink", help="tiny shapes and works: a trial of this file")] = False,
 ) -> None:
     """Prefill and decode on a GPU beside vLLM and the chip's floor."""
     works = [work for work in (shrunk_works(WORKS) if shrink else WORKS) if only in work.name]
     for name in shape:
         config = shrunk(SHAPES[name]) if shrink else SHAPES[name]
-        bench = Bench(config, works, device, rounds, chunk, graphs and device != "cpu")
+        bench = Bench(config, works, device, rounds, chunk, graphs and device != "cpu", quantization)
         print(f"\n{name}: weights, memory and graphs after {bench.load_s:.1f} s", flush=True)
         results = []
         for work in works:

@@ -129,8 +129,8 @@ def engine_around(
 def _model(path: str, config: EngineConfig) -> HybridModel:
     dtype = getattr(torch, config.model_dtype)
     if config.load_format == "dummy":
-        return random_model(load_config(path), dtype, config.device)
-    return load_model(path, dtype, config.device)
+        return random_model(load_config(path), dtype, config.device, quantization=config.quantization)
+    return load_model(path, dtype, config.device, quantization=config.quantization)
 
 
 CPU_SHARE = 0.1  # of the available memory: nodes of a test cluster share one machine

@@ -14,6 +14,7 @@ from headrace.speculation.config import SpeculationConfig
 
 STATE_DTYPES = ("float32", "bfloat16")
 LOAD_FORMATS = ("safetensors", "dummy")
+QUANTIZATIONS = ("fp8",)
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class EngineConfig:
     dtype              of weights and attention blocks; if left out, bfloat16, on a CPU float32 (bf16 is slower there)
     state_dtype        of recurrent states; half the bytes in bfloat16. On a CPU float32 is the only one
     load_format        safetensors, or dummy: random weights for the shape in config.json, for benchmarks
+    quantization       fp8: matrices of layers are quantised as they are loaded, with a scale for each row. If left out
+                       they stay as the checkpoint has them, which may be FP8 already
     overlap            launch a step before the tokens of the one before it are known; if left out, on a GPU alone.
                        On a CPU there is nothing to gain, but tests set it
     cuda_graphs        on a GPU, decode steps and short prefills are captured once and replayed
@@ -48,6 +51,7 @@ class EngineConfig:
     dtype: str | None = None
     state_dtype: str = "float32"
     load_format: str = "safetensors"
+    quantization: str | None = None
     overlap: bool | None = None
     cuda_graphs: bool = True
     hopper_kernels: bool = True
@@ -68,6 +72,7 @@ class EngineConfig:
             one_of(self, DTYPE_BYTES, "dtype"),
             one_of(self, STATE_DTYPES, "state_dtype"),
             one_of(self, LOAD_FORMATS, "load_format"),
+            one_of(self, QUANTIZATIONS, "quantization"),
             one_of(self, CHECKPOINT_POLICIES, "checkpoint_policy"),
             one_of(self, EVICTION_POLICIES, "eviction_policy"),
             at_least(self, 1, "block_size", "max_step_tokens", "max_running", "checkpoint_grid_tokens"),

@@ -22,9 +22,6 @@ from headrace.models.config import ModelError, UnsupportedModel
 from headrace.models.raw_config import RawConfig, shown
 from headrace.models.weight_files import WeightFiles, WeightSource
 
-QUANTIZATIONS = ("fp8",)
-"""Formats to which weights can be quantised when they are loaded."""
-
 SUPPORTED = "fp8 per tensor, per channel and in blocks of [128, 128], by fp8, compressed-tensors or modelopt"
 SCALE_NAMES = ("weight_scale_inv", "weight_scale")  # both multiply, whatever the first one says
 UNREAD = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")

@@ -156,6 +156,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "dtype": (["float32", "bfloat16"], ["int8"]),
         "state_dtype": (["float32", "bfloat16"], ["float16"]),
         "load_format": (["safetensors", "dummy"], ["pickle"]),
+        "quantization": (["fp8"], ["int4", ""]),
         "threads": COUNT,
         "block_size": COUNT,
         "cache_bytes": COUNT,

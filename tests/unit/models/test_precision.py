@@ -58,9 +58,9 @@ def in_float32(name: str) -> list[list[int]]:
     return answers(runner(name, "cpu", "float32", "float32"), name)
 
 
-def runner(name: str, device: str, dtype: str, state_dtype: str) -> ModelRunner:
+def runner(name: str, device: str, dtype: str, state_dtype: str, quantization: str | None = None) -> ModelRunner:
     """Sequence i stands in slot i and in BLOCKS blocks; on a GPU decodes are replays."""
-    model = load_model(MODELS / name, getattr(torch, dtype), device)
+    model = load_model(MODELS / name, getattr(torch, dtype), device, quantization=quantization)
     memory = CacheMemory(model.cache_layout(16, state_dtype), TOGETHER * BLOCKS, TOGETHER, device)
     made = ModelRunner(model, memory)
     if device == "cuda":
@@ -133,6 +133,19 @@ def test_recall_in_bfloat16_is_that_of_float32(name: str, device: str, state_dty
     )
     assert sum(expected) >= 0.9 * len(expected)
     assert len(lost) + len(gained) <= MOST_TIPPED * len(right)
+
+
+@CUDA
+@pytest.mark.parametrize("name", NAMES)
+def test_recall_in_fp8_is_that_of_bfloat16(name: str) -> None:
+    """With matrices quantised at load, within one question of 200."""
+    said, plain = (answers(runner(name, "cuda", "bfloat16", "float32", form), name) for form in ("fp8", None))
+    right, expected = (
+        sum(is_answered(name, question, answer) for question, answer in zip(questions(name), each, strict=True))
+        for each in (said, plain)
+    )
+    print(f"{name}: {right} of {len(said)} right in FP8, {expected} in bfloat16")
+    assert abs(right - expected) <= 1
 
 
 @CUDA
