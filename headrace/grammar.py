@@ -54,6 +54,10 @@ class AnswerGrammar:
         allowed = token_ids[: self.matcher.validate_tokens(list(token_ids))]
         return allowed[:-1] if allowed and self.after(allowed).matcher.is_stopped() else allowed
 
+    def forced(self) -> list[int]:
+        """Tokens of the only text that the grammar leaves next; none where it leaves a choice."""
+        return self.matcher.compute_ff_tokens()
+
     @property
     def is_complete(self) -> bool:
         """True if the answer is whole and nothing may follow it."""

@@ -22,6 +22,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import LatestArrival, Scheduler
 from headrace.engine.step_budget import TokenCost
+from headrace.engine.stopping import StopRules
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.grammar import Grammars
@@ -29,7 +30,7 @@ from headrace.kernels.lib.dispatch import set_hopper_kernels
 from headrace.models.flops import attention_parity_position
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model, random_model
-from headrace.speculation.config import drafter_factory
+from headrace.speculation.config import draft_count, drafter_factory
 from headrace.speculation.drafter import DrafterFactory
 
 
@@ -69,8 +70,9 @@ def engine_around(
     new_drafter      makes the drafters of requests; None: those that `config.speculation` names, if any
     """
     set_hopper_kernels(config.hopper_kernels)
-    new_drafter = new_drafter or drafter_factory(config.speculation)
-    max_drafts = 0 if new_drafter is None else config.speculation.max_drafts
+    speculation = config.speculation
+    drafts = speculation.is_on or new_drafter is not None
+    max_drafts = speculation.max_drafts if drafts else 0
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     free_bytes = measure_free_bytes(torch.device(config.device))
@@ -98,6 +100,15 @@ def engine_around(
             max_tokens=max_model_tokens,
             graphs=config.cuda_graphs,
         )
+    drafting = None
+    if drafts:
+        drafting = Drafting(
+            new_drafter or drafter_factory(speculation),
+            draft_count(speculation, min(sizes.num_draft_slots, config.max_step_drafts)),
+            max_drafts=max_drafts,
+            block_size=config.block_size,
+            rules=StopRules(model.config.eos_token_ids, max_model_tokens),
+        )
     engine = Engine(
         runner,
         PrefixCache(
@@ -119,9 +130,7 @@ def engine_around(
         grammars=Grammars(tokenizer_file, model.config.vocab_size, model.config.eos_token_ids),
         overlap=config.overlaps,
         clock=clock,
-        drafting=None
-        if new_drafter is None
-        else Drafting(new_drafter, max_drafts, min(sizes.num_draft_slots, config.max_step_drafts)),
+        drafting=drafting,
     )
     return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)
 

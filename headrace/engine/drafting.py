@@ -2,61 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
+from headrace.engine.load import shape_of_drafts
+from headrace.engine.scheduler import KEPT_SHARE, smallest_gap_s
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
+from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, Offer, StepPrice
 from headrace.speculation.drafter import DrafterFactory
+from headrace.step_costs import StepCosts, StepShape
+
+
+@dataclass(frozen=True)
+class Found:
+    """Tokens that may follow a sequence's.
+
+    next     its token that is still under way; None: none is
+    drafts   after that one
+    """
+
+    sequence: Sequence
+    next: int | None
+    drafts: list[int]
+    is_forced: bool
+
+    def offer(self, num_drafts: int) -> Offer:
+        """The offer of so many of the drafts."""
+        sequence = self.sequence
+        if sequence.acceptance is None:
+            sequence.acceptance = Acceptance(OWN_TRIES)
+        return Offer(sequence.acceptance, num_drafts, self.is_forced)
 
 
 class Drafting:
-    """Asks drafters for the next tokens of decoding sequences, and counts how many of them were right.
+    """Asks grammars and drafters for the next tokens of decoding sequences, and counts how many of them were right.
 
-    new_drafter       makes the drafter of a sequence when it first drafts
-    max_drafts        of a sequence in a step at most
-    max_step_drafts   of all sequences in a step at most: it has so many slots for their states, and rows
+    new_drafter   makes the drafter of a sequence when it first drafts; None: only what grammars force is drafted
+    count         chooses how many of them a step tries
+    max_drafts    of a sequence in a step at most
+    block_size    tokens of a prompt that a step computes at least, beside its drafts
     """
 
-    def __init__(self, new_drafter: DrafterFactory, max_drafts: int, max_step_drafts: int) -> None:
+    def __init__(
+        self,
+        new_drafter: DrafterFactory | None,
+        count: DraftCount,
+        *,
+        max_drafts: int,
+        block_size: int,
+        rules: StopRules,
+    ) -> None:
         self._new_drafter = new_drafter
+        self.count = count
         self._max_drafts = max_drafts
-        self._max_step_drafts = max_step_drafts
-        self._drafted: list[Sequence] = []
+        self._block_size = block_size
+        self._rules = rules
+        self._guesses: list[tuple[Found, int]] = []
+        self._drafted: dict[Sequence, Found] = {}
         self.drafted_tokens = 0
         self.accepted_tokens = 0
 
-    def can_draft(self, sequence: Sequence, rules: StopRules) -> bool:
-        """True if it decodes, and may take another token after its next one."""
-        return not sequence.is_paused and not sequence.is_prefilling and rules.most_new(sequence) > 1
+    def would_draft(
+        self, running: Collection[Sequence], pending: Collection[Sequence], costs: StepCosts, now_s: float
+    ) -> bool:
+        """True if it pays to wait for the tokens under way, of the `pending` ones, and to draft behind them.
 
-    def propose(self, sequences: Iterable[Sequence], rules: StopRules) -> None:
+        That is guessed by what follows the tokens that are known. `propose` learns from it whether the guess was right.
+        """
+        chosen = self._chosen(running, pending, costs, now_s)
+        self._guesses = [(found, len(found.sequence.tokens)) for found, _ in chosen if found.next is not None]
+        return bool(chosen)
+
+    def propose(self, running: Collection[Sequence], costs: StepCosts, now_s: float) -> None:
         """Sets the `drafts` of these sequences, whose tokens are all known; no other sequence has any."""
-        self.forget()
-        ready = [sequence for sequence in sequences if self.can_draft(sequence, rules)]
-        left = self._max_step_drafts
-        share = max(1, left // max(1, len(ready)))
-        for sequence in ready:
-            most = min(self._max_drafts, share, left, rules.most_new(sequence) - 1)
-            if most < 1:
-                continue
-            if sequence.drafter is None:
-                sequence.drafter = self._new_drafter(sequence.request)
-            drafts = sequence.drafter.propose(sequence.tokens, most)[:most]
-            if drafts and sequence.grammar is not None:
-                drafts = sequence.grammar.allowed(drafts)
+        guesses, self._guesses = self._guesses, []
+        for found, position in guesses:
+            tokens = found.sequence.tokens
+            if position < len(tokens):
+                self.count.verified(found.offer(1), int(tokens[position] == found.next))
+        num_drafts = 0
+        for found, count in self._chosen(running, (), costs, now_s):
+            sequence, drafts = found.sequence, found.drafts[:count]
+            if sequence.grammar is not None:
+                drafts = [*sequence.grammar.allowed(drafts)]
             if drafts:
                 sequence.drafts = tuple(drafts)
-                self._drafted.append(sequence)
-                left -= len(drafts)
+                self._drafted[sequence] = found
+                num_drafts += len(drafts)
+        self.count.drafted(num_drafts)
 
     def forget(self) -> bool:
         """Takes back what was proposed; False if that was nothing."""
-        drafted, self._drafted = self._drafted, []
+        drafted, self._drafted = self._drafted, {}
         for sequence in drafted:
             sequence.drafts = ()
         return bool(drafted)
 
-    def verified(self, num_drafts: int, num_accepted: int) -> None:
+    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Counts the drafts of one sequence in a step."""
+        self.count.verified(self._drafted[sequence].offer(num_drafts), num_accepted)
         self.drafted_tokens += num_drafts
         self.accepted_tokens += num_accepted
+
+    # ------------------------------------------------------------ choice
+
+    def _chosen(
+        self, running: Collection[Sequence], pending: Collection[Sequence], costs: StepCosts, now_s: float
+    ) -> list[tuple[Found, int]]:
+        """Finds of the sequences that are to draft, and how many tokens of each."""
+        found = self._found(running, pending)
+        if not found:
+            return []
+        offers = [each.offer(len(each.drafts)) for each in found]
+        counts = self.count.counts(offers, self._price(running, costs), now_s)
+        return [(each, count) for each, count in zip(found, counts, strict=True) if count]
+
+    def _found(self, running: Collection[Sequence], pending: Collection[Sequence]) -> list[Found]:
+        found, is_resting = [], self.count.rests()
+        for sequence in running:
+            if sequence.is_paused or sequence.is_prefilling or (is_resting and sequence.grammar is None):
+                continue
+            num_pending = int(sequence in pending)
+            most = min(self._max_drafts, self._rules.most_new(sequence) - num_pending - 1)
+            if most < 1:
+                continue
+            tokens = [] if sequence.grammar is None else sequence.grammar.forced()[: num_pending + most]
+            is_forced = len(tokens) > num_pending
+            if not is_forced and not is_resting:
+                tokens = self._guessed(sequence, num_pending + most)
+            if len(tokens) > num_pending:
+                found.append(Found(sequence, tokens[0] if num_pending else None, tokens[num_pending:], is_forced))
+        return found
+
+    def _guessed(self, sequence: Sequence, most: int) -> list[int]:
+        if self._new_drafter is None:
+            return []
+        if sequence.drafter is None:
+            sequence.drafter = self._new_drafter(sequence.request)
+        return [*sequence.drafter.propose(sequence.tokens, most)][:most]
+
+    def _price(self, running: Collection[Sequence], costs: StepCosts) -> StepPrice:
+        """Price of the next step, with a block of a prompt if there is one."""
+        decoding = [sequence for sequence in running if not sequence.is_prefilling and not sequence.is_paused]
+        prefilling = [sequence for sequence in running if sequence.is_prefilling]
+        context_tokens = sum(len(sequence.tokens) for sequence in decoding)
+        plain = StepShape(len(decoding), context_tokens)
+        if prefilling:
+            depth = min(prefilling, key=lambda each: each.arrival).num_computed
+            plain += StepShape.prefill(depth, depth + self._block_size)
+        mean_tokens = context_tokens // len(decoding)
+        plain_s = costs.seconds(plain)
+        one_s = costs.seconds(plain + shape_of_drafts(mean_tokens, 1))
+        two_s = costs.seconds(plain + shape_of_drafts(mean_tokens, 2))
+        gap_s = smallest_gap_s(decoding)
+        return StepPrice(
+            num_decoding=len(decoding),
+            plain_s=plain_s,
+            first_s=one_s - plain_s - (two_s - one_s),
+            draft_s=two_s - one_s,
+            limit_s=math.inf if gap_s is None else KEPT_SHARE * gap_s,
+        )

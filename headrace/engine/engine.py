@@ -81,6 +81,7 @@ class Engine(EngineRequests):
         self._in_flight: InFlight | None = None
         self._in_step: list[ScheduledChunk[Sequence]] = []
         self._known_done_s = 0.0  # when the last step was known to be done
+        self._turn_s = 0.0  # when the step that is being made began; noted for drafts alone
         self.shortages = 0  # steps given up because the device had too little memory
         self.computed_tokens = 0
         self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
@@ -127,11 +128,19 @@ class Engine(EngineRequests):
     # ------------------------------------------------------------ schedule
 
     def _draft(self, drafting: Drafting) -> None:
-        """Has the sequences that decode draft for the next step. A draft follows known tokens, so they settle first."""
-        if any(drafting.can_draft(sequence, self._rules) for sequence in self._running):
+        """Has the sequences that decode draft for the next step.
+
+        A draft follows known tokens: where one is likely, they settle first, and this step is not overlapped.
+        """
+        drafting.forget()
+        now_s, costs = self._clock(), self.cost_fit.costs
+        self._turn_s = now_s
+        if self._in_flight is not None:
+            if not drafting.would_draft(self._running, self._in_flight.inputs.draw_index, costs, now_s):
+                return
             self._settle()
             self._in_step = []
-        drafting.propose(self._running, self._rules)
+        drafting.propose(self._running, costs, now_s)
 
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
@@ -188,7 +197,11 @@ class Engine(EngineRequests):
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
             launched = self._runner.launch(step.inputs, step.draws, step.rows, wait_for_masks)
         self._give_up_confused(step.constrained)
-        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind)
+        # Drafts are weighed by steps of decodes alone.
+        turn_s = (
+            None if self.drafting is None or any(chunk.sequence.is_prefilling for chunk in chunks) else self._turn_s
+        )
+        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind, turn_s)
 
     def _give_up_confused(self, constrained: list[WantedMask]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
@@ -329,13 +342,13 @@ class Engine(EngineRequests):
                 self._publisher.written(chunk)
                 num_taken += 1
                 self._take_token(sequence, token)
-                if token.id != draft or sequence not in self._running:
+                if token.id != draft or sequence not in self._running or sequence.is_confused:
                     break
             if num_taken > 1 and sequence.request.sampling.has_penalty:
                 self._runner.token_counts.count(sequence, [token.id for token in tokens[1:num_taken]])
         slots.give_back(chunk.draft_slots)
         if self.drafting is not None:
-            self.drafting.verified(len(drafts), max(0, num_taken - 1))
+            self.drafting.verified(sequence, len(drafts), max(0, num_taken - 1))
 
     def _note_time(self, step: InFlight) -> None:
         """Notes that a step is done. Behind another one it took the time since that was.
@@ -346,6 +359,9 @@ class Engine(EngineRequests):
         seconds = step.launched.drawn.seconds_after(step.behind) if step.behind is not None else None
         if seconds is None:
             seconds = now_s - max(step.began_s, self._known_done_s)
+        if self.drafting is not None and step.turn_s is not None:
+            whole_s, predicted_s = now_s - max(step.turn_s, self._known_done_s), self.cost_fit.costs.seconds(step.shape)
+            self.drafting.count.took(whole_s, predicted_s, has_drafts=step.has_drafts)
         self._known_done_s = now_s
         if not step.inputs.scored:  # scoring costs far more than the step's shape says
             self.cost_fit.observe(step.shape, seconds)

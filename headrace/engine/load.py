@@ -55,11 +55,13 @@ def _expected(sequence: Sequence) -> tuple[int, int]:
     return sequence.prefill_length - sequence.num_expected, sequence.prefill_length
 
 
-def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
-    """The contents of a step of these chunks; call before they are counted as computed.
+def shape_of_drafts(num_tokens: int, num_drafts: int) -> StepShape:
+    """The part of drafts in a step, behind so many tokens: rows that are computed as a prompt's chunk is."""
+    return StepShape.prefill(num_tokens, num_tokens + num_drafts)
 
-    Drafts count as a prompt's tokens do: they are rows behind the newest token, computed as chunks are.
-    """
+
+def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
+    """The contents of a step of these chunks; call before they are counted as computed."""
     num_decoding = context_tokens = prefill_tokens = prefill_depths = 0
     for chunk in chunks:
         start, end = chunk.span.start, chunk.span.end
@@ -69,6 +71,8 @@ def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
         else:
             num_decoding += 1
             context_tokens += start + 1
-            prefill_tokens += end - start - 1  # drafts
-            prefill_depths += (end * (end - 1) - start * (start + 1)) // 2
+            if end > start + 1:
+                drafts = shape_of_drafts(start + 1, end - start - 1)
+                prefill_tokens += drafts.prefill_tokens
+                prefill_depths += drafts.prefill_depths
     return StepShape(num_decoding, context_tokens, prefill_tokens, prefill_depths)

@@ -17,6 +17,7 @@ from headrace.engine.bad_words import BadWords
 from headrace.engine.following import Following
 from headrace.grammar import AnswerGrammar
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
+from headrace.speculation.draft_count import Acceptance
 from headrace.speculation.drafter import Drafter
 
 Arrival: TypeAlias = tuple[float, int]
@@ -176,6 +177,7 @@ class Sequence:
     decoded          checkpoints in its answer that are still kept
     drafts           tokens that may follow its newest one, for the step that is being made; () but for that
     drafter          guesses how it goes on; None: it has not drafted
+    acceptance       how often its drafts were right lately; None: it had none
     grammar          how far its answer has come in the grammar that it obeys; None: it obeys none
     """
 
@@ -205,6 +207,7 @@ class Sequence:
     decoded: list[Checkpoint] = field(default_factory=list)
     drafts: tuple[int, ...] = ()
     drafter: Drafter | None = None
+    acceptance: Acceptance | None = None
     grammar: AnswerGrammar | None = None
 
     def __post_init__(self) -> None:
@@ -272,6 +275,11 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         return self.num_computed < self.prefill_length
+
+    @property
+    def is_confused(self) -> bool:
+        """True if its grammar can be followed no further, so that no mask of it means anything."""
+        return self.grammar is not None and self.grammar.error is not None
 
     def admit_by_s(self, *, others_hold_room: bool) -> float:
         """Deadline for its admission. `others_hold_room`: see `Job.yield_by_s`."""

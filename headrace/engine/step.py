@@ -44,6 +44,7 @@ class InFlight:
     shape     its contents, by which its time is judged
     began_s   when it was launched
     behind    the step that was still in flight then: this one begins when that ends
+    turn_s    when the engine began to make it, with its drafts; None: not noted, it computes prompts or nobody drafts
     """
 
     chunks: list[ScheduledChunk[Sequence]]
@@ -52,6 +53,7 @@ class InFlight:
     shape: StepShape
     began_s: float
     behind: Drawn | None
+    turn_s: float | None = None
 
     @property
     def has_drafts(self) -> bool:

@@ -32,7 +32,7 @@ async def chat(cluster: Cluster) -> list[tuple[Sequence[int], int]]:
 async def test_a_chat_of_five_turns_is_the_same_with_drafts(
     family: str, drafter: str, tiny_checkpoint, tmp_path: Path
 ) -> None:
-    chats, settings = [], (SpeculationConfig(), SpeculationConfig(drafter, max_drafts=4))
+    chats, settings = [], (SpeculationConfig(), SpeculationConfig(drafter, "fixed", 4))
     for number, speculation in enumerate(settings):
         folder = tmp_path / str(number)
         folder.mkdir()

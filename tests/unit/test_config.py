@@ -169,7 +169,8 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_model_tokens": COUNT,
     },
     "SpeculationConfig": {
-        "drafter": (["none", "ngram", "suffix"], ["", "mtp"]),
+        "drafter": (["none", "grammar", "ngram", "suffix"], ["", "mtp"]),
+        "count": (["auto", "fixed"], ["", "off"]),
         "max_drafts": COUNT,
         "answer_bytes": ([300, 1 << 30], [0, 299]),
     },

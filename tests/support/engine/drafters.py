@@ -54,20 +54,33 @@ DRAFTERS = (always_right, always_wrong, sometimes_wrong)
 
 
 def drafting_engine(
-    path: Path, drafter: KnownAnswers, config: EngineConfig | None = None, *, max_drafts: int = 3, **changes: object
+    path: Path,
+    drafter: KnownAnswers,
+    config: EngineConfig | None = None,
+    *,
+    max_drafts: int = 3,
+    count: str = "fixed",
+    **changes: object,
 ) -> BuiltEngine:
     """A small engine with a drafter."""
-    speculation = SpeculationConfig(max_drafts=max_drafts)
+    speculation = SpeculationConfig(max_drafts=max_drafts, count=count)
     config = replace(config or SMALL, speculation=speculation, **changes)
     model = load_model(path, torch.float32, "cpu")
     return engine_around(model, config, time.monotonic, path / "tokenizer.json", lambda request: drafter)
 
 
 def drafting_engine_of(
-    path: Path, drafter: KnownAnswers, num_blocks: int, num_slots: int, *, max_drafts: int = 3, **changes: object
+    path: Path,
+    drafter: KnownAnswers,
+    num_blocks: int,
+    num_slots: int,
+    *,
+    max_drafts: int = 3,
+    count: str = "fixed",
+    **changes: object,
 ) -> BuiltEngine:
     """A small engine with a drafter: so many blocks and slots, and a third as many slots more for drafts."""
     config = sized(path, num_blocks, num_slots + num_slots // 3, **changes)
-    built = drafting_engine(path, drafter, config, max_drafts=max_drafts)
+    built = drafting_engine(path, drafter, config, max_drafts=max_drafts, count=count)
     assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
     return built

@@ -115,7 +115,7 @@ REPEATING = {"bias_ids": (7, 9, 11), "bias_values": (30.0, 30.0, 30.0)}
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_from_text_change_no_token_of_a_chat_and_no_hit(family: str, drafter: str, tiny_checkpoint) -> None:
-    path, speculation = tiny_checkpoint(family), SpeculationConfig(drafter, max_drafts=4)
+    path, speculation = tiny_checkpoint(family), SpeculationConfig(drafter, "fixed", 4)
     plain, built = small_engine(path), small_engine(path, speculation=speculation)
     prompt = random_prompt(12) * 4
     for turn, sampling in enumerate((ANSWER, RANDOM, PENALISED, ANSWER, ANSWER)):
@@ -131,7 +131,7 @@ def test_drafts_from_text_change_no_token_of_a_chat_and_no_hit(family: str, draf
 
 def test_an_answer_drafts_for_the_next_ones_of_its_tenant_alone(tiny_checkpoint) -> None:
     path = tiny_checkpoint("granite")
-    built = small_engine(path, speculation=SpeculationConfig("suffix", max_drafts=3))
+    built = small_engine(path, speculation=SpeculationConfig("suffix", "fixed", 3))
     asked = request(random_prompt(20), ANSWER)
     answers, accepted = [], [0]
     for salt in (b"one", b"two", b"one", b"two"):

@@ -35,18 +35,23 @@ def path(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_drafts", [False, True])
-@pytest.mark.parametrize("policy", ["none", "align", "every", "branch"])
-def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str, has_drafts: bool, path: Path) -> None:
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [
+        *((policy, None) for policy in ("none", "align", "every", "branch")),
+        *(("none", "auto"), ("align", "fixed"), ("every", "fixed"), ("branch", "auto")),
+    ],
+)
+def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str, count: str | None, path: Path) -> None:
     chats = chats_of(path)
     turns = [turn for chat in chats for turn in chat]
     num_tokens = NUM_OPEN * sum(turn.num_computed for turn in turns) // len(turns)
     num_blocks, num_slots = num_tokens // BLOCK_SIZE // 3, NUM_OPEN * STATES_EACH // 3
     changes = {"checkpoint_policy": policy, "block_size": BLOCK_SIZE, "max_step_tokens": 128}
     decode = engine_of(path, num_blocks, num_slots, **changes)
-    if has_drafts:
+    if count is not None:
         drafter = sometimes_wrong(*([*turn.request.tokens, *turn.answer] for turn in turns))
-        decode = drafting_engine_of(path, drafter, num_blocks, num_slots, **changes)
+        decode = drafting_engine_of(path, drafter, num_blocks, num_slots, count=count, **changes)
     pair = EnginePair(engine_of(path, num_blocks, num_slots, **changes), decode)
     answers = Crowd(pair, chats, seed=2).run()
     assert len(answers) == NUM_REQUESTS

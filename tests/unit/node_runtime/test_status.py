@@ -71,7 +71,7 @@ def test_evictions_count_per_group_and_unused_checkpoints_apart() -> None:
 
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
 def test_a_node_reports_what_it_drafted_and_how_much_of_it_was_right(drafter: str, tiny_checkpoint) -> None:
-    built = small_engine(tiny_checkpoint("granite"), speculation=SpeculationConfig(drafter, max_drafts=2))
+    built = small_engine(tiny_checkpoint("granite"), speculation=SpeculationConfig(drafter, "fixed", 2))
     generate(built, request([5, 6, 7], replace(GREEDY, max_tokens=12, bias_ids=(7,), bias_values=(50.0,))))
     counted = node_status(built).counters
     assert counted["sampled_tokens"] == 12

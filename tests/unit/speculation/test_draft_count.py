@@ -1,0 +1,140 @@
+"""The number of drafts: as many as pay by measured acceptance and step times."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from headrace.speculation.draft_count import (
+    LOOK_TURNS,
+    OWN_TRIES,
+    PROBE_SHARE,
+    Acceptance,
+    AutoCount,
+    FixedCount,
+    Offer,
+    StepPrice,
+    best_counts,
+)
+
+PRICE = StepPrice(num_decoding=1, plain_s=4e-3, first_s=1e-3, draft_s=1e-4, limit_s=math.inf)
+
+
+def offers(number: int = 1, most: int = 3) -> list[Offer]:
+    return [Offer(Acceptance(OWN_TRIES), most) for _ in range(number)]
+
+
+def turn(count: AutoCount, offered: list[Offer], now_s: float, num_right: int, price: StepPrice = PRICE) -> list[int]:
+    """One turn in which each sequence's drafts are right up to the first `num_right`."""
+    if count.rests():
+        return [0] * len(offered)
+    counts = count.counts(offered, price, now_s)
+    count.drafted(sum(counts))
+    for offer, number in zip(offered, counts, strict=True):
+        if number:
+            count.verified(replace(offer, most=number), min(number, num_right))
+    return counts
+
+
+def test_the_rate_of_a_place_counts_only_drafts_behind_right_ones() -> None:
+    record = Acceptance(remembered=1000)
+    for num_accepted in (0, 0, 1, 2, 3, 3):
+        record.add(3, num_accepted)
+    rates = [record.rate(place, 0.5, 0.0) for place in range(4)]
+    assert rates == pytest.approx([4 / 6, 3 / 4, 2 / 3, 0.5], abs=0.01)
+
+
+def test_what_is_long_ago_counts_less() -> None:
+    record = Acceptance(remembered=8)
+    for num_accepted in [0] * 50 + [1] * 16:
+        record.add(1, num_accepted)
+    assert record.rate(0, 0.5, 1.0) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("chances", "price", "expected"),
+    [
+        ([[0.9, 0.8, 0.7]], PRICE, [3]),
+        ([[0.2, 0.04, 0.0]], PRICE, [0]),  # 1.2 tokens in 5.1 ms are fewer than 1 in 4
+        ([[0.9, 0.01], [0.05]], replace(PRICE, num_decoding=2, draft_s=4e-4), [1, 0]),
+        ([[0.9, 0.8, 0.7]], replace(PRICE, limit_s=5.25e-3), [2]),
+        ([[0.9, 0.8, 0.7]], replace(PRICE, limit_s=4.5e-3), [0]),
+        ([[0.9, 0.8, 0.7]], replace(PRICE, num_decoding=64), [0]),  # 63 others would wait for it
+        ([[0.9, 0.8]] * 3, replace(PRICE, num_decoding=3), [2, 1, 1]),  # four in a step at most
+    ],
+)
+def test_a_step_drafts_what_gives_the_most_tokens_a_second(chances, price, expected) -> None:
+    counts = best_counts(chances, price, 4)
+    assert sorted(counts, reverse=True) == expected
+
+
+def test_wrong_drafts_end_and_probes_take_no_more_than_their_share() -> None:
+    count, offered, now_s = AutoCount(64), offers(8), 0.0
+    price = replace(PRICE, num_decoding=8)
+    spent, after_learning = 0.0, 0
+    for number in range(20_000):
+        drafted = sum(turn(count, offered, now_s, 0, price))
+        seconds = price.of(drafted) if drafted else price.plain_s
+        if number >= 200:
+            after_learning += bool(drafted)
+            spent += seconds - price.plain_s
+        now_s += seconds
+    assert after_learning > 10  # it goes on probing
+    assert spent < 1.1 * PROBE_SHARE * now_s
+
+
+def test_drafts_come_back_when_they_are_right_again() -> None:
+    count, offered, now_s = AutoCount(64), offers(8), 0.0
+    price = replace(PRICE, num_decoding=8)
+    for _ in range(2000):
+        turn(count, offered, now_s, 0, price)
+        now_s += price.plain_s
+    waited = 0
+    while turn(count, offered, now_s, 3, price) != [3] * 8:
+        now_s, waited = now_s + price.plain_s, waited + 1
+        assert waited * price.plain_s < 10, "seconds"
+
+
+def test_where_nothing_is_drafted_the_number_is_chosen_now_and_then() -> None:
+    count, offered = AutoCount(8), offers()
+    looks = 0
+    for number in range(50 + 10 * LOOK_TURNS):
+        if count.rests():
+            continue
+        looks += number >= 50
+        turn_counts = count.counts(offered, PRICE, 0.0)
+        count.drafted(sum(turn_counts))
+        if any(turn_counts):
+            count.verified(offered[0], 0)
+    assert looks == 10
+
+
+def test_steps_with_drafts_that_are_late_are_not_chosen() -> None:
+    """Their seconds are measured from step to step: what drafting and waiting for tokens takes is in them."""
+    on_time, late = AutoCount(8), AutoCount(8)
+    for _ in range(100):
+        late.took(20e-3, 5e-3, has_drafts=True)
+        for count in (on_time, late):
+            count.took(4e-3, 4e-3, has_drafts=False)
+    now_s = 1.0
+    assert on_time.counts(offers(), PRICE, now_s) == [3]
+    assert late.counts(offers(), PRICE, now_s) == [1]  # a probe
+    late.drafted(1)
+    late.rests()
+    assert late.counts(offers(), PRICE, now_s) == [0]
+
+
+def test_what_a_grammar_forces_is_drafted_where_guesses_are_wrong() -> None:
+    count, offered = AutoCount(8), offers()
+    for _ in range(100):
+        turn(count, offered, 0.0, 0)
+    forced = replace(offered[0], is_forced=True)
+    assert count.counts([forced], PRICE, 0.0) == [3]
+
+
+def test_a_fixed_number_is_shared_evenly_within_the_limit() -> None:
+    fixed = FixedCount(7)
+    assert fixed.counts(offers(3), PRICE, 0.0) == [2, 2, 2]
+    assert fixed.counts(offers(2), PRICE, 0.0) == [3, 3]
+    assert fixed.counts(offers(9), PRICE, 0.0) == [1] * 7 + [0] * 2
+    assert fixed.counts(offers(2), replace(PRICE, limit_s=5.25e-3), 0.0) == [1, 1]
