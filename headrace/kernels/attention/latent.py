@@ -13,15 +13,24 @@ Source    DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Prompts expand keys and 
 Legend    N sequences, n tokens of context
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from headrace.kernels.attention.decode import PagedContexts
-from headrace.kernels.attention.paged_attention import DenseChunks, PagedDecode, PagedPrefill, paged_decode_torch
+from headrace.kernels.attention.latent_paged import attend_latents_triton
+from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill, paged_decode_torch
+from headrace.kernels.attention.prefill import PagedChunks
+from headrace.kernels.lib.sizes import cdiv
+
+EXPANDED_ROWS = 256
+"""On a GPU, the least rows a sequence that have keys and values expanded: Kimi's take 131,000 products a head and token
+of context, and then each row 320 with it instead of 1,088. Not measured."""
+EXPANDED_VALUES = 1 << 28
+"""Keys expanded at a time: half a gigabyte, and as much for values."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,10 @@ class LatentHeads:
     @property
     def size(self) -> int:
         return self.value_HVR.shape[2]
+
+    def of(self, some: slice) -> "LatentHeads":
+        """Some of the heads."""
+        return LatentHeads(self.key_HNR[some], self.value_HVR[some])
 
     def absorbed(self, q: Tensor) -> Tensor:
         """Queries [T, H, R + S] of latents, for the same scores as q has with keys."""
@@ -66,40 +79,39 @@ def latent_prefill(
 ) -> Tensor:
     if sum(batch.lengths) != len(q) or len(latents) != len(q):
         raise ValueError(f"q {tuple(q.shape)} and latents {tuple(latents.shape)} do not fit rows {batch.lengths}")
-    if not isinstance(batch.chunks, DenseChunks):
-        raise ValueError("latent attention has no kernels for a GPU: serve this model on the CPU")
-    return latent_prefill_torch(q, latents, pool, heads, scale, batch.lengths, batch.chunks)
-
-
-def latent_prefill_torch(
-    q: Tensor,
-    latents: Tensor,
-    pool: Tensor,
-    heads: LatentHeads,
-    scale: float,
-    lengths: Sequence[int],
-    chunks: DenseChunks,
-) -> Tensor:
+    chunks = batch.chunks
+    if isinstance(chunks, PagedChunks):
+        if batch.starts is None or len(q) < EXPANDED_ROWS * len(batch.lengths):
+            return heads.values(attend_latents_triton(heads.absorbed(q), pool, heads.size, scale, chunks))
+        starts, blocks = batch.starts, chunks.table_NM.unbind()
+    else:
+        starts, blocks = chunks.starts, chunks.blocks
     out = []
-    of_each = zip(q.split(list(lengths)), latents.split(list(lengths)), strict=True)
-    for (q_THD, own), start, blocks, visible in zip(of_each, chunks.starts, chunks.blocks, chunks.visible, strict=True):
-        context = own
-        if blocks is not None:
+    of_each = zip(q.split(batch.lengths), latents.split(batch.lengths), strict=True)
+    for (q_THD, own), start, ids in zip(of_each, starts, blocks, strict=True):
+        context, end = own, start + len(own)
+        if start and ids is not None:
             # The slice ends at the sequence's last token: the rest of its block is never read.
-            context = pool.index_select(0, blocks).flatten(0, 2)[: start + len(own)]
-        keys, values = heads.expanded(context)
-        V = values.shape[2]
-        attended = F.scaled_dot_product_attention(
-            q_THD.transpose(0, 1)[None],
-            keys[None],
-            # torch fuses attention on the CPU only where values are as wide as keys.
-            F.pad(values, (0, max(0, keys.shape[2] - V)))[None],
-            attn_mask=visible,
-            is_causal=visible is None,
-            scale=scale,
-        )
-        out.append(attended[0, :, :, :V].transpose(0, 1))
+            context = pool.index_select(0, ids[: cdiv(end, pool.shape[1])]).flatten(0, 2)[:end]
+        out.append(_expanded_attention(q_THD.transpose(0, 1), context, heads, scale))
     return torch.cat(out)
+
+
+def _expanded_attention(q_HTD: Tensor, context: Tensor, heads: LatentHeads, scale: float) -> Tensor:
+    """[T, H, V] of the last T tokens of a context [n, R + S], by some heads at a time."""
+    (H, T, D), n = q_HTD.shape, len(context)
+    some = max(1, EXPANDED_VALUES // (n * D))
+    visible = causal_lower_right(T, n)
+    out = []
+    for first in range(0, H, some):
+        keys, values = heads.of(slice(first, first + some)).expanded(context)
+        V = values.shape[2]
+        # torch has fused attention only where values are as wide as keys.
+        values = F.pad(values, (0, max(0, D - V)))
+        q = q_HTD[None, first : first + some]
+        attended = F.scaled_dot_product_attention(q, keys[None], values[None], attn_mask=visible, scale=scale)
+        out.append(attended[0, :, :, :V])
+    return torch.cat(out).transpose(0, 1)
 
 
 def latent_decode(q: Tensor, pool: Tensor, heads: LatentHeads, scale: float, batch: PagedDecode) -> Tensor:
@@ -107,6 +119,6 @@ def latent_decode(q: Tensor, pool: Tensor, heads: LatentHeads, scale: float, bat
     if len(q) != batch.num_sequences:
         raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences")
     if isinstance(batch.contexts, PagedContexts):
-        raise ValueError("latent attention has no kernels for a GPU: serve this model on the CPU")
+        return heads.values(attend_latents_triton(heads.absorbed(q), pool, heads.size, scale, batch.contexts))
     attended = paged_decode_torch(heads.absorbed(q), pool, pool, scale, batch.contexts)
     return heads.values(attended[..., : heads.size])

@@ -59,6 +59,7 @@ class PagedPrefill:
 
     lengths: tuple[int, ...]
     chunks: PagedChunks | DenseChunks  # for Triton, for torch
+    starts: tuple[int, ...] | None = None  # None: the host does not know them, as in a captured pass
 
     @classmethod
     def build(
@@ -70,7 +71,7 @@ class PagedPrefill:
         device: torch.device,
     ) -> "PagedPrefill":
         form = PagedChunks if device.type == "cuda" else DenseChunks
-        return cls(tuple(lengths), form.build(lengths, starts, block_ids, block_size, device))
+        return cls(tuple(lengths), form.build(lengths, starts, block_ids, block_size, device), tuple(starts))
 
 
 GATHERED_TOKENS = 16_384

@@ -31,7 +31,7 @@ from headrace.kernels.lib.pdl import fetch
 
 
 @triton.jit
-def _inverse_of_unit_lower(system, Q: tl.constexpr, EXACT: tl.constexpr):
+def inverse_of_unit_lower(system, Q: tl.constexpr, EXACT: tl.constexpr):
     """(I + system)^-1 for a strictly lower triangular system [Q, Q], Q a power of two.
 
     Inverses X, Y of two neighbouring diagonal blocks give that of both with the block A below X: [[X, 0], [-Y A X, Y]].
@@ -105,7 +105,7 @@ def _gdn_systems_kernel(
 
     weight = tl.exp2(tl.minimum(decay[:, None] - decay[None, :], 0.0)) * (beta * over_norm)[:, None]
     system = dot(k, tl.trans(k)) * weight * over_norm[None, :]
-    inverse = _inverse_of_unit_lower(tl.where(row[:, None] > row[None, :], system, 0.0), Q, EXACT)
+    inverse = inverse_of_unit_lower(tl.where(row[:, None] > row[None, :], system, 0.0), Q, EXACT)
 
     tile = tl.cast(chunk_rows, tl.int64)
     w = dot((inverse * (beta * over_norm * tl.exp2(decay))[None, :]).to(k.dtype), k)

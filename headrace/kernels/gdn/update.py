@@ -232,7 +232,7 @@ def gdn_update_triton(
         HEADS_A_KEY=Hv // Hk,
         PADDED_K=next_power_of_2(Dk),
         TILE_V=columns,
-        ACCESS=_access(state_pool, tile.access_bytes),
+        ACCESS=access_bytes(state_pool, tile.access_bytes),
         EPS=L2_NORM_EPS,
         BETA_SCALE=heads.beta_scale,
         num_warps=tile.num_warps,
@@ -260,7 +260,7 @@ def launch_shape(num_heads: int, element_bytes: int) -> GdnTile:
     return GdnTile(64, 4, 8, registers=128) if element_bytes == 4 else GdnTile(64, 4, 4)
 
 
-def _access(state_pool: Tensor, most: int) -> int:
+def access_bytes(state_pool: Tensor, most: int) -> int:
     """Bytes of one access, which divide the address of every head's state. Narrow accesses give a thread more keys of
     fewer columns, and sums over keys that need fewer words from other threads."""
     element = state_pool.element_size()

@@ -8,7 +8,9 @@ Shapes    q, k, f [T, H, K]; v [T, H, V]; b [T, H]; heads: the parameters of g a
           or bfloat16, any stride over slots; returns o [T, H, V] in v's dtype
 Contract  f and b are as projected (headrace/kernels/kda/heads.py); rows are packed as in `segments`; a slot that is
           written may be its own sequence's source and no other's; no other slot changes; T = 0 is a no-op
-Numerics  torch: all arithmetic in float32. No exponential is above 1, however fast a channel decays (`decayed_scores`)
+Numerics  torch: all arithmetic in float32. Triton: sums, decays, norms and states in float32, factors of matrix
+          products in v's dtype, while inverting a chunk's system in float16 where v is not float32. In both no
+          exponential is above 1, however fast a channel decays (`decayed_scores`)
 Source    Kimi Team 2025, "Kimi Linear", section 3 (WY form of a chunk)
 
 Legend    C chunks, Q rows a chunk, W state writes
@@ -20,6 +22,8 @@ from torch import Tensor
 from headrace.kernels.dense.rms_norm import L2_NORM_EPS, l2_normalize
 from headrace.kernels.gdn.prefill import chunk_start_states, heads_first, solve_chunks
 from headrace.kernels.kda.heads import KdaHeads
+from headrace.kernels.kda.scan import kda_prefill_triton
+from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.segments import PrefillSegments, rows_up_to
 
 
@@ -43,7 +47,8 @@ def kda_prefill(
         raise ValueError(f"segments describe {sum(segments.lengths)} rows, v has {T}")
     if T == 0:
         return torch.empty_like(v)
-    return kda_prefill_torch(q, k, v, f, b, heads, state_pool, segments)
+    implementation = kda_prefill_triton if runs_triton(v) else kda_prefill_torch
+    return implementation(q, k, v, f, b, heads, state_pool, segments)
 
 
 def kda_prefill_torch(
