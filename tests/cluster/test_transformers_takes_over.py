@@ -19,7 +19,7 @@ from headrace.wire.messages import PrefillRequest, Reservation
 from node.config import NodeConfig
 from node_runtime.sessions import plan_of
 from tests.support.cluster.cluster import SMALL, Process
-from tests.support.engine.oracle import greedy, oracle, random_prompt
+from tests.support.engine.oracle import clear_prompt, greedy, oracle
 from transfer.protocol.authentication import new_secret
 from transfer.protocol.envelope import new_nonce
 from transfer.receiver import TransferReceiver
@@ -139,7 +139,7 @@ async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
     node = Process.start("p0", config, tmp_path)
     with contextlib.ExitStack() as undo:
         undo.callback(node.stop)
-        prompt = random_prompt(length)
+        prompt = clear_prompt(path, length, NUM_TOKENS)
         first, blocks, state = await receive(node.ready["address"], layout, config.message_bytes, prompt)
         model = oracle(path)
         cache = as_dynamic_cache(model, layout, length, blocks, state)

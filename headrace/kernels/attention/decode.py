@@ -5,7 +5,7 @@
 
 Shapes    q and, if there is one, gate [N, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of
           the same strides; returns [N, H, D]
-Contract  D is a power of two, at least 16; a context of no tokens (a padding row) gives zeros; with `skip_first` a
+Contract  D is at most 256; a context of no tokens (a padding row) gives zeros; with `skip_first` a
           context has no token or at least two. Grid and split
           count follow from N, Hkv and the table's width alone, never from the contexts: captured graphs replay
           with other contexts. Contexts and table are read early: an overlapped kernel (headrace/kernels/lib/pdl.py)
@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.attention.head_dims import inside, load_head, padded, store_head
 from headrace.kernels.attention.prefill import check_paged, padded_table
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.dot import dot_block
@@ -110,14 +111,14 @@ def _decode_kernel(
     if first_key >= length:
         return
 
-    member, d = tl.arange(0, ROWS), tl.arange(0, D)
+    member, d = tl.arange(0, ROWS), tl.arange(0, padded(D))
     head = kv_head * GROUP + member
     is_head = member < GROUP
     q_row = q_ptr + sequence.to(tl.int64) * stride_q
-    q = tl.load(q_row + head[:, None] * D + d[None, :], mask=is_head[:, None], other=0.0)
+    q = tl.load(q_row + head[:, None] * D + d[None, :], mask=inside(is_head, d, D), other=0.0)
     if UPCAST_DOT:
         q = q.to(tl.float32)
-    acc = tl.zeros([ROWS, D], tl.float32)
+    acc = tl.zeros([ROWS, padded(D)], tl.float32)
     row_max = tl.full([ROWS], float("-inf"), tl.float32)
     row_sum = tl.zeros([ROWS], tl.float32)
     k_ptr += kv_head * D
@@ -127,8 +128,8 @@ def _decode_kernel(
         if SKIP_FIRST:
             is_key &= key > 0
         place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token
-        k = tl.load(k_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
-        v = tl.load(v_ptr + place[:, None] + d[None, :], mask=is_key[:, None], other=0.0)
+        k = tl.load(k_ptr + place[:, None] + d[None, :], mask=inside(is_key, d, D), other=0.0)
+        v = tl.load(v_ptr + place[:, None] + d[None, :], mask=inside(is_key, d, D), other=0.0)
         if UPCAST_DOT:
             k = k.to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
@@ -146,7 +147,7 @@ def _decode_kernel(
         key += KEYS
         block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
     row_out = (sequence.to(tl.int64) * H + head) * splits + split
-    tl.store(part_ptr + row_out[:, None] * D + d[None, :], acc / row_sum[:, None], mask=is_head[:, None])
+    tl.store(part_ptr + row_out[:, None] * D + d[None, :], acc / row_sum[:, None], mask=inside(is_head, d, D))
     tl.store(log_sum_ptr + row_out, row_max + tl.log2(row_sum), mask=is_head)
 
 
@@ -157,7 +158,7 @@ def _merge_kernel(
 ):  # fmt: skip
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate]."""
     let_next_start()
-    row, d = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    row, d = tl.program_id(0).to(tl.int64), tl.arange(0, padded(D))
     length = tl.load(lens_ptr + row // H)
     used = tl.cdiv(length, _split_of(length, splits, KEYS, SPLIT_KEYS))
     part_ptr += row * splits * D
@@ -168,20 +169,21 @@ def _merge_kernel(
     else:
         out = _merged(part_ptr, log_sum_ptr, used, D, MERGED_AT_ONCE)
     if gate_ptr is not None:
-        out *= tl.sigmoid(tl.load(gate_ptr + row // H * stride_gate + row % H * D + d).to(tl.float32))
-    tl.store(out_ptr + row * D + d, out.to(out_ptr.dtype.element_ty))
+        gate = load_head(gate_ptr + row // H * stride_gate + row % H * D + d, d, D)
+        out *= tl.sigmoid(gate.to(tl.float32))
+    store_head(out_ptr + row * D + d, out.to(out_ptr.dtype.element_ty), d, D)
 
 
 @triton.jit
 def _merged(part_ptr, log_sum_ptr, used, D: tl.constexpr, AT_ONCE: tl.constexpr):
     """One row, merged from its first `used` splits; zeros if there are none."""
-    d = tl.arange(0, D)
-    acc = tl.zeros([D], tl.float32)
+    d = tl.arange(0, padded(D))
+    acc = tl.zeros([padded(D)], tl.float32)
     total, best = 0.0, -1e30
     for first in range(0, used, AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
         log_sum = tl.load(log_sum_ptr + split, mask=split < used, other=float("-inf"))
-        part = tl.load(part_ptr + split[:, None] * D + d[None, :], mask=(split < used)[:, None], other=0.0)
+        part = tl.load(part_ptr + split[:, None] * D + d[None, :], mask=inside(split < used, d, D), other=0.0)
         new_best = tl.maximum(best, tl.max(log_sum, 0))
         weight, shrink = tl.exp2(log_sum - new_best), tl.exp2(best - new_best)
         acc = acc * shrink + tl.sum(part * weight[:, None], 0)

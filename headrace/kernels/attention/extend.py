@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.attention.head_dims import inside, padded, store_head
 from headrace.kernels.attention.prefill import PagedChunks, _attend, check_paged
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.exponentials import LOG2_E
@@ -92,7 +93,7 @@ def _extend_kernel(
     row = tl.arange(0, TOKENS * PADDED_GROUP)
     token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
     is_row = (token < length) & (member < GROUP)
-    d = tl.arange(0, D)
+    d = tl.arange(0, padded(D))
     head = kv_head * GROUP + member
     row_in_q = (first_row + token).to(tl.int64)
     out_row = (row_in_q * H + head) * splits + split
@@ -102,10 +103,10 @@ def _extend_kernel(
         tl.store(log_sum_ptr + out_row, tl.full(row_max.shape, float("-inf"), tl.float32), mask=is_row)
         return
     q_place = row_in_q[:, None] * stride_q + (head * D)[:, None] + d[None, :]
-    q = tl.load(q_ptr + q_place, mask=is_row[:, None], other=0.0)
+    q = tl.load(q_ptr + q_place, mask=inside(is_row, d, D), other=0.0)
     if UPCAST_DOT:
         q = q.to(tl.float32)
-    acc = tl.zeros([TOKENS * PADDED_GROUP, D], tl.float32)
+    acc = tl.zeros([TOKENS * PADDED_GROUP, padded(D)], tl.float32)
     k_ptr += kv_head * D
     v_ptr += kv_head * D
     table_ptr += sequence * stride_table
@@ -120,7 +121,7 @@ def _extend_kernel(
         stride_block, stride_token, scale_log2, D, BLOCK_SIZE, KEYS, True,
     )  # fmt: skip
     total = tl.where(row_sum > 0, row_sum, 1.0)
-    tl.store(part_ptr + out_row[:, None] * D + d[None, :], acc / total[:, None], mask=is_row[:, None])
+    tl.store(part_ptr + out_row[:, None] * D + d[None, :], acc / total[:, None], mask=inside(is_row, d, D))
     log_sum = tl.where(row_sum > 0, row_max + tl.log2(total), float("-inf"))
     tl.store(log_sum_ptr + out_row, log_sum, mask=is_row)
 
@@ -129,18 +130,18 @@ def _extend_kernel(
 def _merge_kernel(part_ptr, log_sum_ptr, out_ptr, splits, D: tl.constexpr):
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum. Parts of a log_sum of -inf are not read."""
     row = tl.program_id(0).to(tl.int64)
-    split, d = tl.arange(0, MOST_SPLITS), tl.arange(0, D)
+    split, d = tl.arange(0, MOST_SPLITS), tl.arange(0, padded(D))
     log_sum = tl.load(log_sum_ptr + row * splits + split, mask=split < splits, other=float("-inf"))
     best = tl.max(log_sum, 0)
     total = tl.sum(tl.exp2(log_sum - best), 0)
-    acc = tl.zeros([D], tl.float32)
+    acc = tl.zeros([padded(D)], tl.float32)
     for first in range(0, splits, AT_ONCE):
         some = first + tl.arange(0, AT_ONCE)
         some_sum = tl.load(log_sum_ptr + row * splits + some, mask=some < splits, other=float("-inf"))
-        is_there = (some_sum > float("-inf"))[:, None]
+        is_there = inside(some_sum > float("-inf"), d, D)
         part = tl.load(part_ptr + (row * splits + some)[:, None] * D + d[None, :], mask=is_there, other=0.0)
         acc += tl.sum(part * tl.exp2(some_sum - best)[:, None], 0)
-    tl.store(out_ptr + row * D + d, (acc / total).to(out_ptr.dtype.element_ty))
+    store_head(out_ptr + row * D + d, (acc / total).to(out_ptr.dtype.element_ty), d, D)
 
 
 def paged_extend_triton(

@@ -3,8 +3,8 @@
     out_t = softmax(scale * q_t K^T) V        K, V: the sequence's tokens 0 .. t, read through its block table
 
 Shapes    q [T, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of the same strides; returns [T, H, D]
-Contract  T packed rows of N sequences, whose own keys and values are in the pool already. D is a power of two, at
-          least 16. The launch grid follows from T, N and Hkv alone
+Contract  T packed rows of N sequences, whose own keys and values are in the pool already. D is at most 256; powers of
+          two waste nothing. The launch grid follows from T, N and Hkv alone
 Numerics  online softmax in float32; products of bf16 operands accumulate in float32, of float32 ones in full
           precision; the weights are rounded to the values' dtype before their product
 Source    Dao 2023, "FlashAttention-2"; Kwon et al. 2023, "PagedAttention". The query heads of one KV head are
@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.attention.head_dims import LARGEST_HEAD_DIM, inside, load_heads, padded
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
@@ -96,7 +97,7 @@ def _attend(
     D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over keys [first_key, last_key), in steps of KEYS."""
-    d = tl.arange(0, D)
+    d = tl.arange(0, padded(D))
     for start in range(first_key, last_key, KEYS):
         key = start + tl.arange(0, KEYS)
         if MASKED:
@@ -104,7 +105,7 @@ def _attend(
         else:
             block = tl.load(table_ptr + key // BLOCK_SIZE)
         place = _wide(block) * _wide(stride_block) + (key % BLOCK_SIZE) * stride_token
-        k = tl.load(k_ptr + place[:, None] + d[None, :])
+        k = load_heads(k_ptr + place[:, None] + d[None, :], d, D)
         if UPCAST_DOT:
             k = k.to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
@@ -117,9 +118,9 @@ def _attend(
         row_max = new_max
         acc = acc * shrink[:, None]
         if MASKED:  # a weight of zero does not hide a NaN
-            v = tl.load(v_ptr + place[:, None] + d[None, :], mask=key[:, None] < end, other=0.0)
+            v = tl.load(v_ptr + place[:, None] + d[None, :], mask=inside(key < end, d, D), other=0.0)
         else:
-            v = tl.load(v_ptr + place[:, None] + d[None, :])
+            v = load_heads(v_ptr + place[:, None] + d[None, :], d, D)
         weight = weight.to(v.dtype)
         if UPCAST_DOT:
             weight, v = weight.to(tl.float32), v.to(tl.float32)
@@ -158,14 +159,14 @@ def _prefill_kernel(
     row = tl.arange(0, TOKENS * PADDED_GROUP)
     token, member = first_token + row // PADDED_GROUP, row % PADDED_GROUP
     is_row = (token < length) & (member < GROUP)
-    d = tl.arange(0, D)
+    d = tl.arange(0, padded(D))
     row_in_q = (first_row + token).to(tl.int64)
     head_d = ((kv_head * GROUP + member) * D)[:, None] + d[None, :]
-    q = tl.load(q_ptr + row_in_q[:, None] * stride_q + head_d, mask=is_row[:, None], other=0.0)
+    q = tl.load(q_ptr + row_in_q[:, None] * stride_q + head_d, mask=inside(is_row, d, D), other=0.0)
     if UPCAST_DOT:
         q = q.to(tl.float32)
 
-    acc = tl.zeros([TOKENS * PADDED_GROUP, D], tl.float32)
+    acc = tl.zeros([TOKENS * PADDED_GROUP, padded(D)], tl.float32)
     row_max = tl.full([TOKENS * PADDED_GROUP], float("-inf"), tl.float32)
     row_sum = tl.zeros([TOKENS * PADDED_GROUP], tl.float32)
     k_ptr += kv_head * D
@@ -181,7 +182,7 @@ def _prefill_kernel(
         stride_block, stride_token, scale_log2, D, BLOCK_SIZE, KEYS, True,
     )  # fmt: skip
     out = (acc / row_sum[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + row_in_q[:, None] * (H * D) + head_d, out, mask=is_row[:, None])
+    tl.store(out_ptr + row_in_q[:, None] * (H * D) + head_d, out, mask=inside(is_row, d, D))
 
 
 def paged_prefill_triton(
@@ -214,8 +215,8 @@ def paged_prefill_triton(
 def check_paged(q: Tensor, k_pool: Tensor, v_pool: Tensor) -> None:
     """Raises ValueError unless the paged kernels take such queries and pools."""
     H, D = q.shape[1:]
-    if D < 16 or D & (D - 1):
-        raise ValueError(f"head dim {D} is not a power of two of at least 16")
+    if D > LARGEST_HEAD_DIM:
+        raise ValueError(f"head dim {D}: attention on a GPU takes at most {LARGEST_HEAD_DIM}")
     if q.stride()[1:] != (D, 1):
         raise ValueError(f"q has strides {q.stride()}: each row's heads must lie side by side")
     if k_pool.stride() != v_pool.stride() or k_pool.stride()[2:] != (D, 1) or H % k_pool.shape[2]:

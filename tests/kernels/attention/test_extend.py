@@ -22,14 +22,14 @@ def test_rows_see_their_prefix_and_themselves(spans: list[tuple[int, int]], spli
     check_prefill(spans, 4, 2, 16, dtype, partial(paged_extend_triton, splits=splits, tile=tile))
 
 
-@pytest.mark.parametrize(("H", "KV"), [(3, 1), (2, 2), (8, 1)])
-def test_any_number_of_query_heads_is_a_group(H: int, KV: int):
-    check_prefill([(7, 30)], H, KV, 16, torch.float32, partial(paged_extend_triton, splits=2))
+@pytest.mark.parametrize(("H", "KV", "D"), [(3, 1, 16), (2, 2, 48), (8, 1, 10)])
+def test_any_number_of_query_heads_of_any_size_is_a_group(H: int, KV: int, D: int):
+    check_prefill([(7, 30)], H, KV, D, torch.float32, partial(paged_extend_triton, splits=2))
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256)])
+@pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256), (6, 2, 80), (20, 1, 96)])
 @pytest.mark.parametrize(
     "spans", [[(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100)], [(8176, 8192)], [(5000, 5256)]], ids=str
 )
