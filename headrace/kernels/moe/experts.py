@@ -6,15 +6,17 @@
 Shapes    x [T, D]; expert, weight [T, k]; up [E, 2I, D] (gate rows first), without a gate [E, I, D]; down
           [E, D, I]; returns y [T, D]
 Contract  the experts of one token are distinct; an expert that no token chose is not read. Triton: D and I are
-          multiples of 16, the grids follow from shapes alone, and no step waits for the host
-Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product
+          multiples of 16, the grids follow from shapes alone, and no step waits for the host; up and down may be FP8
+          (`Fp8Experts`), where their scales' blocks, if any, do not cut a step of the kernel
+Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product. FP8 values are exact in x's
+          dtype; scales multiply sums
 Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks
 
 Legend    n = T k entries, one for each token and choice; sorted, entries of one expert are adjacent
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +24,42 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix
+from headrace.kernels.dense.fp8_linear import runs_fp8
 from headrace.kernels.dense.relu_squared import relu_squared_torch
+from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups
 from headrace.kernels.dense.swiglu import swiglu_torch
-from headrace.kernels.lib.dispatch import UPCAST_DOT, runs_triton
+from headrace.kernels.lib.dispatch import runs_triton
+from headrace.kernels.lib.dot import dot
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import next_power_of_2
 
 
-def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+class Fp8Experts(NamedTuple):
+    """Matrices [E, R, C] in FP8: `matrix` has the rows of all of them, expert by expert."""
+
+    matrix: Fp8Matrix
+    num_experts: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        rows, columns = self.matrix.shape
+        return self.num_experts, rows // self.num_experts, columns
+
+
+Experts: TypeAlias = Tensor | Fp8Experts
+
+
+def experts_of(stacked: Matrix, num_experts: int) -> Experts:
+    """The experts whose rows `stacked` has, expert by expert; in FP8 where FP8 runs."""
+    if isinstance(stacked, Fp8Matrix):
+        if runs_fp8(stacked):
+            return Fp8Experts(stacked, num_experts)
+        stacked = stacked.dequantised()
+    return stacked.view(num_experts, -1, stacked.shape[1])
+
+
+def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Experts, down: Experts) -> Tensor:
     E, up_rows, D = up.shape
     inner = down.shape[2]
     if x.shape[1] != D or down.shape[:2] != (E, D) or up_rows not in (inner, 2 * inner) or expert.shape != weight.shape:
@@ -37,7 +67,10 @@ def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Ten
             f"x {tuple(x.shape)}, up {tuple(up.shape)}, down {tuple(down.shape)}, "
             f"expert {tuple(expert.shape)}, weight {tuple(weight.shape)} disagree"
         )
-    return (moe_experts_triton if runs_triton(x) else moe_experts_torch)(x, expert, weight, up, down)
+    if runs_triton(x):
+        return moe_experts_triton(x, expert, weight, up, down)
+    assert isinstance(up, Tensor) and isinstance(down, Tensor)
+    return moe_experts_torch(x, expert, weight, up, down)
 
 
 def moe_experts_torch(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -55,6 +88,13 @@ def moe_experts_torch(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, dow
             first += count
     outputs *= weight.flatten()[order, None]
     return torch.zeros_like(x).index_add_(0, token, outputs)
+
+
+def _stored(experts: Experts) -> tuple[Tensor, Tensor | None, dict[str, int]]:
+    """Values, scales and the kernels' constants for them."""
+    if isinstance(experts, Tensor):
+        return experts, None, NO_GROUPS
+    return experts.matrix.values, experts.matrix.scales, scale_groups(experts.matrix)
 
 
 class MoeTile(NamedTuple):
@@ -116,10 +156,21 @@ def _expert_of(tile, first_ptr, E: tl.constexpr, PADDED_E: tl.constexpr, ROWS: t
 
 
 @triton.jit
+def _add_product(sums, x, weight, scales, start, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr):
+    """sums + x weight^T of a step from column `start` on, which has one scale for each row of the weight."""
+    if ROW_GROUP:
+        weight = weight.to(x.dtype)
+    if ROW_GROUP and COLUMN_GROUP:
+        return sums + dot(x, tl.trans(weight)) * tl.load(scales + start // COLUMN_GROUP)[None, :]
+    return dot(x, tl.trans(weight), sums)
+
+
+@triton.jit
 def _up_kernel(
-    x_ptr, weight_ptr, order_ptr, first_ptr, hidden_ptr, stride_x, choices,
+    x_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, hidden_ptr, stride_x, choices,
     E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HAS_GATE: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
 ):  # fmt: skip
     """hidden [n, I], sorted: silu(gate x) * up x of each entry's token, or max(up x, 0)^2."""
     let_next_start()
@@ -136,19 +187,25 @@ def _up_kernel(
     weights_an_expert: tl.constexpr = (2 if HAS_GATE else 1) * INNER * D
     gate_ptrs = weight_ptr + expert.to(tl.int64) * weights_an_expert + output[:, None] * D + d[None, :]
     up_ptrs = gate_ptrs + INNER * D if HAS_GATE else gate_ptrs
+    gate_scales = weight_scale_ptr
+    up_scales = weight_scale_ptr
+    if ROW_GROUP:
+        GROUPS: tl.constexpr = (D + COLUMN_GROUP - 1) // COLUMN_GROUP if COLUMN_GROUP else 1
+        gate_row = expert.to(tl.int64) * (weights_an_expert // D) + output
+        up_row = gate_row + INNER if HAS_GATE else gate_row
+        gate_scales += gate_row // ROW_GROUP * GROUPS
+        up_scales += up_row // ROW_GROUP * GROUPS
     gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, D, DEPTH):
         x = tl.load(x_ptrs + start, mask=is_row[:, None], other=0.0)
         up_weight = tl.load(up_ptrs + start)
-        if UPCAST_DOT:
-            x, up_weight = x.to(tl.float32), up_weight.to(tl.float32)
         if HAS_GATE:
-            gate_weight = tl.load(gate_ptrs + start)
-            if UPCAST_DOT:
-                gate_weight = gate_weight.to(tl.float32)
-            gate = tl.dot(x, tl.trans(gate_weight), gate, input_precision="ieee")
-        up = tl.dot(x, tl.trans(up_weight), up, input_precision="ieee")
+            gate = _add_product(gate, x, tl.load(gate_ptrs + start), gate_scales, start, ROW_GROUP, COLUMN_GROUP)
+        up = _add_product(up, x, up_weight, up_scales, start, ROW_GROUP, COLUMN_GROUP)
+    if ROW_GROUP and not COLUMN_GROUP:
+        gate *= tl.load(gate_scales)[None, :]
+        up *= tl.load(up_scales)[None, :]
     if HAS_GATE:
         hidden = gate * tl.sigmoid(gate) * up
     else:
@@ -160,9 +217,10 @@ def _up_kernel(
 
 @triton.jit
 def _down_kernel(
-    hidden_ptr, weight_ptr, order_ptr, first_ptr, scale_ptr, out_ptr,
+    hidden_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, scale_ptr, out_ptr,
     E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
 ):  # fmt: skip
     """out [n, D], in the entries' own order: scale * down hidden."""
     let_next_start()
@@ -176,13 +234,16 @@ def _down_kernel(
     i, output = tl.arange(0, DEPTH), column + tl.arange(0, COLUMNS)
     hidden_ptrs = hidden_ptr + place.to(tl.int64)[:, None] * INNER + i[None, :]
     weight_ptrs = weight_ptr + expert.to(tl.int64) * (INNER * D) + output[:, None] * INNER + i[None, :]
+    scales = weight_scale_ptr
+    if ROW_GROUP:
+        GROUPS: tl.constexpr = (INNER + COLUMN_GROUP - 1) // COLUMN_GROUP if COLUMN_GROUP else 1
+        scales += (expert.to(tl.int64) * D + output) // ROW_GROUP * GROUPS
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, INNER, DEPTH):
         hidden = tl.load(hidden_ptrs + start, mask=is_row[:, None], other=0.0)
-        weight = tl.load(weight_ptrs + start)
-        if UPCAST_DOT:
-            hidden, weight = hidden.to(tl.float32), weight.to(tl.float32)
-        acc = tl.dot(hidden, tl.trans(weight), acc, input_precision="ieee")
+        acc = _add_product(acc, hidden, tl.load(weight_ptrs + start), scales, start, ROW_GROUP, COLUMN_GROUP)
+    if ROW_GROUP and not COLUMN_GROUP:
+        acc *= tl.load(scales)[None, :]
     entry = tl.load(order_ptr + place, mask=is_row, other=0).to(tl.int64)
     scale = tl.load(scale_ptr + entry, mask=is_row, other=0.0).to(tl.float32)
     out_ptrs = out_ptr + entry[:, None] * D + output[None, :]
@@ -190,10 +251,13 @@ def _down_kernel(
 
 
 def moe_experts_triton(
-    x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor, tile: MoeTile | None = None
+    x: Tensor, expert: Tensor, weight: Tensor, up: Experts, down: Experts, tile: MoeTile | None = None
 ) -> Tensor:
     (T, k), (E, D, inner) = expert.shape, down.shape
-    if math.gcd(D, inner) % 16 or x.stride(1) != 1 or not (up.is_contiguous() and down.is_contiguous()):
+    up_values, up_scales, up_groups = _stored(up)
+    down_values, down_scales, down_groups = _stored(down)
+    dense = up_values.is_contiguous() and down_values.is_contiguous()
+    if math.gcd(D, inner) % 16 or x.stride(1) != 1 or not dense:
         raise ValueError(f"D {D} and I {inner} must be multiples of 16, rows of x dense, weights contiguous")
     n = T * k
     if n == 0:
@@ -211,10 +275,21 @@ def moe_experts_triton(
     sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
     _up_kernel[(tiles * (inner // up_columns),)](
-        x, up, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth,
-        HAS_GATE=up.shape[1] == 2 * inner, **options
+        x, up_values, up_scales, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth,
+        HAS_GATE=up.shape[1] == 2 * inner, **up_groups, **options
     )  # fmt: skip
     _down_kernel[(tiles * (D // down_columns),)](
-        hidden, down, order, first, weight.contiguous(), out, **sizes, COLUMNS=down_columns, DEPTH=down_depth, **options
+        hidden,
+        down_values,
+        down_scales,
+        order,
+        first,
+        weight.contiguous(),
+        out,
+        **sizes,
+        COLUMNS=down_columns,
+        DEPTH=down_depth,
+        **down_groups,
+        **options,
     )
     return out.view(T, k, D).sum(1)

@@ -4,14 +4,13 @@ Gated short convolutions, and attention with normed queries and keys and full ro
 """
 
 import torch
-from torch import Tensor
 
 from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, LayerConfig, ModelConfig, MoeConfig, ShortConvConfig
 from headrace.models.layers.attention import Attention, AttentionNames
-from headrace.models.layers.feed_forward import MixtureOfExperts, SigmoidRouter, SwiGlu
+from headrace.models.layers.feed_forward import MixtureOfExperts, SigmoidRouter, SwiGlu, load_swiglu_experts
 from headrace.models.layers.short_conv import ShortConv
 from headrace.models.model import Family
 from headrace.models.raw_config import RawConfig
@@ -126,20 +125,13 @@ def _load_feed_forward(
     num, inner = moe.num_experts, moe.intermediate_size
     matrix = weights.take(f"{prefix}.gate.weight", (num, hidden), torch.float32)
     bias = weights.take(f"{prefix}.expert_bias", (num,), torch.float32) if moe.has_bias else None
-    experts = [_take_swiglu(weights, f"{prefix}.experts.{e}", hidden, inner) for e in range(num)]
+    up, down = load_swiglu_experts(weights, f"{prefix}.experts", num, inner, hidden, ("w1", "w3", "w2"))
     return MixtureOfExperts(
         router=SigmoidRouter.of(moe, matrix, bias, SMALLEST_SUM),
-        up=torch.stack([gate_up for gate_up, _ in experts]),
-        down=torch.stack([down for _, down in experts]),
+        up=up,
+        down=down,
         shared=None,
     )
-
-
-def _take_swiglu(weights: WeightSource, prefix: str, hidden: int, inner: int) -> tuple[Tensor, Tensor]:
-    """[2 inner, hidden], gate rows first, and [hidden, inner]."""
-    gate = weights.take(f"{prefix}.w1.weight", (inner, hidden))
-    up = weights.take(f"{prefix}.w3.weight", (inner, hidden))
-    return torch.cat((gate, up)), weights.take(f"{prefix}.w2.weight", (hidden, inner))
 
 
 LFM2 = Family(read_lfm2, load_lfm2_layer, final_norm="embedding_norm")

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.moe.experts import experts_of
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import (
     AttentionConfig,
@@ -149,8 +151,8 @@ def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> Mixtur
     experts = [f"{prefix}.experts.{e}" for e in range(num)]
     return MixtureOfExperts(
         router=SigmoidRouter.of(moe, matrix, bias),
-        up=torch.stack([weights.take(f"{e}.up_proj.weight", (inner, size)) for e in experts]),
-        down=torch.stack([weights.take(f"{e}.down_proj.weight", (size, inner)) for e in experts]),
+        up=experts_of(stack_rows([weights.matrix(f"{e}.up_proj.weight", (inner, size)) for e in experts]), num),
+        down=experts_of(stack_rows([weights.matrix(f"{e}.down_proj.weight", (size, inner)) for e in experts]), num),
         shared=ReluSquared.load(weights, f"{prefix}.shared_experts", hidden, moe.shared_intermediate_size),
         latent=latent,
     )

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from headrace.kernels.dense.fp8 import Matrix, select_rows, stack_rows
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.moe.experts import Experts
 from headrace.models.branches import Branch, BranchChain, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, ModelConfig, MoeConfig
 from headrace.models.layers.attention import Attention
-from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu
+from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu, load_swiglu_experts
 from headrace.models.layers.gated_delta import GatedDelta
 from headrace.models.model import Family
 from headrace.models.mtp import MtpLayer
@@ -184,7 +185,7 @@ def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> Mixtur
     )
 
 
-def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Tensor, Tensor]:
+def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: int) -> tuple[Experts, Experts]:
     """gate_up [E, 2 I, hidden] and down [E, hidden, I], from a matrix for each expert or from stacked tensors."""
     num, inner = moe.num_experts, moe.intermediate_size
     if f"{prefix}.gate_up_proj" in weights.remaining:
@@ -192,11 +193,7 @@ def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: in
             weights.take(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
             weights.take(f"{prefix}.down_proj", (num, hidden, inner)),
         )
-    take, each = weights.take, range(num)
-    gates = [take(f"{prefix}.{e}.gate_proj.weight", (inner, hidden)) for e in each]
-    ups = [take(f"{prefix}.{e}.up_proj.weight", (inner, hidden)) for e in each]
-    downs = [take(f"{prefix}.{e}.down_proj.weight", (hidden, inner)) for e in each]
-    return torch.cat((torch.stack(gates), torch.stack(ups)), dim=1), torch.stack(downs)
+    return load_swiglu_experts(weights, prefix, num, inner, hidden, ("gate_proj", "up_proj", "down_proj"))
 
 
 QWEN = Family(

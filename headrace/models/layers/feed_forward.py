@@ -10,7 +10,7 @@ from torch import Tensor
 from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
-from headrace.kernels.moe.experts import moe_experts
+from headrace.kernels.moe.experts import Experts, experts_of, moe_experts
 from headrace.kernels.moe.routing import moe_route
 from headrace.kernels.moe.sigmoid_routing import TINY, SigmoidRouting, moe_route_sigmoid
 from headrace.models.config import MoeConfig
@@ -111,8 +111,8 @@ class MixtureOfExperts:
     """Routed experts, E of them with inner size I and inputs of D values, maybe beside a shared one for every row."""
 
     router: Router
-    up: Tensor  # [E, 2 I, D], gate rows first; without a gate [E, I, D]
-    down: Tensor  # [E, D, I]
+    up: Experts  # [E, 2 I, D], gate rows first; without a gate [E, I, D]
+    down: Experts  # [E, D, I]
     shared: SwiGlu | ReluSquared | None
     shared_gate: Tensor | None = None  # [1, hidden]
     latent: Latent | None = None  # None: D is hidden
@@ -129,3 +129,17 @@ class MixtureOfExperts:
         if self.shared_gate is not None:
             shared = shared * torch.sigmoid(F.linear(x, self.shared_gate))
         return routed + shared
+
+
+def load_swiglu_experts(
+    weights: WeightSource, prefix: str, num_experts: int, inner: int, size: int, names: tuple[str, str, str]
+) -> tuple[Experts, Experts]:
+    """[E, 2 inner, size] and [E, size, inner] from a matrix for each expert; `names` are gate's, up's and down's."""
+    gate, up, down = names
+    gate_up = [
+        weights.matrix(f"{prefix}.{expert}.{name}.weight", (inner, size))
+        for expert in range(num_experts)
+        for name in (gate, up)
+    ]
+    downs = [weights.matrix(f"{prefix}.{expert}.{down}.weight", (size, inner)) for expert in range(num_experts)]
+    return experts_of(stack_rows(gate_up), num_experts), experts_of(stack_rows(downs), num_experts)

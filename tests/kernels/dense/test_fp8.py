@@ -5,7 +5,6 @@ import torch
 
 from headrace.kernels.dense.fp8 import (
     BLOCK,
-    FP8,
     Fp8Matrix,
     quantise_matrix,
     quantise_torch,
@@ -15,17 +14,9 @@ from headrace.kernels.dense.fp8 import (
 )
 from headrace.kernels.dense.small_linear import Tile, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_torch
-from headrace.kernels.lib.sizes import cdiv
+from tests.kernels.dense.fp8_matrices import GROUPINGS, random_matrix
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-GROUPINGS = {"per channel": (1, False), "blocks": (BLOCK, True), "blocks of one row": (1, True)}
-
-
-def random_matrix(rows: int, columns: int, grouping: str = "blocks") -> Fp8Matrix:
-    row_group, has_blocks = GROUPINGS[grouping]
-    scales = torch.rand(cdiv(rows, row_group), cdiv(columns, BLOCK) if has_blocks else 1, device=DEVICE) + 0.5
-    values = torch.randn(rows, columns, device=DEVICE).to(FP8)
-    return Fp8Matrix(values, scales * columns**-0.5, row_group, torch.bfloat16)
 
 
 @pytest.mark.parametrize("form", ["plain", "gated", "logits", "parts"])

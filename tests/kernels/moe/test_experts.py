@@ -4,7 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headrace.kernels.moe.experts import MoeTile, moe_experts, moe_experts_torch, moe_experts_triton, moe_tile
+from headrace.kernels.moe.experts import (
+    Fp8Experts,
+    MoeTile,
+    moe_experts,
+    moe_experts_torch,
+    moe_experts_triton,
+    moe_tile,
+)
+from tests.kernels.dense.fp8_matrices import GROUPINGS, random_matrix
 from tests.kernels.dense.rows import DEVICE, NAN, dtypes, slice_of_projection
 
 ROWS = [0, 1, 63, 65]
@@ -51,6 +59,20 @@ def check_experts(
     expected = moe_experts_torch(wide[0], expert, weight.double(), *wide[1:])
     bound = 1e-5 if dtype == torch.float32 else 3e-2
     torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("has_gate", [True, False])
+def test_experts_in_fp8(has_gate: bool, grouping: str):
+    E, k, D, inner = 4, 2, 256, 128
+    x, expert = torch.randn(9, D, device=DEVICE).bfloat16(), torch.rand(9, E, device=DEVICE).argsort(-1)[:, :k]
+    weight = torch.rand(9, k, device=DEVICE).bfloat16()
+    up = Fp8Experts(random_matrix(E * (1 + has_gate) * inner, D, grouping), E)
+    down = Fp8Experts(random_matrix(E * D, inner, grouping), E)
+    actual = moe_experts_triton(x, expert, weight, up, down, MoeTile(16, 32, 64, 4, 2))
+    wide = [each.matrix.dequantised().view(each.shape).double() for each in (up, down)]
+    expected = moe_experts_torch(x.double(), expert, weight.double(), *wide)
+    torch.testing.assert_close(actual.double(), expected, atol=5e-2, rtol=5e-2)
 
 
 @dtypes

@@ -197,4 +197,6 @@ def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
     E = mixture.num_experts
     constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "D": mixture.hidden, "INNER": mixture.inner}
     constexprs |= {"ROWS": tile.rows, "COLUMNS": tile.columns if is_up else 2 * tile.columns, "DEPTH": tile.depth}
+    constexprs |= {"HAS_GATE": True} if is_up else {}
+    constexprs |= {"weight_scale_ptr": None, **NO_GROUPS}
     return Launch(f"headrace.kernels.moe.experts:{kernel}", types, constexprs, tile.num_warps, tile.num_stages)
