@@ -25,6 +25,9 @@ from headrace.kernels.conv.update import causal_conv1d_update_triton
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.scan import gdn_prefill_triton, gdn_tiles
 from headrace.kernels.gdn.update import gdn_update_triton
+from headrace.kernels.kda.heads import KdaHeads
+from headrace.kernels.kda.scan import kda_prefill_triton, kda_tiles
+from headrace.kernels.kda.update import kda_update_triton
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.scan import ssd_prefill_triton, ssd_tiles
@@ -76,7 +79,7 @@ class Batch:
 PROMPTS = [Batch(1, 2048), Batch(1, 8192), Batch(16, 4096), Batch(1, 32768)]
 CHECKPOINTED = Batch(1, 32768, 64)
 
-_SSD, _GDN = ssd_tiles(BF16, 64, 128, 8192), gdn_tiles(BF16)
+_SSD, _GDN, _KDA = ssd_tiles(BF16, 64, 128, 8192), gdn_tiles(BF16), kda_tiles(BF16)
 
 
 class SsdLayer:
@@ -149,7 +152,37 @@ class GdnLayer:
         return 2 * k_bytes + 2 * v_bytes + 4 * rows * H + written_bytes, flops
 
 
-def scans(layer: type[SsdLayer | GdnLayer], name: str, publisher: str) -> Iterator[Row]:
+class KdaLayer:
+    """One layer of Kimi-Linear-48B-A3B, its inputs and pool made anew."""
+
+    def __init__(self, batch: Batch, state_dtype: torch.dtype) -> None:
+        self.batch, self.segments = batch, batch.segments()
+        self.H, self.D = H, D = 32, 128
+        u = random(batch.rows, 3 * H * D).unflatten(1, (3 * H, D))
+        self.q, self.k, self.v = u.split(H, dim=1)
+        self.f, self.b = random(batch.rows, H, D), random(batch.rows, 2 * D + H)[:, 2 * D :]
+        self.heads = KdaHeads(-torch.rand(H, device="cuda"), torch.randn(H, D, device="cuda"))
+        self.pool = torch.empty(batch.num_writes, 2, H, D, D, device="cuda", dtype=state_dtype)[:, 1]
+
+    def scan(self) -> Run:
+        inputs = self.q, self.k, self.v, self.f, self.b
+        return partial(kda_prefill_triton, *inputs, self.heads, self.pool, self.segments, _KDA)
+
+    def published_scan(self) -> Run:
+        """The scan of flash-linear-attention."""
+        scan = import_module("fla.ops.kda").chunk_kda
+        inputs = (self.q, self.k, self.v, *self.heads.gates(self.f, self.b))
+        q, k, v, g, beta = (each.contiguous().unflatten(0, (self.batch.num_sequences, -1)) for each in inputs)
+        return partial(scan, q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
+
+    def cost(self) -> tuple[float, float]:
+        """Bytes and FLOPs of the scan; the scores as if all channels decayed alike."""
+        rows, size, state = self.batch.rows, self.H * self.D, self.H * self.D * self.D
+        num_bytes = 2 * rows * (5 * size + self.H) + self.batch.num_writes * state * self.pool.itemsize
+        return num_bytes, rows * (6 * state + _KDA.chunk_size * 5 * size)
+
+
+def scans(layer: type[SsdLayer | GdnLayer | KdaLayer], name: str, publisher: str) -> Iterator[Row]:
     def row(name: str, batch: Batch, state_dtype: torch.dtype, scan: Callable[..., Run]) -> Row:
         num_bytes, flops = layer(batch, state_dtype).cost()
         prepare = lambda: scan(layer(batch, state_dtype))  # noqa: E731
@@ -213,6 +246,23 @@ def gdn_updates() -> Iterator[Row]:
             yield measure("gdn_update", shape, partial(step, batch, dtype), num_bytes)
 
 
+def kda_updates() -> Iterator[Row]:
+    H, D = 32, 128
+
+    def step(batch: int, dtype: torch.dtype) -> Run:
+        q, k, v = random(batch, 3 * H, D).split(H, dim=1)
+        heads = KdaHeads(-torch.rand(H, device="cuda"), torch.randn(H, D, device="cuda"))
+        rows = q, k, v, random(batch, H, D), random(batch, H + 2 * D)[:, 2 * D :], heads
+        return partial(kda_update_triton, *rows, state_layer(batch, H, D, D, dtype=dtype), *in_place(batch))
+
+    for dtype in (FP32, BF16):
+        for batch in BATCHES:
+            num_bytes = batch * (2.0 * H * D * D * dtype.itemsize + 10 * H * D + 2 * H)
+            yield measure(
+                "kda_update", f"Kimi, {batch} states in {str(dtype)[6:]}", partial(step, batch, dtype), num_bytes
+            )
+
+
 def conv_updates() -> Iterator[Row]:
     def step(batch: int, channels: int, width: int, has_bias: bool) -> Run:
         u, bias = random(batch, width)[:, width - channels - 64 : width - 64], random(channels) if has_bias else None
@@ -258,10 +308,18 @@ scan_kernels = kernel_command(
     {
         "ssd": partial(scans, SsdLayer, "ssd scan", "mamba_ssm"),
         "gdn": partial(scans, GdnLayer, "gdn scan", "fla"),
+        "kda": partial(scans, KdaLayer, "kda scan", "fla"),
     },
-    "Prefill scans: Mamba2 (SSD) and the gated delta rule.",
+    "Prefill scans: Mamba2 (SSD), the gated delta rule, Kimi delta attention.",
 )
 state_kernels = kernel_command(
-    {"ssd": ssd_updates, "gdn": gdn_updates, "conv-update": conv_updates, "conv": convs, "copy": copies},
+    {
+        "ssd": ssd_updates,
+        "gdn": gdn_updates,
+        "kda": kda_updates,
+        "conv-update": conv_updates,
+        "conv": convs,
+        "copy": copies,
+    },
     "State updates, convolutions, gather and scatter.",
 )
