@@ -273,11 +273,14 @@ def decode_report(
     computed_tokens: int,
     checkpoints: tuple[int, ...],
     resumed_tokens: int | None = None,
+    drafts: tuple[int, int] = (0, 0),
 ) -> DecodeReport:
     """A state that was received makes this node's own checkpoint no hit: its `state_hit_tokens` are 0.
 
     resumed_tokens   this node fetched the prompt up to there, and computed the rest; None: it fetched nothing
+    drafts           tokens drafted, and accepted
     """
+    drafted_tokens, accepted_tokens = drafts
     if resumed_tokens is not None:
         return DecodeReport(
             node=node,
@@ -287,6 +290,8 @@ def decode_report(
             computed_tokens=computed_tokens,
             checkpoints=checkpoints,
             fetched_tokens=resumed_tokens - admitted.hit.resumable_tokens,
+            drafted_tokens=drafted_tokens,
+            accepted_tokens=accepted_tokens,
         )
     computed_here = "resumed" if admitted.reused_tokens else "computed"
     return DecodeReport(
@@ -296,4 +301,6 @@ def decode_report(
         state="received" if admitted.state_arrives else computed_here,
         computed_tokens=computed_tokens,
         checkpoints=checkpoints,
+        drafted_tokens=drafted_tokens,
+        accepted_tokens=accepted_tokens,
     )

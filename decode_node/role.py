@@ -371,6 +371,7 @@ class DecodeDriver:
             computed_tokens=sequence.num_prefilled,
             checkpoints=sequence.all_checkpoints,
             resumed_tokens=self._fetched_to,
+            drafts=(sequence.drafted_tokens, sequence.accepted_tokens),
         )
 
     # ------------------------------------------------------------ the end of a call

@@ -131,7 +131,9 @@ def _transfer(transfer: Mapping[str, Any]) -> str:
 def _decode(decode: Mapping[str, Any], path: str) -> str:
     where = "prefilled here" if path == "local" else "prefilled remotely"
     fetched = f", fetched {decode['fetched_tokens']} tokens" if decode.get("fetched_tokens") else ""
-    return f"{where}, attention hit {decode['attention_hit_tokens']}, state {decode['state']}{fetched}"
+    drafted, accepted = (decode.get(f"{name}_tokens", 0) for name in ("drafted", "accepted"))
+    drafts = f", {accepted} of {drafted} drafts accepted" if drafted else ""
+    return f"{where}, attention hit {decode['attention_hit_tokens']}, state {decode['state']}{fetched}{drafts}"
 
 
 def size(num_bytes: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from headrace.cache.pools import PoolCounts
 from headrace.cache.stats import CacheCounters
 from headrace.engine.build import BuiltEngine
+from headrace.engine.drafting import PLACES, Drafting
 from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.messages import NodeStatus, PoolStatus
@@ -44,8 +45,7 @@ def node_status(built: BuiltEngine) -> NodeStatus:
             "computed_tokens": engine.computed_tokens,
             TIMED_STEPS: engine.cost_fit.num_steps,
             "sampled_tokens": engine.sampled_tokens,
-            "drafted_tokens": 0 if drafting is None else drafting.drafted_tokens,
-            "accepted_tokens": 0 if drafting is None else drafting.accepted_tokens,
+            **draft_counters(drafting),
             CACHE_CHANGES: built.journal.sequence,
             "preemptions": engine.preemptions,
             "pauses": engine.pauses,
@@ -53,6 +53,21 @@ def node_status(built: BuiltEngine) -> NodeStatus:
             "recomputed_tokens": engine.recomputed_tokens,
         },
     )
+
+
+def draft_counters(drafting: Drafting | None) -> dict[str, float]:
+    """Returns the counters of drafts by metric name; without a drafter all are 0, and there are none by position."""
+    if drafting is None:
+        return dict.fromkeys(("drafted_tokens", "accepted_tokens", "drafting_seconds"), 0)
+    by_place = zip(PLACES, drafting.checked_at, drafting.accepted_at, strict=True)
+    counters: dict[str, float] = {
+        "drafted_tokens": drafting.drafted_tokens,
+        "accepted_tokens": drafting.accepted_tokens,
+        "drafting_seconds": drafting.seconds,
+    }
+    for place, checked, accepted in by_place:
+        counters |= {f"position={place}/drafts_checked": checked, f"position={place}/drafts_accepted": accepted}
+    return counters
 
 
 def cache_counters(totals: CacheCounters) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TEXTS = {
-    "accepted_tokens": "Drafted tokens that turned out to be the answer's",
+    "accepted_tokens": "Drafted tokens that turned out to be the answer's: each saved its request a step",
     "branch_points": "Prompts that left a known prefix where it has no checkpoint",
     "bytes_not_moved": "Bytes of cached blocks that a decode node had, so that no prefill node sent them",
     "cache_changes": "Changes of the node's cache index, each of which routers follow",
@@ -12,6 +12,9 @@ TEXTS = {
     "checkpoints_used": "Checkpoints that were resumed from at least once, here or where they were sent",
     "computed_tokens": "Tokens that the engine computed, of prompts and of answers",
     "drafted_tokens": "Tokens drafted for steps, right or wrong",
+    "drafting_seconds": "Seconds of the host for finding drafts and choosing their number",
+    "drafts_accepted": "Drafts that were the answer's, by position behind the newest token",
+    "drafts_checked": "Drafts of which all before were right, by position behind the newest token",
     "evictions": "Blocks and checkpoints that made room for others",
     "fetch_failures": "Fetches that failed, whose prompts were computed instead",
     "fetch_serve_failures": "Fetches by other nodes that failed on this side",

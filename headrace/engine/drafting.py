@@ -14,6 +14,9 @@ from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, 
 from headrace.speculation.drafter import DrafterFactory
 from headrace.step_costs import StepCosts, StepShape
 
+PLACES = ("1", "2", "3", "4", "5", "6", "7", "8+")
+"""Places of drafts behind the newest token, as metrics name them."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -63,6 +66,9 @@ class Drafting:
         self._drafted: dict[Sequence, Found] = {}
         self.drafted_tokens = 0
         self.accepted_tokens = 0
+        self.checked_at = [0] * len(PLACES)  # drafts behind right ones, by their place in `PLACES`
+        self.accepted_at = [0] * len(PLACES)
+        self.seconds = 0.0  # of the host, for asking and choosing; a settled step's are not in them
 
     def would_draft(
         self, running: Collection[Sequence], pending: Collection[Sequence], costs: StepCosts, now_s: float
@@ -105,6 +111,12 @@ class Drafting:
         self.count.verified(self._drafted[sequence].offer(num_drafts), num_accepted)
         self.drafted_tokens += num_drafts
         self.accepted_tokens += num_accepted
+        sequence.drafted_tokens += num_drafts
+        sequence.accepted_tokens += num_accepted
+        for place in range(min(num_accepted + 1, num_drafts)):
+            column = min(place, len(PLACES) - 1)
+            self.checked_at[column] += 1
+            self.accepted_at[column] += place < num_accepted
 
     # ------------------------------------------------------------ choice
 

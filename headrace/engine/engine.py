@@ -136,11 +136,15 @@ class Engine(EngineRequests):
         now_s, costs = self._clock(), self.cost_fit.costs
         self._turn_s = now_s
         if self._in_flight is not None:
-            if not drafting.would_draft(self._running, self._in_flight.inputs.draw_index, costs, now_s):
+            would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, costs, now_s)
+            drafting.seconds += self._clock() - now_s
+            if not would_draft:
                 return
             self._settle()
             self._in_step = []
+            now_s = self._clock()
         drafting.propose(self._running, costs, now_s)
+        drafting.seconds += self._clock() - now_s
 
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""

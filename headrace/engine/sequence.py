@@ -178,6 +178,7 @@ class Sequence:
     drafts           tokens that may follow its newest one, for the step that is being made; () but for that
     drafter          guesses how it goes on; None: it has not drafted
     acceptance       how often its drafts were right lately; None: it had none
+    drafted_tokens   tokens drafted for it here, and accepted_tokens of these
     grammar          how far its answer has come in the grammar that it obeys; None: it obeys none
     """
 
@@ -208,6 +209,8 @@ class Sequence:
     drafts: tuple[int, ...] = ()
     drafter: Drafter | None = None
     acceptance: Acceptance | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     grammar: AnswerGrammar | None = None
 
     def __post_init__(self) -> None:

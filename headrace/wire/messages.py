@@ -209,6 +209,8 @@ class DecodeReport:
 
     state           it was received, resumed (from a checkpoint of the node's own, or a fetched one) or computed
     fetched_tokens  tokens beyond the node's own checkpoint that another node sent, for a prompt that it computed itself
+    drafted_tokens   tokens drafted for its steps there
+    accepted_tokens  of these, those that were the answer's
     """
 
     node: str
@@ -218,6 +220,8 @@ class DecodeReport:
     computed_tokens: int
     checkpoints: tuple[int, ...] = ()
     fetched_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True)

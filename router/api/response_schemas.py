@@ -86,6 +86,10 @@ class DecodeNodeReport(Response):
     prefill."""
     fetched_tokens: int
     """Prompt tokens beyond the node's own checkpoint that another node sent, for a prompt that it computed itself."""
+    drafted_tokens: int
+    """Tokens drafted for steps of the answer on the node."""
+    accepted_tokens: int
+    """Drafted tokens that were the answer's: each saved it a step."""
 
 
 class TransferSizes(Response):

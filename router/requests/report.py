@@ -88,6 +88,8 @@ class RequestReport:
             "attention_hit_tokens": self.decode.attention_hit_tokens,
             "state": self.decode.state,
             "fetched_tokens": self.decode.fetched_tokens,
+            "drafted_tokens": self.decode.drafted_tokens,
+            "accepted_tokens": self.decode.accepted_tokens,
         }
 
     def _transfer_json(self) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """Nodes that draft give the answers and the hits of nodes that do not, over HTTP."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,21 +19,22 @@ TURNS, ANSWER_TOKENS = 5, 40
 REPEATING = {"logit_bias": {"7": 30, "9": 30, "11": 30}}
 
 
-async def chat(cluster: Cluster) -> list[tuple[Sequence[int], int]]:
-    """Answers of three tokens, again and again; of each turn also how much of its prompt was found."""
-    prompt, turns = random_prompt(60), []
+async def chat(cluster: Cluster) -> tuple[list[tuple[Sequence[int], int]], Counter[str]]:
+    """Answers of three tokens, again and again; of each turn also how much of its prompt was found. And all drafts."""
+    prompt, turns, drafts = random_prompt(60), [], Counter[str]()
     for turn in range(TURNS):
         (answer,) = await ask_all(cluster.url, [prompt], at_once=1, num_tokens=ANSWER_TOKENS, **REPEATING)
         turns.append((answer.tokens, answer.report["prefill"]["state_hit_tokens"]))
+        drafts.update({name: answer.report["decode"][name] for name in ("drafted_tokens", "accepted_tokens")})
         prompt = [*prompt, *answer.tokens, *random_prompt(9, turn)]
-    return turns
+    return turns, drafts
 
 
-@pytest.mark.parametrize(("family", "drafter"), [("granite", "ngram"), ("qwen35", "suffix")])
+@pytest.mark.parametrize(("family", "drafter", "count"), [("granite", "ngram", "fixed"), ("qwen35", "suffix", "auto")])
 async def test_a_chat_of_five_turns_is_the_same_with_drafts(
-    family: str, drafter: str, tiny_checkpoint, tmp_path: Path
+    family: str, drafter: str, count: str, tiny_checkpoint, tmp_path: Path
 ) -> None:
-    chats, settings = [], (SpeculationConfig(), SpeculationConfig(drafter, "fixed", 4))
+    chats, settings = [], (SpeculationConfig(), SpeculationConfig(drafter, count, 4))
     for number, speculation in enumerate(settings):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -40,8 +42,10 @@ async def test_a_chat_of_five_turns_is_the_same_with_drafts(
         fetch = {"fetch_from_others": FetchConfig(enabled=False)}
         engine = replace(SMALL, speculation=speculation)
         with Cluster(tiny_checkpoint(family), folder, engine=engine, prefill=fetch) as cluster:
-            chats.append(await chat(cluster))
+            turns, drafts = await chat(cluster)
             nodes = cluster.idle_nodes(["p0", "d0"])
-        drafted, accepted = (nodes["d0"]["counters"][f"{name}_tokens"] for name in ("drafted", "accepted"))
+        chats.append(turns)
+        drafted, accepted = drafts["drafted_tokens"], drafts["accepted_tokens"]
+        assert drafts == {name: nodes["d0"]["counters"][name] for name in drafts}
         assert (0 < accepted <= drafted) if speculation.is_on else accepted == drafted == 0
     assert chats[0] == chats[1]

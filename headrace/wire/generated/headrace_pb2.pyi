@@ -1142,6 +1142,8 @@ class DecodeReport(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     FETCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     attention_hit_tokens: _builtins.int
     state_hit_tokens: _builtins.int
@@ -1150,6 +1152,9 @@ class DecodeReport(_message.Message):
     computed_tokens: _builtins.int
     fetched_tokens: _builtins.int
     """beyond its own checkpoint, sent by another node, for a prompt that it computed itself"""
+    drafted_tokens: _builtins.int
+    accepted_tokens: _builtins.int
+    """of these"""
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1162,10 +1167,12 @@ class DecodeReport(_message.Message):
         computed_tokens: _builtins.int = ...,
         checkpoints: _abc.Iterable[_builtins.int] | None = ...,
         fetched_tokens: _builtins.int = ...,
+        drafted_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_hit_tokens", b"attention_hit_tokens", "checkpoints", b"checkpoints", "computed_tokens", b"computed_tokens", "fetched_tokens", b"fetched_tokens", "node", b"node", "state", b"state", "state_hit_tokens", b"state_hit_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "attention_hit_tokens", b"attention_hit_tokens", "checkpoints", b"checkpoints", "computed_tokens", b"computed_tokens", "drafted_tokens", b"drafted_tokens", "fetched_tokens", b"fetched_tokens", "node", b"node", "state", b"state", "state_hit_tokens", b"state_hit_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

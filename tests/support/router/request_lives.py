@@ -8,7 +8,9 @@ from tests.support.router.fake_nodes import reservation
 
 A, B, C = Token(7), Token(8), Token(9)
 LANDED = m.TransferReport(8, 100, 200, 0.5)
-DECODED = m.DecodeDone(FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "received", 0, (48,)))
+DECODED = m.DecodeDone(
+    FinishReason.LENGTH, m.DecodeReport("d0", 32, 0, "received", 0, (48,), drafted_tokens=9, accepted_tokens=6)
+)
 PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
 
 

@@ -167,8 +167,8 @@ def test_a_call_that_ends_cancels_its_fetch() -> None:
 
 
 def test_what_was_fetched_is_reported_beyond_the_nodes_own_checkpoint() -> None:
-    report = decode_report("n0", ARRIVING, computed_tokens=4, checkpoints=(), resumed_tokens=96)
-    assert report == DecodeReport("n0", 64, 16, "resumed", 4, (), fetched_tokens=80)
+    report = decode_report("n0", ARRIVING, computed_tokens=4, checkpoints=(), resumed_tokens=96, drafts=(5, 3))
+    assert report == DecodeReport("n0", 64, 16, "resumed", 4, (), 80, drafted_tokens=5, accepted_tokens=3)
 
 
 def test_a_request_that_finds_no_blocks_is_refused() -> None:

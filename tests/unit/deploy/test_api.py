@@ -15,7 +15,13 @@ USAGE = {
     "headrace": {
         "path": "remote",
         "prefill": {"node": "p0", "attention_hit_tokens": 496, "state_hit_tokens": 480, "computed_tokens": 19},
-        "decode": {"node": "d0", "attention_hit_tokens": 448, "state": "received"},
+        "decode": {
+            "node": "d0",
+            "attention_hit_tokens": 448,
+            "state": "received",
+            "drafted_tokens": 6,
+            "accepted_tokens": 4,
+        },
         "transfer": {"attention_tokens": 51, "attention_bytes": 52224, "state_bytes": 188416, "seconds": 0.0021},
         "checkpoints": [480],
         "migrations": 0,
@@ -127,7 +133,7 @@ def test_a_report_follows_the_request():
         ("tokens", "499 in the prompt, 480 of them cached; 11 generated"),
         ("prefill p0", "attention hit 496, state hit 480, computed 19 tokens"),
         ("transfer", "attention 51 KiB (51 tokens), state 184 KiB, 2.1 ms"),
-        ("decode d0", "prefilled remotely, attention hit 448, state received"),
+        ("decode d0", "prefilled remotely, attention hit 448, state received, 4 of 6 drafts accepted"),
         ("time", "first token 250 ms, whole answer 500 ms"),
     ]
 

@@ -77,4 +77,10 @@ def test_a_node_reports_what_it_drafted_and_how_much_of_it_was_right(drafter: st
     assert counted["sampled_tokens"] == 12
     # Three tokens come alone, and the others three a step: each step's second and third are right drafts.
     assert counted["drafted_tokens"] == counted["accepted_tokens"] == (6 if drafter == "ngram" else 0)
-    assert {"drafted_tokens", "accepted_tokens"} <= TEXTS.keys()
+    checked, accepted = (
+        [counted.get(f"position={place}/drafts_{name}") for place in ("1", "2", "3")]
+        for name in ("checked", "accepted")
+    )
+    assert checked == accepted == ([3, 3, 0] if drafter == "ngram" else [None] * 3)
+    assert (counted["drafting_seconds"] > 0) == (drafter == "ngram")
+    assert {name.rpartition("/")[2] for name in counted if "draft" in name} | {"accepted_tokens"} <= TEXTS.keys()
