@@ -207,21 +207,17 @@ def _deepest_states(
     """
     states: dict[Mask, int] = {}
     num_reached, position, unknown = 0, depths[0][1], 0
-    while position > 0:
+    while (position := table.checkpoints.deepest_held(keys, position - position % step)) > 0:
         while num_reached < len(depths) and depths[num_reached][1] >= position:
             unknown |= depths[num_reached][0]
             num_reached += 1
-        if not unknown:
-            if num_reached == len(depths):
-                break
-            position = depths[num_reached][1]
-        elif position % step:
-            position -= position % step
-        elif (empty := table.checkpoints.num_unheld_before(keys, position)) > 0:
-            position -= empty
-        else:
-            found = table.checkpoints.holders(keys[position - 1]) & unknown
+        if position % step == 0 and (found := table.checkpoints.holders(keys[position - 1]) & unknown):
             states.update(dict.fromkeys(bits_of(found), position))
             unknown &= ~found
-            position -= step
+        if unknown:
+            position -= 1
+        elif num_reached < len(depths):
+            position = depths[num_reached][1]
+        else:
+            break
     return states

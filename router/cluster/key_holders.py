@@ -68,10 +68,14 @@ class KeyHolders:
     def holders(self, key: PrefixKey) -> Mask:
         return self._masks.get(key, 0)
 
-    def num_unheld_before(self, keys: Sequence[PrefixKey], position: int) -> int:
-        """How many keys from `position` back have no holders; looks at a few at a time, and may say fewer."""
-        nearby = keys[max(0, position - SCANNED_AT_ONCE) : position][::-1]
-        return next(compress(count(), map(self._masks.__contains__, nearby)), len(nearby))
+    def deepest_held(self, keys: Sequence[PrefixKey], position: int) -> int:
+        """The last position up to this one whose key has holders; 0 if there is none."""
+        while position > 0:
+            nearby = keys[max(0, position - SCANNED_AT_ONCE) : position]
+            for num_unheld in compress(count(), map(self._masks.__contains__, reversed(nearby))):
+                return position - num_unheld
+            position -= len(nearby)
+        return 0
 
     def sweep(self, key: PrefixKey, nodes: Mask) -> None:
         """Removes these holders of a key, if they are."""

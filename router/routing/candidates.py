@@ -15,6 +15,8 @@ from headrace.step_costs import StepCosts
 from headrace.wire.messages import Role
 
 NO_HIT = PrefixHit(0, 0, 0)
+SHORT_ANSWER_TOKENS = 40
+"""Shorter answers count as so long where stalls are weighed: for those of three tokens no chat leaves its cache."""
 
 
 class Load(NamedTuple):
@@ -28,10 +30,13 @@ class Load(NamedTuple):
     waiting_depths    the positions of these tokens, summed; see `StepShape`
     waiting_lengths   the waiting tokens by how many their prompt has left: at index k those of prompts with 2**k up to
                       2**(k + 1) - 1; a node lets short prompts go before long ones
+    num_waiting       prompts with waiting tokens
     free_tokens       tokens for which blocks are free or can be evicted, less those of the sequences that come
     free_slots        states for which a slot is free or can be evicted, less those of the sequences that come: negative
                       while some wait for one
     empty_tokens      tokens for which blocks were free at the last heartbeat, so that nothing need be evicted
+    shortness         sum of 1 / expected tokens, at least SHORT_ANSWER_TOKENS, of this router's answers that generate
+                      or come: a second in which the node does something else adds as many to their times per token
     """
 
     num_decoding: int = 0
@@ -41,9 +46,11 @@ class Load(NamedTuple):
     waiting_tokens: int = 0
     waiting_depths: int = 0
     waiting_lengths: tuple[int, ...] = ()
+    num_waiting: float = 0.0
     free_tokens: int = 0
     free_slots: int = 0
     empty_tokens: int = 0
+    shortness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class Candidate(NamedTuple):
     hit: PrefixHit = NO_HIT
 
     def with_load(self, load: Load) -> Candidate:
-        return Candidate(*self[:-2], load, self.hit)  # far quicker than _replace
+        return tuple.__new__(Candidate, (*self[:-2], load, self.hit))  # in a fifth of the time of _replace
 
     def with_hit(self, hit: PrefixHit) -> Candidate:
-        return Candidate(*self[:-1], hit)
+        return tuple.__new__(Candidate, (*self[:-1], hit))

@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 from headrace.cache.hits import PrefixHit
 from headrace.cache.types import PrefixKey
 
-Place = tuple[int, PrefixKey]
-"""A position, in blocks, and the key of the prefix that ends there."""
+
+class _Expected(NamedTuple):
+    """Places of one prompt where a node will have checkpoints: positions, in blocks, and the keys of what ends there.
+
+    first   key of the prompt's first block: prompts that begin with another share none of the places
+    """
+
+    node: str
+    first: PrefixKey
+    places: Sequence[tuple[int, PrefixKey]]
 
 
 class ComingHits:
@@ -25,33 +34,37 @@ class ComingHits:
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._nodes: dict[int, dict[PrefixKey, dict[str, int]]] = {}  # by position and key: expectations of each node
-        self._expected: dict[int, tuple[str, tuple[Place, ...]]] = {}
-        self._expiring: deque[tuple[float, str, tuple[Place, ...]]] = deque()
+        # By the prompt's first key, position and key: expectations of each node.
+        self._nodes: dict[PrefixKey, dict[int, dict[PrefixKey, dict[str, int]]]] = {}
+        self._expected: dict[int, _Expected] = {}
+        self._expiring: deque[tuple[float, _Expected]] = deque()
 
-    def expect(self, number: int, node: str, places: Iterable[Place]) -> None:
-        """A request with this number will leave checkpoints there."""
-        listed = tuple(places)
-        self._expected[number] = (node, listed)
-        self._count(node, listed, 1)
+    def expect(self, number: int, node: str, keys: Sequence[PrefixKey], positions: Iterable[int]) -> None:
+        """A request with this number will leave checkpoints at these positions of its prompt."""
+        places = tuple((position, keys[position - 1]) for position in positions)
+        if places:
+            expected = self._expected[number] = _Expected(node, keys[0], places)
+            self._count(expected, 1)
 
     def computed(self, number: int, now_s: float) -> None:
         """The checkpoints are there, and the node's report of them is on its way."""
         if (expected := self._expected.pop(number, None)) is not None:
-            self._expiring.append((now_s + self._ttl_s, *expected))
+            self._expiring.append((now_s + self._ttl_s, expected))
 
     def given_up(self, number: int) -> None:
         """The request does not compute them after all."""
         if (expected := self._expected.pop(number, None)) is not None:
-            self._count(*expected, -1)
+            self._count(expected, -1)
 
     def match(self, keys: Sequence[PrefixKey], max_blocks: int, now_s: float) -> Mapping[str, int]:
         """The position, in blocks, of the deepest place of this prompt that each node will have."""
         self._expire(now_s)
         limit = min(len(keys), max_blocks)
+        if not limit:
+            return {}
         found = [
             (position, nodes)
-            for position, at_position in self._nodes.items()
+            for position, at_position in self._nodes.get(keys[0], {}).items()
             if position <= limit and (nodes := at_position.get(keys[position - 1])) is not None
         ]
         deepest: dict[str, int] = {}
@@ -61,22 +74,22 @@ class ComingHits:
 
     def forget(self, node: str) -> None:
         """The node is gone."""
-        for number in [number for number, (name, _) in self._expected.items() if name == node]:
+        for number in [number for number, expected in self._expected.items() if expected.node == node]:
             self.given_up(number)
-        kept = deque(entry for entry in self._expiring if entry[1] != node)
-        for _, name, places in self._expiring:
-            if name == node:
-                self._count(name, places, -1)
-        self._expiring = kept
+        for _, expected in self._expiring:
+            if expected.node == node:
+                self._count(expected, -1)
+        self._expiring = deque(entry for entry in self._expiring if entry[1].node != node)
 
     def _expire(self, now_s: float) -> None:
         while self._expiring and self._expiring[0][0] <= now_s:
-            _, node, places = self._expiring.popleft()
-            self._count(node, places, -1)
+            self._count(self._expiring.popleft()[1], -1)
 
-    def _count(self, node: str, places: Iterable[Place], change: int) -> None:
+    def _count(self, expected: _Expected, change: int) -> None:
+        node, first, places = expected
+        by_position = self._nodes.setdefault(first, {})
         for position, key in places:
-            at_position = self._nodes.setdefault(position, {})
+            at_position = by_position.setdefault(position, {})
             nodes = at_position.setdefault(key, {})
             nodes[node] = nodes.get(node, 0) + change
             if not nodes[node]:
@@ -84,7 +97,9 @@ class ComingHits:
             if not nodes:
                 del at_position[key]
             if not at_position:
-                del self._nodes[position]
+                del by_position[position]
+        if not by_position:
+            del self._nodes[first]
 
 
 def with_coming(hit: PrefixHit, coming_tokens: int) -> PrefixHit:

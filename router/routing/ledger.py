@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from headrace.cache.types import PrefixKey
 from headrace.wire.messages import NodeInfo, NodeStatus
 from router.routing.candidates import Candidate, Load
-from router.routing.coming_hits import ComingHits, Place
-from router.routing.node_book import NodeBook
+from router.routing.coming_hits import ComingHits
+from router.routing.node_book import Answer, NodeBook, Prompt
 from router.routing.plan import Plan, RoutedRequest
 
 HITS_TTL_S = 2.0
@@ -78,12 +78,16 @@ class Ledger:
             source = next(each for each in candidates if each.name == plan.fetch_from)
             start = max(start, min(source.hit.state_tokens, num_tokens - 1))
         self._sent[number] = _Sent(plan.prefill, plan.decode, num_tokens)
+        is_alone, prompt, answer = plan.decode == plan.prefill, Prompt(start, num_tokens), None
+        if plan.decode is not None:
+            answer = Answer(num_tokens, is_alone, expected_tokens=request.answer_tokens)
         if (book := self._books.get(plan.prefill)) is not None:
-            book.add_prompt(number, start, num_tokens)
-        if plan.decode is not None and (book := self._books.get(plan.decode)) is not None:
-            book.add_answer(number, num_tokens, is_alone=plan.decode == plan.prefill)
+            book.add(number, prompt, answer if is_alone else None)
+        if answer is not None and not is_alone and (book := self._book(plan.decode)) is not None:
+            book.add(number, None, answer)
         known = keys.get(prefill.block_size, ())
-        self.coming.expect(number, plan.prefill, _places(known, prefill.block_size, start, num_tokens, boundaries))
+        positions = _positions(len(known), prefill.block_size, start, num_tokens, boundaries)
+        self.coming.expect(number, plan.prefill, known, positions)
 
     def reserved(self, number: int) -> None:
         """The node that will generate has reserved what it needs."""
@@ -105,7 +109,7 @@ class Ledger:
             self.coming.given_up(number)
         sent.prefill = sent.decode
         if (book := self._book(sent.decode)) is not None:
-            book.add_prompt(number, min(resumed_tokens, sent.num_tokens), sent.num_tokens)
+            book.add(number, Prompt(min(resumed_tokens, sent.num_tokens), sent.num_tokens))
             book.started(number, now_s)
 
     def prompt_computed(self, number: int, now_s: float) -> None:
@@ -135,11 +139,8 @@ class Ledger:
         return None if name is None else self._books.get(name)
 
 
-def _places(
-    keys: Sequence[PrefixKey], block_size: int, start: int, end: int, boundaries: Collection[int]
-) -> Iterator[Place]:
+def _positions(num_keys: int, block_size: int, start: int, end: int, boundaries: Collection[int]) -> Iterator[int]:
     """The checkpoints that a prefill from `start` up to `end` leaves by the default policy: at the last boundary before
     the last token, and at the request's hints."""
     ends = {(end - 1) // block_size, *(hint // block_size for hint in boundaries if start < hint < end)}
-    places = (position for position in ends if start < position * block_size and position <= len(keys))
-    return ((position, keys[position - 1]) for position in places)
+    return (position for position in ends if start < position * block_size and position <= num_keys)

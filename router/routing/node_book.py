@@ -8,14 +8,15 @@ heartbeat counts at once, and what ended after it counts no more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import add, sub
 from typing import NamedTuple
 
 from headrace.step_costs import StepCosts, StepShape
 from headrace.wire.messages import NodeStatus
-from router.routing.candidates import Load
+from router.routing.candidates import SHORT_ANSWER_TOKENS, Load
 
 LEAST_LEFT = 0.1
 """Share of a prompt that counts as left until its end is reported, however long it has been computed."""
@@ -39,14 +40,16 @@ class Prompt:
 class Answer:
     """An answer that the node generates for this router, or will once its prompt of `num_tokens` is computed.
 
-    is_alone      the same node computes the prompt
-    is_admitted   the node has reserved blocks and a slot for it
+    is_alone          the same node computes the prompt
+    is_admitted       the node has reserved blocks and a slot for it
+    expected_tokens   of the answer alone
     """
 
     num_tokens: int
     is_alone: bool
     is_admitted: bool = False
     is_generating: bool = False
+    expected_tokens: int = SHORT_ANSWER_TOKENS
 
 
 class _Share(NamedTuple):
@@ -62,6 +65,7 @@ class _Share(NamedTuple):
     held_slots: int = 0
     wanted_tokens: int = 0
     wanted_slots: int = 0
+    shortness: float = 0.0
 
 
 NOTHING = _Share()
@@ -78,8 +82,7 @@ class NodeBook:
         self._others = Load()
         self._others_at_s = 0.0
         self._tokens_per_s = 0.0
-        self._in_turn: Sequence[tuple[bool, int, int, int]] | None = None  # prompts as the node serves them
-        self._num_sizes = 0  # of their lengths
+        self._in_turn: _InTurn | None = None  # the prompts as the node serves them
         self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
         self._load: Load | None = None
         self._load_until_s = 0.0
@@ -95,6 +98,7 @@ class NodeBook:
             waiting_tokens=_beyond(status.waiting_tokens, left.tokens),
             waiting_depths=_beyond(status.waiting_depths, left.depths),
             waiting_lengths=_added(status.waiting_lengths, left.lengths, -1.0),
+            num_waiting=max(0.0, _number_of(status.waiting_lengths) - len(self.prompts)),
             free_tokens=(blocks.free + blocks.cached) * block_size + own.held_tokens,
             free_slots=slots.free + slots.cached + own.held_slots,
             empty_tokens=blocks.free * block_size,
@@ -117,20 +121,22 @@ class NodeBook:
                 int(share * others.waiting_tokens) + left.tokens,
                 int(share * others.waiting_depths) + left.depths,
                 _added(left.lengths, others.waiting_lengths, share),
+                len(self.prompts) + share * others.num_waiting,
                 others.free_tokens - own.wanted_tokens,
                 others.free_slots - own.wanted_slots,
                 others.empty_tokens,
+                own.shortness,
             )
         return self._load
 
     # ------------------------------------------------------------ this router's work
 
-    def add_prompt(self, number: int, start: int, end: int) -> None:
-        self.prompts[number] = Prompt(start, end)
-        self._changed(number)
-
-    def add_answer(self, number: int, num_tokens: int, *, is_alone: bool) -> None:
-        self.answers[number] = Answer(num_tokens, is_alone)
+    def add(self, number: int, prompt: Prompt | None, answer: Answer | None = None) -> None:
+        """Adds what the node will do for a decision."""
+        if prompt is not None:
+            self.prompts[number] = prompt
+        if answer is not None:
+            self.answers[number] = answer
         self._changed(number)
 
     def admitted(self, number: int) -> None:
@@ -170,7 +176,7 @@ class NodeBook:
         before, after = self._shares.pop(number, NOTHING), self._share(number)
         if after is not NOTHING:
             self._shares[number] = after
-        self._own = _Share(*(sum_ - old + new for sum_, old, new in zip(self._own, before, after, strict=True)))
+        self._own = _Share._make(map(add, self._own, map(sub, after, before)))
         self._load = self._in_turn = None
 
     def _share(self, number: int) -> _Share:
@@ -194,6 +200,7 @@ class NodeBook:
             held_slots=int(is_held),
             wanted_tokens=tokens,
             wanted_slots=1,
+            shortness=1 / max(answer.expected_tokens, SHORT_ANSWER_TOKENS),
         )
 
     def _share_left(self, now_s: float) -> float:
@@ -207,21 +214,9 @@ class NodeBook:
         done = 0.0
         if self._progress_since_s is not None:
             done = (now_s - self._progress_since_s) * self._tokens_per_s
-        if self._in_turn is None:
-            self._in_turn = sorted(map(_turn, self.prompts.values()))
-            self._num_sizes = max((left.bit_length() for _, left, *_ in self._in_turn), default=0)
-        tokens = depths = 0
-        lengths = [0] * self._num_sizes
-        for _, left, end, progress in self._in_turn:
-            if done > 0:
-                taken = progress if progress < done else int(done)
-                left -= taken
-                done -= taken
-            if left:
-                tokens += left
-                depths += left * (2 * end - left - 1) // 2
-                lengths[left.bit_length() - 1] += left
-        return _Left(tokens, depths, lengths)
+        if self._in_turn is None or done < self._in_turn.num_progressed:
+            self._in_turn = _InTurn(self.prompts.values())
+        return self._in_turn.after(int(done))
 
 
 class _Left(NamedTuple):
@@ -232,10 +227,47 @@ class _Left(NamedTuple):
     lengths: Sequence[int]
 
 
-def _turn(prompt: Prompt) -> tuple[bool, int, int, int]:
-    """Sort key and facts: whether it is still to start, tokens left then, its end, how many may count as computed."""
-    left = prompt.end - prompt.start
-    return not prompt.is_started, left, prompt.end, int(left * (1 - LEAST_LEFT)) if prompt.is_started else 0
+class _InTurn:
+    """A node's prompts and their progress, in the order in which it serves them: begun ones first, the shortest first.
+
+    num_progressed   tokens that count as computed, of prompts that have all the progress that they may have
+    """
+
+    def __init__(self, prompts: Collection[Prompt]) -> None:
+        self.num_progressed = 0
+        most = max((each.end - each.start for each in prompts), default=0)
+        self._tokens = self._depths = 0
+        self._lengths = [0] * (most.bit_length() + 1)
+        for each in prompts:
+            self._count(0, each.end - each.start, each.end)
+        begun = ((each.end - each.start, each.end) for each in prompts if each.is_started)
+        self._begun = sorted(begun, reverse=True)  # the next one last
+
+    def after(self, num_done: int) -> _Left:
+        """The rest, once so many tokens may have been computed: no fewer than at the last call."""
+        begun = self._begun
+        while begun:
+            left, end = begun[-1]
+            progress, num_more = int(left * (1 - LEAST_LEFT)), num_done - self.num_progressed
+            if progress > num_more:
+                self._count(left, left - num_more, end)
+                found = self._left()
+                self._count(left - num_more, left, end)
+                return found
+            begun.pop()
+            self.num_progressed += progress
+            self._count(left, left - progress, end)
+        return self._left()
+
+    def _left(self) -> _Left:
+        return _Left(self._tokens, self._depths, self._lengths[1:])
+
+    def _count(self, before: int, now: int, end: int) -> None:
+        """A prompt has so many tokens left, before its `end`."""
+        self._tokens += now - before
+        self._depths += (now * (2 * end - now - 1) - before * (2 * end - before - 1)) // 2
+        self._lengths[before.bit_length()] -= before
+        self._lengths[now.bit_length()] += now
 
 
 def _beyond(theirs: int, mine: int) -> int:
@@ -247,6 +279,11 @@ def _added(lengths: Sequence[int], others: Sequence[int], share: float) -> tuple
     if not share or not others:
         return tuple(lengths)
     return tuple(max(0, each + int(share * other)) for each, other in zip_longest(lengths, others, fillvalue=0))
+
+
+def _number_of(lengths: Sequence[int]) -> float:
+    """How many prompts there are, about, by their tokens as a load gives them."""
+    return sum(max(1.0, tokens / (1.5 * (1 << power))) for power, tokens in enumerate(lengths) if tokens)
 
 
 def _tokens_per_s(costs: StepCosts, num_decoding: int, context_tokens: int, chunk_tokens: int) -> float:

@@ -10,10 +10,23 @@ import math
 from typing import NamedTuple
 
 from headrace.wire.messages import Role
-from router.routing.candidates import Candidate
+from router.routing.candidates import SHORT_ANSWER_TOKENS, Candidate
 from router.routing.plan import RoutedRequest
-from router.routing.policies.times import Line, first_token_s, line, pace, place_wait_s, prompt_work_s
+from router.routing.policies.times import (
+    NO_LINE,
+    Line,
+    first_token_s,
+    line,
+    lost_share,
+    pace,
+    place_wait_s,
+    prompt_work_s,
+)
 
+STALL_WEIGHT = 150.0
+"""A second in which an answer waits for prompts counts so many times more, divided by its tokens: 0.1 s is little
+among 300 tokens, and doubles the time of 40. Measured on traces (docs/routing.md). Where a token gap is asked for,
+nodes bound such waits themselves."""
 PROMPT_WEIGHT = 3.0
 """Work on a prompt delays the prompts that wait, and in a busy cluster as many again that come until these are done:
 a second of theirs counts so much."""
@@ -88,15 +101,14 @@ class Meeting(NamedTuple):
 
 def meeting(request: RoutedRequest, node: Candidate) -> Meeting:
     """The node with its own newest checkpoint."""
-    hit, start = node.hit, 0
-    if hit.resumable_tokens and not request.is_scored:
-        start = min(hit.resumable_tokens, hit.attention_tokens, max(request.num_tokens - 1, 0))
-    return _meeting(request, node, start)
+    start = 0 if request.is_scored else node.hit.resumable_tokens
+    return _meeting(request, node, start if start < request.num_tokens else max(request.num_tokens - 1, 0))
 
 
 def _meeting(request: RoutedRequest, node: Candidate, start: int) -> Meeting:
-    costs, num_tokens = node.costs, request.num_tokens
-    return Meeting(node, start, prompt_work_s(costs, start, num_tokens), line(node.load, costs, num_tokens - start))
+    costs, load, num_tokens = node.costs, node.load, request.num_tokens
+    waiting = line(load, costs, num_tokens - start) if load.waiting_tokens else NO_LINE
+    return Meeting(node, start, prompt_work_s(costs, start, num_tokens), waiting)
 
 
 def prompt_part(request: RoutedRequest, met: Meeting) -> PromptPart:
@@ -122,10 +134,12 @@ def _prompt_part(request: RoutedRequest, met: Meeting, ready_s: float, fetch_fro
     num_tokens = request.num_tokens - start
     steps = pace(node, load.num_decoding, load.context_tokens, gap_s, own_s / num_tokens)
     node_s = own_s + own_s / steps.step_work_s * costs.chunk_s
-    answer_weight = 1.0 if gap_s is None else WITHIN_GAP_WEIGHT
-    others_s = node_s * (1.0 + answer_weight * load.num_decoding + PROMPT_WEIGHT * waiting.number)
-    num_fetched = 0 if fetch_from is None else max(0, start - node.hit.attention_tokens)
-    others_s += costs.token_s * STORED_WEIGHT * num_tokens + received_s(node, num_fetched)
+    weight, stall_weight = (1.0, STALL_WEIGHT) if gap_s is None else (WITHIN_GAP_WEIGHT, 0.0)
+    delayed = weight * load.num_decoding + stall_weight * load.shortness
+    others_s = node_s * (1.0 + delayed + PROMPT_WEIGHT * waiting.number)
+    others_s += costs.token_s * STORED_WEIGHT * num_tokens
+    if fetch_from is not None:
+        others_s += received_s(node, start - node.hit.attention_tokens)
     computing_s = steps.seconds(own_s)
     wait_s = first_token_s(steps, waiting, own_s) - computing_s
     # What is fetched arrives while the prompt waits for its turn.
@@ -144,21 +158,23 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     each_s = met.work_s / (request.num_tokens - met.start)
     after = pace(node, batch + 1, context_tokens + mean_tokens, gap_s, each_s)
     rest_s = answer_s = number * after.decode_s
-    others_s = batch * number * (costs.decode_s + costs.context_s * mean_tokens)
+    slowed_s = costs.decode_s + costs.context_s * mean_tokens
+    others_s = batch * number * slowed_s
     is_meant_for_prompts = node.role is Role.PREFILL
     if load.waiting_tokens or is_meant_for_prompts:
         # Prompts that wait here are computed between the answer's steps.
-        rest_s += min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
+        stalled_s = min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
+        rest_s += stalled_s
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
-        share, pure_share = after.prompt_share(work_s), pace(node, 0, 0, gap_s, each_s).prompt_share(work_s)
-        lost_share, num_prompts = 1.0 - share / pure_share, waiting.number
+        lost, num_prompts = lost_share(node, after, after.decode_s, gap_s, each_s, work_s), waiting.number
         if is_meant_for_prompts:
             num_prompts = num_prompts if num_prompts > MEANT_FOR_PROMPTS else MEANT_FOR_PROMPTS
-        else:  # one answer more costs the prompts little where many are generated anyway: they share what all cost
-            before_share = pace(node, batch, context_tokens, gap_s, each_s).prompt_share(work_s)
-            lost_share = max(1.0 - share / before_share, lost_share / (batch + 1))
-        others_s += num_prompts * lost_share * rest_s
-    copied_s = received_s(node, max(0, request.num_tokens - node.hit.attention_tokens))
+        elif batch:  # one answer more costs prompts little where many are generated anyway: they share what all cost
+            lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))
+        others_s += num_prompts * lost * rest_s
+        if gap_s is None:
+            others_s += STALL_WEIGHT * stalled_s / max(number, SHORT_ANSWER_TOKENS)
+    copied_s = received_s(node, request.num_tokens - node.hit.attention_tokens)
     wait_s = place_wait_s(node, num_tokens, answer_s)
     seconds = wait_s + rest_s + others_s + copied_s
     # As much less of the others fits in meanwhile.
@@ -169,6 +185,8 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
 
 def received_s(node: Candidate, num_tokens: int) -> float:
     """Work that later requests there have to do for the second copy of so many tokens."""
+    if num_tokens <= 0:
+        return 0.0
     weight = RECEIVED_WEIGHT if node.load.empty_tokens >= num_tokens else DISPLACING_WEIGHT
     return weight * node.costs.token_s * num_tokens
 

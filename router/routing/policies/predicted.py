@@ -96,9 +96,12 @@ class _Priced(NamedTuple):
 
 def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
     """The cheapest plan of those that miss the objectives least."""
+    objectives, waited_s = request.objectives, request.waited_s
+    has_objectives, needs_answer = objectives != NO_OBJECTIVES, request.needs_decode
     met = [meeting(request, node) for node in nodes]
     prompts = [prompt_part(request, each) for each in met if each.node.may_prefill]
-    objectives, waited_s = request.objectives, request.waited_s
+    answers = {each.node.name: answer_part(request, each) for each in met if each.node.may_decode and needs_answer}
+    best: _Priced | None = None
 
     def prompt_price(part: PromptPart) -> tuple[float, float]:
         missed = _missed(waited_s + part.first_token_s, objectives.first_token_s) + (not part.keeps_gap)
@@ -108,19 +111,15 @@ def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
         missed = _missed(part.token_gap_s, objectives.token_gap_s)
         return missed + _missed(waited_s + part.wait_s, objectives.first_token_s), part.seconds
 
-    has_objectives = objectives != NO_OBJECTIVES
-    best_prompts = nsmallest(PAIRED, prompts, key=prompt_price if has_objectives else _seconds)
+    best_prompts = sorted(prompts, key=prompt_price if has_objectives else _seconds)[:PAIRED]
     fetched = _fetched(request, nodes, best_prompts) if request.may_fetch else []
-    best: _Priced | None = None
-    if not request.needs_decode:
-        for prompt in [*prompts, *fetched]:
-            best = _better(best, request, prompt, None, 0.0)
-        return best
-    answers = {each.node.name: answer_part(request, each) for each in met if each.node.may_decode}
     for prompt in [*prompts, *fetched]:
-        if (answer := answers.get(prompt.node.name)) is not None:
-            best = _better(best, request, prompt, answer, 0.0)
-    for answer in nsmallest(PAIRED, answers.values(), key=answer_price if has_objectives else _seconds):
+        own = answers.get(prompt.node.name)
+        if own is None:
+            best = best if needs_answer else _better(best, request, prompt, None, 0.0)
+        elif best is None or has_objectives or prompt.seconds + own.seconds - own.received_s < best.seconds:
+            best = _better(best, request, prompt, own, 0.0)
+    for answer in sorted(answers.values(), key=answer_price if has_objectives else _seconds)[:PAIRED]:
         for prompt in [*best_prompts, *fetched]:
             is_too_dear = best is not None and prompt.seconds + answer.seconds > best.seconds and not has_objectives
             if prompt.node is not answer.node and not is_too_dear:

@@ -44,11 +44,6 @@ class NodePace(NamedTuple):
         num_steps = work_s / self.step_work_s
         return work_s + (num_steps if num_steps > 1 else 1.0) * self.overhead_s
 
-    def prompt_share(self, work_s: float) -> float:
-        """Share of a step's time that goes into prompts while so much of their work waits."""
-        in_step_s = min(work_s, self.step_work_s)
-        return in_step_s / (in_step_s + self.overhead_s)
-
 
 def pace(
     node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None, token_work_s: float
@@ -69,6 +64,22 @@ def pace(
     least_s = token_work_s * MIN_GAP_TOKENS
     left_s = token_gap_s - overhead_s
     return NodePace(decode_s, min(step_work_s, max(least_s, left_s)), overhead_s, left_s >= least_s)
+
+
+def lost_share(
+    node: Candidate, after: NodePace, more_s: float, token_gap_s: float | None, token_work_s: float, work_s: float
+) -> float:
+    """Share of the steps' prompt work, while `work_s` of it waits, that a node loses if their decodes take `more_s`
+    seconds more: then they are `after`. The other arguments are those of `pace`."""
+    in_step_s = work_s if work_s < after.step_work_s else after.step_work_s
+    step_s = in_step_s + after.overhead_s
+    if token_gap_s is None:
+        return more_s / step_s
+    before_s, most_s = after.overhead_s - more_s, token_work_s * node.chunk_tokens
+    if more_s < after.decode_s:
+        most_s = min(most_s, max(token_work_s * MIN_GAP_TOKENS, token_gap_s - before_s))
+    before_in_step_s = min(work_s, most_s)
+    return 1.0 - in_step_s / step_s * (before_in_step_s + before_s) / before_in_step_s
 
 
 def least_step_s(node: Candidate) -> float:
@@ -118,21 +129,15 @@ def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
     if waiting_tokens <= 0:
         return NO_LINE
     work_s = costs.token_s * waiting_tokens + costs.depth_s * load.waiting_depths
-    middle = max(num_tokens, 1).bit_length() - 1
-    ahead, number, size = 0.0, 0.0, 1.5
-    for index, tokens in enumerate(load.waiting_lengths):
-        if tokens:
-            prompts = tokens / size
-            number += prompts if prompts > 1.0 else 1.0
-            if index <= middle:
-                ahead += tokens
-            elif index == middle + 1:  # as many of these as are at most twice as long
-                ahead += (3 * num_tokens / size - 1) * tokens
-        size += size
-    if not number:
+    lengths = load.waiting_lengths
+    if not lengths:
         return Line(work_s, 0.0, 1.0, work_s)
-    ahead_s = work_s * min(1.0, ahead / waiting_tokens)
-    return Line(ahead_s, work_s - ahead_s, number, work_s)
+    above = num_tokens.bit_length()
+    ahead = float(sum(lengths[:above]))
+    if above < len(lengths):  # as many of these as are at most twice as long
+        ahead += (2 * num_tokens / (1 << above) - 1) * lengths[above]
+    ahead_s = work_s * ahead / waiting_tokens if ahead < waiting_tokens else work_s
+    return Line(ahead_s, work_s - ahead_s, load.num_waiting, work_s)
 
 
 def prompt_work_s(costs: StepCosts, start: int, end: int) -> float:

@@ -58,7 +58,9 @@ def test_a_prompt_counts_where_it_is_computed_from_the_moment_it_is_sent_until_i
 def test_an_answer_comes_then_generates_then_ends() -> None:
     ledger = started_ledger()
     send(ledger, HAND_OVER)
-    coming = IDLE._replace(num_coming=1, coming_tokens=1000, free_tokens=FREE_TOKENS - 1000, free_slots=FREE_SLOTS - 1)
+    coming = IDLE._replace(
+        num_coming=1, coming_tokens=1000, free_tokens=FREE_TOKENS - 1000, free_slots=FREE_SLOTS - 1, shortness=1 / 40
+    )
     assert ledger.load("d0", 0.0) == coming
     ledger.reserved(1)
     assert ledger.load("d0", 0.0) == coming
@@ -120,6 +122,7 @@ def test_heartbeats_add_what_others_have_sent_and_count_nothing_twice() -> None:
     beat(ledger, "d0", Role.DECODE, num_decoding=4, context_tokens=5000)
     assert ledger.load("p0", 0.0).waiting_tokens == 1500
     assert ledger.load("p0", 0.0).waiting_lengths == (0,) * 8 + (500, 1000)
+    assert ledger.load("p0", 0.0).num_waiting == pytest.approx(1 + 500 / 384 - 1 + 1000 / 768)
     assert ledger.load("p0", 0.25).waiting_tokens == 1250, "others' prompts are computed meanwhile, too"
     load = ledger.load("d0", 0.0)
     assert (load.num_decoding, load.context_tokens, load.num_coming, load.coming_tokens) == (3, 4000, 1, 1000)
