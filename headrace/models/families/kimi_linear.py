@@ -15,7 +15,7 @@ from headrace.models.config import (
     ModelError,
     MoeConfig,
 )
-from headrace.models.layers.feed_forward import MixtureOfExperts, SigmoidRouter, SwiGlu
+from headrace.models.layers.feed_forward import MixtureOfExperts, SigmoidRouter, SwiGlu, load_swiglu_experts
 from headrace.models.layers.kimi_delta import KimiDelta
 from headrace.models.layers.latent_attention import LatentAttention
 from headrace.models.model import Family
@@ -145,19 +145,15 @@ def _load_feed_forward(
         written = experts if f"{experts}.gate_proj.weight" in weights.remaining else f"{prefix}.mlp"
         return SwiGlu.load(weights, written, hidden, config.intermediate_size)
     num, inner = moe.num_experts, moe.intermediate_size
-    up, down = [], []
-    for expert in (f"{experts}.experts.{e}" for e in range(num)):
-        halves = [weights.take(f"{expert}.{name}.weight", (inner, hidden)) for name in ("w1", "w3")]
-        up.append(torch.cat(halves))
-        down.append(weights.take(f"{expert}.w2.weight", (hidden, inner)))
+    up, down = load_swiglu_experts(weights, f"{experts}.experts", num, inner, hidden, ("w1", "w3", "w2"))
     return MixtureOfExperts(
         router=SigmoidRouter.of(
             moe,
             weights.take(f"{experts}.gate.weight", (num, hidden), torch.float32),
             weights.take(f"{experts}.gate.e_score_correction_bias", (num,), torch.float32),
         ),
-        up=torch.stack(up),
-        down=torch.stack(down),
+        up=up,
+        down=down,
         shared=SwiGlu.load(weights, f"{experts}.shared_experts", hidden, moe.shared_intermediate_size),
     )
 

@@ -12,6 +12,7 @@ from headrace.forward.forward_batch import DecodeRows, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.gated_rms_norm import norm_then_gate
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
@@ -20,6 +21,7 @@ from headrace.kernels.kda.prefill import kda_prefill
 from headrace.kernels.kda.update import kda_update
 from headrace.kernels.lib.segments import PrefillSegments
 from headrace.models.config import KimiDeltaConfig
+from headrace.models.layers.gated_delta import join_projections
 from headrace.models.weight_files import WeightSource
 
 
@@ -31,6 +33,7 @@ class KimiDelta:
     index: int  # among the state layers: the layer's place in a state
     norm_eps: float
     in_proj: LinearWeight  # [3 H D (convolved: q, k, v) + D (decay) + D (gate) + H (beta), hidden]
+    gates: LinearWeight | None  # the last three apart from an in_proj in FP8; None: a part of it
     conv_weight: Tensor  # [3 H D, taps]
     decay_proj: LinearWeight  # [H D, D]
     gate_proj: LinearWeight  # [H D, D]
@@ -44,7 +47,9 @@ class KimiDelta:
     ) -> "KimiDelta":
         """From a matrix for each of q, k, v, the gates' two factors each, and beta."""
         H, D, inner = config.num_heads, config.head_dim, config.inner_size
-        rows = {"q": inner, "k": inner, "v": inner, "f_a": D, "g_a": D, "b": H}
+        qkv = [weights.matrix(f"{prefix}.{n}_proj.weight", (inner, hidden)) for n in ("q", "k", "v")]
+        gates = [weights.take(f"{prefix}.{n}_proj.weight", (r, hidden)) for n, r in (("f_a", D), ("g_a", D), ("b", H))]
+        in_proj, apart = join_projections(stack_rows(qkv), torch.cat(gates))
         convolutions = [
             weights.take(f"{prefix}.{n}_conv1d.weight", (inner, 1, config.conv_taps)) for n in ("q", "k", "v")
         ]
@@ -52,23 +57,24 @@ class KimiDelta:
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=LinearWeight(
-                torch.cat([weights.take(f"{prefix}.{n}_proj.weight", (r, hidden)) for n, r in rows.items()])
-            ),
+            in_proj=in_proj,
+            gates=apart,
             conv_weight=torch.cat(convolutions).squeeze(1),
-            decay_proj=LinearWeight(weights.take(f"{prefix}.f_b_proj.weight", (inner, D))),
-            gate_proj=LinearWeight(weights.take(f"{prefix}.g_b_proj.weight", (inner, D))),
+            decay_proj=LinearWeight(weights.matrix(f"{prefix}.f_b_proj.weight", (inner, D))),
+            gate_proj=LinearWeight(weights.matrix(f"{prefix}.g_b_proj.weight", (inner, D))),
             heads=KdaHeads(
                 A=-weights.take(f"{prefix}.A_log", (1, 1, H, 1), torch.float32).flatten().exp(),
                 dt_bias=weights.take(f"{prefix}.dt_bias", (inner,), torch.float32).view(H, D),
             ),
             norm_D=weights.take(f"{prefix}.o_norm.weight", (D,), torch.float32),
-            out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, inner))),
+            out_proj=LinearWeight(weights.matrix(f"{prefix}.o_proj.weight", (hidden, inner))),
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:
         c, batch, n = self.config, context.batch, context.batch.num_decodes
-        u, decay, gate, b = self.in_proj(x).split((c.conv_channels, c.head_dim, c.head_dim, c.num_heads), dim=-1)
+        u = self.in_proj(x)
+        gates = u[:, c.conv_channels :] if self.gates is None else self.gates(x)
+        u, (decay, gate, b) = u[:, : c.conv_channels], gates.split((c.head_dim, c.head_dim, c.num_heads), dim=-1)
         f, gate = self._by_head(self.decay_proj(decay)), self._by_head(self.gate_proj(gate))
         decoded = prefilled = None
         if batch.decode is not None:

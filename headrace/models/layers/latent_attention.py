@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headrace.forward.forward_batch import LayerContext
 from headrace.kernels.attention.latent import LatentHeads, latent_decode, latent_prefill, store_latents
+from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.dense.rms_norm import rms_norm
@@ -36,18 +37,18 @@ class LatentAttention:
         """From q_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj and o_proj."""
         c, H = config.latent, config.num_heads
         assert c is not None
-        q = weights.take(f"{prefix}.q_proj.weight", (H * (c.key_dim + c.shared_key_dim), hidden))
-        latent = weights.take(f"{prefix}.kv_a_proj_with_mqa.weight", (config.head_dim, hidden))
+        q = weights.matrix(f"{prefix}.q_proj.weight", (H * (c.key_dim + c.shared_key_dim), hidden))
+        latent = weights.matrix(f"{prefix}.kv_a_proj_with_mqa.weight", (config.head_dim, hidden))
         heads = weights.take(f"{prefix}.kv_b_proj.weight", (H * (c.key_dim + c.value_dim), c.size))
         key_HNR, value_HVR = heads.view(H, -1, c.size).split((c.key_dim, c.value_dim), dim=1)
         return cls(
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=LinearWeight(torch.cat((q, latent))),
+            in_proj=LinearWeight(stack_rows((q, latent))),
             norm_R=weights.take(f"{prefix}.kv_a_layernorm.weight", (c.size,), torch.float32),
             heads=LatentHeads(key_HNR.contiguous(), value_HVR.contiguous()),
-            out_proj=LinearWeight(weights.take(f"{prefix}.o_proj.weight", (hidden, H * c.value_dim))),
+            out_proj=LinearWeight(weights.matrix(f"{prefix}.o_proj.weight", (hidden, H * c.value_dim))),
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:

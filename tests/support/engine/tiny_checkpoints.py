@@ -239,28 +239,28 @@ def olmo_hybrid_config(**fields: object) -> OlmoHybridConfig:
     return OlmoHybridConfig(**common_fields() | sizes | fields)
 
 
-def kimi_linear_config() -> KimiLinearConfig:
+def kimi_linear_config(**fields: object) -> KimiLinearConfig:
     """Heads of 24 and 20 values, latents of 48 and 8, three delta heads, six experts in two groups."""
     common = {**common_fields(), "vocab_size": 517, "hidden_size": 80, "num_key_value_heads": 4}
-    return KimiLinearConfig(
-        **common,
-        intermediate_size=96,
-        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-        mlp_layer_types=["dense", "sparse", "sparse", "dense"],
-        kv_lora_rank=48,
-        qk_nope_head_dim=24,
-        qk_rope_head_dim=8,
-        v_head_dim=20,
-        linear_num_heads=3,
-        linear_head_dim=24,
-        num_experts=6,
-        num_experts_per_token=2,
-        num_shared_experts=2,
-        num_expert_group=2,
-        topk_group=1,
-        moe_intermediate_size=48,
-        routed_scaling_factor=1.5,
-    )
+    sizes: dict[str, object] = {
+        "intermediate_size": 96,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+        "kv_lora_rank": 48,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 20,
+        "linear_num_heads": 3,
+        "linear_head_dim": 24,
+        "num_experts": 6,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 2,
+        "num_expert_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 48,
+        "routed_scaling_factor": 1.5,
+    }
+    return KimiLinearConfig(**common | sizes | fields)
 
 
 def lfm2_fields() -> dict[str, object]:

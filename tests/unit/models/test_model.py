@@ -159,11 +159,12 @@ def test_steps_without_logits_give_none(family, prompt):
     assert logits.shape == (0, family.model.config.vocab_size)
 
 
-def test_a_last_layer_that_attends_makes_outputs_for_the_logit_rows_alone(load_family, prompt):
-    config = load_family("qwen35").model.config  # as tiny, its last layer has a state
+@pytest.mark.parametrize("name", ["qwen35", "kimi_linear"])
+def test_a_last_layer_that_attends_makes_outputs_for_the_logit_rows_alone(name: str, load_family, prompt):
+    config = load_family(name).model.config  # as tiny, its last layer has a state
     config = replace(config, layers=tuple(sorted(config.layers, key=lambda layer: layer.mixer == "attention")))
     model = random_model(config)
-    assert model.uses_last_token_queries and not load_family("qwen35").model.uses_last_token_queries
+    assert model.uses_last_token_queries and not load_family(name).model.uses_last_token_queries
 
     def last_rows(of_all: bool) -> list[Tensor]:
         runner = ModelRunner(model, CacheMemory(model.cache_layout(16), 96, 24))

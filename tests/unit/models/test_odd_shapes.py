@@ -12,6 +12,7 @@ from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_model
 from tests.support.engine.tiny_checkpoints import (
     build_model,
+    kimi_linear_config,
     nemotron_h_config,
     nemotron_moe_fields,
     olmo_hybrid_config,
@@ -25,6 +26,9 @@ ODD = {
     ),
     "nemotron, heads of 96, ends in experts": lambda: nemotron_h_config(
         layers_block_type=pattern("*MEME"), head_dim=96, **nemotron_moe_fields() | {"moe_latent_size": None}
+    ),
+    "kimi, heads of 80 and 96, values wider than keys": lambda: kimi_linear_config(
+        qk_nope_head_dim=80, v_head_dim=96, linear_head_dim=40, num_experts=9, num_expert_group=3, topk_group=2
     ),
     "olmo, heads of 48": lambda: olmo_hybrid_config(
         hidden_size=144, num_attention_heads=3, num_key_value_heads=3, linear_key_head_dim=40, linear_value_head_dim=20

@@ -33,6 +33,7 @@ def copy_of(load_family, tmp_path: Path):
         ("lfm2", "tensor"),
         ("nemotron_h", "modelopt"),
         ("olmo_hybrid", "tensor"),
+        ("kimi_linear", "fp8 blocks"),
     ],
 )
 def test_logits_are_those_of_the_dequantised_weights(family: str, form: str, copy_of, prompt):
