@@ -16,6 +16,7 @@ from headrace.models.families.lfm2 import LFM2
 from headrace.models.families.nemotron_h import NEMOTRON_H
 from headrace.models.families.olmo_hybrid import OLMO_HYBRID
 from headrace.models.families.qwen import QWEN
+from headrace.models.gpu_limits import check_gpu
 from headrace.models.model import Family, HybridModel
 from headrace.models.quantisation import QuantisedAtLoad, QuantisedFiles, is_quantised, quantised_fingerprint
 from headrace.models.random_weights import RandomWeights, random_fingerprint
@@ -70,6 +71,8 @@ def load_model(
     """
     path = Path(path)
     family, config, quantised = _read(path)
+    if torch.device(device).type == "cuda":
+        check_gpu(config)
     weights = (QuantisedFiles if quantised else WeightFiles)(path, dtype, torch.device(device))
     weights.skip(*family.skipped)
     if not with_mtp:
@@ -87,6 +90,8 @@ def random_model(
 ) -> HybridModel:
     """A model of that shape with random weights, made on `device`; reads no file."""
     made_on = torch.device(device)
+    if made_on.type == "cuda":
+        check_gpu(config)
     identity = random_fingerprint(config.canonical(), made_on)
     weights = RandomWeights(dtype, made_on)
     return _assemble(FAMILIES[config.architecture], config, weights, identity, with_mtp, quantization)

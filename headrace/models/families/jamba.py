@@ -11,7 +11,7 @@ import torch
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import AttentionConfig, LayerConfig, Mamba1Config, ModelConfig, ModelError, MoeConfig
 from headrace.models.layers.attention import Attention
-from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu
+from headrace.models.layers.feed_forward import MixtureOfExperts, SoftmaxRouter, SwiGlu, load_swiglu_experts
 from headrace.models.layers.mamba1 import Mamba1
 from headrace.models.model import Family
 from headrace.models.raw_config import RawConfig, even_share
@@ -113,14 +113,9 @@ def _load_feed_forward(
     if config.layers[layer].feed_forward == "dense" or moe is None:
         return SwiGlu.load(weights, prefix, hidden, inner)
     router = weights.take(f"{prefix}.router.weight", (moe.num_experts, hidden))
-    up, down = [], []
-    for expert in (f"{prefix}.experts.{e}" for e in range(moe.num_experts)):
-        gate_up = [weights.take(f"{expert}.{name}_proj.weight", (inner, hidden)) for name in ("gate", "up")]
-        up.append(torch.cat(gate_up))
-        down.append(weights.take(f"{expert}.down_proj.weight", (hidden, inner)))
-    return MixtureOfExperts(
-        router=SoftmaxRouter.of(moe, router), up=torch.stack(up), down=torch.stack(down), shared=None
-    )
+    names = ("gate_proj", "up_proj", "down_proj")
+    up, down = load_swiglu_experts(weights, f"{prefix}.experts", moe.num_experts, inner, hidden, names)
+    return MixtureOfExperts(router=SoftmaxRouter.of(moe, router), up=up, down=down, shared=None)
 
 
 JAMBA = Family(read_jamba, load_jamba_layer, final_norm="final_layernorm")

@@ -16,8 +16,8 @@ from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
-from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.kernels.mamba1.channels import Mamba1Channels
+from headrace.kernels.mamba1.norms import norm_parts
 from headrace.kernels.mamba1.prefill import mamba1_prefill
 from headrace.kernels.mamba1.update import mamba1_update
 from headrace.models.config import Mamba1Config
@@ -35,7 +35,7 @@ class Mamba1:
     conv_weight: Tensor  # [I, taps]
     conv_bias: Tensor | None
     x_proj: LinearWeight  # [R + 2 N, I]
-    norms: tuple[Tensor, Tensor, Tensor]  # [R], [N], [N], float32: of the projected dt, B and C
+    norms: Tensor  # [R + 2 N] float32: of the projected dt, B and C
     dt_proj: LinearWeight  # [I, R]; its bias is among the channels' parameters
     channels: Mamba1Channels
     out_proj: LinearWeight  # [hidden, I]
@@ -47,25 +47,24 @@ class Mamba1:
         """From the tensors below `prefix`."""
         inner, N, R = config.inner_size, config.state_size, config.dt_rank
         sizes = (("dt", R), ("b", N), ("c", N))
-        dt_norm, B_norm, C_norm = (
-            weights.take(f"{prefix}.{name}_layernorm.weight", (size,), torch.float32) for name, size in sizes
-        )
+        norms = [weights.take(f"{prefix}.{name}_layernorm.weight", (size,), torch.float32) for name, size in sizes]
         return cls(
             config=config,
             index=index,
             norm_eps=norm_eps,
-            in_proj=LinearWeight(weights.take(f"{prefix}.in_proj.weight", (2 * inner, hidden))),
+            in_proj=LinearWeight(weights.matrix(f"{prefix}.in_proj.weight", (2 * inner, hidden))),
             conv_weight=weights.take(f"{prefix}.conv1d.weight", (inner, 1, config.conv_taps)).squeeze(1),
             conv_bias=weights.take(f"{prefix}.conv1d.bias", (inner,)) if config.has_conv_bias else None,
+            # Never in FP8: they are small, and every later state depends on the time steps.
             x_proj=LinearWeight(weights.take(f"{prefix}.x_proj.weight", (R + 2 * N, inner))),
-            norms=(dt_norm, B_norm, C_norm),
+            norms=torch.cat(norms),
             dt_proj=LinearWeight(weights.take(f"{prefix}.dt_proj.weight", (inner, R))),
             channels=Mamba1Channels(
                 A=-weights.take(f"{prefix}.A_log", (inner, N), torch.float32).exp(),
                 D=weights.take(f"{prefix}.D", (inner,), torch.float32),
                 dt_bias=weights.take(f"{prefix}.dt_proj.bias", (inner,), torch.float32),
             ),
-            out_proj=LinearWeight(weights.take(f"{prefix}.out_proj.weight", (hidden, inner))),
+            out_proj=LinearWeight(weights.matrix(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
     def __call__(self, x: Tensor, context: LayerContext) -> Product:
@@ -97,6 +96,6 @@ class Mamba1:
     def _projected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Time steps [T, I], raw, and B and C [T, N]."""
         c = self.config
-        parts = self.x_proj(u).split((c.dt_rank, c.state_size, c.state_size), dim=-1)
-        dt, B, C = (rms_norm(part, norm, self.norm_eps) for part, norm in zip(parts, self.norms, strict=True))
+        normed = norm_parts(self.x_proj(u), self.norms, c.dt_rank, self.norm_eps)
+        dt, B, C = normed.split((c.dt_rank, c.state_size, c.state_size), dim=-1)
         return self.dt_proj(dt), B, C

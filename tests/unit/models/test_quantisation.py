@@ -28,6 +28,7 @@ def copy_of(load_family, tmp_path: Path):
         ("qwen35", "fp8 blocks"),
         ("qwen3_next", "fp8 blocks"),
         ("granite", "channels"),
+        ("jamba", "channels"),
         ("nemotron_h_moe", "blocks"),
         ("falcon_h1", "channels"),
         ("lfm2", "tensor"),
