@@ -5,7 +5,9 @@
 Shapes    q [T, H, N + S]; latents [T, R + S]; pool [P, bs, 1, R + S], any stride over blocks; key_HNR, value_HVR;
           returns [T, H, V]. T packed rows, H heads, P blocks of bs tokens
 Contract  `store_latents` has written this step's latents to the pool; a row sees the sequence's tokens up to its own
-          position: memory past a sequence's end may hold anything, NaN included
+          position: memory past a sequence's end may hold anything, NaN included. (block, offset) pairs are unique;
+          Triton reads them early: an overlapped kernel (headrace/kernels/lib/pdl.py) must not have written them just
+          before
 Numerics  softmax in float32, the result in q's dtype
 Source    DeepSeek-AI 2024, "DeepSeek-V2", section 2.1. Prompts expand keys and values from the latents of their
           context; decodes project queries instead and attend to latents as to one KV head (`absorbed`)
@@ -17,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
@@ -24,7 +28,10 @@ from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.latent_paged import attend_latents_triton
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill, paged_decode_torch
 from headrace.kernels.attention.prefill import PagedChunks
-from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.dense.rms_norm import rms_norm_torch
+from headrace.kernels.lib.dispatch import runs_triton
+from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
+from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 EXPANDED_ROWS = 256
 """On a GPU, the least rows a sequence that have keys and values expanded: Kimi's take 131,000 products a head and token
@@ -65,13 +72,56 @@ class LatentHeads:
         return keys, torch.matmul(compressed, self.value_HVR.transpose(1, 2))
 
 
-def store_latents(latents: Tensor, pool: Tensor, block_T: Tensor, offset_T: Tensor) -> None:
-    """Writes row t to offset offset_T[t] of block block_T[t]."""
+def store_latents(latents: Tensor, norm_R: Tensor, eps: float, pool: Tensor, block_T: Tensor, offset_T: Tensor) -> None:
+    """Norms the compressed parts, in place, and writes latent t to offset offset_T[t] of block block_T[t]."""
     if latents.shape[1:] != pool.shape[3:] or latents.dtype != pool.dtype:
         raise ValueError(
             f"latents {tuple(latents.shape)} {latents.dtype} do not fit the pool {tuple(pool.shape)} {pool.dtype}"
         )
+    store = store_latents_triton if runs_triton(latents) else store_latents_torch
+    store(latents, norm_R, eps, pool, block_T, offset_T)
+
+
+def store_latents_torch(
+    latents: Tensor, norm_R: Tensor, eps: float, pool: Tensor, block_T: Tensor, offset_T: Tensor
+) -> None:
+    compressed = latents[:, : len(norm_R)]
+    compressed.copy_(rms_norm_torch(compressed, norm_R, eps))
     pool[block_T, offset_T] = latents[:, None]
+
+
+@triton.jit
+def _store_latents_kernel(
+    latents_ptr, norm_ptr, pool_ptr, block_ptr, offset_ptr, stride_latents, stride_block, stride_token, eps,
+    R: tl.constexpr, S: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    let_next_start()
+    row = tl.program_id(0).to(tl.int64)
+    c, s = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_S)
+    place = tl.load(block_ptr + row).to(tl.int64) * stride_block + tl.load(offset_ptr + row) * stride_token
+    norm = tl.load(norm_ptr + c, mask=c < R, other=0.0)
+    wait_for_previous()
+    latents_ptr += row * stride_latents
+    x = tl.load(latents_ptr + c, mask=c < R, other=0.0)
+    shared = tl.load(latents_ptr + R + s, mask=s < S, other=0.0)
+    wide = x.to(tl.float32)
+    y = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / R + eps) * norm).to(x.dtype)
+    tl.store(latents_ptr + c, y, mask=c < R)
+    tl.store(pool_ptr + place + c, y, mask=c < R)
+    tl.store(pool_ptr + place + R + s, shared, mask=s < S)
+
+
+def store_latents_triton(
+    latents: Tensor, norm_R: Tensor, eps: float, pool: Tensor, block_T: Tensor, offset_T: Tensor
+) -> None:
+    (T, D), R = latents.shape, len(norm_R)
+    if latents.stride(1) != 1 or pool.stride(3) != 1:
+        raise ValueError(f"strides {latents.stride()} and {pool.stride()}: values of a latent must lie side by side")
+    if T:
+        _store_latents_kernel[(T,)](
+            latents, norm_R, pool, block_T, offset_T, latents.stride(0), pool.stride(0), pool.stride(1), eps,
+            R=R, S=D - R, BLOCK_R=next_power_of_2(R), BLOCK_S=next_power_of_2(D - R), num_warps=4, **OVERLAPPED,
+        )  # fmt: skip
 
 
 def latent_prefill(

@@ -13,7 +13,6 @@ from headrace.kernels.attention.latent import LatentHeads, latent_decode, latent
 from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
-from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.models.config import AttentionConfig
 from headrace.models.weight_files import WeightSource
 
@@ -74,7 +73,5 @@ class LatentAttention:
         """Queries [T, H, N + S], latents [T, R + S], and the pool, which has them, too."""
         H, pool = self.config.num_heads, context.memory.kv_pools[self.index][0]
         q, latents = self.in_proj(x).tensor_split([-self.config.head_dim], dim=-1)
-        compressed = latents[:, : self.heads.size]
-        compressed.copy_(rms_norm(compressed, self.norm_R, self.norm_eps))
-        store_latents(latents, pool, context.batch.block_T, context.batch.offset_T)
+        store_latents(latents, self.norm_R, self.norm_eps, pool, context.batch.block_T, context.batch.offset_T)
         return q.unflatten(1, (H, -1)), latents, pool

@@ -10,7 +10,8 @@ from headrace.kernels.attention.latent import (
     LatentHeads,
     latent_decode,
     latent_prefill,
-    store_latents,
+    store_latents_torch,
+    store_latents_triton,
 )
 from headrace.kernels.attention.latent_paged import attend_latents_triton, latent_tile
 from headrace.kernels.attention.paged_attention import DenseContexts, PagedDecode, PagedPrefill
@@ -35,7 +36,7 @@ class Latents:
         self.heads = LatentHeads(self.random(H, 24, R) * R**-0.5, self.random(H, 20, R) * R**-0.5)
         for blocks, latents in zip(self.blocks, self.latents, strict=True):
             at = torch.arange(len(latents), device=DEVICE)
-            store_latents(latents, self.pool, torch.tensor(blocks, device=DEVICE)[at // BLOCK], at % BLOCK)
+            self.pool[torch.tensor(blocks, device=DEVICE)[at // BLOCK], at % BLOCK] = latents[:, None]
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=DEVICE).to(self.dtype)
@@ -56,6 +57,21 @@ class Latents:
         bound = BOUND[self.dtype]
         for i, (part, rows) in enumerate(zip(out.split(lengths), q.split(lengths), strict=True)):
             torch.testing.assert_close(part.double(), self.expected(rows, i), atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("store", [store_latents_torch, store_latents_triton])
+def test_compressed_parts_are_normed_on_their_way_to_the_pool(store):
+    latents = torch.randn(5, 45, device=DEVICE)[:, 9:]  # of a projection's rows
+    norm, before = torch.rand(24, device=DEVICE), latents.clone()
+    pool = torch.full((4, 2, BLOCK, 1, 36), NAN, device=DEVICE)[:, 1]
+    blocks, offsets = torch.tensor([3, 3, 0, 1, 1], device=DEVICE), torch.tensor([4, 5, 15, 0, 1], device=DEVICE)
+    store(latents, norm, 1e-3, pool, blocks, offsets)
+    compressed = before[:, :24].double()
+    normed = compressed * (compressed.square().mean(-1, keepdim=True) + 1e-3).rsqrt() * norm
+    expected = torch.cat((normed.float(), before[:, 24:]), -1)
+    torch.testing.assert_close(latents, expected)
+    assert torch.equal(pool[blocks, offsets, 0], latents)
+    assert pool.isfinite().sum() == 5 * 36
 
 
 SPANS = [(0, 37), (16, 17), (20, 70), (64, 80)]
