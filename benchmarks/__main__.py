@@ -28,6 +28,7 @@ BENCHMARKS = {
     "gpu-start": ("cluster.start", "from process start to the first token over HTTP, on one GPU"),
     "kernels-attention": ("kernels.attention", "attention kernels beside the chip's floor"),
     "kernels-latent": ("kernels.latent", "latent attention beside the chip's floor"),
+    "kernels-mamba1": ("kernels.mamba1", "Mamba1's scans and updates beside the chip's floor"),
     "kernels-products": ("kernels.dense:product_kernels", "dense products beside cuBLAS and the chip's floor"),
     "kernels-rows": ("kernels.dense:row_kernels", "norms, SwiGLU, experts and sampling beside the chip's floor"),
     "kernels-scan": ("kernels.state:scan_kernels", "prefill scans beside what others publish"),
