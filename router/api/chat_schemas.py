@@ -48,6 +48,8 @@ class ChatBody(GenerationBody):
     reasoning_effort: str | None = None
     """For templates that know it, as they name its values. `medium` is what any model does; `none` turns the reasoning
     off where the template knows `enable_thinking`."""
+    thinking_token_budget: Annotated[int, Field(ge=0, lt=2**31), Whole] | None = None
+    """The most tokens of the reasoning, from the prompt's end or the marker that begins it; its end is written then."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the model's chat template."""
     chat_template: str | None = None

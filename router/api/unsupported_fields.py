@@ -79,7 +79,6 @@ FOR_CHATS: dict[str, Unsupported] = {
     "verbosity": Unsupported("ask for it in the messages", ("medium",)),
     **dict.fromkeys(("enable_thinking", "thinking", "reasoning"), _TEMPLATE),
     **dict.fromkeys(("include_reasoning", "separate_reasoning"), _REASONING._replace(harmless=(True,))),
-    "thinking_token_budget": Unsupported("use max_tokens"),
     "echo": Unsupported("render the chat yourself and use /v1/completions", (False,)),
     "add_special_tokens": Unsupported("the chat template writes the special tokens; leave it out", (False,)),
     "mm_processor_kwargs": _TEXT_ONLY,

@@ -57,17 +57,38 @@ class Lark:
 
 @dataclass(frozen=True)
 class ReasoningPlace:
-    """The reasoning before an answer: `is_open` says that the answer begins inside it; else it may lack."""
+    """The reasoning before an answer: `is_open` says that the answer begins inside it; else it may lack.
+
+    max_tokens   of the reasoning, whose end is forced then; None: any. Needs markers that are tokens
+    """
 
     markers: ReasoningMarkers
     is_open: bool
+    max_tokens: int | None = None
 
     def rule(self, lark: Lark) -> str:
         """The beginning of a grammar."""
-        thought = lark.until("thought", self.markers.end) + r" /\s{0,4}/"
+        thought = self._thought(lark) + r" /\s{0,4}/"
         if self.is_open:
             return thought
         return lark.rule("reasoning", f"{lark.text(self.markers.start)} {thought}") + "?"
+
+    def alone(self, lark: Lark) -> str:
+        """A whole grammar: the reasoning, and then any tokens."""
+        anything, thought = lark.rule("anything", "<[*]>*"), self._thought(lark)
+        if self.is_open:
+            return f"{thought} {anything}"
+        start = lark.ids[self.markers.start]
+        return f"(<[{start}]> {thought} | <[^{start}]>) {anything} |"
+
+    def _thought(self, lark: Lark) -> str:
+        """Text to the end of the reasoning, and that."""
+        if self.max_tokens is None:
+            return lark.until("thought", self.markers.end)
+        if not self.max_tokens:
+            return lark.text(self.markers.end)
+        thought = lark.rule(f"thought[max_tokens={self.max_tokens}]", "/(?s:.*)/")
+        return f"{thought} {lark.text(self.markers.end)}"
 
 
 def call_grammar(
@@ -111,6 +132,13 @@ def after_reasoning(grammar: str, ids: Mapping[str, int], reasoning: ReasoningPl
     first, *others = json.loads(grammar)["grammars"]
     lark = Lark(ids, schemas=[{**first, "name": "answer"}, *others])
     lark.rule("start", f"{reasoning.rule(lark)} @answer")
+    return lark.grammar()
+
+
+def bounded_reasoning(ids: Mapping[str, int], reasoning: ReasoningPlace) -> str:
+    """The grammar of answers that are free but for the most tokens of their reasoning."""
+    lark = Lark(ids)
+    lark.rule("start", reasoning.alone(lark))
     return lark.grammar()
 
 

@@ -37,6 +37,7 @@ DEPENDENT: dict[str, Any] = {
     "guided_grammar": 'start: "a"',
     "reasoning_effort": "medium",
     "chat_template": None,
+    "thinking_token_budget": None,
     "tool_choice": "auto",
 }
 """Values of fields whose bounds depend on the model, on other fields or on the router's configuration."""

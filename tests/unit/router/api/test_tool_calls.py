@@ -210,6 +210,22 @@ async def test_a_form_holds_after_the_reasoning(running: Running, cluster: FakeC
     assert grammar is not None and "</think>" in grammar
 
 
+async def test_a_budget_of_thinking_bounds_the_reasoning_of_any_answer(
+    running: Running, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+):
+    url, body = "/v1/chat/completions", {"model": "m", "messages": [QUESTION], "thinking_token_budget": 9}
+    monkeypatch.setattr(ModelTokens, "marker_ids", property(lambda self: {"<think>": 384, "</think>": 7}))
+    for more in ({}, {"response_format": {"type": "json_object"}}, {"tools": TOOLS, "tool_choice": "required"}):
+        reply = await running.http.post(url, json={**body, **more})
+        assert reply.status_code == 200, reply.text
+        assert "max_tokens=9" in (cluster.nodes["d0"].requests[-1].sampling.grammar or "")
+    refused = await running.http.post(url, json={**body, "bad_words": ["a"]})
+    assert refused.status_code == 400 and "leave one out" in refused.json()["error"]["message"]
+    monkeypatch.setattr(ModelTokens, "marker_ids", property(lambda self: {"<think>": 384}))
+    refused = await running.http.post(url, json=body)
+    assert refused.status_code == 400 and "no tokens that mark its reasoning" in refused.json()["error"]["message"]
+
+
 async def test_a_choice_of_tools_needs_a_known_format(start_router: StartRouter, cluster: FakeCluster):
     running = await start_router(cluster, tool_format="none")
     reply = await running.http.post("/v1/chat/completions", json={**CHAT, "tool_choice": "required"})

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.grammar import GrammarError, Grammars, check_grammar, json_grammar
 from router.text.answer.answer_format import REASONING_FORMATS
-from router.text.answer.call_grammars import WRITERS, ReasoningPlace, after_reasoning, call_grammar
+from router.text.answer.call_grammars import WRITERS, ReasoningPlace, after_reasoning, bounded_reasoning, call_grammar
 from router.text.tokens import ModelTokens
 from tests.support.router.answers import JSON_PARIS, PARIS, SCHEMAS, XML_PARIS, Sample, as_sample, parsed
 from tests.support.router.model_folder import END_ID, STOP_ID, VOCAB_SIZE
@@ -120,6 +120,35 @@ def test_a_form_holds_after_the_reasoning(admits: Admitted):
     grammar = after_reasoning(json_grammar({"type": "object"}), IDS, INSIDE)
     assert admits(grammar, 'Hm {.\n</think>\n\n{"a": 1}')
     assert not admits(grammar, '{"a": 1}') and not admits(grammar, "Hm.\n</think>\n\nText")
+
+
+MARKED = {"<think>": 384, "</think>": END_ID}
+"""As in models whose markers are both tokens."""
+
+
+@pytest.mark.parametrize("thought", ["", "ab"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_reasoning_ends_after_its_most_tokens(is_open: bool, thought: str, model_folder: Path, tokens: ModelTokens):
+    begun = [*([] if is_open else [384]), *tokens.encode(thought)]
+    place = ReasoningPlace(REASONING_FORMATS["think"], is_open, max_tokens=len(thought))
+    grammars = Grammars(model_folder / "tokenizer.json", VOCAB_SIZE, [STOP_ID])
+    free, formed = bounded_reasoning(MARKED, place), after_reasoning(json_grammar({"type": "object"}), MARKED, place)
+    for grammar in (free, formed):
+        answer = grammars.answer(grammar, begun)
+        assert answer.forced() == [END_ID]
+        assert not answer.allowed(tokens.encode("c"))
+    shorter = grammars.answer(free, [*begun[:-1], END_ID] if thought else [*begun, END_ID])
+    anything = [*tokens.encode("Text.\n<think>"), END_ID, *tokens.encode("{")]
+    assert shorter.allowed(anything) == anything
+    shorter.append(anything)
+    assert shorter.matcher.is_accepting()
+
+
+def test_an_answer_without_reasoning_is_free(model_folder: Path, tokens: ModelTokens):
+    grammar = bounded_reasoning(MARKED, ReasoningPlace(REASONING_FORMATS["think"], is_open=False, max_tokens=1))
+    text = tokens.encode("A whole answer.")
+    answer = Grammars(model_folder / "tokenizer.json", VOCAB_SIZE, [STOP_ID]).answer(grammar, text)
+    assert answer.matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
