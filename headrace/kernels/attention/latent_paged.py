@@ -86,7 +86,7 @@ def _latent_kernel(
         first_token = (tile - first_row // TOKENS - sequence) * TOKENS
         token = first_token + row // HEADS
         start = tl.load(before_ptr + sequence)
-        end = start + tl.minimum(first_token + TOKENS, length)
+        end = tl.where(first_token < length, start + tl.minimum(first_token + TOKENS, length), 0)
     wait_for_previous()
     is_row = (token < length) & (head < H)
     split_keys = _split_of(end, splits, KEYS, SPLIT_KEYS)
