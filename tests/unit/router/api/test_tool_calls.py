@@ -8,6 +8,9 @@ from typing import Any
 import openai
 import pytest
 
+from router.api.chat_grammar import chat_grammar
+from router.api.chat_schemas import ChatBody
+from router.errors import ApiError
 from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster
 from tests.support.router.model_folder import STOP_ID, write_model_folder
@@ -210,20 +213,24 @@ async def test_a_form_holds_after_the_reasoning(running: Running, cluster: FakeC
     assert grammar is not None and "</think>" in grammar
 
 
-async def test_a_budget_of_thinking_bounds_the_reasoning_of_any_answer(
-    running: Running, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-):
-    url, body = "/v1/chat/completions", {"model": "m", "messages": [QUESTION], "thinking_token_budget": 9}
-    monkeypatch.setattr(ModelTokens, "marker_ids", property(lambda self: {"<think>": 384, "</think>": 7}))
+def test_a_budget_of_thinking_bounds_the_reasoning_of_any_answer(tokens: ModelTokens, monkeypatch: pytest.MonkeyPatch):
+    def grammar(**more: Any) -> str | None:
+        body = ChatBody.model_validate({"model": "m", "messages": [QUESTION], "thinking_token_budget": 9, **more})
+        return chat_grammar(body, tokens, True, body.grammar_text)
+
+    monkeypatch.setitem(vars(tokens), "marker_ids", {"<think>": 384, "</think>": 7})
     for more in ({}, {"response_format": {"type": "json_object"}}, {"tools": TOOLS, "tool_choice": "required"}):
-        reply = await running.http.post(url, json={**body, **more})
-        assert reply.status_code == 200, reply.text
-        assert "max_tokens=9" in (cluster.nodes["d0"].requests[-1].sampling.grammar or "")
-    refused = await running.http.post(url, json={**body, "bad_words": ["a"]})
-    assert refused.status_code == 400 and "leave one out" in refused.json()["error"]["message"]
-    monkeypatch.setattr(ModelTokens, "marker_ids", property(lambda self: {"<think>": 384}))
-    refused = await running.http.post(url, json=body)
-    assert refused.status_code == 400 and "no tokens that mark its reasoning" in refused.json()["error"]["message"]
+        assert "max_tokens=9" in (grammar(**more) or "")
+    assert grammar(thinking_token_budget=None) is None
+    with pytest.raises(ApiError, match="leave one out"):
+        grammar(bad_words=["a"])
+
+
+async def test_a_budget_of_thinking_needs_markers_that_are_tokens(running: Running):
+    body = {"model": "m", "messages": [QUESTION], "thinking_token_budget": 9}
+    refused = await running.http.post("/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "no tokens that mark its reasoning" in refused.json()["error"]["message"]
 
 
 async def test_a_choice_of_tools_needs_a_known_format(start_router: StartRouter, cluster: FakeCluster):
