@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.lib.dispatch import runs_triton
+from headrace.kernels.lib.dispatch import UPCAST_DOT, runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
@@ -31,6 +31,7 @@ FP8 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
 TINIEST = 1e-12  # a row of zeros has some scale, too
 BLOCK = 128
+LARGEST_NUMBER, TINIEST_SCALE = tl.constexpr(LARGEST), tl.constexpr(TINIEST)
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,22 @@ def quantise_torch(x: Tensor, by_block: bool) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
+def quantise_step(x, DTYPE: tl.constexpr):
+    """A step's columns of x [R, C] in FP8, with a scale for each row. Interpreted they keep float32: the interpreter's
+    conversion forgets to carry."""
+    wide = x.to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), 1) / LARGEST_NUMBER, TINIEST_SCALE)
+    wide *= (1.0 / scale)[:, None]
+    if UPCAST_DOT:
+        return wide, scale
+    else:
+        return wide.to(DTYPE), scale
+
+
+@triton.jit
 def _quantise_kernel(
     x_ptr, out_ptr, scale_ptr, M, stride_x,
-    IN: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, LARGEST: tl.constexpr, TINIEST: tl.constexpr,
+    IN: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A row a program: GROUPS groups of WIDTH columns."""
     let_next_start()
@@ -135,7 +149,7 @@ def _quantise_kernel(
     group = tl.arange(0, GROUPS)[:, None]
     i = group * WIDTH + tl.arange(0, WIDTH)[None, :]
     x = tl.load(x_ptr + row * stride_x + i, mask=i < IN, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 1) / LARGEST, TINIEST)
+    scale = tl.maximum(tl.max(tl.abs(x), 1) / LARGEST_NUMBER, TINIEST_SCALE)
     tl.store(out_ptr + row * IN + i, (x / scale[:, None]).to(out_ptr.dtype.element_ty), mask=i < IN)
     g = tl.arange(0, GROUPS)
     tl.store(scale_ptr + g.to(tl.int64) * M + row, scale, mask=g < tl.cdiv(IN, WIDTH))
@@ -152,6 +166,6 @@ def quantise_triton(x: Tensor, by_block: bool) -> tuple[Tensor, Tensor]:
     if M:
         _quantise_kernel[(M,)](
             x, out, scales, M, x.stride(0), IN=num_in, GROUPS=next_power_of_2(groups), WIDTH=width,
-            LARGEST=LARGEST, TINIEST=TINIEST, num_warps=4 if num_in <= 4096 else 8, **OVERLAPPED,
+            num_warps=4 if num_in <= 4096 else 8, **OVERLAPPED,
         )  # fmt: skip
     return out, scales.t()

@@ -10,7 +10,8 @@ Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps
 Contract  16-bit floats, the weight alone may be FP8 (`Fp8Matrix`); no earlier kernel on the stream writes the weight:
           it is fetched before those end
 Numerics  sums in float32, rounded once. Logits are rounded first, as with other products: their many equal values
-          make draws short (draw.py). FP8 values are exact in x's dtype; scales multiply sums
+          make draws short (draw.py). Beside an FP8 weight x is quantised, too: a step's columns of a row share a scale
+          (weights converted to 16 bits took 1.5 times as long as bf16 weights on an H200, with half their bytes)
 Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product of 5 to 20 us spends a
           fifth on its start and its end: both overlap with the neighbours on the stream (pdl.py), while the first
           bytes of the weight are fetched into the second-level cache
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix
+from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, quantise_step
 from headrace.kernels.lib.dot import dot, dot_block
 from headrace.kernels.lib.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv
@@ -44,9 +45,9 @@ class Tile(NamedTuple):
     ahead: int = 256  # values of a row of W that are fetched before the kernels before this one have ended
 
 
-def tile_for(M: int, num_out: int, num_in: int, can_split: bool, weight_bytes: int = 2) -> Tile:
+def tile_for(M: int, num_out: int, num_in: int, can_split: bool, fp8_depth: int = 0) -> Tile:
     """The tile for a product [M, num_in] x [num_out, num_in]^T, from times of one H200
-    (`python3 -m benchmarks kernels-products`).
+    (`python3 -m benchmarks kernels-products`). `fp8_depth`: of a weight in FP8, the most values of a row in a step.
 
     There are programs for every multiprocessor, all resident at once except for the widest products (heads). Shapes
     that give each multiprocessor equally many (Granite's) were the fastest with wide tiles, others (Qwen's, 160 to 288
@@ -77,9 +78,13 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool, weight_bytes: i
         resident = 3
         if columns > narrowest and 2 * programs <= 3 * MULTIPROCESSORS:
             columns //= 2
+    weight_bytes, most_stages = 2, 8
+    if fp8_depth:  # as many bytes in flight
+        weight_bytes, depth = 1, min(2 * depth, fp8_depth)
     num_stages = SHARED_BYTES // resident // ((weight_bytes * columns + 2 * rows) * depth)
     # Few rows: memory left free admits the next kernel's programs (and is their first-level cache).
-    most_stages = 4 if is_few and resident < 3 else 8
+    if is_few and resident < 3 and weight_bytes * depth > BLOCK:
+        most_stages = 4
     return Tile(columns, depth, parts, 4, max(2, min(most_stages, num_stages)))
 
 
@@ -136,14 +141,13 @@ def _small_linear_kernel(
             weight = tl.load(weights + i)
             x = tl.load(x_rows + i, mask=is_row, other=0.0)
         if ROW_GROUP:
-            weight = weight.to(x.dtype)
-        if ROW_GROUP and COLUMN_GROUP:  # DEPTH divides it
-            group = tl.minimum((part * PART + start) // COLUMN_GROUP, COLUMN_GROUPS - 1)
-            sums += dot(weight, tl.trans(x)) * tl.load(scales + group)[:, None]
+            if COLUMN_GROUP:  # DEPTH divides it
+                group = tl.minimum((part * PART + start) // COLUMN_GROUP, COLUMN_GROUPS - 1)
+                scale = tl.load(scales + group)[:, None]
+            values, x_scale = quantise_step(x, weight.dtype)
+            sums += dot(weight, tl.trans(values)) * (x_scale[None, :] * scale)
         else:
             sums = dot(weight, tl.trans(x), sums)
-    if ROW_GROUP and not COLUMN_GROUP:
-        sums *= scale
 
     if IS_GATED:
         gate, up = tl.split(tl.permute(tl.reshape(sums, (2, COLUMNS_OUT, ROWS)), (1, 2, 0)))
@@ -170,9 +174,9 @@ def small_linear_triton(
         values, scales, groups = weight, None, NO_GROUPS
     if not values.is_contiguous() or x.itemsize != 2 or (form == "gated" and num_out % 2):
         raise ValueError(f"weight {tuple(weight.shape)} {weight.dtype} {values.stride()}: 16 bits, no gaps, two halves")
-    tile = tile or tile_for(M, num_out, num_in, form == "parts", values.itemsize)
-    if groups["COLUMN_GROUP"]:
-        tile = tile._replace(depth=min(tile.depth, BLOCK))
+    if tile is None:
+        fp8_depth = 0 if scales is None else groups["COLUMN_GROUP"] or 2 * BLOCK
+        tile = tile_for(M, num_out, num_in, form == "parts", fp8_depth)
     width = num_out // 2 if form == "gated" else num_out
     shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
     out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else x.dtype, device=x.device)

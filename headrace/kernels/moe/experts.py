@@ -8,8 +8,8 @@ Shapes    x [T, D]; expert, weight [T, k]; up [E, 2I, D] (gate rows first), with
 Contract  the experts of one token are distinct; an expert that no token chose is not read. Triton: D and I are
           multiples of 16, the grids follow from shapes alone, and no step waits for the host; up and down may be FP8
           (`Fp8Experts`), where their scales' blocks, if any, do not cut a step of the kernel
-Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product. FP8 values are exact in x's
-          dtype; scales multiply sums
+Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product. Beside experts in FP8 the
+          inputs of both products are quantised, too, as those of fp8_linear.py
 Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks
 
 Legend    n = T k entries, one for each token and choice; sorted, entries of one expert are adjacent
@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix
+from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, Matrix, quantise
 from headrace.kernels.dense.fp8_linear import runs_fp8
 from headrace.kernels.dense.relu_squared import relu_squared_torch
 from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups
@@ -97,6 +97,11 @@ def _stored(experts: Experts) -> tuple[Tensor, Tensor | None, dict[str, int]]:
     return experts.matrix.values, experts.matrix.scales, scale_groups(experts.matrix)
 
 
+def _input(x: Tensor, experts: Experts) -> tuple[Tensor, Tensor | None]:
+    """x as a product with `experts` takes it, and its scales."""
+    return (x, None) if isinstance(experts, Tensor) else quantise(x, experts.matrix.has_blocks)
+
+
 class MoeTile(NamedTuple):
     """A program's tile: `rows` entries of one expert, `columns` of its output, `depth` values at a time."""
 
@@ -107,8 +112,11 @@ class MoeTile(NamedTuple):
     num_stages: int
 
 
-def moe_tile(entries_an_expert: float, dtype: torch.dtype) -> MoeTile:
+def moe_tile(entries_an_expert: float, dtype: torch.dtype, is_fp8: bool = False) -> MoeTile:
     """Few rows take narrow tiles, so that many multiprocessors read weights; many rows take tiles that fill wgmma."""
+    if is_fp8:  # as many bytes of a weight's row, but no more than a block of it
+        tile = moe_tile(entries_an_expert, dtype)
+        return tile._replace(depth=min(2 * tile.depth, BLOCK))
     if dtype == torch.float32:
         return MoeTile(16, 32, 32, 4, 1)
     if entries_an_expert <= 16:
@@ -156,18 +164,22 @@ def _expert_of(tile, first_ptr, E: tl.constexpr, PADDED_E: tl.constexpr, ROWS: t
 
 
 @triton.jit
-def _add_product(sums, x, weight, scales, start, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr):
-    """sums + x weight^T of a step from column `start` on, which has one scale for each row of the weight."""
-    if ROW_GROUP:
-        weight = weight.to(x.dtype)
-    if ROW_GROUP and COLUMN_GROUP:
-        return sums + dot(x, tl.trans(weight)) * tl.load(scales + start // COLUMN_GROUP)[None, :]
-    return dot(x, tl.trans(weight), sums)
+def _add_product(sums, x, weight, x_scales, scales, x_groups, start, COLUMN_GROUP: tl.constexpr):
+    """sums + x weight^T of a step from column `start` on, which has one scale for each row of both.
+
+    x_groups   scales of x from one group of columns to the next
+    """
+    if COLUMN_GROUP:
+        group = start // COLUMN_GROUP
+        x_scale = tl.load(x_scales + group * x_groups)
+        return sums + dot(x, tl.trans(weight)) * (x_scale[:, None] * tl.load(scales + group)[None, :])
+    else:
+        return dot(x, tl.trans(weight), sums)
 
 
 @triton.jit
 def _up_kernel(
-    x_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, hidden_ptr, stride_x, choices,
+    x_ptr, x_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, hidden_ptr, stride_x, choices, x_groups,
     E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HAS_GATE: tl.constexpr,
     ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
@@ -189,7 +201,9 @@ def _up_kernel(
     up_ptrs = gate_ptrs + INNER * D if HAS_GATE else gate_ptrs
     gate_scales = weight_scale_ptr
     up_scales = weight_scale_ptr
+    x_scales = x_scale_ptr
     if ROW_GROUP:
+        x_scales += token
         GROUPS: tl.constexpr = (D + COLUMN_GROUP - 1) // COLUMN_GROUP if COLUMN_GROUP else 1
         gate_row = expert.to(tl.int64) * (weights_an_expert // D) + output
         up_row = gate_row + INNER if HAS_GATE else gate_row
@@ -201,11 +215,13 @@ def _up_kernel(
         x = tl.load(x_ptrs + start, mask=is_row[:, None], other=0.0)
         up_weight = tl.load(up_ptrs + start)
         if HAS_GATE:
-            gate = _add_product(gate, x, tl.load(gate_ptrs + start), gate_scales, start, ROW_GROUP, COLUMN_GROUP)
-        up = _add_product(up, x, up_weight, up_scales, start, ROW_GROUP, COLUMN_GROUP)
+            gate_weight = tl.load(gate_ptrs + start)
+            gate = _add_product(gate, x, gate_weight, x_scales, gate_scales, x_groups, start, COLUMN_GROUP)
+        up = _add_product(up, x, up_weight, x_scales, up_scales, x_groups, start, COLUMN_GROUP)
     if ROW_GROUP and not COLUMN_GROUP:
-        gate *= tl.load(gate_scales)[None, :]
-        up *= tl.load(up_scales)[None, :]
+        x_scale = tl.load(x_scales)[:, None]
+        gate *= x_scale * tl.load(gate_scales)[None, :]
+        up *= x_scale * tl.load(up_scales)[None, :]
     if HAS_GATE:
         hidden = gate * tl.sigmoid(gate) * up
     else:
@@ -217,7 +233,7 @@ def _up_kernel(
 
 @triton.jit
 def _down_kernel(
-    hidden_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, scale_ptr, out_ptr,
+    hidden_ptr, hidden_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, scale_ptr, out_ptr, hidden_groups,
     E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
@@ -235,15 +251,18 @@ def _down_kernel(
     hidden_ptrs = hidden_ptr + place.to(tl.int64)[:, None] * INNER + i[None, :]
     weight_ptrs = weight_ptr + expert.to(tl.int64) * (INNER * D) + output[:, None] * INNER + i[None, :]
     scales = weight_scale_ptr
+    hidden_scales = hidden_scale_ptr
     if ROW_GROUP:
+        hidden_scales += tl.minimum(place, hidden_groups - 1)
         GROUPS: tl.constexpr = (INNER + COLUMN_GROUP - 1) // COLUMN_GROUP if COLUMN_GROUP else 1
         scales += (expert.to(tl.int64) * D + output) // ROW_GROUP * GROUPS
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, INNER, DEPTH):
         hidden = tl.load(hidden_ptrs + start, mask=is_row[:, None], other=0.0)
-        acc = _add_product(acc, hidden, tl.load(weight_ptrs + start), scales, start, ROW_GROUP, COLUMN_GROUP)
+        weight = tl.load(weight_ptrs + start)
+        acc = _add_product(acc, hidden, weight, hidden_scales, scales, hidden_groups, start, COLUMN_GROUP)
     if ROW_GROUP and not COLUMN_GROUP:
-        acc *= tl.load(scales)[None, :]
+        acc *= tl.load(hidden_scales)[:, None] * tl.load(scales)[None, :]
     entry = tl.load(order_ptr + place, mask=is_row, other=0).to(tl.int64)
     scale = tl.load(scale_ptr + entry, mask=is_row, other=0.0).to(tl.float32)
     out_ptrs = out_ptr + entry[:, None] * D + output[None, :]
@@ -262,7 +281,7 @@ def moe_experts_triton(
     n = T * k
     if n == 0:
         return torch.empty_like(x)
-    tile = tile or moe_tile(n / E, x.dtype)
+    tile = tile or moe_tile(n / E, x.dtype, isinstance(up, Fp8Experts))
     order = torch.empty(n, dtype=torch.int32, device=x.device)
     first = torch.empty(E + 1, dtype=torch.int32, device=x.device)
     _sort_kernel[(E,)](expert.contiguous(), order, first, n, E=E, BLOCK=1024, num_warps=4, **OVERLAPPED)
@@ -274,22 +293,14 @@ def moe_experts_triton(
     down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, tile.depth)
     sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
+    x, x_scales = _input(x, up)
     _up_kernel[(tiles * (inner // up_columns),)](
-        x, up_values, up_scales, order, first, hidden, x.stride(0), k, **sizes, COLUMNS=up_columns, DEPTH=up_depth,
-        HAS_GATE=up.shape[1] == 2 * inner, **up_groups, **options
+        x, x_scales, up_values, up_scales, order, first, hidden, x.stride(0), k, T, **sizes, COLUMNS=up_columns,
+        DEPTH=up_depth, HAS_GATE=up.shape[1] == 2 * inner, **up_groups, **options
     )  # fmt: skip
+    hidden, hidden_scales = _input(hidden, down)
     _down_kernel[(tiles * (D // down_columns),)](
-        hidden,
-        down_values,
-        down_scales,
-        order,
-        first,
-        weight.contiguous(),
-        out,
-        **sizes,
-        COLUMNS=down_columns,
-        DEPTH=down_depth,
-        **down_groups,
-        **options,
-    )
+        hidden, hidden_scales, down_values, down_scales, order, first, weight.contiguous(), out, n, **sizes,
+        COLUMNS=down_columns, DEPTH=down_depth, **down_groups, **options
+    )  # fmt: skip
     return out.view(T, k, D).sum(1)

@@ -72,7 +72,8 @@ def test_experts_in_fp8(has_gate: bool, grouping: str):
     actual = moe_experts_triton(x, expert, weight, up, down, MoeTile(16, 32, 64, 4, 2))
     wide = [each.matrix.dequantised().view(each.shape).double() for each in (up, down)]
     expected = moe_experts_torch(x.double(), expert, weight.double(), *wide)
-    torch.testing.assert_close(actual.double(), expected, atol=5e-2, rtol=5e-2)
+    # The inputs of both products are rounded to e4m3.
+    assert (actual.double() - expected).norm() < 0.06 * expected.norm()
 
 
 @dtypes

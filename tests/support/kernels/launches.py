@@ -193,10 +193,11 @@ def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
     is_up = kernel == "_up_kernel"
     pointers = ("x_ptr", "weight_ptr", "hidden_ptr") if is_up else ("hidden_ptr", "weight_ptr", "scale_ptr", "out_ptr")
     types = {name: "*bf16:16" for name in pointers} | {"order_ptr": "*i32:16", "first_ptr": "*i32:16"}
-    types |= {"stride_x": "i32:16", "choices": "i32"} if is_up else {}
+    types |= {"stride_x": "i32:16", "choices": "i32", "x_groups": "i32"} if is_up else {"hidden_groups": "i32"}
     E = mixture.num_experts
     constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "D": mixture.hidden, "INNER": mixture.inner}
     constexprs |= {"ROWS": tile.rows, "COLUMNS": tile.columns if is_up else 2 * tile.columns, "DEPTH": tile.depth}
     constexprs |= {"HAS_GATE": True} if is_up else {}
-    constexprs |= {"weight_scale_ptr": None, **NO_GROUPS}
+    inputs = "x" if is_up else "hidden"
+    constexprs |= {"weight_scale_ptr": None, f"{inputs}_scale_ptr": None, **NO_GROUPS}
     return Launch(f"headrace.kernels.moe.experts:{kernel}", types, constexprs, tile.num_warps, tile.num_stages)
