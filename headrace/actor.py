@@ -15,6 +15,7 @@ from ray.actor import ActorClass
 
 from headrace.config import ConfigError
 from headrace.host_process import log_to_stderr, take_niceness
+from headrace.pauses import keep_pauses_short
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class ServerActor:
                 raise
             self._refusal = error
             return
+        keep_pauses_short()
         self._watch = asyncio.create_task(self._exit_when_crashed())
         self._draining: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()

@@ -14,7 +14,7 @@ from headrace.actor import ServerActor
 from headrace.wire.messages import NodeInfo
 from node.config import NodeConfig
 from node.server import node_server
-from node_runtime.process import START_ERRORS, forget_start_up
+from node_runtime.process import START_ERRORS
 
 
 class NodeActor(ServerActor):
@@ -28,7 +28,6 @@ class NodeActor(ServerActor):
         )
         raylet = ray.get_runtime_context().get_node_id()  # its workers end with it
         await super().__init__(config.name, niceness, partial(node_server, here, host_id=raylet), START_ERRORS)  # type: ignore[misc]
-        forget_start_up()
 
     async def info(self) -> NodeInfo:
         """Returns the node's registration. Ray delivers the call once the node serves. Raises one of START_ERRORS."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import gc
 import logging
 import signal
 import sys
@@ -14,6 +12,7 @@ import torch
 from headrace.command_line import START_FAILED_STATUS
 from headrace.host_process import log_to_stderr
 from headrace.models.config import ModelError
+from headrace.pauses import keep_pauses_short
 from headrace.wire.tls import TlsError
 from node_runtime.server import NodeServer
 from transfer.protocol.errors import TransferError
@@ -45,7 +44,7 @@ async def _run(node: NodeServer) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     await node.start()
-    forget_start_up()
+    keep_pauses_short()
     print(f"ready {node.info.name} {node.info.address}", flush=True)
     ended = asyncio.create_task(node.wait_closed())
     stopping = asyncio.create_task(stopped.wait())
@@ -59,14 +58,3 @@ async def _run(node: NodeServer) -> int:
         logging.getLogger(__name__).error("%s ended: %s", node.config.name, error)
         return 1
     return 0
-
-
-def forget_start_up() -> None:
-    """Excludes the objects that imports and loading have left from all later garbage collections of this process.
-
-    A full collection stops every thread, the engine's too: after 160 prompts it takes 98 ms of processor time with
-    these 200,000 objects and 6 without. An H200 computes everything that was launched ahead in 75 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # or extension modules report the frozen objects as leaked

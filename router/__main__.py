@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.command_line import START_FAILED_STATUS, config_command, field_flags, run_command
 from headrace.host_process import log_to_stderr
+from headrace.pauses import keep_pauses_short
 from headrace.wire.tls_config import TlsConfig
 from router.config import RouterConfig
 
@@ -38,6 +39,7 @@ async def _serve(server: RouterServer) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await server.start()
+    keep_pauses_short()
     print(f"router {server.url} (nodes register at {server.control_address})", flush=True)
     await stopped.wait()
     await server.stop()

@@ -47,11 +47,11 @@ from headrace.engine.loop import EngineLoop
 from headrace.engine.sequence import Event, Failed, Finished, Sampled
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.models.weights import random_model
+from headrace.pauses import keep_pauses_short
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
 from node_runtime.packing import BlockLocation, packing_of, staging_memory
-from node_runtime.process import forget_start_up
 from transfer.protocol.plan import PlannedMessage
 from transfer.staging import Staging, StagingConfig
 
@@ -344,5 +344,5 @@ def main(
         random_model(shape_config, getattr(torch, config.model_dtype), device), config, time.monotonic
     )
     print(f"{shape}: ready after {time.perf_counter() - started_s:.1f} s", flush=True)
-    forget_start_up()
+    keep_pauses_short()
     asyncio.run(profile(built, sizes, only, seconds, slowest))

@@ -22,8 +22,8 @@ import torch
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.forward.memory import CacheMemory
+from headrace.pauses import keep_pauses_short
 from node_runtime.packing import BlockLocation, DevicePacking, HostPacking, Packing, staging_memory
-from node_runtime.process import forget_start_up
 from transfer.backend import Arrival
 from transfer.cuda import CudaMemory
 from transfer.protocol.authentication import SECRET_BYTES
@@ -272,7 +272,7 @@ def run_end(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any])
 async def _answer_calls(pipe: Connection, device: str, shape: Shape, kwargs: dict[str, Any]) -> None:
     end = End(device, shape, **kwargs)
     address = await end.start()
-    forget_start_up()
+    keep_pauses_short()
     pipe.send(address)
     loop = asyncio.get_running_loop()
     while True:
