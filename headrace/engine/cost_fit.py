@@ -32,6 +32,12 @@ CHANGED_STEPS = 8
 REFIT_STEPS = 16
 """Steps from one solution to the next, once there are so many; at first each step counts at once."""
 
+KEPT_GAPS = 0.99
+"""Share of the steps with prompts in them that a wanted gap between tokens is to hold for."""
+
+LATENESS_STEP = 0.05
+"""By so much `lateness` rises with a step that is later still; it falls as slowly as KEPT_GAPS asks."""
+
 _DECODE, _PREFILL, _SECONDS = (0, 1, 2), (3, 4, 5), 6
 
 
@@ -46,6 +52,9 @@ class CostFit:
 
     A step that took far longer than predicted, for a first launch or a host that was suspended, pulls no more than one
     that took twice as long: it weighs little because its own time is the measure of its residual.
+
+    lateness   of steps with prompts beside answers KEPT_GAPS take at most so many times what was predicted: a quantile
+               that moves up a little with each step above it, and down with each below
     """
 
     def __init__(self, prior: StepCosts | None = None) -> None:
@@ -56,6 +65,7 @@ class CostFit:
         self._mixed = _Moments((*_DECODE, *_PREFILL, _SECONDS))
         self._factors = [1.0] * _SECONDS  # of the prior's costs, beside the scale
         self.num_steps = 0
+        self.lateness = 1.0
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Records a step that took `seconds`; one without contents or time says nothing."""
@@ -68,7 +78,11 @@ class CostFit:
         if seconds <= 0 or not parts:
             return
         kind = self._mixed if len(parts) > 3 else self._decodes if shape.num_decoding else self._prefills
-        has_changed = kind.add((*parts, seconds), self.costs.seconds(shape))
+        predicted_s = self.costs.seconds(shape)
+        if kind is self._mixed:
+            is_late = seconds > self.lateness * predicted_s
+            self.lateness = max(1.0, self.lateness + LATENESS_STEP * (KEPT_GAPS - (not is_late)))
+        has_changed = kind.add((*parts, seconds), predicted_s)
         self.num_steps += 1
         if has_changed or self.num_steps < REFIT_STEPS or self.num_steps % REFIT_STEPS == 0:
             self.costs = self._fitted()

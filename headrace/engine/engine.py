@@ -152,7 +152,8 @@ class Engine(EngineRequests):
         for sequence in self._running:
             sequence.client_work = self._client_work.of(sequence.request.client, now_s)
         while True:
-            chunks = self._scheduler.schedule((s for s in self._running if self._takes_part(s)), self.cost_fit.costs)
+            ready = (s for s in self._running if self._takes_part(s))
+            chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self.cost_fit.lateness)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if self.drafting is not None and self.drafting.forget():

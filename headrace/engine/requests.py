@@ -141,7 +141,9 @@ class EngineRequests:
         chunk_tokens = self._scheduler.max_step_tokens
         gap_s = smallest_gap_s(s for s in self._running if not s.is_prefilling)
         if gap_s is not None:
-            chunk_tokens = max(1, self._scheduler.within(gap_s, beside, depth, costs).fitting(depth))
+            chunk_tokens = max(
+                1, self._scheduler.within(gap_s / self.cost_fit.lateness, beside, depth, costs).fitting(depth)
+            )
         prompts = StepShape(prefill_tokens=num_tokens, prefill_depths=depth * num_tokens)
         return costs.line_s(prompts, beside, chunk_tokens=chunk_tokens)
 

@@ -16,8 +16,9 @@ arrived first, it costs as much as B tokens of that one: a lone prompt, or promp
 can be, but a short one does not wait for deep tokens of another.
 
 Where a decoding sequence's request names a gap between its tokens (`token_gap_s`), the step's predicted seconds stay
-within KEPT_SHARE of the smallest of these gaps, by the node's measured costs; that takes the place of B's cost. If the
-decodes leave less than a block of the first prompt, the step computes so much more, and no more than that.
+within KEPT_SHARE of the smallest of these gaps, by the node's measured costs and by how late its steps come; that takes
+the place of B's cost. If the decodes leave less than a block of the first prompt, the step computes so much more, and
+no more than that.
 
 None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
 decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
@@ -46,8 +47,11 @@ LIGHT_SHARE = 3 / 4
 LEAST_SHARE = 1 / 4
 """Share of a step's cost that prompts have, whatever its decodes cost."""
 
-KEPT_SHARE = 0.9
-"""Share of a wanted gap that a step is predicted to take: steps vary, and a step's tokens travel after it."""
+KEPT_SHARE = 0.95
+"""Share of a wanted gap that a step may take: its tokens travel after it."""
+
+LATENESS = 1.05
+"""Lateness of steps where nobody has measured it: nearly all take at most so many times their predicted time."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,27 @@ class Scheduler:
     block_size: int
     token_cost: TokenCost
 
-    def schedule(self, running: Iterable[Sequence], costs: StepCosts | None = None) -> list[ScheduledChunk[Sequence]]:
+    def schedule(
+        self, running: Iterable[Sequence], costs: StepCosts | None = None, lateness: float = LATENESS
+    ) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is.
 
-        costs   what this node's steps take; None: not known, so that no gap between tokens is kept
+        costs      what this node's steps take; None: not known, so that no gap between tokens is kept
+        lateness   how many times that nearly all of them take at most
         """
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling][: self.max_running]
         decodes = [ScheduledChunk(s, _newest(s)) for s in turns if s is not head]
-        return decodes + self._prefills(prefilling, decodes, costs) if head in turns else decodes
+        return decodes + self._prefills(prefilling, decodes, costs, lateness) if head in turns else decodes
 
     def _prefills(
-        self, prefilling: list[Sequence], decodes: list[ScheduledChunk[Sequence]], costs: StepCosts | None
+        self,
+        prefilling: list[Sequence],
+        decodes: list[ScheduledChunk[Sequence]],
+        costs: StepCosts | None,
+        lateness: float,
     ) -> list[ScheduledChunk[Sequence]]:
         """Chunks of prompts, at least one, in what the decodes leave of places and budget. `prefilling`: by arrival."""
         first = prefilling[0]
@@ -88,7 +99,7 @@ class Scheduler:
         preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
-            budget, least = self.within(gap_s, shape_of(decodes), first.num_computed, costs), 1
+            budget, least = self.within(gap_s / lateness, shape_of(decodes), first.num_computed, costs), 1
         else:
             full = ChunkSpan(0, self.max_step_tokens)
             if not decodes and not preferred:
