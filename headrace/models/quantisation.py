@@ -8,7 +8,7 @@ of keys and values, which are cached in the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,8 @@ class QuantisedFiles(WeightFiles):
         if len(found) != 1 or values.dim() != 2:
             raise ModelError(f"{self.path}: {name} {list(values.shape)} is FP8: needs one of {', '.join(SCALE_NAMES)}")
         scales = self._read(found[0], None).float()
+        if scales.dim() == 4:  # ModelOpt's blocks: [rows, 1, columns, 1]
+            scales = scales[:, 0, :, 0]
         rows, columns = values.shape
         if scales.numel() == 1:
             return Fp8Matrix(values, scales.view(1, 1).expand(rows, 1).contiguous(), 1, dtype)
@@ -132,9 +134,8 @@ class QuantisedAtLoad:
     def remaining(self) -> Set[str]:
         return self.weights.remaining
 
-    @property
-    def take(self) -> Callable[..., Tensor]:
-        return self.weights.take
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self.weights.take(name, shape, dtype)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         matrix = self.weights.matrix(name, shape)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix
-from headrace.kernels.dense.fp8_linear import fp8_linear, runs_fp8
+from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
 from headrace.kernels.dense.relu_squared import relu_squared
 from headrace.kernels.dense.small_linear import MOST_ROWS, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu
@@ -31,7 +31,7 @@ class LinearWeight:
 
     def __init__(self, weight: Matrix):
         self.out_features, self.in_features = weight.shape
-        self._is_fp8 = isinstance(weight, Fp8Matrix) and runs_fp8(weight)
+        self._is_fp8 = isinstance(weight, Fp8Matrix) and has_product(weight)
         self._is_packed = False
         self._weight: Matrix = weight
         if self._is_fp8:

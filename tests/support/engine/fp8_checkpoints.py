@@ -32,6 +32,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "blocks": compressed_tensors("block", block_structure=[BLOCK, BLOCK]),
     "tensor": compressed_tensors("tensor"),
     "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+    "modelopt blocks": {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "ignore": ["lm_head"]},
 }
 
 
@@ -52,7 +53,8 @@ def quantise_checkpoint(folder: Path, form: str, *, dequantised: bool) -> Path:
             stored[name] = values.float() * _spread(scales, tensor.shape)
             continue
         stored[name] = values
-        stored[f"{layer}.weight_scale{'_inv' if form == 'fp8 blocks' else ''}"] = scales
+        name_of_scales = f"{layer}.weight_scale{'_inv' if form == 'fp8 blocks' else ''}"
+        stored[name_of_scales] = scales[:, None, :, None].clone() if form == "modelopt blocks" else scales
         if form == "modelopt":
             stored[f"{layer}.input_scale"] = torch.tensor(0.02)
             if layer.endswith("k_proj"):

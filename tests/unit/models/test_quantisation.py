@@ -33,7 +33,7 @@ def copy_of(load_family, tmp_path: Path):
         ("falcon_h1", "channels"),
         ("lfm2", "tensor"),
         ("nemotron_h", "modelopt"),
-        ("olmo_hybrid", "tensor"),
+        ("olmo_hybrid", "modelopt blocks"),
         ("kimi_linear", "fp8 blocks"),
     ],
 )
