@@ -6,13 +6,14 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from headrace.engine.cost_fit import CostFit
 from headrace.engine.load import shape_of_drafts
 from headrace.engine.scheduler import KEPT_SHARE, smallest_gap_s
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
 from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, Offer, StepPrice
 from headrace.speculation.drafter import DrafterFactory
-from headrace.step_costs import StepCosts, StepShape
+from headrace.step_costs import StepShape
 
 PLACES = ("1", "2", "3", "4", "5", "6", "7", "8+")
 """Places of drafts behind the newest token, as metrics name them."""
@@ -71,17 +72,17 @@ class Drafting:
         self.seconds = 0.0  # of the host, for asking and choosing; a settled step's are not in them
 
     def would_draft(
-        self, running: Collection[Sequence], pending: Collection[Sequence], costs: StepCosts, now_s: float
+        self, running: Collection[Sequence], pending: Collection[Sequence], fit: CostFit, now_s: float
     ) -> bool:
         """True if it pays to wait for the tokens under way, of the `pending` ones, and to draft behind them.
 
         That is guessed by what follows the tokens that are known. `propose` learns from it whether the guess was right.
         """
-        chosen = self._chosen(running, pending, costs, now_s)
+        chosen = self._chosen(running, pending, fit, now_s)
         self._guesses = [(found, len(found.sequence.tokens)) for found, _ in chosen if found.next is not None]
         return bool(chosen)
 
-    def propose(self, running: Collection[Sequence], costs: StepCosts, now_s: float) -> None:
+    def propose(self, running: Collection[Sequence], fit: CostFit, now_s: float) -> None:
         """Sets the `drafts` of these sequences, whose tokens are all known; no other sequence has any."""
         guesses, self._guesses = self._guesses, []
         for found, position in guesses:
@@ -89,7 +90,7 @@ class Drafting:
             if position < len(tokens):
                 self.count.verified(found.offer(1), int(tokens[position] == found.next))
         num_drafts = 0
-        for found, count in self._chosen(running, (), costs, now_s):
+        for found, count in self._chosen(running, (), fit, now_s):
             sequence, drafts = found.sequence, found.drafts[:count]
             if sequence.grammar is not None:
                 drafts = [*sequence.grammar.allowed(drafts)]
@@ -121,14 +122,14 @@ class Drafting:
     # ------------------------------------------------------------ choice
 
     def _chosen(
-        self, running: Collection[Sequence], pending: Collection[Sequence], costs: StepCosts, now_s: float
+        self, running: Collection[Sequence], pending: Collection[Sequence], fit: CostFit, now_s: float
     ) -> list[tuple[Found, int]]:
         """Finds of the sequences that are to draft, and how many tokens of each."""
         found = self._found(running, pending)
         if not found:
             return []
         offers = [each.offer(len(each.drafts)) for each in found]
-        counts = self.count.counts(offers, self._price(running, costs), now_s)
+        counts = self.count.counts(offers, self._price(running, fit), now_s)
         return [(each, count) for each, count in zip(found, counts, strict=True) if count]
 
     def _found(self, running: Collection[Sequence], pending: Collection[Sequence]) -> list[Found]:
@@ -155,8 +156,9 @@ class Drafting:
             sequence.drafter = self._new_drafter(sequence.request)
         return [*sequence.drafter.propose(sequence.tokens, most)][:most]
 
-    def _price(self, running: Collection[Sequence], costs: StepCosts) -> StepPrice:
+    def _price(self, running: Collection[Sequence], fit: CostFit) -> StepPrice:
         """Price of the next step, with a block of a prompt if there is one."""
+        costs = fit.costs
         decoding = [sequence for sequence in running if not sequence.is_prefilling and not sequence.is_paused]
         prefilling = [sequence for sequence in running if sequence.is_prefilling]
         context_tokens = sum(len(sequence.tokens) for sequence in decoding)
@@ -174,5 +176,5 @@ class Drafting:
             plain_s=plain_s,
             first_s=one_s - plain_s - (two_s - one_s),
             draft_s=two_s - one_s,
-            limit_s=math.inf if gap_s is None else KEPT_SHARE * gap_s,
+            limit_s=math.inf if gap_s is None else KEPT_SHARE * gap_s / fit.lateness,
         )

@@ -133,17 +133,17 @@ class Engine(EngineRequests):
         A draft follows known tokens: where one is likely, they settle first, and this step is not overlapped.
         """
         drafting.forget()
-        now_s, costs = self._clock(), self.cost_fit.costs
+        now_s, fit = self._clock(), self.cost_fit
         self._turn_s = now_s
         if self._in_flight is not None:
-            would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, costs, now_s)
+            would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, fit, now_s)
             drafting.seconds += self._clock() - now_s
             if not would_draft:
                 return
             self._settle()
             self._in_step = []
             now_s = self._clock()
-        drafting.propose(self._running, costs, now_s)
+        drafting.propose(self._running, fit, now_s)
         drafting.seconds += self._clock() - now_s
 
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:

@@ -135,3 +135,12 @@ def test_nothing_is_drawn_by_a_grammar_that_broke_within_a_step(tiny_checkpoint,
     assert run.tokens == known[20:23]
     built.engine.release(run.sequence)
     assert_nothing_in_use(built)
+
+
+def test_no_draft_takes_a_step_beyond_a_wanted_gap(tiny_checkpoint) -> None:
+    path, asked = tiny_checkpoint("granite"), request(random_prompt(20), ANSWER)
+    known = text(asked, generate(small_engine(path), asked))
+    built = drafting_engine(path, always_right(known))
+    for gap_s, is_drafted in ((1e-6, False), (1e6, True)):
+        assert generate(built, replace(asked, token_gap_s=gap_s)).tokens == known[20:]
+        assert (built.engine.drafting.drafted_tokens > 0) == is_drafted
