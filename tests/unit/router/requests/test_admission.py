@@ -239,3 +239,50 @@ def test_a_client_without_a_place_gets_one_beyond_the_gap():
     many = admission.acquire("many", ONE * 6)
     (first,), (second,) = admission.acquire("b", ONE), admission.acquire("c", ONE)
     assert granted(*many, first, second) == [True] * 4 + [False] * 2 + [True, False]
+
+
+LONG = [Request("r", (1,) * 1000, 1000, Sampling(max_tokens=2, seed=1))]
+
+
+def after_some_chats(admission: Admission) -> Admission:
+    """Clients that have had little: beside them one that has much has had more than its share."""
+    for name in ("ann", "bob", "eve"):
+        for permit in admission.acquire(name, ONE):
+            permit.release()
+    return admission
+
+
+def test_clients_beyond_their_share_do_not_keep_others_from_the_places_within_the_gap():
+    admission = after_some_chats(Admission(max_concurrent=8, max_queue=99, room_within_gap=lambda: 2))
+    crowd = admission.acquire("crowd", LONG * 9)
+    assert granted(*crowd) == [True] * 2 + [False] * 7
+    chats = [admission.acquire(name, ONE)[0] for name in ("ann", "bob", "eve")]
+    assert granted(*chats) == [True, True, False]
+    crowd[0].release()
+    assert granted(chats[2], *crowd[2:]) == [False] * 8  # two of the crowd's place are taken by chats
+    chats[0].release()
+    assert granted(chats[2], *crowd[2:]) == [True] + [False] * 7
+
+
+def test_a_client_beyond_its_share_still_has_a_place():
+    admission = after_some_chats(Admission(max_concurrent=8, max_queue=99, room_within_gap=lambda: 1))
+    crowd = admission.acquire("crowd", LONG * 3)
+    chats = [admission.acquire(name, ONE)[0] for name in ("ann", "bob")]
+    assert granted(*crowd, *chats) == [True, False, False, True, False]
+    crowd[0].release()
+    assert granted(*crowd[1:], *chats) == [True, False, True, False]
+
+
+def test_a_gap_that_leaves_all_places_bounds_no_client():
+    admission = after_some_chats(Admission(max_concurrent=3, max_queue=99, room_within_gap=lambda: 9))
+    crowd = admission.acquire("crowd", LONG * 4)
+    assert granted(*crowd) == [True] * 3 + [False]
+    (chat,) = admission.acquire("ann", ONE)
+    assert not chat.is_granted  # a quarter of three places is none
+
+
+def test_all_places_together_are_never_more_than_there_are():
+    admission = after_some_chats(Admission(max_concurrent=4, max_queue=99, room_within_gap=lambda: 3))
+    crowd = admission.acquire("crowd", LONG * 4)
+    chats = admission.acquire("ann", ONE * 3)
+    assert granted(*crowd, *chats) == [True] * 3 + [False] + [True] + [False] * 2
