@@ -153,7 +153,7 @@ class ClusterIndex:
         for size, (all_bits, node_ids) in self._bits.items():
             if size in keys:
                 hits = _match(self._table, keys[size], all_bits, size, max_tokens, receiver_block_size)
-                found.update((node_ids[bit], hit) for bit, hit in hits.items())
+                found |= {node_ids[bit]: hit for bit, hit in hits.items()}
         return found
 
 

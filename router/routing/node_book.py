@@ -8,10 +8,10 @@ heartbeat counts at once, and what ended after it counts no more.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from operator import add, sub
 from typing import NamedTuple
 
 from headrace.step_costs import StepCosts, StepShape
@@ -110,7 +110,13 @@ class NodeBook:
         """The node's work now."""
         if self._load is None or now_s >= self._load_until_s:
             others, own, left = self._others, self._own, self._prompts_left(now_s)
-            share = self._share_left(now_s) if others.waiting_tokens else 0.0
+            tokens, depths, lengths, number = left.tokens, left.depths, left.lengths, float(len(self.prompts))
+            if others.waiting_tokens:
+                share = self._share_left(now_s)
+                tokens += int(share * others.waiting_tokens)
+                depths += int(share * others.waiting_depths)
+                lengths = _added(lengths, others.waiting_lengths, share)
+                number += share * others.num_waiting
             is_still = self._progress_since_s is None and not others.waiting_tokens
             self._load_until_s = math.inf if is_still else now_s + REFRESH_S
             self._load = Load(
@@ -118,10 +124,10 @@ class NodeBook:
                 others.context_tokens + own.context_tokens,
                 own.num_coming,
                 own.coming_tokens,
-                int(share * others.waiting_tokens) + left.tokens,
-                int(share * others.waiting_depths) + left.depths,
-                _added(left.lengths, others.waiting_lengths, share),
-                len(self.prompts) + share * others.num_waiting,
+                tokens,
+                depths,
+                lengths,
+                number,
                 others.free_tokens - own.wanted_tokens,
                 others.free_slots - own.wanted_slots,
                 others.empty_tokens,
@@ -176,7 +182,7 @@ class NodeBook:
         before, after = self._shares.pop(number, NOTHING), self._share(number)
         if after is not NOTHING:
             self._shares[number] = after
-        self._own = _Share._make(map(add, self._own, map(sub, after, before)))
+        self._own = _Share._make(map(operator.add, self._own, map(operator.sub, after, before)))
         self._load = self._in_turn = None
 
     def _share(self, number: int) -> _Share:
@@ -224,7 +230,7 @@ class _Left(NamedTuple):
 
     tokens: int
     depths: int
-    lengths: Sequence[int]
+    lengths: tuple[int, ...]
 
 
 class _InTurn:
@@ -235,8 +241,8 @@ class _InTurn:
 
     def __init__(self, prompts: Collection[Prompt]) -> None:
         self.num_progressed = 0
-        most = max((each.end - each.start for each in prompts), default=0)
         self._tokens = self._depths = 0
+        most = max((each.end - each.start for each in prompts), default=0)
         self._lengths = [0] * (most.bit_length() + 1)
         for each in prompts:
             self._count(0, each.end - each.start, each.end)
@@ -260,7 +266,7 @@ class _InTurn:
         return self._left()
 
     def _left(self) -> _Left:
-        return _Left(self._tokens, self._depths, self._lengths[1:])
+        return _Left(self._tokens, self._depths, tuple(self._lengths[1:]))
 
     def _count(self, before: int, now: int, end: int) -> None:
         """A prompt has so many tokens left, before its `end`."""

@@ -27,6 +27,9 @@ STALL_WEIGHT = 150.0
 """A second in which an answer waits for prompts counts so many times more, divided by its tokens: 0.1 s is little
 among 300 tokens, and doubles the time of 40. Measured on traces (docs/routing.md). Where a token gap is asked for,
 nodes bound such waits themselves."""
+MOST_STALLED = 4
+"""For so many answers of a node, at their mean, stalls are priced: where more generate, prompts delay some anyhow, and
+chats sent away from their caches cost 3 of 100 requests their times at twenty times a trace's speed."""
 PROMPT_WEIGHT = 3.0
 """Work on a prompt delays the prompts that wait, and in a busy cluster as many again that come until these are done:
 a second of theirs counts so much."""
@@ -99,21 +102,14 @@ class Meeting(NamedTuple):
     waiting: Line
 
 
-def meeting(request: RoutedRequest, node: Candidate) -> Meeting:
-    """The node with its own newest checkpoint."""
-    start = 0 if request.is_scored else node.hit.resumable_tokens
-    return _meeting(request, node, start if start < request.num_tokens else max(request.num_tokens - 1, 0))
-
-
-def _meeting(request: RoutedRequest, node: Candidate, start: int) -> Meeting:
+def meeting(request: RoutedRequest, node: Candidate, start: int | None = None) -> Meeting:
+    """The node as it computes the prompt from `start`; None: from its own newest checkpoint."""
     costs, load, num_tokens = node.costs, node.load, request.num_tokens
+    if start is None:
+        start = 0 if request.is_scored else node.hit.resumable_tokens
+        start = start if start < num_tokens else max(num_tokens - 1, 0)
     waiting = line(load, costs, num_tokens - start) if load.waiting_tokens else NO_LINE
     return Meeting(node, start, prompt_work_s(costs, start, num_tokens), waiting)
-
-
-def prompt_part(request: RoutedRequest, met: Meeting) -> PromptPart:
-    """The prompt, computed on this node from its own newest checkpoint on."""
-    return _prompt_part(request, met, 0.0, None)
 
 
 def fetched_prompt_part(request: RoutedRequest, node: Candidate, holder: Candidate) -> PromptPart | None:
@@ -124,18 +120,22 @@ def fetched_prompt_part(request: RoutedRequest, node: Candidate, holder: Candida
     ready_s = fetch_s(holder, node, start)
     if ready_s is None:
         return None
-    return _prompt_part(request, _meeting(request, node, start), ready_s, holder.name)
+    return prompt_part(request, meeting(request, node, start), ready_s, holder.name)
 
 
-def _prompt_part(request: RoutedRequest, met: Meeting, ready_s: float, fetch_from: str | None) -> PromptPart:
-    """The prompt from where the node starts; its state is there after `ready_s`."""
+def prompt_part(
+    request: RoutedRequest, met: Meeting, ready_s: float = 0.0, fetch_from: str | None = None
+) -> PromptPart:
+    """The prompt from where the node starts; its state is there after `ready_s`, if need be from another node."""
     node, start, own_s, waiting = met
     costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
     num_tokens = request.num_tokens - start
     steps = pace(node, load.num_decoding, load.context_tokens, gap_s, own_s / num_tokens)
     node_s = own_s + own_s / steps.step_work_s * costs.chunk_s
     weight, stall_weight = (1.0, STALL_WEIGHT) if gap_s is None else (WITHIN_GAP_WEIGHT, 0.0)
-    delayed = weight * load.num_decoding + stall_weight * load.shortness
+    answers = load.num_decoding + load.num_coming
+    shortness = load.shortness * MOST_STALLED / answers if answers > MOST_STALLED else load.shortness
+    delayed = weight * load.num_decoding + stall_weight * shortness
     others_s = node_s * (1.0 + delayed + PROMPT_WEIGHT * waiting.number)
     others_s += costs.token_s * STORED_WEIGHT * num_tokens
     if fetch_from is not None:
@@ -163,7 +163,8 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     is_meant_for_prompts = node.role is Role.PREFILL
     if load.waiting_tokens or is_meant_for_prompts:
         # Prompts that wait here are computed between the answer's steps.
-        stalled_s = min(after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s))
+        stalled_s, most_s = after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s)
+        stalled_s = stalled_s if stalled_s < most_s else most_s
         rest_s += stalled_s
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
         lost, num_prompts = lost_share(node, after, after.decode_s, gap_s, each_s, work_s), waiting.number
@@ -173,13 +174,14 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
             lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))
         others_s += num_prompts * lost * rest_s
         if gap_s is None:
-            others_s += STALL_WEIGHT * stalled_s / max(number, SHORT_ANSWER_TOKENS)
+            others_s += STALL_WEIGHT * stalled_s / (number if number > SHORT_ANSWER_TOKENS else SHORT_ANSWER_TOKENS)
     copied_s = received_s(node, request.num_tokens - node.hit.attention_tokens)
     wait_s = place_wait_s(node, num_tokens, answer_s)
     seconds = wait_s + rest_s + others_s + copied_s
     # As much less of the others fits in meanwhile.
-    room_tokens = max(load.free_tokens + context_tokens, num_tokens)
-    held_share = num_tokens / room_tokens * (batch + PROMPT_WEIGHT * waiting.number)
+    room_tokens = load.free_tokens + context_tokens
+    room_share = num_tokens / room_tokens if room_tokens > num_tokens else 1.0
+    held_share = room_share * (batch + PROMPT_WEIGHT * waiting.number)
     return AnswerPart(node, wait_s, rest_s, others_s, copied_s, held_share, after.decode_s, seconds)
 
 

@@ -97,7 +97,8 @@ class _Priced(NamedTuple):
 def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
     """The cheapest plan of those that miss the objectives least."""
     objectives, waited_s = request.objectives, request.waited_s
-    has_objectives, needs_answer = objectives != NO_OBJECTIVES, request.needs_decode
+    has_objectives = objectives is not NO_OBJECTIVES and objectives != NO_OBJECTIVES
+    needs_answer = request.needs_decode
     met = [meeting(request, node) for node in nodes]
     prompts = [prompt_part(request, each) for each in met if each.node.may_prefill]
     answers = {each.node.name: answer_part(request, each) for each in met if each.node.may_decode and needs_answer}
@@ -119,8 +120,9 @@ def _best(request: RoutedRequest, nodes: Sequence[Candidate]) -> _Priced | None:
             best = best if needs_answer else _better(best, request, prompt, None, 0.0)
         elif best is None or has_objectives or prompt.seconds + own.seconds - own.received_s < best.seconds:
             best = _better(best, request, prompt, own, 0.0)
+    senders = [*best_prompts, *fetched]
     for answer in sorted(answers.values(), key=answer_price if has_objectives else _seconds)[:PAIRED]:
-        for prompt in [*best_prompts, *fetched]:
+        for prompt in senders:
             is_too_dear = best is not None and prompt.seconds + answer.seconds > best.seconds and not has_objectives
             if prompt.node is not answer.node and not is_too_dear:
                 seconds = hand_over_s(request, prompt.node, answer.node)

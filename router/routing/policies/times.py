@@ -129,13 +129,11 @@ def line(load: Load, costs: StepCosts, num_tokens: int) -> Line:
     if waiting_tokens <= 0:
         return NO_LINE
     work_s = costs.token_s * waiting_tokens + costs.depth_s * load.waiting_depths
-    lengths = load.waiting_lengths
-    if not lengths:
-        return Line(work_s, 0.0, 1.0, work_s)
-    above = num_tokens.bit_length()
-    ahead = float(sum(lengths[:above]))
-    if above < len(lengths):  # as many of these as are at most twice as long
-        ahead += (2 * num_tokens / (1 << above) - 1) * lengths[above]
+    lengths, above = load.waiting_lengths, num_tokens.bit_length()
+    if above >= len(lengths):  # all are shorter, or nobody knows
+        return Line(work_s, 0.0, load.num_waiting or 1.0, work_s)
+    # Of those that are longer by their size, as many are ahead as are at most twice as long.
+    ahead = sum(lengths[:above]) + (2 * num_tokens / (1 << above) - 1) * lengths[above]
     ahead_s = work_s * ahead / waiting_tokens if ahead < waiting_tokens else work_s
     return Line(ahead_s, work_s - ahead_s, load.num_waiting, work_s)
 
