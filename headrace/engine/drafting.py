@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.load import shape_of_drafts
-from headrace.engine.scheduler import KEPT_SHARE, smallest_gap_s
+from headrace.engine.scheduler import longest_s, smallest_gap_s
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
 from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, Offer, StepPrice
@@ -176,5 +176,5 @@ class Drafting:
             plain_s=plain_s,
             first_s=one_s - plain_s - (two_s - one_s),
             draft_s=two_s - one_s,
-            limit_s=math.inf if gap_s is None else KEPT_SHARE * gap_s / fit.lateness,
+            limit_s=math.inf if gap_s is None else longest_s(gap_s, fit.late_s),
         )

@@ -153,7 +153,7 @@ class Engine(EngineRequests):
             sequence.client_work = self._client_work.of(sequence.request.client, now_s)
         while True:
             ready = (s for s in self._running if self._takes_part(s))
-            chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self.cost_fit.lateness)
+            chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self.cost_fit.late_s)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if self.drafting is not None and self.drafting.forget():

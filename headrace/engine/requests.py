@@ -27,7 +27,7 @@ from headrace.engine.following import best_following, cost_alone
 from headrace.engine.intake import Intake
 from headrace.engine.line import tokens_before
 from headrace.engine.load import EngineLoad
-from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
+from headrace.engine.scheduler import Scheduler, VictimPolicy, longest_s, smallest_gap_s
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.engine.waiting import WaitingLine
@@ -141,9 +141,8 @@ class EngineRequests:
         chunk_tokens = self._scheduler.max_step_tokens
         gap_s = smallest_gap_s(s for s in self._running if not s.is_prefilling)
         if gap_s is not None:
-            chunk_tokens = max(
-                1, self._scheduler.within(gap_s / self.cost_fit.lateness, beside, depth, costs).fitting(depth)
-            )
+            step_s = longest_s(gap_s, self.cost_fit.late_s)
+            chunk_tokens = max(1, self._scheduler.within(step_s, beside, depth, costs).fitting(depth))
         prompts = StepShape(prefill_tokens=num_tokens, prefill_depths=depth * num_tokens)
         return costs.line_s(prompts, beside, chunk_tokens=chunk_tokens)
 

@@ -50,8 +50,8 @@ LEAST_SHARE = 1 / 4
 KEPT_SHARE = 0.95
 """Share of a wanted gap that a step may take: its tokens travel after it."""
 
-LATENESS = 1.05
-"""Lateness of steps where nobody has measured it: nearly all take at most so many times their predicted time."""
+MOST_LATE_SHARE = 0.2
+"""Share of a wanted gap that is left for late steps at the most: shorter steps mend nothing of what a host delays."""
 
 
 @dataclass(frozen=True)
@@ -69,26 +69,26 @@ class Scheduler:
     token_cost: TokenCost
 
     def schedule(
-        self, running: Iterable[Sequence], costs: StepCosts | None = None, lateness: float = LATENESS
+        self, running: Iterable[Sequence], costs: StepCosts | None = None, late_s: float = 0.0
     ) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is.
 
-        costs      what this node's steps take; None: not known, so that no gap between tokens is kept
-        lateness   how many times that nearly all of them take at most
+        costs    what this node's steps take; None: not known, so that no gap between tokens is kept
+        late_s   nearly all of them take at most so much longer
         """
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling][: self.max_running]
         decodes = [ScheduledChunk(s, _newest(s)) for s in turns if s is not head]
-        return decodes + self._prefills(prefilling, decodes, costs, lateness) if head in turns else decodes
+        return decodes + self._prefills(prefilling, decodes, costs, late_s) if head in turns else decodes
 
     def _prefills(
         self,
         prefilling: list[Sequence],
         decodes: list[ScheduledChunk[Sequence]],
         costs: StepCosts | None,
-        lateness: float,
+        late_s: float,
     ) -> list[ScheduledChunk[Sequence]]:
         """Chunks of prompts, at least one, in what the decodes leave of places and budget. `prefilling`: by arrival."""
         first = prefilling[0]
@@ -99,7 +99,7 @@ class Scheduler:
         preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
-            budget, least = self.within(gap_s / lateness, shape_of(decodes), first.num_computed, costs), 1
+            budget, least = self.within(longest_s(gap_s, late_s), shape_of(decodes), first.num_computed, costs), 1
         else:
             full = ChunkSpan(0, self.max_step_tokens)
             if not decodes and not preferred:
@@ -126,11 +126,11 @@ class Scheduler:
         num_rows = sum(chunk.span.end - chunk.span.start for chunk in decodes)
         return StepBudget(self.token_cost, self.max_step_tokens - num_rows, max(left, LEAST_SHARE * cost))
 
-    def within(self, gap_s: float, beside: StepShape, depth: int, costs: StepCosts) -> StepBudget:
-        """Budget of prompts, in seconds, in a step that keeps a gap beside decodes: a block at `depth` at least."""
+    def within(self, step_s: float, beside: StepShape, depth: int, costs: StepCosts) -> StepBudget:
+        """Budget of prompts, in seconds, beside these decodes in a step of `step_s`: at least a block at `depth`."""
         token_cost = TokenCost.in_seconds(costs)
         drafts_s = costs.token_s * beside.prefill_tokens + costs.depth_s * beside.prefill_depths
-        left_s = KEPT_SHARE * gap_s - costs.decode_part_s(beside) - costs.chunk_s - drafts_s
+        left_s = step_s - costs.decode_part_s(beside) - costs.chunk_s - drafts_s
         block_s = token_cost.of(ChunkSpan(depth, depth + self.block_size))
         num_rows = beside.num_decoding + beside.prefill_tokens
         return StepBudget(token_cost, self.max_step_tokens - num_rows, max(left_s, block_s))
@@ -162,6 +162,11 @@ def _newest(sequence: Sequence) -> ChunkSpan:
 
 def _left(sequence: Sequence) -> int:
     return sequence.prefill_length - sequence.num_computed
+
+
+def longest_s(gap_s: float, late_s: float) -> float:
+    """Returns the seconds that a step may be planned for: it keeps a gap although steps come late by `late_s`."""
+    return KEPT_SHARE * gap_s - min(late_s, MOST_LATE_SHARE * gap_s)
 
 
 def smallest_gap_s(decoding: Iterable[Sequence]) -> float | None:
