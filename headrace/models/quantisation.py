@@ -91,6 +91,7 @@ class QuantisedFiles(WeightFiles):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self._remaining = {n: stored for n, stored in self._remaining.items() if not n.endswith(UNREAD)}
+        self._has_fp8 = False
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         stored = self._read(name, shape)
@@ -104,7 +105,16 @@ class QuantisedFiles(WeightFiles):
             return self._cast(stored, name, None)
         return self._with_scales(name, stored, self._dtype)
 
+    def assert_all_taken(self) -> None:
+        super().assert_all_taken()
+        if not self._has_fp8:
+            raise ModelError(
+                f"{self.path}: config.json has a quantization_config, but no weight is FP8: give the weights that it "
+                "describes, or remove it"
+            )
+
     def _with_scales(self, name: str, values: Tensor, dtype: torch.dtype) -> Fp8Matrix:
+        self._has_fp8 = True
         layer = name.removesuffix(".weight")
         found = [f"{layer}.{scale}" for scale in SCALE_NAMES if f"{layer}.{scale}" in self.remaining]
         if len(found) != 1 or values.dim() != 2:

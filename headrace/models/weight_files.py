@@ -57,6 +57,7 @@ class WeightFiles:
             with _reading(file):
                 handle = safe_open(file, framework="pt", device=str(device))
                 self._remaining.update(dict.fromkeys(handle.keys(), _Stored(file, handle)))
+        self._files = {name: stored.file for name, stored in self._remaining.items()}
 
     @property
     def remaining(self) -> set[str]:
@@ -86,8 +87,8 @@ class WeightFiles:
     def _cast(self, tensor: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
         if tensor.dtype not in DTYPES:
             raise UnsupportedModel(
-                f"{self.path}: {name} is {_name(tensor.dtype)}: only {', '.join(map(_name, DTYPES))} are supported; "
-                "give a checkpoint that is not quantised"
+                f"{self._files[name]}: {name} is {_name(tensor.dtype)}: only {', '.join(map(_name, DTYPES))} are "
+                "supported; give a checkpoint that is not quantised"
             )
         return tensor.to(dtype or self._dtype)
 

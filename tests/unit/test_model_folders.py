@@ -156,7 +156,12 @@ NODE_CASES: dict[str, tuple[str, Break, str]] = {
     "quantised by config": (
         "qwen35",
         with_config(quantization_config={"quant_method": "fp8"}),
-        r"with quantization_config=\{'quant_method': 'fp8'\}: only None is supported",
+        r"config\.json has a quantization_config, but no weight is FP8: give the weights",
+    ),
+    "quantised to four bits": (
+        "qwen35",
+        with_config(quantization_config={"quant_method": "awq", "bits": 4}),
+        r"in quant_method 'awq' of 4 bits: only fp8 per tensor",
     ),
     "stop token as text": (
         "granite",
