@@ -149,6 +149,7 @@ CUDA_SHARE = 0.85  # of the memory that the weights left; the rest is for activa
 def measure_free_bytes(device: torch.device) -> int:
     """Memory that the pools of a node on `device` may take now."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading has left
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)
     return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, Matrix, quantise_matrix
 from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.moe.experts import Experts, experts_of
 from headrace.models.config import ModelError, UnsupportedModel
 from headrace.models.raw_config import RawConfig, shown
 from headrace.models.weight_files import WeightFiles, WeightSource
@@ -115,9 +116,14 @@ class QuantisedFiles(WeightFiles):
 
     def _with_scales(self, name: str, values: Tensor, dtype: torch.dtype) -> Fp8Matrix:
         self._has_fp8 = True
+        if values.dim() != 2:
+            shape = list(values.shape)
+            raise UnsupportedModel(
+                f"{self.path}: {name} {shape} is FP8: give a checkpoint with a matrix for each expert"
+            )
         layer = name.removesuffix(".weight")
         found = [f"{layer}.{scale}" for scale in SCALE_NAMES if f"{layer}.{scale}" in self.remaining]
-        if len(found) != 1 or values.dim() != 2:
+        if len(found) != 1:
             raise ModelError(f"{self.path}: {name} {list(values.shape)} is FP8: needs one of {', '.join(SCALE_NAMES)}")
         scales = self._read(found[0], None).float()
         if scales.dim() == 4:  # ModelOpt's blocks: [rows, 1, columns, 1]
@@ -150,6 +156,10 @@ class QuantisedAtLoad:
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         matrix = self.weights.matrix(name, shape)
         return matrix if isinstance(matrix, Fp8Matrix) else quantise_matrix(matrix)
+
+    def experts(self, name: str, shape: tuple[int, int, int]) -> Experts:
+        stacked = self.weights.take(name, shape)
+        return experts_of(quantise_matrix(stacked.flatten(0, 1)), shape[0])
 
     def skip(self, *prefixes: str) -> None:
         self.weights.skip(*prefixes)

@@ -47,6 +47,10 @@ class RandomWeights:
         """As `take`."""
         return self.take(name, shape)
 
+    def experts(self, name: str, shape: tuple[int, int, int]) -> Tensor:
+        """As `take`."""
+        return self.take(name, shape)
+
     def skip(self, *prefixes: str) -> None:
         """Does nothing: no tensor is ever left over."""
 

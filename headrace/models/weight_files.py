@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from headrace.kernels.dense.fp8 import Matrix
+from headrace.kernels.moe.experts import Experts
 from headrace.models.config import ModelError, UnsupportedModel
 from headrace.models.raw_config import read_json_object, shown
 
@@ -30,6 +31,8 @@ class WeightSource(Protocol):
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor: ...
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix: ...
+
+    def experts(self, name: str, shape: tuple[int, int, int]) -> Experts: ...
 
     def skip(self, *prefixes: str) -> None: ...
 
@@ -70,6 +73,10 @@ class WeightFiles:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """The named weights of a `LinearWeight`: as `take`, but what is stored in FP8 stays in FP8."""
+        return self.take(name, shape)
+
+    def experts(self, name: str, shape: tuple[int, int, int]) -> Experts:
+        """The named matrices of all experts, [E, rows, columns], as `take`."""
         return self.take(name, shape)
 
     def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:

@@ -71,6 +71,8 @@ def load_model(
     """
     path = Path(path)
     family, config, quantised = _read(path)
+    if quantised and quantization is not None:
+        raise ModelError(f"{path} is in FP8 already, but for what its recipe leaves out: leave quantization out")
     if torch.device(device).type == "cuda":
         check_gpu(config)
     weights = (QuantisedFiles if quantised else WeightFiles)(path, dtype, torch.device(device))

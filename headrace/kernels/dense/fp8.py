@@ -91,7 +91,8 @@ def stack_rows(parts: Sequence[Matrix]) -> Matrix:
 
 
 def select_rows(matrix: Matrix, rows: Tensor) -> Matrix:
-    """The matrix of these rows, int64, in their order."""
+    """The matrix of these rows, int64 on any device, in their order."""
+    rows = rows.to(matrix.values.device if isinstance(matrix, Fp8Matrix) else matrix.device)
     if not isinstance(matrix, Fp8Matrix):
         return matrix.index_select(0, rows)
     values = matrix.values.view(torch.uint8).index_select(0, rows).view(FP8)

@@ -47,13 +47,14 @@ class Fp8Experts(NamedTuple):
         return self.num_experts, rows // self.num_experts, columns
 
 
+FP8_DEPTH = 32  # columns of a product in e4m3, at least
 Experts: TypeAlias = Tensor | Fp8Experts
 
 
 def experts_of(stacked: Matrix, num_experts: int) -> Experts:
     """The experts whose rows `stacked` has, expert by expert; in FP8 where FP8 runs."""
     if isinstance(stacked, Fp8Matrix):
-        if runs_fp8(stacked):
+        if runs_fp8(stacked) and stacked.shape[1] % FP8_DEPTH == 0:
             return Fp8Experts(stacked, num_experts)
         stacked = stacked.dequantised()
     return stacked.view(num_experts, -1, stacked.shape[1])
@@ -281,7 +282,7 @@ def moe_experts_triton(
     n = T * k
     if n == 0:
         return torch.empty_like(x)
-    tile = tile or moe_tile(n / E, x.dtype, isinstance(up, Fp8Experts))
+    tile, down_tile = (tile or moe_tile(n / E, x.dtype, isinstance(each, Fp8Experts)) for each in (up, down))
     order = torch.empty(n, dtype=torch.int32, device=x.device)
     first = torch.empty(E + 1, dtype=torch.int32, device=x.device)
     _sort_kernel[(E,)](expert.contiguous(), order, first, n, E=E, BLOCK=1024, num_warps=4, **OVERLAPPED)
@@ -290,7 +291,7 @@ def moe_experts_triton(
     tiles = min(n, n // tile.rows + min(E, n))  # the most there can be, however entries fall
     # Widths that divide the matrices, so that only rows need a mask.
     up_columns, up_depth = math.gcd(inner, tile.columns), math.gcd(D, tile.depth)
-    down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, tile.depth)
+    down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, down_tile.depth)
     sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
     x, x_scales = _input(x, up)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.kernels.dense.fp8 import Matrix
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.moe.experts import Experts
 from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
 from headrace.models.config import (
     AttentionConfig,
@@ -167,6 +168,9 @@ class _ScaledWeights:
             return (matrix.float() * factor.to(matrix.device)).to(matrix.dtype)
         by_row = matrix.by_row()
         return replace(by_row, scales=by_row.scales * factor.to(by_row.scales.device))
+
+    def experts(self, name: str, shape: tuple[int, int, int]) -> Experts:
+        return self.weights.experts(name, shape)  # no factor is one of experts
 
     def _factor(self, name: str) -> Tensor | None:
         factor = self.factors.get(".".join(name.split(".")[-3:-1]))

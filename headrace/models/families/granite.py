@@ -135,8 +135,8 @@ def _load_moe(weights: WeightSource, prefix: str, moe: MoeConfig, shared: SwiGlu
     num, inner, hidden = moe.num_experts, moe.intermediate_size, shared.down.out_features
     return MixtureOfExperts(
         router=SoftmaxRouter.of(moe, weights.take(f"{prefix}.router.layer.weight", (num, hidden))),
-        up=weights.take(f"{prefix}.input_linear.weight", (num, 2 * inner, hidden)),
-        down=weights.take(f"{prefix}.output_linear.weight", (num, hidden, inner)),
+        up=weights.experts(f"{prefix}.input_linear.weight", (num, 2 * inner, hidden)),
+        down=weights.experts(f"{prefix}.output_linear.weight", (num, hidden, inner)),
         shared=shared,
     )
 

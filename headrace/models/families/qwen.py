@@ -190,8 +190,8 @@ def _load_experts(weights: WeightSource, prefix: str, moe: MoeConfig, hidden: in
     num, inner = moe.num_experts, moe.intermediate_size
     if f"{prefix}.gate_up_proj" in weights.remaining:
         return (
-            weights.take(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
-            weights.take(f"{prefix}.down_proj", (num, hidden, inner)),
+            weights.experts(f"{prefix}.gate_up_proj", (num, 2 * inner, hidden)),
+            weights.experts(f"{prefix}.down_proj", (num, hidden, inner)),
         )
     return load_swiglu_experts(weights, prefix, num, inner, hidden, ("gate_proj", "up_proj", "down_proj"))
 

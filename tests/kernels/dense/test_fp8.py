@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headrace.kernels.dense.fp8 import (
     BLOCK,
+    FP8,
     Fp8Matrix,
     quantise_matrix,
     quantise_torch,
@@ -42,6 +44,14 @@ def test_rows_are_quantised_to_the_largest_number(width: int, by_block: bool):
     assert expected.float().abs().amax(1).tolist() == [448, 0, 448]
     # The interpreter forgets to carry: 127.9 becomes 64, not 128.
     assert (values.float() == expected.float()).float().mean() > (0.95 if DEVICE.type == "cpu" else 0.999)
+
+
+def test_rows_are_selected_where_the_matrix_is():
+    with FakeTensorMode():  # shapes and devices alone: there may be no GPU
+        weight, rows = torch.empty(8, 16, device="cuda"), torch.arange(4)
+        assert select_rows(weight, rows).device.type == "cuda"
+        selected = select_rows(Fp8Matrix(weight.to(FP8), torch.empty(8, 1, device="cuda"), 1, torch.float32), rows)
+        assert isinstance(selected, Fp8Matrix) and selected.scales.device.type == "cuda"
 
 
 def test_quantised_rows_keep_their_scales_when_selected_and_stacked():

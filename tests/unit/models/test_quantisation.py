@@ -1,25 +1,21 @@
 """FP8 checkpoints in every published layout, FP8 made at load, and refusals by name."""
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headrace.kernels.dense.fp8 import Fp8Matrix
+from headrace.kernels.dense.fp8 import FP8, Fp8Matrix, quantise_matrix
+from headrace.models.branches import FeedForwardBranch
 from headrace.models.config import ModelError, UnsupportedModel
+from headrace.models.layers.feed_forward import MixtureOfExperts
+from headrace.models.model import HybridModel
 from headrace.models.quantisation import QuantisedFiles
 from headrace.models.weights import load_config, load_model
 from tests.support.engine.fp8_checkpoints import compressed_tensors, quantise_checkpoint, write_config
 from tests.support.engine.tiny_checkpoints import load_oracle
 from tests.unit.models.test_weights import logits_of
-
-
-@pytest.fixture
-def copy_of(load_family, tmp_path: Path):
-    return lambda name, copy="copy": Path(shutil.copytree(load_family(name).path, tmp_path / copy))
 
 
 @pytest.mark.parametrize(
@@ -116,3 +112,35 @@ def test_weights_quantised_at_load_have_a_fingerprint_of_their_own(load_family, 
     assert quantised.fingerprint != family.model.fingerprint
     difference = (logits_of(quantised, prompt(20)) - family.oracle_logits(prompt(20))).abs().max()
     assert 1e-4 < difference < 0.5  # rounded weights, not others
+
+
+@pytest.mark.parametrize("family", ["granite_moe", "qwen35_moe"])
+def test_experts_are_quantised_at_load_too(family: str, load_family):
+    plain = load_family(family).model
+    quantised = load_model(load_family(family).path, quantization="fp8")
+    for before, after in zip(mixtures_of(plain), mixtures_of(quantised), strict=True):
+        for experts, rounded in ((before.up, after.up), (before.down, after.down)):
+            expected = quantise_matrix(experts.flatten(0, 1)).dequantised().view(experts.shape)
+            assert torch.equal(rounded, expected)
+
+
+def mixtures_of(model: HybridModel) -> list[MixtureOfExperts]:
+    feed_forwards = [branch.feed_forward for branch in model.chain.branches if isinstance(branch, FeedForwardBranch)]
+    mixtures = [each for each in feed_forwards if isinstance(each, MixtureOfExperts)]
+    assert mixtures
+    return mixtures
+
+
+def test_a_checkpoint_in_fp8_is_not_quantised_again(copy_of):
+    path = quantise_checkpoint(copy_of("granite"), "tensor", dequantised=False)
+    with pytest.raises(ModelError, match=r"is in FP8 already.*leave quantization out"):
+        load_model(path, quantization="fp8")
+
+
+def test_stacked_experts_in_fp8_are_refused(copy_of):
+    path = quantise_checkpoint(copy_of("granite_moe"), "tensor", dequantised=False)
+    tensors = load_file(path / "model.safetensors")
+    name = "model.layers.0.block_sparse_moe.input_linear.weight"
+    save_file(tensors | {name: tensors[name].to(FP8)}, path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match="is FP8: give a checkpoint with a matrix for each expert"):
+        load_model(path)
