@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,8 +11,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.speculation.config import SpeculationConfig
 from router.node_counters import TEXTS
-from tests.support.cluster.cluster import Cluster
+from tests.support.cluster.cluster import SMALL, Cluster
 from tests.support.patience import PATIENCE_S
 
 GRAFANA = Path(__file__).parents[2] / "deploy" / "grafana"
@@ -21,7 +23,8 @@ NAME = re.compile(r"\b((?:headrace|process)_\w+)")
 
 @pytest.fixture(scope="module")
 def exposition(tiny_checkpoint, tmp_path_factory) -> str:
-    with Cluster(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("metrics")) as cluster:
+    drafting = replace(SMALL, speculation=SpeculationConfig(drafter="ngram"))  # its counters exist with a drafter alone
+    with Cluster(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("metrics"), engine=drafting) as cluster:
         httpx.post(f"{cluster.url}/v1/chat/completions", json=CHAT, timeout=PATIENCE_S).raise_for_status()
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
