@@ -137,13 +137,16 @@ class PrefixCache:
         totals.attention_fetched_tokens += found.attention_tokens - own.attention_tokens
         totals.state_fetched_tokens += found.state_tokens - own.state_tokens
 
-    def extend(self, claim: Claim, num_tokens: int) -> bool:
-        """Appends blocks until `claim` covers `num_tokens`. False, and no change, if there are too few."""
+    def extend(self, claim: Claim, num_tokens: int, *, min_blocks_left: int = 0) -> bool:
+        """Appends blocks until `claim` covers `num_tokens`. False, and no change, if there are too few.
+
+        min_blocks_left   how many more blocks must stay available
+        """
         claim.require_held()
         num_new = self._num_blocks(num_tokens) - len(claim.block_ids)
         if num_new <= 0:
             return True  # as for most tokens
-        if self._storage.blocks.capacity() < num_new:
+        if self._storage.blocks.capacity() < num_new + min_blocks_left:
             return False
         claim.block_ids.extend(self._storage.reserve_blocks(num_new))
         return True

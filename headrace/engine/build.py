@@ -19,6 +19,7 @@ from headrace.engine.config import EngineConfig, PoolSizes
 from headrace.engine.cost_fit import prior_costs
 from headrace.engine.drafting import Drafting
 from headrace.engine.engine import Engine
+from headrace.engine.mtp_drafts import MtpDrafts
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import LatestArrival, Scheduler
 from headrace.engine.step_budget import TokenCost
@@ -27,10 +28,11 @@ from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.grammar import Grammars
 from headrace.kernels.lib.dispatch import set_hopper_kernels
+from headrace.models.config import NoMtpLayer
 from headrace.models.flops import attention_parity_position
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_config, load_model, random_model
-from headrace.speculation.config import draft_count, drafter_factory
+from headrace.speculation.config import MTP, draft_count, drafter_factory
 from headrace.speculation.drafter import DrafterFactory
 
 
@@ -88,10 +90,6 @@ def engine_around(
     parity_depth = attention_parity_position(model.config)
     journal = Journal()
     runner = ModelRunner(model, memory)
-    if model.mtp is not None and config.cuda_graphs and not config.is_on_cpu:
-        raise ConfigError(
-            "cuda_graphs with an MTP layer: captured passes do not advance its vector; turn cuda_graphs off"
-        )
     if not config.is_on_cpu:
         warm_up(
             runner,
@@ -100,10 +98,19 @@ def engine_around(
             max_tokens=max_model_tokens,
             graphs=config.cuda_graphs,
         )
+    cache = PrefixCache(
+        num_blocks=sizes.num_blocks,
+        num_slots=sizes.num_slots,
+        block_size=config.block_size,
+        num_draft_slots=sizes.num_draft_slots,
+        eviction=eviction_policy(config.eviction_policy, parity_depth),
+        on_event=journal.record,
+    )
     drafting = None
     if drafts:
+        by_layer = new_drafter is None and speculation.drafter == MTP
         drafting = Drafting(
-            new_drafter or drafter_factory(speculation),
+            MtpDrafts(model, memory, cache) if by_layer else new_drafter or drafter_factory(speculation),
             draft_count(speculation, min(sizes.num_draft_slots, config.max_step_drafts)),
             max_drafts=max_drafts,
             block_size=config.block_size,
@@ -111,14 +118,7 @@ def engine_around(
         )
     engine = Engine(
         runner,
-        PrefixCache(
-            num_blocks=sizes.num_blocks,
-            num_slots=sizes.num_slots,
-            block_size=config.block_size,
-            num_draft_slots=sizes.num_draft_slots,
-            eviction=eviction_policy(config.eviction_policy, parity_depth),
-            on_event=journal.record,
-        ),
+        cache,
         checkpoint_policy(config.checkpoint_policy, config.checkpoint_grid_tokens),
         Scheduler(config.max_step_tokens, config.max_running, config.block_size, TokenCost.in_tokens(parity_depth)),
         LatestArrival(),
@@ -136,10 +136,14 @@ def engine_around(
 
 
 def _model(path: str, config: EngineConfig) -> HybridModel:
-    dtype = getattr(torch, config.model_dtype)
-    if config.load_format == "dummy":
-        return random_model(load_config(path), dtype, config.device, quantization=config.quantization)
-    return load_model(path, dtype, config.device, quantization=config.quantization)
+    dtype, with_mtp = getattr(torch, config.model_dtype), config.speculation.drafter == MTP
+    try:
+        if config.load_format == "dummy":
+            shape = load_config(path)
+            return random_model(shape, dtype, config.device, with_mtp=with_mtp, quantization=config.quantization)
+        return load_model(path, dtype, config.device, with_mtp=with_mtp, quantization=config.quantization)
+    except NoMtpLayer as error:
+        raise ConfigError(f"speculation.drafter {MTP}: {error}; set drafter: ngram, suffix or none") from error
 
 
 CPU_SHARE = 0.1  # of the available memory: nodes of a test cluster share one machine

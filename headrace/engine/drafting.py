@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.load import shape_of_drafts
@@ -24,12 +25,14 @@ class Found:
     """Tokens that may follow a sequence's.
 
     next     its token that is still under way; None: none is
-    drafts   after that one
+    drafts   after that one; None: the model's layer makes them, when their number is chosen
+    most     how many there are, or may be made
     """
 
     sequence: Sequence
     next: int | None
-    drafts: list[int]
+    drafts: list[int] | None
+    most: int
     is_forced: bool
 
     def offer(self, num_drafts: int) -> Offer:
@@ -40,10 +43,22 @@ class Found:
         return Offer(sequence.acceptance, num_drafts, self.is_forced)
 
 
+class LayerDrafts(Protocol):
+    """A layer of the model that drafts for all sequences of a step at once."""
+
+    def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[list[int]]:
+        """At most so many tokens after each sequence's, which are all known. Waits for the device.
+
+        num_running   sequences that may need a block in the step: drafts take none of these
+        """
+        ...
+
+
 class Drafting:
     """Asks grammars and drafters for the next tokens of decoding sequences, and counts how many of them were right.
 
-    new_drafter   makes the drafter of a sequence when it first drafts; None: only what grammars force is drafted
+    drafter       makes the drafter of a sequence when it first drafts, or drafts for all of them, behind the choice of
+                  their number; None: only what grammars force is drafted
     count         chooses how many of them a step tries
     max_drafts    of a sequence in a step at most
     block_size    tokens of a prompt that a step computes at least, beside its drafts
@@ -51,14 +66,19 @@ class Drafting:
 
     def __init__(
         self,
-        new_drafter: DrafterFactory | None,
+        drafter: DrafterFactory | LayerDrafts | None,
         count: DraftCount,
         *,
         max_drafts: int,
         block_size: int,
         rules: StopRules,
     ) -> None:
-        self._new_drafter = new_drafter
+        self._layer: LayerDrafts | None = None
+        self._new_drafter: DrafterFactory | None = None
+        if callable(drafter):
+            self._new_drafter = drafter
+        else:
+            self._layer = drafter
         self.count = count
         self._max_drafts = max_drafts
         self._block_size = block_size
@@ -90,8 +110,9 @@ class Drafting:
             if position < len(tokens):
                 self.count.verified(found.offer(1), int(tokens[position] == found.next))
         num_drafts = 0
-        for found, count in self._chosen(running, (), fit, now_s):
-            sequence, drafts = found.sequence, found.drafts[:count]
+        chosen = self._chosen(running, (), fit, now_s)
+        for (found, _), drafts in zip(chosen, self._made(chosen, len(running)), strict=True):
+            sequence = found.sequence
             if sequence.grammar is not None:
                 drafts = [*sequence.grammar.allowed(drafts)]
             if drafts:
@@ -128,7 +149,7 @@ class Drafting:
         found = self._found(running, pending)
         if not found:
             return []
-        offers = [each.offer(len(each.drafts)) for each in found]
+        offers = [each.offer(each.most) for each in found]
         counts = self.count.counts(offers, self._price(running, fit), now_s)
         return [(each, count) for each, count in zip(found, counts, strict=True) if count]
 
@@ -144,10 +165,19 @@ class Drafting:
             tokens = [] if sequence.grammar is None else sequence.grammar.forced()[: num_pending + most]
             is_forced = len(tokens) > num_pending
             if not is_forced and not is_resting:
+                if self._layer is not None:
+                    found.append(Found(sequence, None, None, most, is_forced))
+                    continue
                 tokens = self._guessed(sequence, num_pending + most)
-            if len(tokens) > num_pending:
-                found.append(Found(sequence, tokens[0] if num_pending else None, tokens[num_pending:], is_forced))
+            if drafts := tokens[num_pending:]:
+                found.append(Found(sequence, tokens[0] if num_pending else None, drafts, len(drafts), is_forced))
         return found
+
+    def _made(self, chosen: list[tuple[Found, int]], num_running: int) -> list[list[int]]:
+        """The drafts, so many of each find; the layer makes its own now, perhaps fewer."""
+        wanted = [(found.sequence, count) for found, count in chosen if found.drafts is None]
+        made = iter(self._layer.drafts(wanted, num_running) if self._layer is not None and wanted else ())
+        return [next(made) if found.drafts is None else found.drafts[:count] for found, count in chosen]
 
     def _guessed(self, sequence: Sequence, most: int) -> list[int]:
         if self._new_drafter is None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import Capture, Captured
+from headrace.engine.mtp_drafts import DraftStart, draft_tokens
 from headrace.engine.runner import ModelRunner
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.dense.small_linear import MOST_ROWS
@@ -49,6 +50,10 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
             launched.drawn.tokens()
             if capture is None:
                 log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
+        if runner.model.mtp is not None:
+            newest = steps[1][-1]
+            start = DraftStart(1, newest.start, newest.block_ids, newest.dst_slot, num_drafts=1)
+            draft_tokens(runner.model, runner.memory, [start])
         _score_longest(runner, steps[0][0])
         runner.keep_rows(())
         if graphs:

@@ -21,6 +21,10 @@ class UnsupportedModel(ModelError):
     """The architecture, or one of its options, is not implemented."""
 
 
+class NoMtpLayer(UnsupportedModel):
+    """A model is to be loaded with its MTP layer, and has none."""
+
+
 @dataclass(frozen=True)
 class LatentConfig:
     """Multi-head latent attention (DeepSeek-AI 2024): one vector a token stands for the keys and values of all heads.

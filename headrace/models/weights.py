@@ -7,7 +7,7 @@ import torch
 from headrace.kernels.attention.rotary import inverse_frequencies
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import BranchChain
-from headrace.models.config import ModelConfig, ModelError, UnsupportedModel
+from headrace.models.config import ModelConfig, ModelError, NoMtpLayer, UnsupportedModel
 from headrace.models.families.falcon_h1 import FALCON_H1
 from headrace.models.families.granite import BAMBA, GRANITE
 from headrace.models.families.jamba import JAMBA
@@ -66,8 +66,8 @@ def load_model(
     with_mtp       also its MTP layer, which then has its place in each block; otherwise the layer is not read
     quantization   fp8: matrices are quantised as they are read. None: they stay as they are stored
 
-    Raises UnsupportedModel for an architecture or option that is not implemented, ModelError for missing,
-    misshapen or unexpected tensors, by name.
+    Raises UnsupportedModel for an architecture or option that is not implemented, NoMtpLayer if there is none to load,
+    ModelError for missing, misshapen or unexpected tensors, by name.
     """
     path = Path(path)
     family, config, quantised = _read(path)
@@ -79,6 +79,8 @@ def load_model(
     weights.skip(*family.skipped)
     if not with_mtp:
         weights.skip(MTP_PREFIX)
+    elif family.load_mtp is not None and not any(name.startswith(MTP_PREFIX) for name in weights.remaining):
+        raise NoMtpLayer(f"{path} has no MTP layer: no tensor's name begins with {MTP_PREFIX}")
     return _assemble(family, config, weights, fingerprint(path, config.canonical()), with_mtp, quantization)
 
 
@@ -110,7 +112,7 @@ def _assemble(
     if quantization is not None:
         weights, fingerprint = QuantisedAtLoad(weights), quantised_fingerprint(fingerprint, quantization)
     if with_mtp and family.load_mtp is None:
-        raise UnsupportedModel(f"{config.architecture} has no MTP layer: choose another drafter")
+        raise NoMtpLayer(f"models of {config.architecture} have no MTP layer")
     names = weights.remaining
     base = next((p for p in BASE_PREFIXES if f"{p}{family.embedding}.weight" in names), BASE_PREFIXES[-1])
     embedding = weights.take(f"{base}{family.embedding}.weight", (config.vocab_size, config.hidden_size))

@@ -12,7 +12,8 @@ from headrace.speculation.suffix import TOKEN_BYTES, AnswerStore, SuffixDrafter
 
 NO_DRAFTER = "none"
 GRAMMAR = "grammar"
-DRAFTERS = (NO_DRAFTER, GRAMMAR, "ngram", "suffix")
+MTP = "mtp"
+DRAFTERS = (NO_DRAFTER, GRAMMAR, "ngram", "suffix", MTP)
 COUNTS = ("auto", "fixed")
 
 
@@ -22,7 +23,8 @@ class SpeculationConfig:
 
     drafter       none; grammar: what a request's grammar forces, which the others draft, too; ngram: what followed the
                   last tokens where they occurred before in prompt and answer; suffix: there, or in earlier answers of
-                  this node under the same salt
+                  this node under the same salt; mtp: what the model's own layer for that guesses (Qwen3.5, Qwen3-Next),
+                  on all nodes of a cluster or on none, with cuda_graphs off
     count         auto: as many drafts as pay by measured acceptance and step times, perhaps none; fixed: all there are
     max_drafts    drafts of a request in a step at most; each has a slot for a state, of a quarter of the slots at most
     answer_bytes  suffix only: host memory for earlier answers, those that began first are forgotten first
@@ -47,7 +49,7 @@ class SpeculationConfig:
 
 
 def drafter_factory(config: SpeculationConfig) -> DrafterFactory | None:
-    """Returns the maker of the drafters that the config names; None: nothing is drafted but what grammars force."""
+    """Returns the maker of the drafters that the config names; None: no sequence has one of its own."""
     if config.drafter == "suffix":
         store = AnswerStore(config.answer_bytes)
         return lambda request: SuffixDrafter(store, request.salt, request.num_prompt_tokens)

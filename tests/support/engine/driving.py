@@ -11,8 +11,9 @@ from headrace.cache.hits import HitPolicy, PrefixHit, ResumeLocally
 from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.config import EngineConfig
 from headrace.engine.sequence import Event, Finished, Job, Sampled, Sequence
-from headrace.models.weights import load_config
+from headrace.models.weights import load_config, load_model
 from headrace.request import Request, Sampling
+from headrace.speculation.config import MTP
 
 SMALL = EngineConfig(cache_bytes=32 << 20, max_step_tokens=256, max_running=16, threads=1)
 GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)
@@ -25,7 +26,10 @@ def small_engine(path: Path, **changes: object) -> BuiltEngine:
 def sized(path: Path, num_blocks: int, num_slots: int, **changes: object) -> EngineConfig:
     """The config of a small engine with pools of exactly these sizes."""
     config = replace(SMALL, **changes)
-    layout = load_config(path).cache_layout("any", config.model_dtype, config.block_size)
+    if config.speculation.drafter == MTP:
+        layout = load_model(path, with_mtp=True).cache_layout(config.block_size)
+    else:
+        layout = load_config(path).cache_layout("any", config.model_dtype, config.block_size)
     block_bytes, state_bytes = (num_blocks + 0.5) * layout.block_bytes, (num_slots + 0.5) * layout.state_bytes
     cache_bytes = int(block_bytes + state_bytes)
     return replace(config, cache_bytes=cache_bytes, state_share=state_bytes / cache_bytes)

@@ -5,12 +5,14 @@ i, and a draft is made by a full pass over all pairs.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers import AutoModel, PreTrainedModel
 
 from tests.support.engine.tiny_checkpoints import load_oracle, randomize_weights, tiny_config
@@ -77,10 +79,38 @@ def add_mtp(path: Path, family: str, seed: int = 0, *, is_stacked: bool = True) 
     mtp = MtpModule(family).eval()
     with torch.no_grad():
         randomize_weights(mtp, seed)
-    tensors = mtp.tensors()
-    file = path / "model.safetensors"
-    save_file(load_file(file) | (tensors if is_stacked else _each_expert(tensors)), file, metadata={"format": "pt"})
+    _write(path, mtp.tensors() if is_stacked else _each_expert(mtp.tensors()))
     return MtpOracle(load_oracle(path), mtp)
+
+
+def train_mtp(path: Path, oracle: MtpOracle, texts: Sequence[Sequence[int]], num_steps: int) -> None:
+    """Trains the layer, and writes it to `path`, until it knows how these texts go on: so drafts of them are right.
+
+    The second draft is trained on the vectors of the first.
+    """
+    base, mtp = oracle.base, oracle.mtp
+    pairs = []
+    with torch.no_grad():
+        for text in texts:
+            ids = torch.tensor([text])
+            hidden = base.model(ids, position_ids=torch.arange(len(text))[None], use_cache=False)[0][0]
+            pairs.append((base.model.embed_tokens(ids[0]), hidden, ids[0]))
+    optimizer = torch.optim.Adam(mtp.parameters(), lr=2e-3)
+    for _ in range(num_steps):
+        loss = torch.zeros(())
+        for embedded, hidden, ids in pairs:
+            first = mtp(embedded[1:-1], hidden[:-2])
+            second = mtp(embedded[2:-1], first[:-1])
+            loss = loss + cross_entropy(base.lm_head(first), ids[2:]) + cross_entropy(base.lm_head(second), ids[3:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    _write(path, mtp.tensors())
+
+
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    file = path / "model.safetensors"
+    save_file(load_file(file) | tensors, file, metadata={"format": "pt"})
 
 
 def _each_expert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
