@@ -89,4 +89,5 @@ class NodeRuntime:
         """Raises LayoutMismatch unless this node can exchange blocks and states with a peer of this layout."""
         difference = conversion_refusal(self.layout, peers)
         if difference is not None:
-            raise LayoutMismatch(f"{difference}: restart one of the two nodes with the other's setting")
+            remedy = "restart one of the two nodes with the other's setting; speculation.drafter: mtp is one"
+            raise LayoutMismatch(f"{difference}: {remedy}")

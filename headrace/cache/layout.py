@@ -117,8 +117,7 @@ class CacheLayout:
         for kind in ("attention", "state"):
             mine, theirs = getattr(self, f"{kind}_groups"), getattr(other, f"{kind}_groups")
             if len(mine) != len(theirs):
-                # Of the same model, as the fingerprint says.
-                yield f"{len(mine)} {kind} groups != {len(theirs)}: one has its MTP layer, the other has not"
+                yield f"{len(mine)} {kind} groups != {len(theirs)}"
             for number, (group, peers) in enumerate(zip(mine, theirs, strict=False)):
                 names = [field.name for field in fields(group)]
                 yield from (f"{kind} group {number}: {each}" for each in _differences(group, peers, names))

@@ -305,7 +305,10 @@ def _refusal(info: NodeInfo, other: NodeInfo) -> str | None:
         )
     difference = conversion_refusal(info.layout, other.layout)
     if difference is not None:
-        return f"{difference} of {other.name}; start all nodes with one model and dtype"
+        return (
+            f"{difference} of {other.name}; start all nodes with one model and dtype, "
+            "and with speculation.drafter: mtp all or none"
+        )
     can_transfer = transfer_refusal(info.device, other.device) is None
     if can_transfer and info.max_message_bytes != other.max_message_bytes:
         return (

@@ -169,7 +169,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "max_model_tokens": COUNT,
     },
     "SpeculationConfig": {
-        "drafter": (["none", "grammar", "ngram", "suffix"], ["", "mtp"]),
+        "drafter": (["none", "grammar", "ngram", "suffix", "mtp"], ["", "eagle"]),
         "count": (["auto", "fixed"], ["", "off"]),
         "max_drafts": COUNT,
         "answer_bytes": ([300, 1 << 30], [0, 299]),
@@ -360,6 +360,10 @@ def test_settings_that_do_not_go_together_are_refused_by_their_names() -> None:
             "no row of a step is left for drafts; raise max_step_tokens to 66",
         ),
         ({"device": "cpu", "state_dtype": "bfloat16"}, "state_dtype bfloat16 on cpu"),
+        (
+            {"device": "cuda", "speculation": {"drafter": "mtp"}},
+            "cuda_graphs with speculation.drafter mtp: .* set cuda_graphs: false",
+        ),
     ):
         with pytest.raises(ConfigError, match=fault):
             load(KINDS["EngineConfig"], engine, "c.yaml")

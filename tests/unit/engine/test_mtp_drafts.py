@@ -1,0 +1,260 @@
+"""Drafts of the model's own layer: answers and hits as without, and as many right drafts wherever a request goes on."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.cache.hits import ReceiveState
+from headrace.config import ConfigError
+from headrace.engine import mtp_drafts
+from headrace.engine.build import BuiltEngine
+from headrace.grammar import regex_grammar
+from headrace.models.mtp import MtpLayer
+from headrace.request import Request, Sampling
+from headrace.speculation.config import SpeculationConfig
+from tests.support.engine.driving import (
+    GREEDY,
+    Run,
+    assert_nothing_in_use,
+    engine_of,
+    generate,
+    request,
+    run_all,
+    serve,
+    sized,
+    small_engine,
+    submit,
+)
+from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
+from tests.support.engine.oracle import random_prompt
+from tests.support.node.engine_pair import EnginePair, move
+
+ANSWER = replace(GREEDY, max_tokens=40)
+RANDOM = Sampling(max_tokens=40, seed=7, temperature=0.9, top_p=0.95, repetition_penalty=1.2, ignore_eos=True)
+MTP, NO_DRAFTS = SpeculationConfig("mtp", "fixed", 3), SpeculationConfig()
+KNOWN, UNKNOWN = random_prompt(17), random_prompt(30)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint whose layer knows the greedy answer to KNOWN, and guesses badly elsewhere."""
+
+    path: Path
+    answer: list[int]
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
+    made: dict[str, Trained] = {}
+
+    def get(family: str) -> Trained:
+        if family not in made:
+            path = Path(shutil.copytree(tiny_checkpoint(family), tmp_path_factory.mktemp("mtp") / family))
+            layer = add_mtp(path, family)
+            answer = generate(small_engine(path), request(KNOWN, ANSWER)).tokens
+            train_mtp(path, layer, [[*KNOWN, *answer]], num_steps=30)
+            made[family] = Trained(path, answer)
+        return made[family]
+
+    return get
+
+
+def drafts(built: BuiltEngine) -> tuple[int, int]:
+    """Tokens drafted, and accepted."""
+    drafting = built.engine.drafting
+    assert drafting is not None
+    return drafting.drafted_tokens, drafting.accepted_tokens
+
+
+def together(built: BuiltEngine, asked: list[Request]) -> list[list[int]]:
+    runs = [submit(built, each) for each in asked]
+    serve(built, *runs)
+    assert_nothing_in_use(built)
+    return [run.tokens for run in runs]
+
+
+def mtp_engine_of(path: Path, num_blocks: int, num_slots: int) -> BuiltEngine:
+    """A drafting engine of so many blocks and slots, and a third as many slots more for drafts."""
+    config = sized(path, num_blocks, num_slots + num_slots // 3, speculation=MTP)
+    changes = {"cache_bytes": config.cache_bytes, "state_share": config.state_share}
+    built = small_engine(path, speculation=MTP, **changes)
+    assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
+    return built
+
+
+@pytest.mark.parametrize(
+    ("family", "overlap"), [("qwen35", False), ("qwen35_moe", False), ("qwen3_next", False), ("qwen35", True)]
+)
+def test_answers_are_those_without_drafts(family: str, overlap: bool, trained) -> None:
+    path = trained(family).path
+    prompts = (KNOWN, UNKNOWN, random_prompt(1), random_prompt(65))
+    asked = [request(prompt, sampling) for prompt in prompts for sampling in (ANSWER, RANDOM)]
+    plain, built = small_engine(path), small_engine(path, speculation=MTP, overlap=overlap)
+    assert together(built, asked) == together(plain, asked)
+    drafted, accepted = drafts(built)
+    assert 15 < accepted < drafted
+    if not overlap:
+        assert built.engine.computed_tokens == plain.engine.computed_tokens
+
+
+def test_drafts_where_they_pay_change_no_answer(trained) -> None:
+    path = trained("qwen35").path
+    asked = [request(prompt, ANSWER) for prompt in (KNOWN, UNKNOWN)]
+    built = small_engine(path, speculation=replace(MTP, count="auto"), overlap=True)
+    assert together(built, asked) == together(small_engine(path), asked)
+    assert drafts(built)[0] > 0
+
+
+@pytest.mark.parametrize("num_requests", [1, 5])
+def test_a_step_makes_a_pass_for_each_place_of_its_drafts(num_requests: int, trained, monkeypatch) -> None:
+    passes, run = [], MtpLayer.__call__
+    monkeypatch.setattr(MtpLayer, "__call__", lambda *inputs: (passes.append(len(inputs[1])), run(*inputs))[1])
+    built = small_engine(trained("qwen35").path, speculation=MTP)
+    together(built, [request(random_prompt(20, seed), replace(ANSWER, max_tokens=6)) for seed in range(num_requests)])
+    assert passes[:3] == [num_requests] * 3
+    # Behind the prompt's token come five steps at most, whose drafts leave room for a token after them.
+    assert len(passes) <= 3 + 3 + 2 + 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_answer_obeys_its_grammar(overlap: bool, trained) -> None:
+    path = trained("qwen35").path
+    wanted = replace(RANDOM, ignore_eos=False, grammar=regex_grammar("(ab|ba){3,9}c?"))
+    asked = [request(KNOWN, replace(wanted, seed=seed)) for seed in range(3)]
+    built = small_engine(path, speculation=MTP, overlap=overlap)
+    assert together(built, asked) == together(small_engine(path), asked)
+
+
+def test_a_chat_hits_what_it_hits_without_drafts(trained) -> None:
+    path = trained("qwen35").path
+    plain, built = (small_engine(path, checkpoint_policy="every", speculation=each) for each in (NO_DRAFTS, MTP))
+    prompt = KNOWN
+    for turn in range(3):
+        asked = request(prompt, ANSWER)
+        expected, run = generate(plain, asked), generate(built, asked)
+        assert run.tokens == expected.tokens
+        assert run.sequence.num_prefilled == expected.sequence.num_prefilled
+        assert run.sequence.all_checkpoints == expected.sequence.all_checkpoints
+        prompt = [*prompt, *run.tokens, *random_prompt(9, turn)]
+    assert drafts(built)[1] > 25
+    assert built.engine.cache.stats().totals == plain.engine.cache.stats().totals
+
+
+def test_preempted_requests_get_the_answers_they_would_have_had(trained) -> None:
+    path = trained("qwen35").path
+    prompts = (KNOWN, *map(random_prompt, (100, 101, 102)))
+    asked = [request(prompt, replace(ANSWER, max_tokens=80)) for prompt in prompts]
+    scarce = mtp_engine_of(path, 30, 9)
+    assert together(scarce, asked) == together(small_engine(path), asked)
+    assert scarce.engine.preemptions > 0 and drafts(scarce)[1] > 10
+
+
+def test_drafts_preempt_nobody(trained) -> None:
+    """Both answers end in their last blocks, for which there is just enough room."""
+    path = trained("qwen35").path
+    asked = [request(KNOWN, replace(ANSWER, max_tokens=30 + extra)) for extra in (0, 1)]
+    built = mtp_engine_of(path, 6, 9)
+    assert together(built, asked) == together(small_engine(path), asked)
+    assert built.engine.preemptions == 0 and drafts(built)[1] > 10
+
+
+def test_a_pass_that_finds_too_little_memory_costs_its_drafts_alone(trained, monkeypatch) -> None:
+    known = trained("qwen35")
+    made, calls = mtp_drafts.draft_tokens, []
+
+    def fail_first(*inputs):
+        calls.append(inputs)
+        if len(calls) < 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return made(*inputs)
+
+    monkeypatch.setattr(mtp_drafts, "draft_tokens", fail_first)
+    built = small_engine(known.path, speculation=MTP)
+    assert together(built, [request(KNOWN, ANSWER)]) == [known.answer]
+    assert drafts(built)[1] > 25
+
+
+# ------------------------------------------------------------ acceptance
+
+
+def locally(path: Path) -> tuple[int, int]:
+    """Drafts, and accepted ones, of an answer that one engine computes alone."""
+    built = small_engine(path, speculation=MTP)
+    generate(built, request(KNOWN, ANSWER))
+    return drafts(built)
+
+
+@pytest.mark.parametrize("family", ["qwen35", "qwen35_moe"])
+def test_as_many_drafts_are_right_after_a_hand_over(family: str, trained) -> None:
+    known = trained(family)
+    prefill, decode = (small_engine(known.path, speculation=MTP) for _ in range(2))
+    pair = EnginePair(prefill, decode)
+    exchange = pair.start(request(KNOWN, ANSWER), computes_locally=False)
+    while not exchange.is_over:
+        pair.step()
+    assert exchange.tokens == known.answer
+    assert drafts(prefill) == (0, 0)
+    assert drafts(decode) == locally(known.path)
+
+
+@pytest.mark.parametrize("length", [32, 48])
+def test_as_many_drafts_are_right_behind_a_hit(length: int, trained) -> None:
+    """The prompt goes on into the answer: at a boundary, and behind one."""
+    known = trained("qwen35")
+    whole = [*KNOWN, *known.answer]
+    asked = request(whole[: length + 1], replace(ANSWER, max_tokens=8))
+    fresh, warm = (small_engine(known.path, checkpoint_policy="every", speculation=MTP) for _ in range(2))
+    generate(warm, request(whole[:length], replace(ANSWER, max_tokens=1)))
+    before = drafts(warm)
+    assert before == (0, 0)
+    expected, run = generate(fresh, asked), generate(warm, asked)
+    assert (
+        run.sequence.num_prefilled < expected.sequence.num_prefilled
+        and run.tokens == expected.tokens == whole[length + 1 :][:8]
+    )
+    assert drafts(warm) == drafts(fresh)
+
+
+@pytest.mark.parametrize("num_steps", [2, 4])
+def test_as_many_drafts_are_right_after_a_move(num_steps: int, trained) -> None:
+    known = trained("qwen35")
+    here, there = (small_engine(known.path, speculation=MTP) for _ in range(2))
+    first = submit(here, request(KNOWN, ANSWER))
+    for _ in range(num_steps):
+        here.engine.admit()
+        here.engine.step()
+    here.engine.halt(first.sequence)
+    *tokens, newest = first.sequence.tokens
+    asked = replace(request(KNOWN, ANSWER), tokens=tuple(tokens))
+    max_new = len(KNOWN) + 40 - len(tokens)
+    second: Run = submit(there, asked, hit_policy=lambda hit: ReceiveState(), max_new=max_new)
+    there.engine.admit()
+    move(here, first, there, second)
+    here.engine.release(first.sequence)
+    there.engine.run_decode(second.sequence, newest)
+    run_all(there)
+    there.engine.release(second.sequence)
+    assert first.tokens + second.tokens == known.answer
+    both = [sum(counts) for counts in zip(drafts(here), drafts(there), strict=True)]
+    assert tuple(both) == locally(known.path)
+
+
+# ------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("family", "named"), [("granite", "models of GraniteMoeHybridForCausalLM have no"), ("qwen35", "has no")]
+)
+def test_a_model_without_the_layer_is_refused_with_a_remedy(family: str, named: str, tiny_checkpoint) -> None:
+    with pytest.raises(ConfigError, match=f"speculation.drafter mtp: .*{named} MTP layer.*set drafter: ngram, suffix"):
+        small_engine(tiny_checkpoint(family), speculation=MTP)
+
+
+def test_random_weights_draft_too(trained) -> None:
+    built = small_engine(trained("qwen35").path, speculation=MTP, load_format="dummy")
+    generate(built, request(KNOWN, ANSWER))
+    assert drafts(built)[0] > 0
