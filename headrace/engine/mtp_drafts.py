@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DraftStart:
-    """Where the drafts of one sequence begin.
+    """The place where the drafts of one sequence begin.
 
     token        its newest, which no step has computed
     position     of that token, at least 1

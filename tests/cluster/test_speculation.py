@@ -1,5 +1,6 @@
 """Nodes that draft give the answers and the hits of nodes that do not, over HTTP."""
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.speculation.config import SpeculationConfig
+from headrace.speculation.config import MTP, SpeculationConfig
 from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import SMALL, Cluster
+from tests.support.engine.driving import GREEDY, generate, request, small_engine
+from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.engine.oracle import random_prompt
 
 pytestmark = pytest.mark.slow
@@ -30,10 +33,27 @@ async def chat(cluster: Cluster) -> tuple[list[tuple[Sequence[int], int]], Count
     return turns, drafts
 
 
-@pytest.mark.parametrize(("family", "drafter", "count"), [("granite", "ngram", "fixed"), ("qwen35", "suffix", "auto")])
+def with_trained_mtp(checkpoint: Path, family: str, folder: Path) -> Path:
+    """A copy with an MTP layer that knows the chat's first answer."""
+    path = Path(shutil.copytree(checkpoint, folder / family))
+    layer, prompt = add_mtp(path, family), random_prompt(60)
+    bias = {int(token): value for token, value in REPEATING["logit_bias"].items()}
+    sampling = replace(GREEDY, max_tokens=ANSWER_TOKENS, bias_ids=tuple(bias), bias_values=tuple(bias.values()))
+    answer = generate(small_engine(path), request(prompt, sampling)).tokens
+    train_mtp(path, layer, [[*prompt, *answer]], num_steps=30)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter", "count"),
+    [("granite", "ngram", "fixed"), ("qwen35", "suffix", "auto"), ("qwen35_moe", "mtp", "fixed")],
+)
 async def test_a_chat_of_five_turns_is_the_same_with_drafts(
     family: str, drafter: str, count: str, tiny_checkpoint, tmp_path: Path
 ) -> None:
+    checkpoint = tiny_checkpoint(family)
+    if drafter == MTP:
+        checkpoint = with_trained_mtp(checkpoint, family, tmp_path)
     chats, settings = [], (SpeculationConfig(), SpeculationConfig(drafter, count, 4))
     for number, speculation in enumerate(settings):
         folder = tmp_path / str(number)
@@ -41,7 +61,7 @@ async def test_a_chat_of_five_turns_is_the_same_with_drafts(
         # What is fetched depends on measured times.
         fetch = {"fetch_from_others": FetchConfig(enabled=False)}
         engine = replace(SMALL, speculation=speculation)
-        with Cluster(tiny_checkpoint(family), folder, engine=engine, prefill=fetch) as cluster:
+        with Cluster(checkpoint, folder, engine=engine, prefill=fetch) as cluster:
             turns, drafts = await chat(cluster)
             nodes = cluster.idle_nodes(["p0", "d0"])
         chats.append(turns)

@@ -12,6 +12,7 @@ from headrace.cache.hits import ReceiveState
 from headrace.config import ConfigError
 from headrace.engine import mtp_drafts
 from headrace.engine.build import BuiltEngine
+from headrace.engine.warm_up import warm_up
 from headrace.grammar import regex_grammar
 from headrace.models.mtp import MtpLayer
 from headrace.request import Request, Sampling
@@ -72,6 +73,20 @@ def drafts(built: BuiltEngine) -> tuple[int, int]:
     return drafting.drafted_tokens, drafting.accepted_tokens
 
 
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of rows of each pass of the layer."""
+    rows: list[int] = []
+    run = MtpLayer.__call__
+
+    def counted(layer: MtpLayer, embedded: torch.Tensor, *rest: object) -> torch.Tensor:
+        rows.append(len(embedded))
+        return run(layer, embedded, *rest)
+
+    monkeypatch.setattr(MtpLayer, "__call__", counted)
+    return rows
+
+
 def together(built: BuiltEngine, asked: list[Request]) -> list[list[int]]:
     runs = [submit(built, each) for each in asked]
     serve(built, *runs)
@@ -112,14 +127,19 @@ def test_drafts_where_they_pay_change_no_answer(trained) -> None:
 
 
 @pytest.mark.parametrize("num_requests", [1, 5])
-def test_a_step_makes_a_pass_for_each_place_of_its_drafts(num_requests: int, trained, monkeypatch) -> None:
-    passes, run = [], MtpLayer.__call__
-    monkeypatch.setattr(MtpLayer, "__call__", lambda *inputs: (passes.append(len(inputs[1])), run(*inputs))[1])
+def test_a_step_makes_a_pass_for_each_place_of_its_drafts(num_requests: int, trained, passes) -> None:
     built = small_engine(trained("qwen35").path, speculation=MTP)
     together(built, [request(random_prompt(20, seed), replace(ANSWER, max_tokens=6)) for seed in range(num_requests)])
     assert passes[:3] == [num_requests] * 3
     # Behind the prompt's token come five steps at most, whose drafts leave room for a token after them.
     assert len(passes) <= 3 + 3 + 2 + 1
+
+
+def test_the_warm_up_runs_a_pass(trained, passes) -> None:
+    """So no request waits for its kernels."""
+    built = small_engine(trained("qwen35").path, speculation=MTP)
+    warm_up(built.engine._runner, max_step_tokens=64, max_running=4, max_tokens=256, graphs=False)
+    assert passes == [1]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
