@@ -13,7 +13,6 @@ from typing import NamedTuple
 from headrace.request import Request
 from router.errors import ApiError, objectives_missed, too_many_requests
 from router.fair_line import FairLine
-from router.requests.client_shares import ClientShares
 from router.requests.wait_estimate import WaitEstimate
 
 MARGIN = 1.2  # on an estimated wait: those who are admitted should not run out of time
@@ -30,42 +29,10 @@ class _Room(NamedTuple):
 
     num_places: int
     free: int
-    num_beyond: int = 0
 
     def for_one(self, num_held: int) -> bool:
         """True if there is a place for the next request of a client that holds so many."""
-        return self.free > (0 if num_held else -self.num_beyond)
-
-
-class _Places(NamedTuple):
-    """Places for requests, and those that are taken.
-
-    num_exceeding   taken by clients that have had more than their share; counted where the gap leaves fewer places
-    """
-
-    most: int
-    within_gap: int
-    num_running: int
-    num_exceeding: int = 0
-
-    @property
-    def are_scarce(self) -> bool:
-        """True while the token gap leaves fewer places than there are otherwise."""
-        return self.within_gap < self.most
-
-    @property
-    def has_any(self) -> bool:
-        """True if there is a place for some client."""
-        return self.room(False).for_one(0) or self.room(True).for_one(0)
-
-    def room(self, exceeds: bool) -> _Room:
-        """Room for a client, which has had more than its share or not: those that have are not in the way of others."""
-        num_places, left = min(self.most, self.within_gap), self.most - self.num_running
-        if exceeds:
-            least = 0 if self.num_exceeding else 1
-            return _Room(num_places, min(left, max(least, num_places - self.num_running)))
-        free = min(left, num_places - (self.num_running - self.num_exceeding))
-        return _Room(num_places, free, int(FIRST_SHARE * num_places))
+        return self.free > (0 if num_held else -int(FIRST_SHARE * self.num_places))
 
 
 class Admission:
@@ -74,9 +41,6 @@ class Admission:
     A client that has no place gets one beyond `max_concurrent`, as long as fewer than a quarter more run: its first
     request does not wait for other clients' further ones, however long these take. A client alone gets
     `max_concurrent`.
-
-    Where the token gap leaves fewer places, requests of clients that have had more than their share lately
-    (`ClientShares`) get what the others leave of these, one at least, and are not in the others' way.
 
     The clients take turns, each with as much work as the others (`FairLine`): one that sends more waits longer itself.
     Work is tokens that are computed: a prompt counts whole until it is known how much of it was cached. In a full queue
@@ -112,7 +76,6 @@ class Admission:
         self._waiting: FairLine[AdmissionPermit] = FairLine()
         self._running: set[AdmissionPermit] = set()
         self._places: Counter[str] = Counter()  # of each client that has any
-        self._shares = ClientShares(clock)
 
     @property
     def waiting(self) -> int:
@@ -122,7 +85,7 @@ class Admission:
         """Raises ApiError (429) if not even one more request of this client fits: asked before its body is read."""
         position = self._waiting.position(client, priority)
         if (
-            not self._room(client).for_one(self._places[client])
+            not self._room().for_one(self._places[client])
             and self.waiting >= self._max_queue
             and position >= self.waiting
         ):
@@ -153,7 +116,7 @@ class Admission:
         ]
         for permit in permits:
             self._waiting.join(client, permit, permit.cost, priority)
-        room = self._room(client)
+        room = self._room()
         at_once = max(room.free, int(room.for_one(self._places[client])))
         last = self._waiting.last(max(0, self.waiting - at_once - self._max_queue))
         if not set(last).isdisjoint(permits):
@@ -177,7 +140,7 @@ class Admission:
         self, client: str, count: int, before: int, num_tokens: int = 1, first_token_s: float | None = None
     ) -> None:
         """`before`: how many of the line would go before these `count` requests of at most `num_tokens` tokens."""
-        room = self._room(client)
+        room = self._room()
         position = before + count - max(room.free, 0)
         is_first = count == 1 and not self._places[client]
         if position <= 0 or (is_first and room.for_one(0)):
@@ -196,7 +159,7 @@ class Admission:
             )
 
     def _wait_s(self, position: int, num_tokens: int = 1) -> float:
-        num_places, line_s = self._taken().room(False).num_places, self._nodes_line_s(num_tokens)
+        num_places, line_s = self._room().num_places, self._nodes_line_s(num_tokens)
         return self._estimate.wait_s(position, num_places, self._running_s(), line_s)
 
     def _running_s(self, client: str | None = None) -> list[float]:
@@ -204,45 +167,27 @@ class Admission:
         now_s = self._clock()
         return [now_s - permit.granted_at_s for permit in self._running if client in (None, permit.client)]
 
-    def _room(self, client: str) -> _Room:
-        places = self._taken()
-        return places.room(self._exceeds(client, places))
-
-    def _exceeds(self, client: str, places: _Places) -> bool:
-        return places.are_scarce and self._shares.is_exceeded(client)
-
-    def _taken(self, within_gap: float | None = None) -> _Places:
+    def _room(self) -> _Room:
         num_running = len(self._running)
-        num_within = self._num_within_gap() if within_gap is None else within_gap
-        places = _Places(self._max_concurrent, int(min(self._max_concurrent, num_within)), num_running)
-        if not places.are_scarce:
-            return places
-        return places._replace(num_exceeding=sum(self._shares.is_exceeded(each.client) for each in self._running))
-
-    def _num_within_gap(self) -> float:
-        """How many may run in all: at least one, and those that have no nodes yet are not in the nodes' load."""
-        num_placed = sum(permit.is_placed for permit in self._running)
-        return max(1, num_placed + self._room_within_gap())
+        num_unplaced = sum(not permit.is_placed for permit in self._running)
+        within_gap = max(1, num_running + self._room_within_gap() - num_unplaced)
+        num_places = int(min(self._max_concurrent, within_gap))
+        return _Room(num_places, num_places - num_running)
 
     def grant(self) -> None:
         """Gives the free places to those who wait. To be called, too, when nodes have reported what they have to do."""
         if not self._waiting:
             return
-        within_gap = self._num_within_gap()
-        while (places := self._taken(within_gap)).has_any:
-            permit = self._waiting.take(partial(self._may_run, places))
-            if permit is None:
-                return
+        room = self._room()
+        while room.for_one(0) and (permit := self._waiting.take(partial(self._may_run, room))) is not None:
+            room = _Room(room.num_places, room.free - 1)
             self._running.add(permit)
             self._places[permit.client] += 1
-            self._shares.add(permit.client, permit.cost)
             permit.grant(self._clock())
 
-    def _may_run(self, places: _Places, permit: AdmissionPermit) -> bool:
+    def _may_run(self, room: _Room, permit: AdmissionPermit) -> bool:
         num_held = self._places[permit.client]
-        if permit.held_back or num_held >= self._max_per_client:
-            return False
-        return places.room(self._exceeds(permit.client, places)).for_one(num_held)
+        return not permit.held_back and num_held < self._max_per_client and room.for_one(num_held)
 
     def _leave(self, permit: AdmissionPermit) -> None:
         if permit in self._running:
@@ -258,7 +203,6 @@ class Admission:
         if permit in self._running:
             cost = _work(computed_tokens, answer_tokens)
             self._waiting.correct(permit.client, cost - permit.cost)
-            self._shares.add(permit.client, cost - permit.cost)
             permit.cost = cost
             permit.charge(computed_tokens + answer_tokens)
 

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from router.config import RouterConfig
-from router.routing.plan import Objectives
 from tests.support.cluster.client_process import client_process
 from tests.support.cluster.cluster import Cluster, with_engine
 from tests.support.cluster.hostile_clients import KINDS, TENANT_HEADER, Target, hostile_clients, random_prompt
@@ -55,7 +54,6 @@ class HostileLoad:
     think_s         of each between two questions
     max_concurrent  the router's; three times as many clients overload it
     max_per_client  of these places, for one tenant: each chat is one, and each kind of hostile clients
-    token_gap_s     the router's objective: while it is at risk, tenants beyond their share wait
     long_prompt     tokens
     num_filling     long prompts before all else: they touch the whole cache once, which is memory that no client costs
     """
@@ -65,7 +63,6 @@ class HostileLoad:
     think_s: float = 10.0
     max_concurrent: int = 64
     max_per_client: int = 4
-    token_gap_s: float | None = 0.015
     long_prompt: int = 32_000
     num_filling: int = 4
     crowd: Mapping[str, int] = field(default_factory=lambda: CROWD)
@@ -227,7 +224,6 @@ async def _cluster(model: Path, folder: Path, load: HostileLoad) -> AsyncIterato
         "max_queue": 4 * places,
         "max_concurrent_per_client": load.max_per_client,
         "client_header": TENANT_HEADER,
-        "objectives": Objectives(token_gap_s=load.token_gap_s),
     }
     cluster = Cluster(model, folder, engine=ENGINE, router=router)
     await asyncio.to_thread(cluster.__enter__)
