@@ -13,7 +13,7 @@ An engine's thread wants it a few times a step. Beside an event loop that receiv
 times a second, and steps of 9 ms took 15 (p95) and 33 (p99) on an H200.
 """
 
-COLLECT_EVERY = (700, 100, 1000)
+COLLECT_EVERY = (700, 100, 50)
 """`gc.set_threshold`: a collection of what is young for so many new objects, and every so many collections one of what
 is older, of everything. Python's default is 10 and 10: on a decode node with prompts of 20,000 tokens that was a pause
 of 24 ms each second and one of 300 ms every 15 seconds.

@@ -163,7 +163,13 @@ def gated_norm_launch(groups: int, width: int, weight_stride: int, gate_first: b
     rows, num_warps = gated_tile(64 * groups, width)
     types = {name: "*bf16:16" for name in ("x_ptr", "gate_ptr", "out_ptr")} | {"weight_ptr": "*fp32:16"}
     types |= {"num_rows": "i32", "stride_x": "i32:16", "stride_gate": "i32:16", "eps": "fp32"}
-    constexprs = {"GROUPS": groups, "D": width, "WEIGHT_STRIDE": weight_stride, "GATE_FIRST": gate_first}
+    constexprs = {
+        "GROUPS": groups,
+        "D": width,
+        "WEIGHT_STRIDE": weight_stride,
+        "GATE_FIRST": gate_first,
+        "SIGMOID": False,
+    }
     constexprs |= {"ROWS": rows, "BLOCK_D": width}
     return Launch("headrace.kernels.dense.gated_rms_norm:_gated_norm_kernel", types, constexprs, num_warps)
 
