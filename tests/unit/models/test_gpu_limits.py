@@ -4,7 +4,7 @@ import pytest
 
 from headrace.models.config import UnsupportedModel
 from headrace.models.weights import load_config, load_model, random_model
-from tests.unit.models.test_weights import edit_config
+from tests.support.engine.checkpoint_edits import edit_config
 
 
 @pytest.mark.parametrize(

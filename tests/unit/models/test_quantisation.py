@@ -13,9 +13,9 @@ from headrace.models.layers.feed_forward import MixtureOfExperts
 from headrace.models.model import HybridModel
 from headrace.models.quantisation import QuantisedFiles
 from headrace.models.weights import load_config, load_model
+from tests.support.engine.checkpoint_edits import logits_of
 from tests.support.engine.fp8_checkpoints import compressed_tensors, quantise_checkpoint, write_config
 from tests.support.engine.tiny_checkpoints import load_oracle
-from tests.unit.models.test_weights import logits_of
 
 
 @pytest.mark.parametrize(
