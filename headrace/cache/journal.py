@@ -78,8 +78,8 @@ class Journal:
             return Snapshot(self.sequence, contents())
         if seen == self.sequence:
             return None
-        first = len(self._recent) - (self.sequence - seen)
-        return Batch(seen + 1, tuple(islice(self._recent, first, None)))
+        latest_first = islice(reversed(self._recent), self.sequence - seen)  # from the other end it walks over all
+        return Batch(seen + 1, tuple(latest_first)[::-1])
 
     def leave(self, reader: Reader) -> None:
         """Forgets a reader; the same whether it has joined or not."""

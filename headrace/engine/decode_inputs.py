@@ -111,22 +111,35 @@ class DecodeInputs:
 
 
 class _HostTable:
-    """Block ids by row. A sequence's list only grows, so a row that keeps its sequence gets only the new ids."""
+    """Block ids of the sequences that decode, each list in a row of its own for as long as it takes part.
+
+    A sequence's list only grows, so that a step adds the new ids alone, whatever order its sequences come in.
+    """
 
     def __init__(self, max_rows: int, max_blocks: int):
         self._table = np.zeros((max_rows, max_blocks), dtype=np.int32)
-        self._lists: list[Sequence[int]] = [()] * max_rows  # kept alive: another list cannot take one's identity
-        self._filled = [0] * max_rows
+        self._free = list(range(max_rows))
+        self._known: dict[int, tuple[int, int, Sequence[int]]] = {}
+        """By a list's identity: its row, how many ids are there, and itself, so that no other takes its identity."""
 
     def rows(self, inputs: Sequence[SequenceInput], width: int) -> np.ndarray:
-        """[len(inputs), width], a view that the next call overwrites."""
-        for row, entry in enumerate(inputs):
-            ids, num_known = entry.block_ids, len(entry.block_ids)
-            known = self._filled[row] if self._lists[row] is ids else 0
-            if known < num_known:
-                self._table[row, known:num_known] = ids[known:num_known]
-            self._lists[row], self._filled[row] = ids, num_known
-        return self._table[: len(inputs), :width]
+        """[len(inputs), width], the first ids of each."""
+        lists = [entry.block_ids for entry in inputs]
+        if sum(id(ids) not in self._known for ids in lists) > len(self._free):
+            self._forget_all_but({id(ids) for ids in lists})
+        order = []
+        for ids in lists:
+            kept = self._known.get(id(ids))
+            row, num_known, _ = (self._free.pop(), 0, ids) if kept is None else kept
+            if num_known < len(ids):
+                self._table[row, num_known : len(ids)] = ids[num_known:]
+                self._known[id(ids)] = row, len(ids), ids
+            order.append(row)
+        return self._table[order, :width]
+
+    def _forget_all_but(self, wanted: set[int]) -> None:
+        for key in self._known.keys() - wanted:
+            self._free.append(self._known.pop(key)[0])
 
 
 def _round_up(number: int, multiple: int) -> int:
