@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.cache.layout import DTYPE_BYTES
+from headrace.cache.layout import STATE_FORMATS
 from headrace.config import addresses, at_least, not_empty, one_of, ports, positive, refuse
 from headrace.engine.config import EngineConfig
 from headrace.tracing import TracingConfig
@@ -52,8 +52,9 @@ class RuntimeConfig:
     staging_buffers      messages of transfers that may be in flight at once in each direction, from and to this node
     max_message_bytes    largest message into which attention blocks are packed; if left out, 4 MiB on a host and 32 MiB
                          on a GPU, where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
-    state_wire_dtype     dtype in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
-                         bytes; the rounding stays); if left out, this node's own, which rounds nothing
+    state_wire_dtype     format in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
+                         bytes; the rounding stays), int8 or fp8 (a quarter, and a scale for each row); if left out,
+                         this node's own, which rounds nothing
     fetch_from_others    when it fetches cached parts of a prompt from other nodes
     admission_timeout_s  how long a request may wait for blocks and a slot on the node that generates, before the router
                          asks another one. On the node that computes its prompt it waits as long as it has time, because
@@ -98,7 +99,7 @@ class RuntimeConfig:
             *ports(self, "port"),
             *addresses(self, "router_addresses"),
             *at_least(self, 1, "staging_buffers", "max_message_bytes"),
-            *one_of(self, DTYPE_BYTES, "state_wire_dtype"),
+            *one_of(self, STATE_FORMATS, "state_wire_dtype"),
             *positive(self, "admission_timeout_s"),
             *at_least(self, MIN_WATCHDOG_S, "watchdog_s", remedy=": an idle engine sleeps for a second at a time"),
             *at_least(self, 0, "shutdown_grace_s"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import gcd, lcm
 
 from headrace.cache.hashing import PrefixHasher, prefix_keys
-from headrace.cache.layout import DTYPE_BYTES, CacheLayout
+from headrace.cache.layout import STATE_FORMATS, CacheLayout
 from headrace.cache.types import PrefixKey
 
 USUAL_BLOCK_SIZES = (8, 16, 32, 64)
@@ -26,7 +26,7 @@ def conversion_refusal(own: CacheLayout, peer: CacheLayout) -> str | None:
 
 def usual_wire_layouts(own: CacheLayout) -> tuple[list[CacheLayout], list[CacheLayout]]:
     """Layouts in which peers usually ask for states, and for blocks."""
-    states = [own.on_wire(dtype) for dtype in DTYPE_BYTES]
+    states = [own.on_wire(each) for each in STATE_FORMATS]
     blocks = [replace(own, block_size=size) for size in sorted({own.block_size, *USUAL_BLOCK_SIZES})]
     return states, blocks
 

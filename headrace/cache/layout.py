@@ -15,6 +15,12 @@ LAYOUT_VERSION = 2
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
+SCALED_STATES = ("int8", "fp8")
+"""Formats of recurrent parts with one byte an element, and a float32 scale for each row of the last dimension."""
+
+STATE_FORMATS = (*DTYPE_BYTES, *SCALED_STATES)
+"""All formats in which recurrent parts can travel or be kept."""
+
 
 @dataclass(frozen=True)
 class AttentionGroup:
@@ -47,6 +53,11 @@ class StateGroup:
     conv_shape: tuple[int, ...] = (0,)
     rec_shape: tuple[int, ...] = (0,)
 
+    @property
+    def num_scales(self) -> int:
+        """Rows of the recurrent part, all layers."""
+        return self.num_layers * prod(self.rec_shape[:-1]) if prod(self.rec_shape) else 0
+
 
 CacheGroup: TypeAlias = AttentionGroup | StateGroup
 """The layers that share one kind of cache."""
@@ -58,7 +69,7 @@ class CacheLayout:
 
     An attention group's part of a block is `[num_layers, num_planes, block_size, num_heads, head_dim]` of `dtype`.
     A state group's part of a state is `[num_layers, *conv_shape]` of `dtype`, then `[num_layers, *rec_shape]` of
-    `state_dtype`.
+    `state_dtype`; one of SCALED_STATES is followed by its scales, float32 `[num_layers, *rec_shape[:-1]]`.
     """
 
     fingerprint: str
@@ -70,9 +81,9 @@ class CacheLayout:
     version: int = LAYOUT_VERSION
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "state_dtype"):
-            if getattr(self, name) not in DTYPE_BYTES:
-                raise ValueError(f"{name} {getattr(self, name)!r}: use one of {', '.join(DTYPE_BYTES)}")
+        for name, known in (("dtype", tuple(DTYPE_BYTES)), ("state_dtype", STATE_FORMATS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} {getattr(self, name)!r}: use one of {', '.join(known)}")
         if self.block_size < 1:
             raise ValueError(f"block_size {self.block_size}: must be at least 1")
 
@@ -91,7 +102,10 @@ class CacheLayout:
 
     def rec_bytes(self, group: StateGroup) -> int:
         """Bytes of the recurrent part in one group's part of a state, all its layers."""
-        return group.num_layers * prod(group.rec_shape) * DTYPE_BYTES[self.state_dtype]
+        num_elements = group.num_layers * prod(group.rec_shape)
+        if self.state_dtype in SCALED_STATES:
+            return num_elements + group.num_scales * DTYPE_BYTES["float32"]
+        return num_elements * DTYPE_BYTES[self.state_dtype]
 
     @property
     def state_bytes(self) -> int:
@@ -99,13 +113,13 @@ class CacheLayout:
         return sum(self.conv_bytes(group) + self.rec_bytes(group) for group in self.state_groups)
 
     def on_wire(self, state_dtype: str | None) -> CacheLayout:
-        """The layout of messages to a node of this layout, with states as `state_dtype`; None: in its own dtype."""
+        """This layout with states as `state_dtype`, one of STATE_FORMATS; None: in its own dtype."""
         return self if state_dtype is None else replace(self, state_dtype=state_dtype)
 
     @property
     def max_state_bytes(self) -> int:
-        """The most bytes of one state on the wire, over all dtypes that a peer can choose."""
-        return max(replace(self, state_dtype=dtype).state_bytes for dtype in DTYPE_BYTES)
+        """The most bytes of one state on the wire, over all formats that a peer can choose."""
+        return max(replace(self, state_dtype=each).state_bytes for each in STATE_FORMATS)
 
     def mismatch(self, other: CacheLayout) -> str | None:
         """The first difference, with both values and its group if it has one, or None when the layouts agree."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from headrace.cache.conversion import BlockConversion
-from headrace.cache.layout import DTYPE_BYTES, CacheLayout
+from headrace.cache.layout import DTYPE_BYTES, CacheLayout, StateGroup
+from headrace.forward.state_formats import FORMAT_DTYPES, read_part, write_part
 from headrace.forward.upload import PinnedIds, upload_ids
 from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
 
@@ -70,8 +71,8 @@ class CacheMemory:
         ]
         self._block_bytes = blocks[:num_blocks].view(torch.uint8)
         self._state_parts = [
-            _StatePart(pool, pool.flatten(1).view(torch.uint8), is_recurrent)
-            for pools in self.states
+            _StatePart(pool, group, is_recurrent)
+            for group, pools in zip(layout.state_groups, self.states, strict=True)
             for pool, is_recurrent in ((pools.conv, False), (pools.rec, True))
             if pool[:1].numel()
         ]
@@ -139,23 +140,17 @@ class CacheMemory:
         scatter_rows(self._block_bytes, self._blocks(block_ids, pinned_ids), src)
 
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
-        """Copies one state, group by group, to out: uint8 [state_bytes]; its recurrent parts as `state_dtype`."""
-        for part, piece, dtype in self._state(slot, out, state_dtype):
-            if dtype is part.pool.dtype:
-                piece.copy_(part.as_bytes[slot], non_blocking=True)
-            else:
-                piece.copy_(_cast(part.pool[slot], dtype).view(-1).view(torch.uint8))
+        """Copies one state, group by group, to out: uint8 [state_bytes]; its recurrent parts as `state_dtype`, one of
+        STATE_FORMATS."""
+        self._require_slot(slot)
+        for part, piece, dtype in self._state(out, self.layout.on_wire(state_dtype)):
+            write_part(part.pool[slot], piece, dtype)
 
     def scatter_state(self, slot: int, src: Tensor, state_dtype: str | None = None) -> None:
         """Copies src, uint8 [state_bytes] with recurrent parts of `state_dtype`, to one slot."""
-        for part, piece, dtype in self._state(slot, src, state_dtype):
-            if dtype is part.pool.dtype:
-                part.as_bytes[slot].copy_(piece, non_blocking=True)
-            else:
-                # Through a tensor of its own: behind the conv windows the bytes need not be aligned to their dtype.
-                arrived = torch.empty(part.pool.shape[1:], dtype=dtype, device=self.device)
-                arrived.view(-1).view(torch.uint8).copy_(piece)
-                part.pool[slot].copy_(_cast(arrived, part.pool.dtype))
+        self._require_slot(slot)
+        for part, piece, dtype in self._state(src, self.layout.on_wire(state_dtype)):
+            read_part(piece, part.pool[slot], dtype)
 
     def record_event(self) -> torch.cuda.Event | None:
         """An event behind everything launched on this memory so far; None on a CPU, where it has already happened.
@@ -171,35 +166,27 @@ class CacheMemory:
     def _blocks(self, block_ids: Sequence[int], pinned_ids: PinnedIds | None) -> Tensor:
         return upload_ids(block_ids, self.num_blocks, "block", self.device, pinned_ids)
 
-    def _state(
-        self, slot: int, staging: Tensor, state_dtype: str | None
-    ) -> Iterator[tuple["_StatePart", Tensor, torch.dtype]]:
-        """The parts of one state with the piece of `staging` and the dtype in which each travels.
+    def _require_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.num_slots:
+            raise IndexError(f"slot {slot} is not in 0..{self.num_slots - 1}")
+
+    def _state(self, state: Tensor, wire: CacheLayout) -> Iterator[tuple["_StatePart", Tensor, torch.dtype]]:
+        """The parts of one state in the layout `wire`, with the piece of its bytes `state` and the dtype of each.
 
         Two pieces a group, which the driver copies as fast as a kernel would.
         """
-        if not 0 <= slot < self.num_slots:
-            raise IndexError(f"slot {slot} is not in 0..{self.num_slots - 1}")
-        wire = getattr(torch, state_dtype or self.layout.state_dtype)
-        dtypes = [wire if part.is_recurrent else part.pool.dtype for part in self._state_parts]
-        sizes = [part.pool[0].numel() * dtype.itemsize for part, dtype in zip(self._state_parts, dtypes, strict=True)]
-        if staging.nbytes != sum(sizes):
-            raise ValueError(f"staging is not of a state's size: {staging.nbytes} uint8 for {sum(sizes)}")
-        return zip(self._state_parts, staging.split(sizes), dtypes, strict=True)
+        sizes = [(wire.rec_bytes if part.is_recurrent else wire.conv_bytes)(part.group) for part in self._state_parts]
+        if state.nbytes != sum(sizes):
+            raise ValueError(f"staging is not of a state's size: {state.nbytes} uint8 for {sum(sizes)}")
+        format_dtype = FORMAT_DTYPES[wire.state_dtype]
+        dtypes = [format_dtype if part.is_recurrent else part.pool.dtype for part in self._state_parts]
+        return zip(self._state_parts, state.split(sizes), dtypes, strict=True)
 
 
 @dataclass(frozen=True)
 class _StatePart:
-    """The conv windows or the recurrent parts of one group; `as_bytes` is the same memory as [num_slots, bytes]."""
+    """The conv windows or the recurrent parts of one group, [num_slots, ...]."""
 
     pool: Tensor
-    as_bytes: Tensor
+    group: StateGroup
     is_recurrent: bool
-
-
-def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values rounded to the nearest; those beyond float16's range become its largest number, not an infinity."""
-    if dtype is torch.float16:
-        limit = torch.finfo(dtype).max
-        values = values.clamp(-limit, limit)
-    return values.to(dtype)

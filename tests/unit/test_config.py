@@ -137,7 +137,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "port": PORT,
         "staging_buffers": COUNT,
         "max_message_bytes": COUNT,
-        "state_wire_dtype": (["float32", "bfloat16", "float16"], ["int8"]),
+        "state_wire_dtype": (["float32", "bfloat16", "float16", "int8", "fp8"], ["int4"]),
         "admission_timeout_s": SECONDS,
         "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "watchdog_s": ([3, 60.0], [2.9, 0]),

@@ -16,6 +16,7 @@ from headrace.kernels.dense.small_linear import NO_GROUPS, Tile, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
 from headrace.kernels.moe.experts import MoeTile, moe_tile
+from headrace.kernels.transfer import state_rows
 from tests.support.kernels.compiled import Launch
 
 BF16 = torch.bfloat16
@@ -207,3 +208,16 @@ def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
     inputs = "x" if is_up else "hidden"
     constexprs |= {"weight_scale_ptr": None, f"{inputs}_scale_ptr": None, **NO_GROUPS}
     return Launch(f"headrace.kernels.moe.experts:{kernel}", types, constexprs, tile.num_warps, tile.num_stages)
+
+
+def state_rows_launches() -> Iterator[tuple[str, Launch]]:
+    """Launches of the kernels that pack states: rows of 128 float32, as in every benchmarks' shape."""
+    tile = state_rows.tile_for(128)
+    sizes = dict(zip(("D", "WIDTH", "ROWS"), tile, strict=True))
+    for values, largest in (("i8", 127), ("fp8e4nv", 448)):
+        types = {"x_ptr": "*fp32:16", "values_ptr": f"*{values}:16", "scales_ptr": "*fp32:16", "num_rows": "i32"}
+        kernel = "headrace.kernels.transfer.state_rows:_quantise_rows_kernel"
+        yield f"quantise {values}", Launch(kernel, types, {"LARGEST_NUMBER": largest} | sizes)
+        types = {"values_ptr": f"*{values}:16", "scales_ptr": "*fp32:16", "out_ptr": "*fp32:16", "num_rows": "i32"}
+        kernel = "headrace.kernels.transfer.state_rows:_dequantise_rows_kernel"
+        yield f"dequantise {values}", Launch(kernel, types, sizes)

@@ -61,7 +61,7 @@ def test_the_peer_knows_the_prefix_by_keys_of_its_own_blocks(peer_size: int) -> 
     assert conversion.peer_key(own, TOKENS, num_tokens, b"salt") == expected
 
 
-def test_kernels_are_compiled_for_every_state_dtype_and_the_usual_block_sizes() -> None:
+def test_kernels_are_compiled_for_every_state_format_and_the_usual_block_sizes() -> None:
     states, blocks = usual_wire_layouts(replace(LAYOUT, block_size=24))
-    assert {layout.state_dtype for layout in states} == {"float32", "bfloat16", "float16"}
+    assert {layout.state_dtype for layout in states} == {"float32", "bfloat16", "float16", "int8", "fp8"}
     assert [layout.block_size for layout in blocks] == [8, 16, 24, 32, 64]

@@ -133,9 +133,36 @@ def test_states_travel_in_another_dtype_and_are_rounded_once(layout: CacheLayout
         assert torch.equal(rounded, sent.rec[2]) == (is_exact or not rounded.numel())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("own", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wire, most_off", [("int8", 0.5 / 127), ("fp8", 2**-4)])
+@LAYOUTS
+def test_states_travel_with_a_byte_an_element_and_a_scale_a_row(
+    layout: CacheLayout, own: str, wire: str, most_off: float, device: str
+):
+    layout = replace(layout, state_dtype=own)
+    source, target = (CacheMemory(layout, 1, 3, device) for _ in range(2))
+    for pool in source.pools:
+        pool.copy_(torch.randn(pool.shape))
+    on_wire = layout.on_wire(wire)
+    state = torch.empty(on_wire.state_bytes, dtype=torch.uint8, device=device)
+    source.gather_state(2, state, wire)
+    target.scatter_state(1, state, wire)
+    for sent, arrived, group in zip(source.states, target.states, layout.state_groups, strict=True):
+        assert torch.equal(arrived.conv[1], sent.conv[2])
+        if not sent.rec.numel():
+            assert on_wire.rec_bytes(group) == 0
+            continue
+        values, back = sent.rec[2].float(), arrived.rec[1].float()
+        largest = values.abs().amax(-1, keepdim=True)
+        assert on_wire.rec_bytes(group) == values.numel() + 4 * largest.numel()
+        assert ((back - values).abs() <= (most_off + 2**-8 * (own == "bfloat16")) * largest).all()
+        assert not torch.equal(back, values)
+
+
 def test_a_state_that_is_a_window_alone_has_the_same_bytes_in_every_state_dtype():
     layout = replace(LAYOUT, state_groups=(StateGroup(2, (7, 2)),))
-    assert {layout.on_wire(dtype).state_bytes for dtype in ("float32", "bfloat16")} == {2 * 7 * 2 * 2}
+    assert {layout.on_wire(dtype).state_bytes for dtype in ("float32", "bfloat16", "int8")} == {2 * 7 * 2 * 2}
     assert layout.max_state_bytes == layout.state_bytes
 
 

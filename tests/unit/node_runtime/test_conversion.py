@@ -70,7 +70,7 @@ async def test_a_prefill_node_fetches_blocks_of_another_size(model: Path, sizes:
 
 async def test_states_arrive_in_the_dtype_that_the_receiver_asks_for(model: Path) -> None:
     moved = {}
-    for dtype in (None, "float32", "bfloat16", "float16"):
+    for dtype in (None, "float32", "bfloat16", "float16", "int8", "fp8"):
         decode = {"state_wire_dtype": dtype, "local_prefill": ALWAYS_REMOTE}
         async with linked(model, decode=decode) as nodes:
             layout = nodes.decode_runtime.layout
@@ -84,6 +84,7 @@ async def test_states_arrive_in_the_dtype_that_the_receiver_asks_for(model: Path
             await nodes.settled()
     assert moved[None] == moved["float32"] == layout.state_bytes
     assert moved["bfloat16"] == moved["float16"] == layout.on_wire("bfloat16").state_bytes
+    assert moved["int8"] == moved["fp8"] == layout.on_wire("int8").state_bytes < moved["float16"]
 
 
 async def test_what_a_prefill_node_fetches_arrives_as_that_node_asks(model: Path) -> None:

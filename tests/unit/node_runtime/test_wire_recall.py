@@ -1,4 +1,4 @@
-"""States of half the width on the wire: the shipped models recall what they recall with exact ones."""
+"""States of half the width or less on the wire: the shipped models recall what they recall with exact ones."""
 
 import asyncio
 from dataclasses import replace
@@ -53,7 +53,7 @@ async def test_top_1_agreement_and_recall(name: str) -> None:
         return sum(is_right(question, text) for question, text in zip(questions, texts, strict=True))
 
     exact = await answers(model, prompts, None)
-    for dtype in ("bfloat16", "float16"):
+    for dtype in ("bfloat16", "float16", "int8", "fp8"):
         rounded = await answers(model, prompts, dtype)
         assert rounded[0].moved.state_bytes < exact[0].moved.state_bytes
         # The first token is sampled before the state moves; the others follow on from it.
