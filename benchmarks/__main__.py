@@ -19,6 +19,7 @@ BENCHMARKS = {
     "gpu-steps": ("engine.steps", "decode steps through the whole engine on a GPU"),
     "structured-output": ("engine.structured_output", "which JSON schemas are held, and what a mask costs"),
     "structured-decode": ("engine.structured_output:decode", "decode steps with grammars beside those without"),
+    "gpu-speculation": ("engine.speculation", "decoding with drafts beside plain decoding, acceptance pinned"),
     "step-costs": ("engine.step_costs", "how well an engine's own step costs predict its steps"),
     "step-profile": ("engine.step_profile", "steps of a busy engine that take longer than their contents cost"),
     "cpu-cluster": ("cluster.cpu", "router and two nodes against the engine alone"),

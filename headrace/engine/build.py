@@ -96,6 +96,7 @@ def engine_around(
             max_step_tokens=config.max_step_tokens,
             max_running=config.max_running,
             max_tokens=max_model_tokens,
+            max_drafts=max_drafts,
             graphs=config.cuda_graphs,
         )
     cache = PrefixCache(
@@ -110,7 +111,7 @@ def engine_around(
     if drafts:
         by_layer = new_drafter is None and speculation.drafter == MTP
         drafting = Drafting(
-            MtpDrafts(model, memory, cache) if by_layer else new_drafter or drafter_factory(speculation),
+            MtpDrafts(runner, cache) if by_layer else new_drafter or drafter_factory(speculation),
             draft_count(speculation, min(sizes.num_draft_slots, config.max_step_drafts)),
             max_drafts=max_drafts,
             block_size=config.block_size,

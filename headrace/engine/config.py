@@ -10,7 +10,7 @@ from headrace.cache.checkpoints import CHECKPOINT_GRID_TOKENS, CHECKPOINT_POLICI
 from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, EVICTION_POLICIES
 from headrace.cache.layout import DTYPE_BYTES, CacheLayout
 from headrace.config import ConfigError, at_least, one_of, refuse
-from headrace.speculation.config import MTP, SpeculationConfig
+from headrace.speculation.config import SpeculationConfig
 
 STATE_DTYPES = ("float32", "bfloat16")
 LOAD_FORMATS = ("safetensors", "dummy")
@@ -29,8 +29,7 @@ class EngineConfig:
                        they stay as the checkpoint has them, which may be FP8 already
     overlap            launch a step before the tokens of the one before it are known; if left out, on a GPU alone.
                        On a CPU there is nothing to gain, but tests set it
-    cuda_graphs        on a GPU, decode steps and short prefills are captured once and replayed; not with
-                       speculation.drafter: mtp
+    cuda_graphs        on a GPU, decode steps and short prefills are captured once and replayed, drafts among them
     hopper_kernels     on a Hopper GPU, prompts use the variants of attention, SwiGLU and scans that are written for it;
                        false: the Triton kernels. Holds for the whole process, for engines built after it is set
     threads            torch's CPU threads; if left out, torch's own choice
@@ -89,11 +88,6 @@ class EngineConfig:
             yield f"state_dtype {self.state_dtype} on {self.device}: use float32, or a GPU"
         if self.state_share is not None and not 0 < self.state_share < 1:
             yield f"state_share {self.state_share}: must lie between 0 and 1, both pools need some"
-        if self.speculation.drafter == MTP and self.cuda_graphs and not self.is_on_cpu:
-            yield (
-                f"cuda_graphs with speculation.drafter {MTP}: captured passes do not advance the MTP layer's vector; "
-                "set cuda_graphs: false, or another drafter"
-            )
         if 1 <= self.max_step_tokens < self.max_running:
             yield (
                 f"max_step_tokens {self.max_step_tokens} < max_running {self.max_running}: "

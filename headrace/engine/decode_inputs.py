@@ -44,14 +44,14 @@ class DecodeInputs:
         self._block_size = memory.layout.block_size
         self._drawn = drawn
         # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are not.
-        self._max_rows = _round_up(max_rows, 16)
-        self.max_blocks = _round_up(cdiv(max_tokens, self._block_size), 16)
+        self._max_rows = round_up(max_rows, 16)
+        self.max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
         self._padding = np.zeros(len(DecodeField), dtype=np.int32)
         self._padding[[DecodeField.FUTURE, DecodeField.SRC, DecodeField.DST]] = PAD_SLOT
         self._padding[DecodeField.BLOCK] = memory.scratch_block
         self._fields = torch.from_numpy(self._padding)[:, None].repeat(1, self._max_rows).to(memory.device)
         self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
-        self._host_table = _HostTable(self._max_rows, self.max_blocks)
+        self._host_table = HostTable(self._max_rows, self.max_blocks)
 
     def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
         return len(inputs)
@@ -110,7 +110,7 @@ class DecodeInputs:
         )
 
 
-class _HostTable:
+class HostTable:
     """Block ids of the sequences that decode, each list in a row of its own for as long as it takes part.
 
     A sequence's list only grows, so that a step adds the new ids alone, whatever order its sequences come in.
@@ -142,5 +142,6 @@ class _HostTable:
             self._free.append(self._known.pop(key)[0])
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple that is not less."""
     return cdiv(number, multiple) * multiple

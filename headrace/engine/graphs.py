@@ -31,6 +31,8 @@ PREFILL_ROWS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 10
 # A chunk of 384 to 1,024 rows in one pass with the decodes before it takes an H100 1 to 2.5 ms less than in one of its
 # own, which reads the weights again; a longer one nothing. Many rows of padding would cost as much.
 MIXED_DECODES, MOST_MIXED_ROWS = (16, 64), 1024
+# Logits of so many rows take half a gigabyte with a vocabulary of a quarter of a million.
+MOST_CHECKED_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -106,17 +108,19 @@ class Replayed:
 
 @dataclass
 class StepGraphs:
-    """The captured passes of a node: those of single tokens, of longer chunks, and of both in one.
+    """The captured passes of a node: those of single tokens, of longer chunks, of both in one, and of drafts.
 
     A step's single tokens and as many of its chunks as a pass takes are one replay, its other chunks as many as they
     need. Each reads the weights anew, which takes less time than launching all together. So whatever the number and the
-    mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit.
+    mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit. Where tokens have drafts, all
+    single ones are one replay, and chunks follow in others.
     """
 
     block_size: int
     decodes: CapturedPasses | None = None
     prefills: CapturedPasses | None = None
     mixes: tuple[CapturedPasses, ...] = ()  # those of fewer decode rows first
+    checks: tuple[CapturedPasses, ...] = ()  # of single tokens with drafts; those of fewer drafts first
 
     def run(self, inputs: Sequence[SequenceInput]) -> Replayed | None:
         """Replays a step; None: such a step was not captured."""
@@ -142,11 +146,14 @@ class StepGraphs:
         Of a pass, single tokens come first, and among them and among the longer chunks those with logits.
         """
         by_need = sorted(range(len(inputs)), key=lambda i: not inputs[i].num_logits)
-        single = [i for i in by_need if inputs[i].is_decode]
-        groups = _groups(self.prefills, inputs, [i for i in by_need if not inputs[i].is_decode])
+        single = [i for i in by_need if inputs[i].is_decode or inputs[i].has_drafts]
+        groups = _groups(self.prefills, inputs, [i for i in by_need if i not in single])
         replays: list[tuple[CapturedPasses | None, list[int]]] = [(self.prefills, group) for group in groups]
         # All single tokens at once: they read the tokens of the launch before, which the pass replaces by its own.
-        if single and groups:
+        if any(inputs[i].has_drafts for i in single):
+            check = next((check for check in self.checks if check.fits([inputs[i] for i in single])), None)
+            replays.insert(0, (check, single))
+        elif single and groups:
             both = [*single, *groups[0]]
             mix = next((mix for mix in self.mixes if mix.fits([inputs[i] for i in both])), None)
             replays[:1] = [(self.decodes, single), replays[0]] if mix is None else [(mix, both)]
@@ -172,6 +179,17 @@ def sizes_up_to(max_rows: int, sizes: Sequence[int]) -> list[int]:
     """The sizes to capture for steps of at most `max_rows` rows: up to the first that holds them, or all."""
     within = [size for size in sizes if size < max_rows]
     return within + [size for size in sizes if size >= max_rows][:1]
+
+
+def checked_sizes(max_sequences: int, max_drafts: int) -> dict[int, list[int]]:
+    """Rows of passes to capture that check up to `max_drafts` drafts of each of a few numbers of sequences.
+
+    By rows of each sequence: 2, 4, 8 and the most that there may be.
+    """
+    most = min(max_drafts + 1, MOST_CHECKED_ROWS)
+    rows_each = [rows for rows in (2, 4, 8) if rows < most] + [most]
+    counts = sizes_up_to(max_sequences, BATCH_SIZES)
+    return {rows: [rows * count for count in counts if rows * count <= MOST_CHECKED_ROWS] for rows in rows_each}
 
 
 class CudaCapture:

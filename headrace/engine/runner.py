@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from headrace.engine.decode_inputs import DecodeInputs
+from headrace.engine.draft_passes import CapturedDrafts, DraftStart, draft_tokens
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import (
     BATCH_SIZES,
     MIXED_DECODES,
+    MOST_CHECKED_ROWS,
     MOST_MIXED_ROWS,
     PREFILL_ROWS,
     Capture,
     CapturedPasses,
     CudaCapture,
     StepGraphs,
+    checked_sizes,
     sizes_up_to,
 )
 from headrace.engine.logprobs import PromptScores, rows_at_once
@@ -27,6 +30,7 @@ from headrace.engine.sampler import Drawn, choose, pending_bans
 from headrace.engine.step_masks import WaitForMasks
 from headrace.engine.token_biases import TokenBiases
 from headrace.engine.token_counts import TokenCounts
+from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
@@ -56,11 +60,12 @@ class ModelRunner:
         self.model = model
         self.memory = memory
         # The last launch's tokens, in the order of its draws. Each sequence of a step has a slot of its own.
-        most_draws = max(memory.num_slots, BATCH_SIZES[-1] + MOST_SEQUENCES)
+        most_draws = max(memory.num_slots, BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
         self.token_counts = TokenCounts(model.config.vocab_size, memory.device)
         self.token_biases = TokenBiases(model.config.vocab_size, memory.device)
         self._graphs = StepGraphs(layout.block_size)
+        self._drafts: CapturedDrafts | None = None
 
     @torch.inference_mode()
     def capture_decodes(self, max_sequences: int, max_tokens: int, capture: Capture | None = None) -> None:
@@ -108,6 +113,34 @@ class ModelRunner:
             mixes.append(CapturedPasses(self._decode, inputs, [count + size for size in rows], capture))
         self._graphs.mixes = tuple(reversed(mixes))
         self._drawn.copy_(drawn)
+
+    @torch.inference_mode()
+    def capture_checks(
+        self, max_sequences: int, max_drafts: int, max_tokens: int, capture: Capture | None = None
+    ) -> None:
+        """Captures passes that check drafts, and those of the model's layer that makes them, if it was loaded.
+
+        max_drafts   of a sequence in a step; `max_sequences` and `max_tokens` as in `capture_decodes`
+        capture      None: on the current CUDA device
+        """
+        drawn, sizes_of = self._drawn.clone(), checked_sizes(max_sequences, max_drafts)
+        to_check = capture or CudaCapture("draft check", sum(map(len, sizes_of.values())))
+        checks = []
+        for rows_each, sizes in reversed(sizes_of.items()):
+            inputs = VerifyInputs(self.memory, sizes[-1] // rows_each, rows_each, max_tokens)
+            checks.append(CapturedPasses(self._decode, inputs, sizes, to_check))
+        self._graphs.checks = tuple(reversed(checks))
+        self._drawn.copy_(drawn)
+        if self.model.mtp is not None:
+            sizes = sizes_up_to(max_sequences, BATCH_SIZES)
+            to_draft = capture or CudaCapture("draft", len(sizes))
+            self._drafts = CapturedDrafts(self.model, self.memory, sizes, max_tokens, to_draft)
+
+    def draft_tokens(self, starts: Sequence[DraftStart]) -> list[list[int]]:
+        """The MTP layer's best tokens after each start. Waits for them."""
+        if self._drafts is not None and self._drafts.fits(starts):
+            return self._drafts.draft_tokens(starts)
+        return draft_tokens(self.model, self.memory, starts)
 
     def _decode(self, batch: ForwardBatch) -> Tensor:
         """A forward pass with greedy draws: the best token of row i is draw i."""

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.engine.draft_passes import DraftStart
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import Capture, Captured
-from headrace.engine.mtp_drafts import DraftStart, draft_tokens
 from headrace.engine.runner import ModelRunner
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.dense.small_linear import MOST_ROWS
@@ -29,11 +29,15 @@ _PENALISED = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0, repetition_pen
 _MOST_TOP = 20  # alternatives that the router allows
 
 
-def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_tokens: int, graphs: bool) -> None:
+def warm_up(
+    runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_tokens: int, max_drafts: int = 0, graphs: bool
+) -> None:
     """Runs the steps that requests will run, on blocks and slots still unused: only before the first request.
 
     max_tokens   of the longest sequence
-    graphs       capture decodes of up to `max_running` sequences, short prefills, and both in one pass
+    max_drafts   of a sequence in a step
+    graphs       capture decodes of up to `max_running` sequences, with and without drafts, short prefills, and decodes
+                 and prefills in one pass
     """
     started_s = time.monotonic()
     on_gpu = runner.memory.device.type == "cuda"
@@ -53,7 +57,7 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
         if runner.model.mtp is not None:
             newest = steps[1][-1]
             start = DraftStart(1, newest.start, newest.block_ids, newest.dst_slot, num_drafts=1)
-            draft_tokens(runner.model, runner.memory, [start])
+            runner.draft_tokens([start])
         _score_longest(runner, steps[0][0])
         runner.keep_rows(())
         if graphs:
@@ -61,6 +65,8 @@ def warm_up(runner: ModelRunner, *, max_step_tokens: int, max_running: int, max_
             runner.capture_decodes(max_running, max_tokens, capture)
             runner.capture_prefills(max_step_tokens, max_tokens, capture)
             runner.capture_mixes(capture)
+            if max_drafts:
+                runner.capture_checks(max_running, max_drafts, max_tokens, capture)
             log.info("warm-up: the captured passes take %d MiB", (free_bytes - _free_bytes(on_gpu)) >> 20)
 
     if on_gpu:

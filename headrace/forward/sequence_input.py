@@ -43,3 +43,8 @@ class SequenceInput:
     def is_decode(self) -> bool:
         """True for one new token: a decode, or a prefill whose rest is as short."""
         return len(self.tokens) == 1
+
+    @property
+    def has_drafts(self) -> bool:
+        """True for a new token and drafts behind it: logits of every row, and the state after each has a slot."""
+        return 1 < len(self.tokens) == self.num_logits == len(self.emit) + 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from headrace.forward.memory import CacheMemory
 from headrace.kernels.attention.rotary import rotary_angles
 from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.lib.segments import StateSource
 from headrace.models.branches import Branch, BranchChain
 from headrace.models.config import ModelConfig
 from headrace.models.mtp import MtpLayer, shift_rows
@@ -83,13 +85,16 @@ class HybridModel:
             return self.chain(embedded, context)
         # The chain overwrites its input.
         every_row = self.chain(embedded.clone(), replace(context, batch=replace(batch, logit_rows=None)))
-        previous = shift_rows(every_row, batch, self._last_vectors(memory))
+        previous = shift_rows(every_row, batch, self._previous_row, self._vector_pool(memory))
         self.mtp.store(embedded, previous, context)
         return every_row if batch.logit_rows is None else every_row.index_select(0, batch.logit_rows)
 
     def last_hidden(self, memory: CacheMemory, slots: Tensor) -> Tensor:
-        """`hidden` [N, hidden] of the last token of each state in `slots`, int64 [N], for its first draft."""
-        return self._last_vectors(memory).index_select(0, slots)
+        """`hidden` [N, hidden] of the last token of each state in `slots`, int64 [N], for its first draft.
+
+        Zeros for slot -1, that of a captured pass's padding.
+        """
+        return StateSource(slots, any_fresh=True).read(self._vector_pool(memory)[..., 0])
 
     def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
         """The MTP layer's vectors [N, hidden], whose `logits` draft the token after each row's.
@@ -111,9 +116,15 @@ class HybridModel:
     def _context(self, batch: ForwardBatch, memory: CacheMemory) -> LayerContext:
         return LayerContext(batch, memory, self._rotary(batch.positions_T))
 
-    def _last_vectors(self, memory: CacheMemory) -> Tensor:
-        """[num_slots, hidden]: the state group behind the model's own."""
-        return memory.state_pools[self.config.num_state_layers].conv[..., 0]
+    @cached_property
+    def _previous_row(self) -> Tensor:
+        taps = torch.zeros(self.config.hidden_size, 2, dtype=self.dtype, device=self.device)
+        taps[:, 0] = 1
+        return taps
+
+    def _vector_pool(self, memory: CacheMemory) -> Tensor:
+        """[num_slots, hidden, 1]: the state group behind the model's own."""
+        return memory.state_pools[self.config.num_state_layers].conv
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:

@@ -22,15 +22,15 @@ and the first draft. So it is in every checkpoint, and goes where states go.
 """
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from headrace.forward.forward_batch import ForwardBatch, LayerContext
+from headrace.kernels.conv.prefill import causal_conv1d
+from headrace.kernels.conv.update import causal_conv1d_update
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.rms_norm import rms_norm
-from headrace.kernels.lib.upload import upload_values
 from headrace.models.branches import BranchChain, MixerBranch
 from headrace.models.layers.attention import Attention
 
@@ -79,24 +79,20 @@ class MtpLayer:
         return attention
 
 
-def shift_rows(hidden_T: Tensor, batch: ForwardBatch, vectors_S: Tensor) -> Tensor:
+def shift_rows(hidden_T: Tensor, batch: ForwardBatch, previous_row: Tensor, vector_pool: Tensor) -> Tensor:
     """The vector [T, hidden] of the token before each row's; zeros at position 0. States' vectors advance.
 
-    hidden_T    each row's own
-    vectors_S   [num_slots, hidden]: each state's last one
+    It is a convolution of two taps, of which the first is one and the second zero.
+
+    hidden_T       each row's own
+    previous_row   [hidden, 2]: these taps
+    vector_pool    [num_slots, hidden, 1]: each state's last one
     """
-    num_decodes, previous = batch.num_decodes, torch.empty_like(hidden_T)
-    # All sources are read before a slot is written.
+    n, decoded, prefilled = batch.num_decodes, None, None
     if batch.decode is not None:
-        previous[:num_decodes] = batch.decode.source.read(vectors_S)
+        source, dst_slots = batch.decode.source, batch.decode.dst_slots
+        decoded = causal_conv1d_update(hidden_T[:n], previous_row, None, vector_pool, source, dst_slots, silu=False)
     if batch.prefill is not None:
         segments = batch.prefill.segments
-        first_rows = list(accumulate(segments.lengths, initial=num_decodes))
-        last_rows = [first_rows[write.sequence] + write.num_rows - 1 for write in segments.writes]
-        first_N, last_W = (upload_values(rows, hidden_T.device) for rows in (first_rows[:-1], last_rows))
-        previous[num_decodes + 1 :] = hidden_T[num_decodes:-1]
-        previous[first_N] = segments.source.read(vectors_S)
-        vectors_S.index_copy_(0, segments.write_slots_W, hidden_T.index_select(0, last_W))
-    if batch.decode is not None:
-        vectors_S.index_copy_(0, batch.decode.dst_slots, hidden_T[:num_decodes])
-    return previous
+        prefilled = causal_conv1d(hidden_T[n:], previous_row, None, vector_pool, segments, silu=False)
+    return batch.join(decoded, prefilled)

@@ -360,10 +360,6 @@ def test_settings_that_do_not_go_together_are_refused_by_their_names() -> None:
             "no row of a step is left for drafts; raise max_step_tokens to 66",
         ),
         ({"device": "cpu", "state_dtype": "bfloat16"}, "state_dtype bfloat16 on cpu"),
-        (
-            {"device": "cuda", "speculation": {"drafter": "mtp"}},
-            "cuda_graphs with speculation.drafter mtp: .* set cuda_graphs: false",
-        ),
     ):
         with pytest.raises(ConfigError, match=fault):
             load(KINDS["EngineConfig"], engine, "c.yaml")

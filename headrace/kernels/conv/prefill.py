@@ -6,7 +6,7 @@
 Shapes    u [T, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1 or more], any
           stride over slots; returns y [T, C] in u's dtype. T packed rows, C channels, K taps
 Contract  rows are packed as in `segments`; windows hold inputs from before the convolution, zeros before
-          a sequence's first token; a history begins at its source's window offset, a written window at 0;
+          a sequence's first token;
           a slot to write may be its own sequence's source and no other's; every source slot is read before
           any slot is written; T = 0 is a no-op
 Numerics  in u's dtype times weight's, in Triton float32 until y; windows are bit-exact copies of inputs
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.exponentials import LOG2_E
-from headrace.kernels.lib.segments import PrefillSegments
+from headrace.kernels.lib.segments import PrefillSegments, first_inputs
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 AT_ONCE = tl.constexpr(4)  # rows whose loads are in flight together; divides the rows of a tile
@@ -60,7 +60,7 @@ def causal_conv1d_torch(
 ) -> Tensor:
     K = weight.shape[1]
     tap_KC = weight.t().contiguous()
-    histories = segments.source.read_windows(window_pool, K - 1).transpose(1, 2)
+    histories = segments.source.read(first_inputs(window_pool, K - 1)).transpose(1, 2)
     extended = [torch.cat((history, rows)) for history, rows in zip(histories, u.split(segments.lengths), strict=True)]
     for write in segments.writes:
         window = extended[write.sequence][write.num_rows : write.num_rows + K - 1]
@@ -77,7 +77,7 @@ def causal_conv1d_torch(
 
 @triton.jit(
     do_not_specialize=["num_sequences"],
-    do_not_specialize_on_alignment=["sequences_ptr", "offset_ptr", "tiles_ptr", "writes_ptr"],
+    do_not_specialize_on_alignment=["sequences_ptr", "tiles_ptr", "writes_ptr"],
 )
 def _causal_conv1d_kernel(
     u_ptr,
@@ -86,7 +86,6 @@ def _causal_conv1d_kernel(
     pool_ptr,
     y_ptr,
     sequences_ptr,
-    offset_ptr,  # None: all zero
     tiles_ptr,
     writes_ptr,
     num_sequences,
@@ -112,7 +111,6 @@ def _causal_conv1d_kernel(
             pool_ptr,
             y_ptr,
             sequences_ptr,
-            offset_ptr,
             writes_ptr,
             place,
             channel,
@@ -188,7 +186,6 @@ def _begin_sequence(
     pool_ptr,
     y_ptr,
     sequences_ptr,
-    offset_ptr,
     writes_ptr,
     sequence,
     channel,
@@ -207,8 +204,6 @@ def _begin_sequence(
     in_c = channel < C
     rows_ptr = u_ptr + first_row.to(tl.int64) * u_stride + channel
     history_ptr = pool_ptr + src * slot_stride + channel * W
-    if offset_ptr is not None:
-        history_ptr += tl.load(offset_ptr + sequence)
 
     inputs = ()  # type: tuple
     for i in tl.static_range(K - 1):
@@ -267,7 +262,6 @@ def causal_conv1d_triton(
         window_pool,
         y,
         table.sequences_N5,
-        segments.source.window_offsets_N,
         table.tiles_Z2,
         table.writes_W2,
         len(table.sequences_N5),

@@ -3,13 +3,11 @@
     y_t = silu(sum_j w_j * u_{t-K+1+j} + b)          window after row t = inputs u_{t-K+2} .. u_t
                                              `silu` False: the sum itself
 
-Shapes    u [R, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, W], any stride over
-          slots; dst_slots [B] int64; returns y [R, C] in u's dtype. B sequences of T rows (a token and its
-          drafts) make R = B * T rows, a sequence's rows one after the other
-Contract  A sequence's history is the K-1 inputs from its source's window offset on. Its destination gets the
-          K-2+T inputs that the windows after each of the T rows consist of (W is at least that): the window
-          after the first `a` rows begins at offset a-1, and with T = 1 the offset stays 0.
-          Destinations are unique; one may be its own sequence's source and no other's; every source is read
+Shapes    u [R, C], any row stride; weight [C, K]; bias [C] or None; window_pool [S, C, K-1 or more], any stride
+          over slots; dst_slots [B, T] int64, or [B] when T = 1; returns y [R, C] in u's dtype. B sequences of T
+          rows (a token and its drafts) make R = B * T rows, a sequence's rows one after the other; the window
+          after row t goes to dst_slots[:, t]
+Contract  Destinations are unique; one may be its own sequence's source and no other's; every source is read
           before any slot is written; B = 0 is a no-op. In the Triton kernel a destination of -1, that of a
           captured graph's padding row, is written nowhere; slots are read early: an overlapped kernel
           (headrace/kernels/lib/pdl.py) must not have written them just before
@@ -24,7 +22,7 @@ from torch import Tensor
 
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
-from headrace.kernels.lib.segments import StateSource, first_inputs
+from headrace.kernels.lib.segments import StateSource, first_inputs, steps_of_each
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 
@@ -38,11 +36,8 @@ def causal_conv1d_update(
     silu: bool = True,
 ) -> Tensor:
     C, K = weight.shape
-    T = len(u) // max(1, len(dst_slots))
-    if T * len(dst_slots) != len(u):
-        raise ValueError(f"{len(u)} rows are no multiple of {len(dst_slots)} sequences")
     channels, window = window_pool.shape[1:]
-    if u.shape[1] != C or channels != C or window < K - 2 + max(1, T) or window_pool.dtype != u.dtype:
+    if u.shape[1] != C or channels != C or window < K - 1 or window_pool.dtype != u.dtype:
         raise ValueError(
             f"u {tuple(u.shape)} {u.dtype}, weight {tuple(weight.shape)}, "
             f"windows {tuple(window_pool.shape)} {window_pool.dtype} disagree"
@@ -60,11 +55,11 @@ def causal_conv1d_update_torch(
     dst_slots: Tensor,
     silu: bool = True,
 ) -> Tensor:
-    (C, K), batch = weight.shape, len(dst_slots)
+    (C, K), batch, T = weight.shape, len(dst_slots), steps_of_each(dst_slots, len(u))
     if batch == 0:
         return torch.empty_like(u)
-    T = len(u) // batch
-    history = source.read_windows(window_pool, K - 1)
+    windows = first_inputs(window_pool, K - 1)
+    history = source.read(windows)
     if T == 1:
         inputs_BCI = torch.cat((history, u[:, :, None]), dim=-1)
         y = (inputs_BCI * weight).sum(-1)
@@ -73,11 +68,12 @@ def causal_conv1d_update_torch(
         y = (inputs_BCI.unfold(2, K, 1) * weight[:, None]).sum(-1).transpose(1, 2).reshape(batch * T, C)
     if bias is not None:
         y += bias
-    first_inputs(window_pool, K - 2 + T).index_copy_(0, dst_slots, inputs_BCI[:, :, 1:])
+    for t, dst in enumerate(dst_slots.view(batch, T).unbind(1)):
+        windows.index_copy_(0, dst, inputs_BCI[:, :, t + 1 : t + K])
     return F.silu(y, inplace=True) if silu else y
 
 
-@triton.jit(do_not_specialize_on_alignment=["src_ptr", "offset_ptr", "dst_ptr"])
+@triton.jit(do_not_specialize_on_alignment=["src_ptr", "dst_ptr"])
 def _causal_conv1d_update_kernel(
     u_ptr,
     weight_ptr,
@@ -85,7 +81,6 @@ def _causal_conv1d_update_kernel(
     pool_ptr,
     y_ptr,
     src_ptr,
-    offset_ptr,  # None: all zero
     dst_ptr,
     u_stride,  # over rows
     slot_stride,
@@ -101,7 +96,10 @@ def _causal_conv1d_update_kernel(
     channel = tl.program_id(0) * TILE_C + tl.arange(0, TILE_C)
     sequence = tl.program_id(1)
     in_c = channel < C
-    src, dst = tl.load(src_ptr + sequence), tl.load(dst_ptr + sequence)
+    src = tl.load(src_ptr + sequence)
+    destinations = ()  # type: tuple
+    for t in tl.static_range(T):
+        destinations += (tl.load(dst_ptr + sequence * T + t),)
     weights = ()  # type: tuple
     for j in tl.static_range(K):
         weights += (tl.load(weight_ptr + channel * K + j, mask=in_c, other=0.0).to(tl.float32),)
@@ -110,8 +108,6 @@ def _causal_conv1d_update_kernel(
         bias = tl.load(bias_ptr + channel, mask=in_c, other=0.0).to(tl.float32)
     found = channel < tl.where(src >= 0, C, 0)
     history_ptr = pool_ptr + src * slot_stride + channel * W
-    if offset_ptr is not None:
-        history_ptr += tl.load(offset_ptr + sequence)
     wait_for_previous()
 
     inputs = ()  # type: tuple
@@ -123,9 +119,11 @@ def _causal_conv1d_update_kernel(
 
     # Loads and stores may map channels to threads differently, and source and destination may be one slot.
     tl.debug_barrier()
-    kept = channel < tl.where(dst >= 0, C, 0)
-    for i in tl.static_range(K - 2 + T):
-        tl.store(pool_ptr + dst * slot_stride + channel * W + i, inputs[i + 1], mask=kept)
+    for t in tl.static_range(T):
+        dst = destinations[t]
+        kept = channel < tl.where(dst >= 0, C, 0)
+        for i in tl.static_range(K - 1):
+            tl.store(pool_ptr + dst * slot_stride + channel * W + i, inputs[t + 1 + i], mask=kept)
     for t in tl.static_range(T):
         total = bias
         for j in tl.static_range(K):
@@ -143,7 +141,7 @@ def causal_conv1d_update_triton(
     dst_slots: Tensor,
     silu: bool = True,
 ) -> Tensor:
-    (C, K), batch = weight.shape, len(dst_slots)
+    (C, K), batch, T = weight.shape, len(dst_slots), steps_of_each(dst_slots, len(u))
     if u.stride(1) != 1 or not weight.is_contiguous() or window_pool.stride()[1:] != (window_pool.shape[2], 1):
         raise ValueError(f"u {u.stride()}, weight {weight.stride()}, windows {window_pool.stride()}: not contiguous")
     y = torch.empty((len(u), C), dtype=u.dtype, device=u.device)
@@ -157,11 +155,10 @@ def causal_conv1d_update_triton(
         window_pool,
         y,
         source.slots_N,
-        source.window_offsets_N,
         dst_slots,
         u.stride(0),
         window_pool.stride(0),
-        T=len(u) // batch,
+        T=T,
         C=C,
         K=K,
         W=window_pool.shape[2],

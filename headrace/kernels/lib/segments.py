@@ -34,24 +34,16 @@ class StateWrite(NamedTuple):
 
 @dataclass(frozen=True)
 class StateSource:
-    """Source slots of N sequences' states; -1 is a fresh state of zeros, for which nothing is read.
-
-    A slot's convolution window may hold more inputs than the convolution reads back: those of draft tokens, of which a
-    later step accepts the first few. `window_offsets_N` is where in the window a sequence's history begins.
-    """
+    """Source slots of N sequences' states; -1 is a fresh state of zeros, for which nothing is read."""
 
     slots_N: Tensor  # int64
     any_fresh: bool
-    window_offsets_N: Tensor | None = None  # int64; None: all zero
 
     @classmethod
-    def of(
-        cls, slots: Sequence[int | None], device: torch.device, window_offsets: Sequence[int] | None = None
-    ) -> "StateSource":
+    def of(cls, slots: Sequence[int | None], device: torch.device) -> "StateSource":
         return cls(
             slots_N=upload_values([-1 if slot is None else slot for slot in slots], device),
             any_fresh=None in slots,
-            window_offsets_N=None if window_offsets is None else upload_values(window_offsets, device),
         )
 
     def read(self, pool: Tensor) -> Tensor:
@@ -61,14 +53,6 @@ class StateSource:
         states = pool.index_select(0, self.slots_N.clamp(min=0))
         # Not a multiplication by zero: the slot may hold NaN.
         return states.masked_fill_((self.slots_N < 0).view(-1, *[1] * (states.dim() - 1)), 0)
-
-    def read_windows(self, window_pool: Tensor, length: int) -> Tensor:
-        """A copy [N, C, length] of the sequences' histories from windows [S, C, length or more]."""
-        if self.window_offsets_N is None:
-            return self.read(first_inputs(window_pool, length))
-        place_NL = self.window_offsets_N[:, None] + torch.arange(length, device=window_pool.device)
-        windows = self.read(window_pool)
-        return windows.gather(2, place_NL[:, None].expand(-1, windows.shape[1], -1))
 
 
 @dataclass(frozen=True)
@@ -89,12 +73,11 @@ class PrefillSegments:
         src_slots: Sequence[int | None],
         writes: Sequence[StateWrite],
         device: torch.device,
-        window_offsets: Sequence[int] | None = None,
     ) -> "PrefillSegments":
         return cls(
             lengths=tuple(lengths),
             src_slots=tuple(src_slots),
-            source=StateSource.of(src_slots, device, window_offsets),
+            source=StateSource.of(src_slots, device),
             writes=tuple(writes),
             chunk_counts=tuple(cdiv(length, CHUNK_SIZE) for length in lengths),
             device=torch.device(device),

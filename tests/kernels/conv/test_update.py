@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from headrace.kernels.conv.update import causal_conv1d_update, causal_conv1d_update_triton, launch_shape
-from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
+from headrace.kernels.lib.segments import StateSource
 from tests.kernels.conv.windows import (
     CONV_TYPES,
     DEVICE,
-    PREFILL,
     UPDATE,
     C,
     assert_only_changed,
@@ -51,27 +50,20 @@ def test_a_step_equals_the_convolution(name: str, src, dst, taps: int, window: i
 
 
 @implementations
-@pytest.mark.parametrize("accepted", [1, 2, 3])
-def test_after_drafts_the_history_begins_behind_the_last_accepted_one(name: str, accepted: int):
-    """Three rows at once, of which some are accepted; then two more, by the prefill kernel or by a step."""
-    (weight, bias), rows = parameters(4, True), slice_of_a_projection(3 + 2)
-    pool = poisoned_windows(5, [7])
-    start, dst = pool[7, :, :3].clone(), torch.tensor([7], device=DEVICE)
-    rest = rows[3:]
-    expected, windows = naive_conv(torch.cat((rows[:accepted], rest)), weight, bias, start)
+def test_the_window_after_each_draft_has_a_slot_of_its_own(name: str):
+    (weight, bias), rows = parameters(4, True), slice_of_a_projection(2 * 3)
+    pool, sources = poisoned_windows(3, [7, 2]), [7, 2]
+    before, dst = pool.clone(), [[5, 6, 7], [9, 3, 2]]
 
-    drafts = UPDATE[name](rows[:3], weight, bias, pool, StateSource.of([7], DEVICE), dst)
-    torch.testing.assert_close(drafts.double(), naive_conv(rows[:3], weight, bias, start)[0], atol=1e-5, rtol=1e-5)
+    y = UPDATE[name](rows, weight, bias, pool, StateSource.of(sources, DEVICE), torch.tensor(dst, device=DEVICE))
 
-    packed, offsets = pool.clone(), [accepted - 1]
-    segments = PrefillSegments.build([2], [7], [StateWrite(0, 2, 7)], DEVICE, offsets)
-    for y in (
-        PREFILL[name](rest, weight, bias, packed, segments),
-        UPDATE[name](rest, weight, bias, pool, StateSource.of([7], DEVICE, offsets), dst),
-    ):
-        torch.testing.assert_close(y.double(), expected[accepted:], atol=1e-5, rtol=1e-5)
-    assert torch.equal(packed[7, :, :3].double(), windows[-1])
-    assert torch.equal(pool[7, :, 1:4].double(), windows[-1])  # after both rows: one further on
+    for i, source in enumerate(sources):
+        some = slice(3 * i, 3 * i + 3)
+        expected, windows = naive_conv(rows[some], weight, bias, before[source])
+        torch.testing.assert_close(y[some].double(), expected, atol=1e-5, rtol=1e-5)
+        for window, slot in zip(windows, dst[i], strict=True):
+            assert torch.equal(pool[slot].double(), window)
+    assert_only_changed(before, pool, [slot for slots in dst for slot in slots])
 
 
 def test_a_row_without_a_destination_changes_no_slot():
@@ -82,12 +74,12 @@ def test_a_row_without_a_destination_changes_no_slot():
     assert_only_changed(before, pool, [7])
 
 
-def test_windows_too_short_for_the_drafts_are_refused():
+def test_rows_without_a_place_for_their_windows_are_refused():
     pool, (weight, bias) = poisoned_windows(3, [7]), parameters(4, True)
     source, dst = StateSource.of([7], DEVICE), torch.tensor([7], device=DEVICE)
     with pytest.raises(ValueError, match="disagree"):
-        causal_conv1d_update(slice_of_a_projection(2), weight, bias, pool, source, dst)
-    with pytest.raises(ValueError, match="3 rows are no multiple of 2 sequences"):
+        causal_conv1d_update(slice_of_a_projection(1), weight, bias, pool[:, :, :2], source, dst)
+    with pytest.raises(ValueError, match=r"3 rows and destination slots \(2,\) disagree"):
         causal_conv1d_update(slice_of_a_projection(3), weight, bias, pool, source, torch.tensor([7, 8], device=DEVICE))
 
 
@@ -97,9 +89,8 @@ KILOBYTES_IN_FLIGHT = 32  # of loads a multiprocessor: 4.8 TB/s over 132 of them
 @pytest.mark.parametrize("drafts", [0, 3])
 def test_convolution_steps_stay_in_registers(drafts: int):
     tile_c, num_warps = launch_shape(4352)
-    types = CONV_TYPES | {"src_ptr": "*i64", "dst_ptr": "*i64"} | ({"offset_ptr": "*i64"} if drafts else {})
-    sizes = {"C": 4352, "K": 4, "SILU": True, "W": 3 + drafts, "T": 1 + drafts, "TILE_C": tile_c}
-    sizes |= {} if drafts else {"offset_ptr": None}
+    types = CONV_TYPES | {"src_ptr": "*i64", "dst_ptr": "*i64"}
+    sizes = {"C": 4352, "K": 4, "SILU": True, "W": 3, "T": 1 + drafts, "TILE_C": tile_c}
     kernel = "headrace.kernels.conv.update:_causal_conv1d_update_kernel"
     [report] = compile_for_h200([Launch(kernel, types, sizes, num_warps)])
     assert report.stack_bytes == 0

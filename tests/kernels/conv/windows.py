@@ -45,4 +45,4 @@ CONV_TYPES = {f"{name}_ptr": "*bf16:16" for name in ("u", "weight", "bias", "poo
     "u_stride": "i32:16",
     "slot_stride": "i32:16",
 }
-CONV_SIZES = {"C": 4352, "K": 4, "SILU": True, "offset_ptr": None}
+CONV_SIZES = {"C": 4352, "K": 4, "SILU": True}

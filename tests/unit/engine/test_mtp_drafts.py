@@ -10,8 +10,8 @@ import torch
 
 from headrace.cache.hits import ReceiveState
 from headrace.config import ConfigError
-from headrace.engine import mtp_drafts
 from headrace.engine.build import BuiltEngine
+from headrace.engine.runner import ModelRunner
 from headrace.engine.warm_up import warm_up
 from headrace.grammar import regex_grammar
 from headrace.models.mtp import MtpLayer
@@ -186,7 +186,7 @@ def test_drafts_preempt_nobody(trained) -> None:
 
 def test_a_pass_that_finds_too_little_memory_costs_its_drafts_alone(trained, monkeypatch) -> None:
     known = trained("qwen35")
-    made, calls = mtp_drafts.draft_tokens, []
+    made, calls = ModelRunner.draft_tokens, []
 
     def fail_first(*inputs):
         calls.append(inputs)
@@ -194,7 +194,7 @@ def test_a_pass_that_finds_too_little_memory_costs_its_drafts_alone(trained, mon
             raise torch.OutOfMemoryError("CUDA out of memory")
         return made(*inputs)
 
-    monkeypatch.setattr(mtp_drafts, "draft_tokens", fail_first)
+    monkeypatch.setattr(ModelRunner, "draft_tokens", fail_first)
     built = small_engine(known.path, speculation=MTP)
     assert together(built, [request(KNOWN, ANSWER)]) == [known.answer]
     assert drafts(built)[1] > 25

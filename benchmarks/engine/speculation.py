@@ -1,0 +1,310 @@
+"""Decode steps with drafts through the whole engine on a GPU, beside plain ones: which drafts are right is pinned.
+
+    python3 -m benchmarks gpu-speculation [--shape qwen35-4b] [--batch 1 --batch 64] [--drafts 3]
+    python -m benchmarks gpu-speculation --device cpu --shrink
+
+Weights are random, so what their drafts are worth says nothing. Everything is computed as in a served request: drafts,
+the pass that checks them, states and tokens. But then the drawn tokens are overwritten, so that the drafts of each step
+are right by a fixed pattern: with 2 drafts 2.73 tokens a step, with 3 drafts 3.39, the lengths that others publish for
+trained layers ("golden"), and none at all under `auto`. qwen35-4b drafts with an MTP layer of its shape. There is none
+for granite-h-micro: its drafts are made up on the host, at no cost.
+
+`check` and `draft` are the device's milliseconds of the pass that checks drafts and of those that make them, launches
+and waits included; `states` is the part of a check in which states are written, by replaying it with and without.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.engine.gpu import shrunk
+from benchmarks.engine.steps import Batch, greedy
+from benchmarks.shapes import SHAPES, random_prompts
+from benchmarks.timing import table_header, table_row, verdict
+from headrace.engine.build import BuiltEngine, engine_around
+from headrace.engine.config import EngineConfig
+from headrace.engine.runner import Launched
+from headrace.engine.sampler import Drawn
+from headrace.engine.verify_inputs import RowField, VerifyInputs
+from headrace.forward.memory import use_device
+from headrace.forward.sequence_input import SequenceInput
+from headrace.models.config import ModelConfig
+from headrace.models.weights import random_model
+from headrace.request import Token
+from headrace.speculation.config import SpeculationConfig
+from headrace.speculation.draft_count import AutoCount, FixedCount
+
+TOKENS_A_STEP = {2: 2.73, 3: 3.39}
+ASKED = {1: 2.2, 64: 1.9}  # times plain decoding
+ASKED_OF_AUTO = 0.97
+WARM_UP_STEPS = 48
+HAS_LAYER = ("qwen35-4b",)
+
+
+class Pinned:
+    """The tokens of a launch, overwritten where drafts were checked: the pattern says how many of them are right."""
+
+    def __init__(self, drawn: Drawn, inputs: Sequence[SequenceInput], num_right: Callable[[int], int]) -> None:
+        self._drawn = drawn
+        self._inputs = inputs
+        self._num_right = num_right
+
+    def tokens(self) -> list[Token]:
+        """As `Drawn.tokens`."""
+        tokens, first = self._drawn.tokens(), 0
+        for entry in self._inputs:
+            drafts = entry.tokens[1:] if entry.has_drafts else ()
+            right = self._num_right(len(drafts))
+            for i, draft in enumerate(drafts[: right + 1]):
+                tokens[first + i] = Token(draft if i < right else draft ^ 1, None)
+            first += entry.num_logits
+        return tokens
+
+    def seconds_after(self, before: Any) -> float | None:
+        """As `Drawn.seconds_after`."""
+        return self._drawn.seconds_after(before._drawn if isinstance(before, Pinned) else before)
+
+
+class MadeUp:
+    """Drafts that cost nothing."""
+
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
+        return [*range(300, 300 + max_drafts)]
+
+
+class Probe:
+    """Pins the drafts of an engine, and adds up the milliseconds of its checks and drafts."""
+
+    def __init__(self, built: BuiltEngine, device: str) -> None:
+        self._runner = built.engine._runner
+        self._is_cuda = device != "cpu"
+        self._launch, self._draft = self._runner.launch, self._runner.draft_tokens
+        self._runner.launch = self._launched  # type: ignore[method-assign]
+        self._runner.draft_tokens = self._drafted  # type: ignore[method-assign]
+        self.reset(0.0)
+
+    def reset(self, mean_right: float) -> None:
+        """Begins to count anew; of the drafts of a step so many are right from now on, on average."""
+        self._mean_right, self._num_checked = mean_right, 0
+        self.draft_ms = 0.0
+        self._checks: list[tuple[Any, Any]] = []
+
+    @property
+    def check_ms(self) -> float:
+        if not self._is_cuda:
+            return sum(end - start for start, end in self._checks)
+        torch.cuda.synchronize()
+        return sum(start.elapsed_time(end) for start, end in self._checks)
+
+    def _num_right(self, most: int) -> int:
+        if not most:
+            return 0
+        self._num_checked += 1
+        after, before = self._num_checked * self._mean_right, (self._num_checked - 1) * self._mean_right
+        return min(most, int(after) - int(before))
+
+    def _launched(self, inputs: Sequence[SequenceInput], *rest: Any) -> Launched:
+        if not any(entry.has_drafts for entry in inputs):
+            return self._launch(inputs, *rest)
+        start = self._now()
+        launched = self._launch(inputs, *rest)
+        self._checks.append((start, self._now()))
+        return replace(launched, drawn=Pinned(launched.drawn, inputs, self._num_right))  # type: ignore[arg-type]
+
+    def _drafted(self, starts: Any) -> list[list[int]]:
+        began_s = time.perf_counter()
+        drafts = self._draft(starts)
+        self.draft_ms += 1e3 * (time.perf_counter() - began_s)
+        return drafts
+
+    def _now(self) -> Any:
+        if not self._is_cuda:
+            return 1e3 * time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of a step, and what it gives."""
+
+    tokens_a_second: float
+    step_ms: float
+    tokens_a_step: float
+    check_ms: float = 0.0
+    draft_ms: float = 0.0
+
+
+def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: int, mean_right: float) -> Times:
+    """Steps of `size` sequences that all decode."""
+    max_tokens = (WARM_UP_STEPS + num_steps + 8) * 4
+    probe.reset(mean_right)
+    prompts = random_prompts(size, context, seed=size, vocabulary=1000)
+    batch = Batch(built.engine, [greedy(prompt, max_tokens) for prompt in prompts], max_tokens)
+    while not all(batch.arrivals) or any(sequence.is_prefilling for sequence in batch.sequences):
+        batch.step()
+    batch.step(WARM_UP_STEPS)
+    probe.reset(mean_right)
+    before, began_s = batch.num_tokens, time.perf_counter()
+    batch.step(num_steps)
+    seconds, num_tokens = time.perf_counter() - began_s, batch.num_tokens - before
+    times = Times(
+        num_tokens / seconds,
+        1e3 * seconds / num_steps,
+        num_tokens / num_steps / size,
+        probe.check_ms / num_steps,
+        probe.draft_ms / num_steps,
+    )
+    batch.release()
+    return times
+
+
+@torch.inference_mode()
+def states_ms(built: BuiltEngine, size: int, num_drafts: int, context: int) -> float | None:
+    """Milliseconds of a captured check in which it writes states; None where nothing is captured."""
+    slots = iter(range(built.memory.num_slots))
+    width = -(-(context + num_drafts + 1) // built.layout.block_size)
+    inputs = []
+    for sequence in range(size):
+        own, *others = (next(slots) for _ in range(num_drafts + 1))
+        emit = tuple((context + 1 + i, slot) for i, slot in enumerate(others))
+        blocks = range(sequence * width, (sequence + 1) * width)
+        inputs.append(SequenceInput([1] * (num_drafts + 1), context, blocks, own, own, emit, num_drafts + 1))
+    passes = next((each for each in built.engine._runner._graphs.checks if each.fits(inputs)), None)
+    if passes is None:
+        return None
+    writing_ms = _replays_ms(lambda: passes.run(inputs))
+    assert isinstance(passes.inputs, VerifyInputs)
+    num_rows = next(rows for rows in passes.sizes if rows >= passes.inputs.num_rows(inputs))
+    replay = passes._graphs[num_rows].replay
+    with_ms = _replays_ms(replay)
+    passes.inputs._rows[RowField.DST] = -1
+    without_ms = _replays_ms(replay)
+    print(
+        f"  a check of {size}: {writing_ms:.3f} ms with inputs, {with_ms:.3f} replayed, {without_ms:.3f} without states"
+    )
+    return with_ms - without_ms
+
+
+def _replays_ms(work: Callable[[], object], number: int = 20) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    work()
+    start.record()
+    for _ in range(number):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / number
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Settings that all engines of a table share."""
+
+    name: str
+    config: ModelConfig
+    device: str
+    batches: Sequence[int]
+    context: int
+    num_steps: int
+    cache_gib: float
+
+    def engine(self, num_drafts: int) -> BuiltEngine:
+        """An engine that drafts so many tokens, as its model does."""
+        has_layer = self.name in HAS_LAYER and num_drafts > 0
+        drafter = "none" if not num_drafts else "mtp" if has_layer else "ngram"
+        config = EngineConfig(
+            device=self.device,
+            state_dtype="float32" if self.device == "cpu" else "bfloat16",
+            cache_bytes=int(self.cache_gib * 2**30),
+            state_share=0.75,
+            max_step_tokens=512,
+            max_running=max(self.batches),
+            max_model_tokens=self.context + 4 * (WARM_UP_STEPS + self.num_steps + 16),
+            speculation=SpeculationConfig(drafter, "fixed", max(1, num_drafts)),
+        )
+        gc.collect()  # the engine before: its probe refers to it in a circle
+        began_s = time.perf_counter()
+        model = random_model(self.config, getattr(torch, config.model_dtype), self.device, with_mtp=has_layer)
+        makes_up = num_drafts > 0 and not has_layer
+        built = engine_around(model, config, time.monotonic, new_drafter=(lambda _: MadeUp()) if makes_up else None)
+        print(f"{self.name}, {num_drafts} drafts: ready after {time.perf_counter() - began_s:.1f} s", flush=True)
+        return built
+
+
+def compare(setup: Setup, drafts: Sequence[int]) -> None:
+    """Prints the table of one shape."""
+    built = setup.engine(0)
+    probe = Probe(built, setup.device)
+    plain = {size: timed(built, probe, size, setup.context, setup.num_steps, 0.0) for size in setup.batches}
+    del built, probe
+    rows = [_row(f"batch {size}, plain", times) for size, times in plain.items()]
+    for num_drafts in drafts:
+        built = setup.engine(num_drafts)
+        probe, drafting = Probe(built, setup.device), built.engine.drafting
+        assert drafting is not None
+        most = built.sizes.num_draft_slots
+        for size in setup.batches:
+            drafting.count = FixedCount(most)
+            right = TOKENS_A_STEP[num_drafts] - 1
+            times = timed(built, probe, size, setup.context, setup.num_steps, right)
+            states = states_ms(built, size, num_drafts, setup.context)
+            name = f"batch {size}, {num_drafts} drafts, {right:.2f} right by a fixed pattern"
+            rows.append(_row(name, times, plain[size], ASKED.get(size), states))
+            print(rows[-1], flush=True)
+            if num_drafts == max(drafts):
+                drafting.count = AutoCount(most)
+                times = timed(built, probe, size, setup.context, 2 * setup.num_steps, 0.0)
+                rows.append(_row(f"batch {size}, auto, no draft is right", times, plain[size], ASKED_OF_AUTO))
+                print(rows[-1], flush=True)
+        del built, probe, drafting
+    parts = "check ms", "states ms", "draft ms", "rest ms"
+    header = table_header(setup.name, "tokens/s", "x plain", "asked", "", "ms a step", "tokens a step", *parts)
+    print(f"\n{header}")
+    print("\n".join(rows) + "\n", flush=True)
+
+
+def _row(
+    name: str, times: Times, plain: Times | None = None, asked: float | None = None, states: float | None = None
+) -> str:
+    ratio = None if plain is None else times.tokens_a_second / plain.tokens_a_second
+    rest_ms = times.step_ms - times.check_ms - times.draft_ms
+    return table_row(
+        name,
+        f"{times.tokens_a_second:,.0f}",
+        _cell(ratio),
+        _cell(asked),
+        verdict(None if ratio is None or asked is None else ratio >= asked),
+        f"{times.step_ms:.3f}",
+        f"{times.tokens_a_step:.2f}",
+        *(_cell(value) for value in (times.check_ms, states, times.draft_ms, rest_ms)),
+    )
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def main(
+    shape: list[str] = ["qwen35-4b", "granite-h-micro"],  # noqa: B006
+    batch: list[int] = [1, 64],  # noqa: B006
+    drafts: Annotated[list[int], typer.Option(help="2, 3 or both: the lengths that are published")] = [3],  # noqa: B006
+    context: int = 256,
+    steps: int = 96,
+    device: str = "cuda",
+    cache_gib: float = 48.0,
+    shrink: Annotated[bool, typer.Option("--shrink", help="tiny shapes, few steps: a trial of this file")] = False,
+) -> None:
+    """Decoding with drafts beside plain decoding; which drafts are right is pinned to the published lengths."""
+    use_device(device)
+    for name in shape:
+        config = shrunk(SHAPES[name]) if shrink else SHAPES[name]
+        compare(Setup(name, config, device, batch, context, steps, cache_gib), drafts)

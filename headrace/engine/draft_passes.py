@@ -1,0 +1,172 @@
+"""Passes of a model's MTP layer over all drafting sequences: one for each draft position, captured or launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.engine.decode_inputs import PAD_SLOT, round_up
+from headrace.engine.graphs import Capture, Captured
+from headrace.forward.forward_batch import DecodeRows, ForwardBatch
+from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.attention.decode import PagedContexts
+from headrace.kernels.attention.paged_attention import PagedDecode
+from headrace.kernels.lib.segments import StateSource
+from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.upload import upload_values
+from headrace.kernels.sampling.argmax import argmax
+from headrace.models.model import HybridModel
+
+
+@dataclass(frozen=True)
+class DraftStart:
+    """The place where the drafts of one sequence begin.
+
+    token        its newest, which no step has computed
+    position     of that token, at least 1
+    block_ids    covering position + num_drafts tokens or more
+    slot         the state before the token
+    """
+
+    token: int
+    position: int
+    block_ids: Sequence[int]
+    slot: int
+    num_drafts: int
+
+
+@torch.inference_mode()
+def draft_tokens(model: HybridModel, memory: CacheMemory, starts: Sequence[DraftStart]) -> list[list[int]]:
+    """The layer's best tokens after each start: the layer's entries in the blocks advance, and states stay. Waits.
+
+    What the passes write lies behind the computed tokens: the step that checks the drafts writes it again.
+    """
+    order = sorted(range(len(starts)), key=lambda place: -starts[place].num_drafts)
+    rows = [starts[place] for place in order]  # each pass takes the first of these
+    hidden = model.last_hidden(memory, upload_values([row.slot for row in rows], memory.device))
+    drawn: list[Tensor] = []
+    for ahead in range(rows[0].num_drafts):
+        going_on = [row for row in rows if row.num_drafts > ahead]
+        inputs = [
+            SequenceInput(
+                tokens=(row.token,),
+                start=row.position + ahead,
+                block_ids=row.block_ids,
+                src_slot=row.slot,
+                dst_slot=row.slot,
+                future_token=number if ahead else None,
+            )
+            for number, row in enumerate(going_on)
+        ]
+        batch = ForwardBatch.build(inputs, memory.layout.block_size, memory.device, drawn[-1] if drawn else None)
+        hidden = model.draft_hidden(batch, memory, hidden[: len(going_on)])
+        drawn.append(model.logits(hidden).argmax(dim=-1))
+    ids = iter(torch.cat(drawn).tolist())
+    drafts: list[list[int]] = [[] for _ in starts]
+    for part in drawn:
+        for place in order[: len(part)]:
+            drafts[place].append(next(ids))
+    return drafts
+
+
+class CapturedDrafts:
+    """`draft_tokens` by one captured pass for each of a few numbers of sequences, replayed for each draft position.
+
+    A replay reads token, position and vector of each row, and leaves there what the next one begins with. Rows behind
+    their last draft, and padding, see nothing and write to the scratch block.
+
+    Legend    B rows, M blocks a row at most
+    """
+
+    def __init__(
+        self, model: HybridModel, memory: CacheMemory, sizes: Sequence[int], max_tokens: int, capture: Capture
+    ) -> None:
+        """No sequence is longer than `max_tokens`, its drafts included."""
+        self._model, self._memory = model, memory
+        self.sizes = sorted(sizes)
+        most, self._block_size = round_up(self.sizes[-1], 16), memory.layout.block_size
+        self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
+        device = memory.device
+        self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
+        self._positions, self._ends = (torch.zeros(most, dtype=torch.int64, device=device) for _ in range(2))
+        self._hidden = torch.zeros(most, model.config.hidden_size, dtype=model.dtype, device=device)
+        self._table = torch.zeros(most, self._max_blocks, dtype=torch.int32, device=device)
+        self._nowhere = torch.full((most,), PAD_SLOT, dtype=torch.int64, device=device)
+        self._passes: dict[int, Captured] = {}
+        for size in reversed(self.sizes):  # the largest first, as in `CapturedPasses`
+            self._passes[size] = capture(partial(self._pass, size))
+
+    def fits(self, starts: Sequence[DraftStart]) -> bool:
+        return len(starts) <= self.sizes[-1] and all(
+            start.position + start.num_drafts <= self._max_blocks * self._block_size for start in starts
+        )
+
+    @torch.inference_mode()
+    def draft_tokens(self, starts: Sequence[DraftStart]) -> list[list[int]]:
+        """As the function of this name; `fits` holds."""
+        size = next(size for size in self.sizes if size >= len(starts))
+        self._load(starts, size)
+        drawn = []
+        for _ in range(max(start.num_drafts for start in starts)):
+            self._passes[size].replay()
+            drawn.append(self._tokens[: len(starts)].clone())  # the next replay overwrites it
+        ids = torch.stack(drawn, dim=1).tolist()
+        return [each[: start.num_drafts] for each, start in zip(ids, starts, strict=True)]
+
+    def _load(self, starts: Sequence[DraftStart], size: int) -> None:
+        n, device = len(starts), self._memory.device
+        ends = [start.position + start.num_drafts for start in starts]
+        width = cdiv(max(ends), self._block_size)
+        rows = np.zeros((4, size), np.int64)
+        rows[:, :n] = [[s.token for s in starts], [s.position for s in starts], ends, [s.slot for s in starts]]
+        rows[3, n:] = PAD_SLOT
+        packed = torch.empty(4 * size + n * width, dtype=torch.int64, pin_memory=device.type == "cuda")
+        parts = packed.numpy()
+        parts[: 4 * size] = rows.reshape(-1)
+        table = parts[4 * size :].reshape(n, width)
+        table[:] = 0
+        for row, start, end in zip(table, starts, ends, strict=True):
+            num_blocks = cdiv(end, self._block_size)
+            row[:num_blocks] = start.block_ids[:num_blocks]
+        arrived = packed.to(device, non_blocking=True)
+        tokens, positions, ends_B, slots = arrived[: 4 * size].view(4, size)
+        self._tokens[:size].copy_(tokens)
+        self._positions[:size].copy_(positions)
+        self._ends[:size].copy_(ends_B)
+        self._table[:n, :width].copy_(arrived[4 * size :].view(n, width))
+        self._hidden[:size].copy_(self._model.last_hidden(self._memory, slots))
+
+    def _pass(self, size: int) -> Tensor:
+        """One draft of each row; returns the logits."""
+        tokens, positions = self._tokens[:size], self._positions[:size]
+        is_live = positions < self._ends[:size]
+        places = (positions // self._block_size).clamp(max=self._max_blocks - 1)
+        blocks = self._table[:size].gather(1, places[:, None])[:, 0].long()
+        contexts = PagedContexts(torch.where(is_live, positions + 1, 0).int(), self._table[:size])
+        batch = ForwardBatch(
+            num_decodes=size,
+            decode=DecodeRows(
+                source=StateSource(self._nowhere[:size], any_fresh=True),
+                dst_slots=self._nowhere[:size],
+                attention=PagedDecode(size, contexts),
+            ),
+            prefill=None,
+            tokens_T=tokens,
+            positions_T=positions,
+            block_T=torch.where(is_live, blocks, self._memory.scratch_block),
+            offset_T=positions % self._block_size,
+            logit_rows=None,
+            last_token_queries=None,
+        )
+        hidden = self._model.draft_hidden(batch, self._memory, self._hidden[:size])
+        logits = self._model.logits(hidden)
+        argmax(logits, tokens)
+        self._hidden[:size].copy_(hidden)
+        positions += 1
+        return logits

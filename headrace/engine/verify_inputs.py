@@ -1,0 +1,129 @@
+"""Inputs of a captured pass that verifies drafts: tensors at fixed addresses, filled for each step by one copy.
+
+Every sequence has T rows: its newest token, its drafts, and padding, which sees nothing and writes to the scratch block
+alone. The kernels of decodes run on them, so a state is read once, and written behind each row to a slot of its own.
+
+Legend    B sequences, n of them real and the others padding; T rows of each; M blocks a sequence at most
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from headrace.engine.decode_inputs import PAD_SLOT, HostTable, round_up
+from headrace.forward.forward_batch import DecodeRows, ForwardBatch
+from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.attention.decode import PagedContexts
+from headrace.kernels.attention.paged_attention import PagedDecode
+from headrace.kernels.lib.segments import StateSource
+from headrace.kernels.lib.sizes import cdiv
+
+
+class RowField(IntEnum):
+    """The numbers that describe a row."""
+
+    TOKEN = 0
+    POSITION = 1
+    CONTEXT = 2  # tokens that the row attends to, itself among them
+    BLOCK = 3  # block and offset that its keys and values go to
+    OFFSET = 4
+    DST = 5
+    LOGITS = 6  # the row whose logits are first, second and so on
+
+
+class VerifyInputs:
+    """Sequences of one token each, with up to T - 1 drafts behind it; their number is padded to a captured size."""
+
+    def __init__(self, memory: CacheMemory, max_sequences: int, rows_each: int, max_tokens: int):
+        """No sequence is longer than `max_tokens`."""
+        self._rows_each = rows_each
+        self._block_size, self._scratch_block = memory.layout.block_size, memory.scratch_block
+        # Multiples of sixteen, as in `DecodeInputs`.
+        self._max_sequences = round_up(max_sequences, 16)
+        self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
+        device = memory.device
+        self._rows = torch.zeros(len(RowField), self._max_sequences * rows_each, dtype=torch.int32, device=device)
+        self._rows[RowField.BLOCK], self._rows[RowField.DST] = memory.scratch_block, PAD_SLOT
+        self._src = torch.full((self._max_sequences,), PAD_SLOT, dtype=torch.int32, device=device)
+        self._table = torch.zeros(self._max_sequences, self._max_blocks, dtype=torch.int32, device=device)
+        self._host_table = HostTable(self._max_sequences, self._max_blocks)
+
+    def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
+        return len(inputs) * self._rows_each
+
+    def fits(self, inputs: Sequence[SequenceInput]) -> bool:
+        """True if `load` takes them: known tokens, a slot behind each."""
+        return all(
+            (entry.is_decode or entry.has_drafts)
+            and len(entry.tokens) <= self._rows_each
+            and entry.future_token is None
+            and len(entry.block_ids) <= self._max_blocks
+            for entry in inputs
+        )
+
+    def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
+        """Rows of these steps, and padding up to `num_rows`. Waits for nothing."""
+        n, B = len(inputs), num_rows // self._rows_each
+        width = max(cdiv(entry.end, self._block_size) for entry in inputs)
+        table = self._host_table.rows(inputs, width)
+        packed = torch.empty(len(RowField) * num_rows + B + n * width, dtype=torch.int32, pin_memory=self._rows.is_cuda)
+        parts = packed.numpy()
+        end_rows, end_src = len(RowField) * num_rows, len(RowField) * num_rows + B
+        self._fill_rows(parts[:end_rows].reshape(len(RowField), B, self._rows_each), inputs, table)
+        src = parts[end_rows:end_src]
+        src[:n] = [PAD_SLOT if entry.src_slot is None else entry.src_slot for entry in inputs]
+        src[n:] = PAD_SLOT
+        parts[end_src:] = table.reshape(-1)
+        arrived = packed.to(self._rows.device, non_blocking=True)
+        self._rows[:, :num_rows].copy_(arrived[:end_rows].view(-1, num_rows))
+        self._src[:B].copy_(arrived[end_rows:end_src])
+        self._table[:n, :width].copy_(arrived[end_src:].view(n, width))
+
+    def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput], table: np.ndarray) -> None:
+        n, T = len(inputs), self._rows_each
+        lengths, starts = np.array([(len(entry.tokens), entry.start) for entry in inputs]).T
+        tokens, slots = np.zeros((n, T), np.int32), np.full((n, T), PAD_SLOT, np.int32)
+        for i, entry in enumerate(inputs):
+            tokens[i, : lengths[i]] = entry.tokens
+            slots[i, : lengths[i]] = [*(slot for _, slot in entry.emit), entry.dst_slot]
+        place = np.arange(T)
+        is_real = place < lengths[:, None]
+        positions = np.where(is_real, starts[:, None] + place, 0)
+        blocks = np.take_along_axis(table, positions // self._block_size, axis=1)
+        rows_FBT[:] = 0
+        rows_FBT[RowField.BLOCK, n:], rows_FBT[RowField.DST, n:] = self._scratch_block, PAD_SLOT
+        rows_FBT[RowField.TOKEN, :n] = tokens
+        rows_FBT[RowField.POSITION, :n] = positions
+        rows_FBT[RowField.CONTEXT, :n] = np.where(is_real, positions + 1, 0)
+        rows_FBT[RowField.BLOCK, :n] = np.where(is_real, blocks, self._scratch_block)
+        rows_FBT[RowField.OFFSET, :n] = positions % self._block_size
+        rows_FBT[RowField.DST, :n] = slots
+        num_logits = np.array([entry.num_logits for entry in inputs])
+        wanted = np.flatnonzero(is_real & (place >= (lengths - num_logits)[:, None]))
+        rows_FBT[RowField.LOGITS].reshape(-1)[: len(wanted)] = wanted
+
+    def batch(self, num_rows: int) -> ForwardBatch:
+        """The loaded step as a batch. Captured with the model's forward pass, so made once for each size."""
+        T, B = self._rows_each, num_rows // self._rows_each
+        rows = self._rows.long()
+        row = [rows[field, :num_rows] for field in RowField]
+        table = self._table[:B, None].expand(B, T, self._max_blocks).reshape(num_rows, self._max_blocks)
+        contexts = PagedContexts(self._rows[RowField.CONTEXT, :num_rows], table)
+        return ForwardBatch(
+            num_decodes=num_rows,
+            decode=DecodeRows(
+                source=StateSource(self._src.long()[:B], any_fresh=True),
+                dst_slots=row[RowField.DST].view(B, T),
+                attention=PagedDecode(num_rows, contexts),
+            ),
+            prefill=None,
+            tokens_T=row[RowField.TOKEN],
+            positions_T=row[RowField.POSITION],
+            block_T=row[RowField.BLOCK],
+            offset_T=row[RowField.OFFSET],
+            logit_rows=row[RowField.LOGITS],
+            last_token_queries=None,
+        )

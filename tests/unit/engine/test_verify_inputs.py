@@ -1,0 +1,103 @@
+"""Captured passes that check drafts, and those of an MTP layer, in Triton's interpreter: equal to plain steps."""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.engine.draft_passes import DraftStart, draft_tokens
+from headrace.engine.graphs import Captured, checked_sizes
+from headrace.engine.runner import ModelRunner
+from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_input import SequenceInput
+from headrace.models.weights import load_model
+from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, step, triton_on_the_cpu
+from tests.support.engine.mtp_checkpoints import add_mtp
+from tests.support.engine.oracle import random_prompt
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda.py that does this")
+MAX_TOKENS, MOST_ROWS = BLOCKS_EACH * 16, 16
+
+
+def runner_of(path: Path) -> ModelRunner:
+    model = load_model(str(path), torch.float32, "cpu", with_mtp=True)
+    memory = CacheMemory(model.cache_layout(16), 4 * BLOCKS_EACH, 12)
+    for pool in memory.pools:
+        pool.fill_(float("nan"))
+    return ModelRunner(model, memory)
+
+
+@pytest.fixture
+def with_layer(tiny_checkpoint, tmp_path: Path) -> Path:
+    path = Path(shutil.copytree(tiny_checkpoint("qwen35"), tmp_path / "mtp"))
+    add_mtp(path, "qwen35")
+    return path
+
+
+def once_needed(vocab_size: int, work: Callable[[], Tensor]) -> Captured:
+    """As `in_triton`, but nothing runs before the first replay: a pass that is not replayed costs nothing."""
+    logits = torch.empty(MOST_ROWS, vocab_size)
+
+    def replay() -> None:
+        with triton_on_the_cpu():
+            found = work()
+        logits[: len(found)] = found
+
+    return Captured(replay, logits)
+
+
+def drafted(sequence: int, tokens: list[int], start: int, *slots: int) -> SequenceInput:
+    """A token and its drafts, whose states go to `slots`, the last to the sequence's own."""
+    emit = tuple((start + 1 + i, slot) for i, slot in enumerate(slots))
+    return SequenceInput(tokens, start, blocks_of(sequence), sequence, sequence, emit, len(tokens))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(with_layer: Path) -> None:
+    """Sequences with three drafts, with one, and with none, and one of padding."""
+    plain, ours = runner_of(with_layer), runner_of(with_layer)
+    prompts = [random_prompt(n, seed=n) for n in (17, 30, 9)]
+    for runner in (plain, ours):
+        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
+    ours.capture_checks(4, 3, MAX_TOKENS, partial(once_needed, ours.model.config.vocab_size))
+    inputs = [
+        drafted(0, [1, 2, 3, 4], 17, 5, 6, 7),
+        drafted(1, [5], 30),
+        drafted(2, [6, 7], 9, 8),
+    ]
+    replayed = ours._graphs.run(inputs)
+    assert replayed is not None and replayed.is_drawn
+    expected = plain.forward(inputs)
+    torch.testing.assert_close(replayed.logits, expected, atol=2e-3, rtol=1e-3)
+    assert ours._drawn[:7].tolist() == expected.argmax(-1).tolist()
+    assert_same_memory(ours, plain)
+
+
+@torch.inference_mode()
+def test_captured_passes_of_the_layer_draft_what_launched_ones_do(with_layer: Path) -> None:
+    plain, ours = runner_of(with_layer), runner_of(with_layer)
+    prompts = [random_prompt(n, seed=n) for n in (14, 30, 9)]
+    for runner in (plain, ours):
+        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
+    ours.capture_checks(4, 3, MAX_TOKENS, partial(once_needed, ours.model.config.vocab_size))
+    starts = [
+        DraftStart(3 + i, len(prompt), blocks_of(i), i, num_drafts)
+        for i, (prompt, num_drafts) in enumerate(zip(prompts, (3, 1, 2), strict=True))
+    ]
+    assert ours.draft_tokens(starts) == draft_tokens(plain.model, plain.memory, starts)
+    assert_same_memory(ours, plain)
+
+
+def test_a_setting_that_changes_captures_other_passes() -> None:
+    """Rows of a sequence by the drafts that there may be, and numbers of sequences; logits bound their product."""
+    assert checked_sizes(4, 1) == {2: [2, 4, 8]}
+    assert checked_sizes(4, 2) == {2: [2, 4, 8], 3: [3, 6, 12]}
+    assert checked_sizes(4, 3) == {2: [2, 4, 8], 4: [4, 8, 16]}
+    assert checked_sizes(1, 7) == {2: [2], 4: [4], 8: [8]}
+    assert [rows[-1] for rows in checked_sizes(256, 3).values()] == [512, 512]
+    assert checked_sizes(1, 10_000)[512] == [512]
