@@ -120,10 +120,10 @@ class MixedLoad:
                 self._sequences.remove(sequence)
         return is_busy
 
-    def _note(self, shape: StepShape, seconds: float) -> None:
+    def _note(self, shape: StepShape, seconds: float, **kind: bool) -> None:
         self.steps.append(Observed(shape, seconds, self._engine.cost_fit.costs.seconds(shape)))
         began_s = time.thread_time()
-        self._observe(shape, seconds)
+        self._observe(shape, seconds, **kind)
         self.fit_s += time.thread_time() - began_s
 
 

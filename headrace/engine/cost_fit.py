@@ -68,8 +68,11 @@ class CostFit:
         self.num_steps = 0
         self.late_s = 0.0
 
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Records a step that took `seconds`; one without contents or time says nothing."""
+    def observe(self, shape: StepShape, seconds: float, *, has_prompts: bool = True) -> None:
+        """Records a step that took `seconds`; one without contents or time says nothing.
+
+        has_prompts   False: what the shape has of prompts are drafts, which count as they do
+        """
         step, decode, context, chunk, token, depth = self._prior
         parts: tuple[float, ...] = ()
         if shape.num_decoding:
@@ -80,7 +83,7 @@ class CostFit:
             return
         kind = self._mixed if len(parts) > 3 else self._decodes if shape.num_decoding else self._prefills
         predicted_s = self.costs.seconds(shape)
-        if kind is self._mixed:
+        if kind is self._mixed and has_prompts:
             is_late = seconds > predicted_s + self.late_s
             self.late_s = max(0.0, self.late_s + LATE_STEP * predicted_s * (KEPT_GAPS - (not is_late)))
         has_changed = kind.add((*parts, seconds), predicted_s)

@@ -200,11 +200,15 @@ class Drafting:
         plain_s = costs.seconds(plain)
         one_s = costs.seconds(plain + shape_of_drafts(mean_tokens, 1))
         two_s = costs.seconds(plain + shape_of_drafts(mean_tokens, 2))
-        gap_s = smallest_gap_s(decoding)
+        gap_s, limit_s, late_s = smallest_gap_s(decoding), math.inf, 0.0
+        if gap_s is not None:
+            limit_s = longest_s(gap_s, fit.late_s)
+            late_s = longest_s(gap_s, 0.0) - limit_s
         return StepPrice(
             num_decoding=len(decoding),
             plain_s=plain_s,
             first_s=one_s - plain_s - (two_s - one_s),
             draft_s=two_s - one_s,
-            limit_s=math.inf if gap_s is None else longest_s(gap_s, fit.late_s),
+            limit_s=limit_s,
+            late_s=late_s,
         )

@@ -369,7 +369,7 @@ class Engine(EngineRequests):
             self.drafting.count.took(whole_s, predicted_s, has_drafts=step.has_drafts)
         self._known_done_s = now_s
         if not step.inputs.scored:  # scoring costs far more than the step's shape says
-            self.cost_fit.observe(step.shape, seconds)
+            self.cost_fit.observe(step.shape, seconds, has_prompts=not step.has_drafts or step.turn_s is None)
 
     def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
         sequence = chunk.sequence

@@ -86,7 +86,8 @@ class StepPrice:
     plain_s        without drafts
     first_s        more for drafting at all
     draft_s        more for each draft
-    limit_s        that it may take; inf: any
+    limit_s        that it may be predicted to take; inf: any
+    late_s         by which a step may end later than predicted: `limit_s` leaves room for that
     """
 
     num_decoding: int
@@ -94,6 +95,7 @@ class StepPrice:
     first_s: float
     draft_s: float
     limit_s: float
+    late_s: float = 0.0
 
     def of(self, num_drafts: int) -> float:
         return self.plain_s + self.first_s + self.draft_s * num_drafts
@@ -212,7 +214,9 @@ class AutoCount:
         late_s = self._late_s
         plain_s = max(0.0, price.plain_s + late_s[False])
         first_s = max(0.0, price.first_s + late_s[True] - late_s[False])
-        return replace(price, plain_s=plain_s, first_s=first_s)
+        later_s = plain_s + first_s - price.plain_s - price.first_s  # which the limit need not leave room for again
+        limit_s = price.limit_s + min(price.late_s, max(0.0, later_s))
+        return replace(price, plain_s=plain_s, first_s=first_s, limit_s=limit_s)
 
     def _chances(self, offers: Sequence[Offer]) -> list[list[float]]:
         """Chances of each offer's drafts: that it and all before it are right."""

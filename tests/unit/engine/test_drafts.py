@@ -384,7 +384,7 @@ def test_the_parts_of_a_step_count_its_drafts(tiny_checkpoint) -> None:
     built = drafting_engine(path, KnownAnswers([[*prompt, *free]]))
     shapes = []
     observe = built.engine.cost_fit.observe
-    built.engine.cost_fit.observe = lambda shape, seconds: (shapes.append(shape), observe(shape, seconds))
+    built.engine.cost_fit.observe = lambda shape, seconds, **kind: (shapes.append(shape), observe(shape, seconds))
     generate(built, request(prompt, ANSWER))
     first = shapes[1]
     assert (first.num_decoding, first.context_tokens) == (1, 21)

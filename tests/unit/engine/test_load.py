@@ -112,7 +112,7 @@ def test_a_step_whose_end_the_host_notes_late_takes_as_long_as_on_the_device(tin
     device = FakeDevice(TRUTH, launch_s=lambda shape: 0.04 if shape.prefill_tokens else 0.0)
     built = engine_on(device, tiny_checkpoint("granite"), overlap=True, max_step_tokens=64)
     observed: list[tuple[StepShape, float]] = []
-    built.engine.cost_fit.observe = lambda shape, seconds: observed.append((shape, seconds))
+    built.engine.cost_fit.observe = lambda shape, seconds, **kind: observed.append((shape, seconds))
     serve_some(built, random.Random(0))
     mixed = [(shape, seconds) for shape, seconds in observed if shape.num_decoding and shape.prefill_tokens]
     assert [seconds for _, seconds in mixed] == pytest.approx([TRUTH.seconds(shape) for shape, _ in mixed], rel=0.1)

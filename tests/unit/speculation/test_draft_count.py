@@ -132,6 +132,18 @@ def test_what_a_grammar_forces_is_drafted_where_guesses_are_wrong() -> None:
     assert count.counts([forced], PRICE, 0.0) == [3]
 
 
+@pytest.mark.parametrize(("late_s", "expected"), [(1e-3, 1), (3e-3, 3), (0.0, 0)])
+def test_lateness_for_which_the_limit_leaves_room_is_counted_once(late_s: float, expected: int) -> None:
+    """Steps with drafts end 1 ms late. The larger of this and of what the limit is lower by is kept free."""
+    count, price = AutoCount(64), replace(PRICE, first_s=0.0)
+    for _ in range(200):
+        count.took(5.1e-3, 4.1e-3, has_drafts=True)
+        count.took(4e-3, 4e-3, has_drafts=False)
+    limit_s = price.plain_s + {1e-3: 0.15e-3, 3e-3: 0.35e-3, 0.0: 0.95e-3}[late_s]
+    price = replace(price, limit_s=limit_s, late_s=late_s)
+    assert sum(count.counts(offers(1), price, 0.0)) == expected
+
+
 def test_a_fixed_number_is_shared_evenly_within_the_limit() -> None:
     fixed = FixedCount(7)
     assert fixed.counts(offers(3), PRICE, 0.0) == [2, 2, 2]
