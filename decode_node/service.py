@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import chain
 
 import grpc.aio
 
@@ -14,11 +15,20 @@ from headrace.tracing import Tracing
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import DecodeCommand, LocalPrefill, Reservation, Start, Tokens, TransferReport
+from headrace.wire.messages import (
+    DecodeCommand,
+    LocalPrefill,
+    Reservation,
+    Start,
+    Tokens,
+    TokensRead,
+    TransferReport,
+)
 from node_runtime.fetch import Fetches
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime
-from node_runtime.service import errors_as_status, read, router_of, timeout_s, trace_of
+from node_runtime.service import errors_as_status, feed_of, read, router_of, timeout_s, trace_of
+from node_runtime.token_feeds import FedCall, TokenFeeds
 from node_runtime.tracing import traced
 
 STAGES = {Reservation: "receive", LocalPrefill: "compute", TransferReport: "generate", Tokens: "generate"}
@@ -26,10 +36,11 @@ STAGES = {Reservation: "receive", LocalPrefill: "compute", TransferReport: "gene
 
 
 class DecodeService(rpc.DecodeServicer):
-    def __init__(self, role: DecodeRole, calls: RouterCalls, tracing: Tracing) -> None:
+    def __init__(self, role: DecodeRole, calls: RouterCalls, feeds: TokenFeeds, tracing: Tracing) -> None:
         self._role = role
         self._tracing = tracing
         self._calls = calls
+        self._feeds = feeds
 
     async def Run(
         self,
@@ -37,7 +48,8 @@ class DecodeService(rpc.DecodeServicer):
         context: grpc.aio.ServicerContext[pb.DecodeCommand, pb.DecodeEvent],
     ) -> AsyncIterator[pb.DecodeEvent]:
         async with self._calls.counted(router_of(context)), errors_as_status(context):
-            commands = _commands(request_iterator)
+            fed = FedCall(self._feeds, feed_of(context))
+            commands = _commands(request_iterator, fed)
             start = await anext(commands, None)
             if not isinstance(start, Start):
                 raise BadRequest("the first command must be start")
@@ -45,16 +57,38 @@ class DecodeService(rpc.DecodeServicer):
             spans = traced(self._tracing, "decode call", trace_of(context), run, "admission", STAGES)
             async with aclosing(spans) as replies:
                 async for reply in replies:
-                    yield codecs.encode_one_of(reply, pb.DecodeEvent())
+                    if isinstance(reply, Tokens) and fed.put(reply):
+                        continue
+                    fed.num_events += 1
+                    yield codecs.encode_one_of(reply, pb.DecodeEvent(fed_before=fed.num_fed))
+
+    async def Feed(
+        self, request: pb.FeedRequest, context: grpc.aio.ServicerContext[pb.FeedRequest, pb.FedTokens]
+    ) -> AsyncIterator[pb.FedTokens]:
+        with self._feeds.opened(request.feed) as feed:
+            async with aclosing(feed.batches()) as batches:
+                async for batch in batches:
+                    calls, events_before = zip(*batch, strict=True)
+                    yield pb.FedTokens(
+                        calls=calls,
+                        events_before=events_before,
+                        counts=map(len, batch.values()),
+                        token_ids=chain.from_iterable(batch.values()),
+                    )
 
 
-async def _commands(messages: AsyncIterator[pb.DecodeCommand]) -> AsyncIterator[DecodeCommand]:
+async def _commands(messages: AsyncIterator[pb.DecodeCommand], fed: FedCall) -> AsyncIterator[DecodeCommand]:
+    """A call's commands; what its router says of the feed is between the two alone."""
     async for message in messages:
-        yield read(codecs.decode_one_of, message)
+        command = read(codecs.decode_one_of, message)
+        if isinstance(command, TokensRead):
+            fed.read(command.num_tokens)
+        else:
+            yield command
 
 
 def serve_decode(config: DecodeConfig, runtime: NodeRuntime, fetches: Fetches, server: grpc.aio.Server) -> DecodeRole:
     """Adds the service to a node's gRPC server; returns the role."""
     role = DecodeRole(runtime, config, fetches)
-    rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls, runtime.tracing), server)
+    rpc.add_DecodeServicer_to_server(DecodeService(role, runtime.calls, runtime.feeds, runtime.tracing), server)
     return role

@@ -19,6 +19,7 @@ from headrace.wire.tls import Identity
 from node_runtime.config import RuntimeConfig
 from node_runtime.packing import Packing, packing_of
 from node_runtime.router_calls import RouterCalls
+from node_runtime.token_feeds import TokenFeeds
 from transfer.backend import Transport
 from transfer.protocol.errors import LayoutMismatch
 from transfer.staging import Staging
@@ -35,6 +36,7 @@ class NodeRuntime:
     identity  this node's TLS certificate; None: plain text
     watchers  called when the status has news that routers should get before the next heartbeat is due
     calls     calls in progress, by router
+    feeds     in which routers get the tokens of all their requests
     tasks     clean-up work in progress
     tracing   makes spans of routers' calls, or none
     """
@@ -48,6 +50,7 @@ class NodeRuntime:
     identity: Identity | None = None
     watchers: list[Callable[[], None]] = field(default_factory=list)
     calls: RouterCalls = field(default_factory=RouterCalls)
+    feeds: TokenFeeds = field(default_factory=TokenFeeds)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     tracing: Tracing = field(default_factory=NoTracing)
 

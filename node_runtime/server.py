@@ -205,6 +205,7 @@ class NodeServer:
         try:
             await self._registrations.stop(leave=self._crash is None)
             self._cache_feed.close()
+            self.runtime.feeds.close()
             await self._server.stop(self.config.shutdown_grace_s)
             if self.runtime.tasks:
                 await asyncio.wait(self.runtime.tasks, timeout=self.config.shutdown_grace_s)

@@ -19,6 +19,7 @@ from headrace.tracing import TraceContext, context_of
 from headrace.wire import codecs
 from headrace.wire.cache_updates import CacheUpdate, encode_cache_update
 from headrace.wire.client import ROUTER_METADATA
+from headrace.wire.decode_call import FEED_METADATA
 from headrace.wire.errors import CRASH_DETAILS, STOP_DETAILS
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
@@ -91,6 +92,18 @@ def router_of(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """The name of the router that makes the call; empty for another caller."""
     metadata = dict(context.invocation_metadata() or ())
     return str(metadata.get(ROUTER_METADATA, ""))
+
+
+def feed_of(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[int, int] | None:
+    """The feed that a call names in its metadata, and its own number there; None: it has none. Raises BadRequest."""
+    name = dict(context.invocation_metadata() or ()).get(FEED_METADATA)
+    if name is None:
+        return None
+    try:
+        feed, call = map(int, str(name).split("-"))
+    except ValueError:
+        raise BadRequest(f"{FEED_METADATA} {name!r}: must be FEED-CALL, two numbers") from None
+    return feed, call
 
 
 def trace_of(context: grpc.aio.ServicerContext[Any, Any]) -> TraceContext:

@@ -7,10 +7,7 @@ node releases what the call held.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -22,20 +19,10 @@ from headrace.tracing import current
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate, decode_cache_update
+from headrace.wire.call_status import node_error
 from headrace.wire.connection_options import CONTROL_SILENCE_S, channel_options
-from headrace.wire.errors import (
-    CRASH_DETAILS,
-    STOP_DETAILS,
-    CheckpointGone,
-    DeadlineExceeded,
-    NodeBusy,
-    NodeCrashed,
-    NodeError,
-    NodeLost,
-    NodeStopped,
-    RequestRefused,
-    TransferBroken,
-)
+from headrace.wire.decode_call import GrpcDecodeCall, RouterFeed
+from headrace.wire.errors import RequestRefused
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.tls import Identity
@@ -47,27 +34,6 @@ Event_co = TypeVar("Event_co", covariant=True)
 ROUTER_METADATA = "headrace-router"
 """Key of the metadata with which a router's calls name it."""
 
-_ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
-    grpc.StatusCode.RESOURCE_EXHAUSTED: NodeBusy,
-    grpc.StatusCode.ABORTED: TransferBroken,
-    grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
-    grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
-    grpc.StatusCode.NOT_FOUND: CheckpointGone,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
-}
-
-
-STATUS_TIMEOUT_S = 1.0
-"""How long to wait for the server's status after a write failed."""
-
-ABANDON_TIMEOUT_S = 1.0
-"""How long sending `Abandon` may take: a node that is lost takes nothing, and keeps nothing either."""
-
-_TOO_LARGE = "message larger than max"  # in gRPC's details, whichever side measured it
-
-# gRPC's messages for a connection that was accepted and then closed; they name no cause on the refused side.
-_SIGNS_OF_TLS = ("Socket closed", "handshake failed", "Verification Check failed")
-
 
 def open_channel(address: str, identity: Identity | None, silence_s: float) -> grpc.aio.Channel:
     """Returns a channel to `address` (host:port), with TLS if this process has an identity. Connects on first use."""
@@ -77,24 +43,6 @@ def open_channel(address: str, identity: Identity | None, silence_s: float) -> g
     return grpc.aio.secure_channel(
         address, identity.channel_credentials(), options=(*options, *identity.channel_options())
     )
-
-
-def node_error(node: str, code: grpc.StatusCode, details: str | None) -> NodeError:
-    """Returns the `NodeError` for a call's status; an unknown code means that the node is lost."""
-    details = details or f"the call is over: {code.name}"
-    if _TOO_LARGE in details:  # under the status of a busy node, but every other node would refuse it, too
-        return RequestRefused(node, f"{details}; shorten the prompt")
-    if "failed to connect" in details and any(sign in details for sign in _SIGNS_OF_TLS):
-        details += "; do both sides have tls, with certificates of one authority that name their hosts?"
-    if _is_crash(code, details):
-        return NodeCrashed(node, details)
-    if code is grpc.StatusCode.UNAVAILABLE and details.startswith(STOP_DETAILS):
-        return NodeStopped(node, details)
-    return _ERRORS.get(code, NodeLost)(node, details)
-
-
-def _is_crash(code: grpc.StatusCode, details: str | None) -> bool:
-    return code is grpc.StatusCode.INTERNAL and details is not None and details.startswith(CRASH_DETAILS)
 
 
 class StreamCall(Protocol[Event_co]):
@@ -161,6 +109,7 @@ class GrpcNodeClient:
         self._prefill = rpc.PrefillStub(self._channel)
         self._decode = rpc.DecodeStub(self._channel)
         self._node = rpc.NodeStub(self._channel)
+        self._feed = RouterFeed(self._decode.Feed)
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
         """Starts a prefill call."""
@@ -170,8 +119,10 @@ class GrpcNodeClient:
 
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall:
         """Opens a decode call; entering it sends `start`."""
-        call = self._decode.Run(None, timeout=timeout_s, metadata=(*self._metadata, *current.get()))
-        return _GrpcDecodeCall(self._name, call, start)
+        inbox = self._feed.join()
+        metadata = (*self._metadata, *inbox.metadata, *current.get())
+        call = self._decode.Run(None, timeout=timeout_s, metadata=metadata)
+        return GrpcDecodeCall(self._name, call, start, inbox)
 
     def cache_updates(self) -> StreamCall[CacheUpdate]:
         """Subscribes to the node's cache: a snapshot, then its changes, without end."""
@@ -202,6 +153,7 @@ class GrpcNodeClient:
             raise node_error(self._name, error.code(), error.details()) from error
 
     async def close(self) -> None:
+        await self._feed.close()
         await self._channel.close(None)
 
 
@@ -225,76 +177,6 @@ class _GrpcStream(Generic[Reply, Event]):
                 yield self._decode(message)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._node, error.code(), error.details()) from error
-
-
-class _GrpcDecodeCall:
-    def __init__(
-        self,
-        node: str,
-        call: grpc.aio.StreamStreamCall[pb.DecodeCommand, pb.DecodeEvent],
-        start: m.Start,
-    ) -> None:
-        self._node = node
-        self._call = call
-        self._start = start
-        self._is_over = False
-        self._first_status: tuple[grpc.StatusCode, str | None] = (grpc.StatusCode.INTERNAL, None)
-        call.add_done_callback(self._ended)
-
-    async def __aenter__(self) -> Self:
-        await self.send(self._start)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._call.cancel()
-
-    async def abandon(self) -> None:
-        """Announces that the call ends on purpose: a node keeps a resumable request whose call ends without a word.
-
-        Call it before a task that reads the call is cancelled: that cancels the call. Without effect on other requests,
-        and on a call that is over.
-        """
-        if self._start.request.is_resumable and not self._is_over and not self._call.done():
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-                async with asyncio.timeout(ABANDON_TIMEOUT_S):
-                    await self._call.write(codecs.encode_one_of(m.Abandon(), pb.DecodeCommand()))
-
-    async def send(self, command: m.DecodeCommand) -> None:
-        try:
-            await self._call.write(codecs.encode_one_of(command, pb.DecodeCommand()))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the node ended the call, or is lost
-            raise await self._why_it_ended() from error
-
-    async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
-        try:
-            async for message in self._call:
-                event = codecs.decode_one_of(message)
-                self._is_over = isinstance(event, m.DecodeDone | m.HandedOver)
-                yield event
-        except grpc.aio.AioRpcError as error:
-            raise await self._why_it_ended() from error
-
-    async def _why_it_ended(self) -> NodeError:
-        """Returns the node's own status as an error.
-
-        A write to a call that has ended makes gRPC (1.85) set the status INTERNAL. The node's status comes soon after
-        and replaces it, or it came before; in that case only the call's done callback has seen it.
-        """
-        give_up_s = time.monotonic() + STATUS_TIMEOUT_S
-        status = self._first_status
-        while status[0] is grpc.StatusCode.INTERNAL and not _is_crash(*status) and time.monotonic() < give_up_s:
-            await asyncio.sleep(0.001)
-            status = await self._status()
-        return node_error(self._node, *status)
-
-    async def _status(self) -> tuple[grpc.StatusCode, str | None]:
-        return await self._call.code(), await self._call.details()
-
-    def _ended(self, _: object) -> None:
-        try:
-            self._status().send(None)  # available by now: does not wait
-        except StopIteration as status:
-            self._first_status = status.value
 
 
 class GrpcFetchClient:

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Message)
 
 _UNIONS: dict[type[Message], Any] = {
     pb.PrefillEvent: m.PrefillEvent,
-    pb.DecodeCommand: m.DecodeCommand,
+    pb.DecodeCommand: m.DecodeCommand | m.TokensRead,
     pb.DecodeEvent: m.DecodeEvent,
 }
 """Messages that hold one of several others, with the dataclasses of those."""

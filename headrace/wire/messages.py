@@ -181,6 +181,13 @@ DecodeCommand = Start | Renew | Stop | Abandon | Halt | HandOver | GoOn
 
 
 @dataclass(frozen=True)
+class TokensRead:
+    """The router has read so many more tokens of the call that came by its feed."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class LocalPrefill:
     """The decode node prefills the prompt itself, starting from its own checkpoint at `resumed_tokens`."""
 

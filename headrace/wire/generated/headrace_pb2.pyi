@@ -786,6 +786,7 @@ class DecodeCommand(_message.Message):
     HALT_FIELD_NUMBER: _builtins.int
     HAND_OVER_FIELD_NUMBER: _builtins.int
     GO_ON_FIELD_NUMBER: _builtins.int
+    TOKENS_READ_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___Start:
         """first, once"""
@@ -814,6 +815,8 @@ class DecodeCommand(_message.Message):
     def go_on(self) -> Global___GoOn:
         """the halted request stays after all"""
 
+    @_builtins.property
+    def tokens_read(self) -> Global___TokensRead: ...
     def __init__(
         self,
         *,
@@ -824,16 +827,37 @@ class DecodeCommand(_message.Message):
         halt: Global___Halt | None = ...,
         hand_over: Global___HandOver | None = ...,
         go_on: Global___GoOn | None = ...,
+        tokens_read: Global___TokensRead | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "go_on", b"go_on", "halt", b"halt", "hand_over", b"hand_over", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "go_on", b"go_on", "halt", b"halt", "hand_over", b"hand_over", "renew", b"renew", "start", b"start", "stop", b"stop", "tokens_read", b"tokens_read"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "go_on", b"go_on", "halt", b"halt", "hand_over", b"hand_over", "renew", b"renew", "start", b"start", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandon", b"abandon", "command", b"command", "go_on", b"go_on", "halt", b"halt", "hand_over", b"hand_over", "renew", b"renew", "start", b"start", "stop", b"stop", "tokens_read", b"tokens_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "renew", "stop", "abandon", "halt", "hand_over", "go_on"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["start", "renew", "stop", "abandon", "halt", "hand_over", "go_on", "tokens_read"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___DecodeCommand: _TypeAlias = DecodeCommand  # noqa: Y015
+
+@_typing.final
+class TokensRead(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """of those that came by the feed: the node feeds no more than a few hundred ahead"""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokensRead: _TypeAlias = TokensRead  # noqa: Y015
 
 @_typing.final
 class Abandon(_message.Message):
@@ -987,6 +1011,9 @@ class DecodeEvent(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     HALT_REPLY_FIELD_NUMBER: _builtins.int
     HANDED_OVER_FIELD_NUMBER: _builtins.int
+    FED_BEFORE_FIELD_NUMBER: _builtins.int
+    fed_before: _builtins.int
+    """how many of the call's tokens have gone by the feed before this event"""
     @_builtins.property
     def reserved(self) -> Global___Reservation: ...
     @_builtins.property
@@ -1019,16 +1046,77 @@ class DecodeEvent(_message.Message):
         prompt_logprobs: Global___PromptLogprobs | None = ...,
         halt_reply: Global___HaltReply | None = ...,
         handed_over: Global___HandedOver | None = ...,
+        fed_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "halt_reply", b"halt_reply", "handed_over", b"handed_over", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "halt_reply", b"halt_reply", "handed_over", b"handed_over", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "event", b"event", "fed_before", b"fed_before", "halt_reply", b"halt_reply", "handed_over", b"handed_over", "landed", b"landed", "local", b"local", "prompt_logprobs", b"prompt_logprobs", "reserved", b"reserved", "session_failed", b"session_failed", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["reserved", "local", "session_failed", "landed", "tokens", "done", "prompt_logprobs", "halt_reply", "handed_over"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___DecodeEvent: _TypeAlias = DecodeEvent  # noqa: Y015
+
+@_typing.final
+class FeedRequest(_message.Message):
+    """A call names its feed, and itself there, in its metadata: headrace-feed, as FEED-CALL."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEED_FIELD_NUMBER: _builtins.int
+    feed: _builtins.int
+    """a number that the router draws"""
+    def __init__(
+        self,
+        *,
+        feed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["feed", b"feed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedRequest: _TypeAlias = FeedRequest  # noqa: Y015
+
+@_typing.final
+class FedTokens(_message.Message):
+    """Plain tokens of several calls, one entry of the first three lists for each."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    EVENTS_BEFORE_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def events_before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how many events the call's own stream had before these tokens"""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of all entries, one after the other"""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[_builtins.int] | None = ...,
+        events_before: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "counts", b"counts", "events_before", b"events_before", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FedTokens: _TypeAlias = FedTokens  # noqa: Y015
 
 @_typing.final
 class HaltReply(_message.Message):

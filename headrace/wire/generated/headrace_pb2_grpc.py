@@ -114,6 +114,11 @@ class DecodeStub:
                 request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeCommand.SerializeToString,
                 response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeEvent.FromString,
                 _registered_method=True)
+        self.Feed = channel.unary_stream(
+                '/headrace.v1.Decode/Feed',
+                request_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FeedRequest.SerializeToString,
+                response_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FedTokens.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -126,6 +131,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Feed(self, request, context):
+        """Tokens of all requests whose calls name this feed, together: without end, while the router knows the node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -133,6 +145,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeCommand.FromString,
                     response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeEvent.SerializeToString,
+            ),
+            'Feed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Feed,
+                    request_deserializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FeedRequest.FromString,
+                    response_serializer=headrace_dot_wire_dot_generated_dot_headrace__pb2.FedTokens.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -162,6 +179,33 @@ class Decode:
             '/headrace.v1.Decode/Run',
             headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeCommand.SerializeToString,
             headrace_dot_wire_dot_generated_dot_headrace__pb2.DecodeEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Feed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.v1.Decode/Feed',
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.FeedRequest.SerializeToString,
+            headrace_dot_wire_dot_generated_dot_headrace__pb2.FedTokens.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,12 +69,16 @@ class DecodeStub:
     def __new__(cls, channel: _aio.Channel) -> DecodeAsyncStub: ...
     Run: _grpc.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]
     """One request on the decode node. Ending the call early aborts the request and releases what it held."""
+    Feed: _grpc.UnaryStreamMultiCallable[_headrace_pb2.FeedRequest, _headrace_pb2.FedTokens]
+    """Tokens of all requests whose calls name this feed, together: without end, while the router knows the node."""
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Run: _aio.StreamStreamMultiCallable[_headrace_pb2.DecodeCommand, _headrace_pb2.DecodeEvent]  # type: ignore[assignment]
     """One request on the decode node. Ending the call early aborts the request and releases what it held."""
+    Feed: _aio.UnaryStreamMultiCallable[_headrace_pb2.FeedRequest, _headrace_pb2.FedTokens]  # type: ignore[assignment]
+    """Tokens of all requests whose calls name this feed, together: without end, while the router knows the node."""
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -84,6 +88,14 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_headrace_pb2.DecodeEvent], _abc.AsyncIterator[_headrace_pb2.DecodeEvent]]:
         """One request on the decode node. Ending the call early aborts the request and releases what it held."""
+
+    @_abc_1.abstractmethod
+    def Feed(
+        self,
+        request: _headrace_pb2.FeedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_headrace_pb2.FedTokens], _abc.AsyncIterator[_headrace_pb2.FedTokens]]:
+        """Tokens of all requests whose calls name this feed, together: without end, while the router knows the node."""
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -16,6 +16,7 @@ from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import Start
 from headrace.wire.server import ControlServer
 from node_runtime.router_calls import RouterCalls
+from node_runtime.token_feeds import TokenFeeds
 from tests.support.engine.driving import request
 from tests.support.node.linked_roles import linked
 from tests.support.patience import PATIENCE_S
@@ -29,7 +30,7 @@ async def test_a_caller_without_a_deadline_holds_blocks_and_slot_for_a_while_onl
     monkeypatch.setattr(node_runtime.service, "DEFAULT_TIMEOUT_S", 5.0)  # a busy machine may take seconds to reserve
     model: Path = tiny_checkpoint("granite")
     async with linked(model) as nodes:
-        service = DecodeService(nodes.decode, RouterCalls(), NoTracing())
+        service = DecodeService(nodes.decode, RouterCalls(), TokenFeeds(), NoTracing())
         server = ControlServer(["Decode"], lambda server: rpc.add_DecodeServicer_to_server(service, server))
         port = await server.start("127.0.0.1", 0)
         try:
