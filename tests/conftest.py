@@ -13,6 +13,7 @@ if not torch.cuda.is_available():
     # Before the first Triton kernel is imported: here they run in the interpreter, or not at all.
     os.environ["TRITON_INTERPRET"] = "1"
 
+from headrace.speculation.config import DRAFTERS
 from tests.support.engine.tiny_checkpoints import make_checkpoint
 from tests.support.schedule import UNDISTURBED, FilesThenUndisturbed
 
@@ -36,6 +37,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 def pytest_addoption(parser: pytest.Parser) -> None:
     campaigns = parser.getgroup("campaigns", "how long the long ones are")
     campaigns.addoption("--fault-rounds", type=int, default=3, help="faults of each kind, with each model")
+    campaigns.addoption("--fault-drafter", choices=DRAFTERS, default="none", help="of the nodes that meet faults")
     campaigns.addoption("--grammar-rounds", type=int, default=3, help="decode nodes killed in the middle of JSON")
     campaigns.addoption("--hostile-seconds", type=float, default=15, help="of hostile clients beside ordinary chats")
     campaigns.addoption("--soak-requests", type=int, default=500, help="requests in a row")

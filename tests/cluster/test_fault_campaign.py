@@ -1,14 +1,21 @@
-"""Every kind of fault a few times under load; `make campaigns` does each fifty times, with both shipped models."""
+"""Every kind of fault a few times under load; `make campaigns` does each fifty times, with both shipped models.
 
+With `--fault-drafter ngram`, `suffix` or `mtp` all nodes draft, but for those that Ray starts.
+"""
+
+import shutil
 from pathlib import Path
 
 import pytest
 
+from headrace.speculation.config import MTP, SpeculationConfig
 from tests.support.cluster.fault_campaign import SCENARIOS, SESSION_FAULTS, run
+from tests.support.cluster.fault_cluster import FaultCluster
 from tests.support.cluster.fault_rounds import CUT_S, DEADLINE_S
 from tests.support.cluster.fault_row import Row, table
 from tests.support.cluster.netns import NamespacesUnavailable
 from tests.support.cluster.recall_load import percentile
+from tests.support.engine.mtp_checkpoints import add_mtp
 
 MODELS = Path(__file__).parents[2] / "tiny_models"
 
@@ -27,11 +34,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_no_answer_is_wrong_and_everything_comes_back(
-    name: str, model: str, tmp_path: Path, pytestconfig: pytest.Config
+    name: str, model: str, tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds = pytestconfig.getoption("--fault-rounds")
+    rounds, drafter = pytestconfig.getoption("--fault-rounds"), pytestconfig.getoption("--fault-drafter")
+    monkeypatch.setattr(FaultCluster, "speculation", SpeculationConfig(drafter, "fixed"))
+    path = MODELS / model
+    if drafter == MTP:
+        path = Path(shutil.copytree(path, tmp_path / model))
+        add_mtp(path)  # of random weights: its drafts are mostly wrong
     try:
-        row = await run(name, MODELS / model, tmp_path, rounds=rounds)  # asserts that everything comes back
+        row = await run(name, path, tmp_path, rounds=rounds)  # asserts that everything comes back
     except NamespacesUnavailable as why:
         pytest.skip(str(why))
     print("\n" + table([row]))

@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from headrace.speculation.config import SpeculationConfig
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.fault_node import FaultyNode
 from tests.support.cluster.process import Process
@@ -23,11 +24,14 @@ class FaultCluster(Cluster):
     faults: dict[str, Any] = field(default_factory=dict)
     each: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Changes to single nodes' configs, by name."""
+    speculation: ClassVar[SpeculationConfig] = SpeculationConfig()
+    """Of all nodes; a campaign sets it."""
     _num_started: int = 0
 
     def start_node(self, name: str) -> Process:
         self._num_started += 1
         config = replace(self.config_of(name), **self.each.get(name, {}))
+        config = replace(config, engine=replace(config.engine, speculation=self.speculation))
         faulty = FaultyNode(config, self.journal_of(name), seed=self._num_started, **self.faults)
         self.processes[name] = self._start_process(name, faulty)
         return self.processes[name]

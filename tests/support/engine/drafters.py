@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
-from headrace.engine.build import BuiltEngine, engine_around
+from headrace.engine.build import BuiltEngine, build_engine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.models.weights import load_model
 from headrace.speculation.config import SpeculationConfig
 from tests.support.engine.driving import SMALL, sized
 
 VOCAB_SIZE = 512
+MTP_DRAFTS = SpeculationConfig("mtp", "fixed", 3)
 
 
 class KnownAnswers:
@@ -82,5 +83,13 @@ def drafting_engine_of(
     """A small engine with a drafter: so many blocks and slots, and a third as many slots more for drafts."""
     config = sized(path, num_blocks, num_slots + num_slots // 3, **changes)
     built = drafting_engine(path, drafter, config, max_drafts=max_drafts, count=count)
+    assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
+    return built
+
+
+def mtp_engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object) -> BuiltEngine:
+    """An engine whose model's layer drafts, of so many blocks and slots, and a third as many slots more for drafts."""
+    config = sized(path, num_blocks, num_slots + num_slots // 3, speculation=MTP_DRAFTS, **changes)
+    built = build_engine(str(path), config, time.monotonic)
     assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
     return built

@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
-from tests.support.engine.tiny_checkpoints import load_oracle, randomize_weights, tiny_config
+from tests.support.engine.tiny_checkpoints import load_oracle, randomize_weights
 
 
 class MtpModule(nn.Module):
     """Parameters under the names that follow `mtp.` in a checkpoint."""
 
-    def __init__(self, family: str):
+    def __init__(self, base: PretrainedConfig):
         super().__init__()
-        config = copy.deepcopy(tiny_config(family))
+        config = copy.deepcopy(base)
         config.num_hidden_layers, config.layer_types, config.mlp_only_layers = 1, ["full_attention"], []
         body = AutoModel.from_config(config, dtype=torch.float32)
         self.body = body  # a model of one layer; its embedding is never used
@@ -70,13 +70,13 @@ class MtpOracle:
         return torch.stack(logits)
 
 
-def add_mtp(path: Path, family: str, seed: int = 0, *, is_stacked: bool = True) -> MtpOracle:
+def add_mtp(path: Path, seed: int = 0, *, is_stacked: bool = True) -> MtpOracle:
     """Writes a random MTP layer into the checkpoint at `path`, and returns the oracle of both.
 
     is_stacked   experts as stacked tensors; otherwise a matrix for each
     """
     torch.manual_seed(seed)
-    mtp = MtpModule(family).eval()
+    mtp = MtpModule(AutoConfig.from_pretrained(path)).eval()
     with torch.no_grad():
         randomize_weights(mtp, seed)
     _write(path, mtp.tensors() if is_stacked else _each_expert(mtp.tensors()))

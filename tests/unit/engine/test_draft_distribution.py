@@ -46,6 +46,12 @@ class MarkovChain:
     def hidden(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         return batch.tokens_T if batch.logit_rows is None else batch.tokens_T[batch.logit_rows]
 
+    def last_hidden(self, memory: CacheMemory, slots: Tensor) -> Tensor:
+        return slots
+
+    def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
+        return batch.tokens_T
+
     def logits(self, hidden: Tensor) -> Tensor:
         return LOGITS[hidden]
 
@@ -77,8 +83,11 @@ class LeastLikely:
         return [int(LOGITS[tokens[-1]].argmin())] * max_drafts
 
 
-def engine(config: ModelConfig, drafter: Drafter | None, count: str = "fixed") -> BuiltEngine:
-    speculation = SpeculationConfig(count=count)
+def engine(
+    config: ModelConfig, drafter: Drafter | None, count: str = "fixed", *, by_layer: bool = False
+) -> BuiltEngine:
+    """`by_layer`: the model's own layer drafts, which knows the chain."""
+    speculation = SpeculationConfig("mtp" if by_layer else "none", count)
     small = replace(SMALL, speculation=speculation, max_running=AT_ONCE, max_step_tokens=4096, cache_bytes=64 << 20)
     new_drafter = None if drafter is None else lambda request: drafter
     return engine_around(MarkovChain(config), small, time.monotonic, new_drafter=new_drafter)  # type: ignore[arg-type]
@@ -115,12 +124,13 @@ def _serve(built: BuiltEngine, runs: list[Run]) -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "count"),
-    [(MostLikely, "fixed"), (AnyToken, "fixed"), (LeastLikely, "fixed"), (MostLikely, "auto")],
+    [(MostLikely, "fixed"), (AnyToken, "fixed"), (LeastLikely, "fixed"), (MostLikely, "auto"), (None, "fixed")],
+    ids=lambda value: "mtp" if value is None else getattr(value, "__name__", value),
 )
-def test_tokens_are_distributed_as_the_model_says(drafter: type[Drafter], count: str, tiny_checkpoint) -> None:
+def test_tokens_are_distributed_as_the_model_says(drafter: type[Drafter] | None, count: str, tiny_checkpoint) -> None:
     config = replace(load_config(tiny_checkpoint("granite")), vocab_size=VOCAB_SIZE, eos_token_ids=())
     counts = torch.zeros(VOCAB_SIZE, VOCAB_SIZE, dtype=torch.float64)
-    built = engine(config, drafter(), count)
+    built = engine(config, drafter and drafter(), count, by_layer=drafter is None)
     for text in answers(built, NUM_TOKENS):
         pairs = torch.tensor(text)
         counts.index_put_((pairs[:-1], pairs[1:]), torch.ones(1, dtype=torch.float64), accumulate=True)

@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 def test_each_turn_of_a_chat_answers_and_drafts_as_its_oracles(family: str, load_family, tmp_path: Path):
     """The second turn hits on a checkpoint of the first; prompts come in chunks, answers run beside another prompt."""
     path = Path(shutil.copytree(load_family(family).path, tmp_path / family))
-    oracle, model = add_mtp(path, family, seed=5), load_model(path, with_mtp=True)
+    oracle, model = add_mtp(path, seed=5), load_model(path, with_mtp=True)
     built = engine_around(model, replace(SMALL, max_step_tokens=48), time.monotonic)
     history: list[int] = []
     for turn in range(2):

@@ -17,6 +17,7 @@ from headrace.grammar import regex_grammar
 from headrace.models.mtp import MtpLayer
 from headrace.request import Request, Sampling
 from headrace.speculation.config import SpeculationConfig
+from tests.support.engine.drafters import MTP_DRAFTS, mtp_engine_of
 from tests.support.engine.driving import (
     GREEDY,
     Run,
@@ -25,7 +26,6 @@ from tests.support.engine.driving import (
     request,
     run_all,
     serve,
-    sized,
     small_engine,
     submit,
 )
@@ -38,7 +38,7 @@ PLAIN = replace(GREEDY, max_tokens=40)
 ANSWER = replace(PLAIN, bias_ids=(7, 9, 11), bias_values=(30.0, 30.0, 30.0))
 # Of a seed whose numbers lie nowhere within 1e-7 of the border of two tokens.
 RANDOM = Sampling(max_tokens=40, seed=3, temperature=0.9, top_p=0.95, repetition_penalty=1.2, ignore_eos=True)
-MTP, NO_DRAFTS = SpeculationConfig("mtp", "fixed", 3), SpeculationConfig()
+MTP, NO_DRAFTS = MTP_DRAFTS, SpeculationConfig()
 KNOWN, UNKNOWN = random_prompt(17), random_prompt(30)
 
 
@@ -57,7 +57,7 @@ def trained(tiny_checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Callab
     def get(family: str) -> Trained:
         if family not in made:
             path = Path(shutil.copytree(tiny_checkpoint(family), tmp_path_factory.mktemp("mtp") / family))
-            layer = add_mtp(path, family)
+            layer = add_mtp(path)
             answer = generate(small_engine(path), request(KNOWN, ANSWER)).tokens
             train_mtp(path, layer, [[*KNOWN, *answer]], num_steps=30)
             made[family] = Trained(path, answer)
@@ -92,15 +92,6 @@ def together(built: BuiltEngine, asked: list[Request]) -> list[list[int]]:
     serve(built, *runs)
     assert_nothing_in_use(built)
     return [run.tokens for run in runs]
-
-
-def mtp_engine_of(path: Path, num_blocks: int, num_slots: int) -> BuiltEngine:
-    """A drafting engine of so many blocks and slots, and a third as many slots more for drafts."""
-    config = sized(path, num_blocks, num_slots + num_slots // 3, speculation=MTP)
-    changes = {"cache_bytes": config.cache_bytes, "state_share": config.state_share}
-    built = small_engine(path, speculation=MTP, **changes)
-    assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
-    return built
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ work would like to have, so that blocks and checkpoints are evicted and requests
 """
 
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster.conversations import Turn, conversations
-from tests.support.engine.drafters import drafting_engine_of, sometimes_wrong
+from tests.support.engine.drafters import drafting_engine_of, mtp_engine_of, sometimes_wrong
 from tests.support.engine.driving import assert_nothing_in_use, engine_of
+from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.node.engine_pair import EnginePair, Exchange
 
 NUM_REQUESTS = 300
@@ -52,7 +54,24 @@ def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str,
     if count is not None:
         drafter = sometimes_wrong(*([*turn.request.tokens, *turn.answer] for turn in turns))
         decode = drafting_engine_of(path, drafter, num_blocks, num_slots, count=count, **changes)
-    pair = EnginePair(engine_of(path, num_blocks, num_slots, **changes), decode)
+    serve_crowd(EnginePair(engine_of(path, num_blocks, num_slots, **changes), decode), chats, policy)
+
+
+@pytest.mark.slow
+def test_drafts_of_the_models_own_layer_cost_nobody_a_token(tiny_checkpoint, tmp_path: Path) -> None:
+    """The layer knows a few of the answers."""
+    base = tiny_checkpoint("qwen35")
+    chats = chats_of(base)
+    turns = [turn for chat in chats for turn in chat]
+    path = Path(shutil.copytree(base, tmp_path / "mtp"))
+    train_mtp(path, add_mtp(path), [[*t.request.tokens, *t.answer] for t in turns[:8]], num_steps=20)
+    num_blocks = NUM_OPEN * sum(turn.num_computed for turn in turns) // len(turns) // BLOCK_SIZE // 3
+    changes = {"block_size": BLOCK_SIZE, "max_step_tokens": 128}
+    prefill, decode = (mtp_engine_of(path, num_blocks, NUM_OPEN * STATES_EACH // 3, **changes) for _ in range(2))
+    serve_crowd(EnginePair(prefill, decode), chats, "branch")
+
+
+def serve_crowd(pair: EnginePair, chats: list[list[Turn]], policy: str) -> None:
     answers = Crowd(pair, chats, seed=2).run()
     assert len(answers) == NUM_REQUESTS
     for turn, tokens in answers:

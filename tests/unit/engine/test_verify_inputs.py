@@ -34,7 +34,7 @@ def runner_of(path: Path) -> ModelRunner:
 @pytest.fixture
 def with_layer(tiny_checkpoint, tmp_path: Path) -> Path:
     path = Path(shutil.copytree(tiny_checkpoint("qwen35"), tmp_path / "mtp"))
-    add_mtp(path, "qwen35")
+    add_mtp(path)
     return path
 
 

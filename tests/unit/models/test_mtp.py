@@ -30,7 +30,7 @@ def checkpoint(load_family, tmp_path_factory: pytest.TempPathFactory):
     def get(name: str) -> tuple[Path, MtpOracle]:
         if name not in made:
             path = Path(shutil.copytree(load_family(name).path, tmp_path_factory.mktemp("mtp") / name))
-            made[name] = path, add_mtp(path, name, seed=5, is_stacked=name != "qwen3_next")
+            made[name] = path, add_mtp(path, seed=5, is_stacked=name != "qwen3_next")
         return made[name]
 
     return get
