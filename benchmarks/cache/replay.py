@@ -1,6 +1,6 @@
 """Hit rates of checkpoint and eviction policies on real request traces: the share of prompt tokens not computed.
 
-    python -m benchmarks cache-table --trace FILE [--trace FILE ...] [--plot PNG]
+    python -m benchmarks cache-table --trace FILE [--trace FILE ...] [--checkpoint-dtype FORMAT ...] [--plot PNG]
 
 A trace is replayed through the cache code of one prefill node, with the bytes of a real model's blocks and states but
 without a model: each request is admitted, prefilled in chunks and released before the next one comes. A trace names 512
@@ -28,6 +28,7 @@ import typer
 
 from benchmarks.shapes import SHAPES
 from benchmarks.timing import table_header, table_row
+from headrace.cache.checkpoint_slots import PackedPool
 from headrace.cache.checkpoints import (
     CHECKPOINT_GRID_TOKENS,
     CHECKPOINT_POLICIES,
@@ -44,8 +45,9 @@ from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.cache.stats import CacheStats
-from headrace.cache.types import PrefixKey
-from headrace.engine.config import state_share
+from headrace.cache.types import PrefixKey, SlotId
+from headrace.engine.config import EngineConfig
+from headrace.engine.pool_sizes import PoolSizes, state_share
 from headrace.models.flops import attention_parity_position
 
 BLOCK_TOKENS = 512
@@ -155,7 +157,8 @@ POLICIES = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One replay. `checkpoints` is a policy's name or ATTENTION_ONLY; `share` None: the model's own."""
+    """One replay. `checkpoints` is a policy's name, with the format in which checkpoints are packed if they are
+    (`branch int8`), or ATTENTION_ONLY; `share` None: the model's own."""
 
     shape: str
     budget_gb: float
@@ -174,19 +177,35 @@ def hit_share(trace: Trace, setting: Setting) -> float:
     """The share of prompt tokens resumed from; for the bound, matched by attention blocks."""
     model = SHAPES[setting.shape]
     layout = layout_of(setting.shape)
-    budget = int(setting.budget_gb * 1e9)
     is_bound = setting.checkpoints == ATTENTION_ONLY
-    share = 0.0 if is_bound else setting.share or state_share(layout, model.max_position)
+    name, _, checkpoint_dtype = ("none" if is_bound else setting.checkpoints).partition(" ")
+    if is_bound:
+        sizes = PoolSizes(num_blocks=int(setting.budget_gb * 1e9) // layout.block_bytes, num_slots=3)
+    else:
+        config = EngineConfig(
+            device="cuda",
+            cache_bytes=int(setting.budget_gb * 1e9),
+            state_share=setting.share,
+            block_size=BLOCK_TOKENS,
+            checkpoint_dtype=checkpoint_dtype or None,
+        )
+        sizes = PoolSizes.fit(layout, config, free_bytes=0, max_model_tokens=model.max_position)
+    packed = PackedPool(sizes.num_packed_slots, sizes.num_emission_slots, _copy_nothing, _copy_nothing)
     cache = PrefixCache(
-        num_blocks=int(budget * (1 - share)) // layout.block_bytes,
-        num_slots=max(int(budget * share) // layout.state_bytes, 3),
+        num_blocks=sizes.num_blocks,
+        num_slots=sizes.num_slots,
+        packed=packed if checkpoint_dtype else None,
         block_size=BLOCK_TOKENS,
         eviction=eviction_policy(setting.eviction, attention_parity_position(model)),
     )
-    policy = checkpoint_policy("none" if is_bound else setting.checkpoints, setting.grid_tokens)
+    policy = checkpoint_policy(name, setting.grid_tokens)
     replayed = replay(trace, cache, policy, setting.chunk_tokens)
     cache.check()
     return replayed.attention_share if is_bound else replayed.resumed_share
+
+
+def _copy_nothing(source: SlotId, target: SlotId) -> None:
+    """Stands for the copies of states, which a replay does not have."""
 
 
 def infinite_share(trace: Trace) -> float:
@@ -261,21 +280,26 @@ def main(
     share: Annotated[float | None, typer.Option(help="of the budget, for states; default: the engine's ratio")] = None,
     chunk_tokens: Annotated[int, typer.Option(help="of a prefill step; `align` depends on it")] = 8192,
     grid_tokens: Annotated[int, typer.Option(help="of `branch`")] = CHECKPOINT_GRID_TOKENS,
+    checkpoint_dtype: Annotated[
+        list[str], typer.Option(help="formats in which the default policies' checkpoints are also packed")
+    ] = ["float16", "int8"],  # noqa: B006
     plot_to: Annotated[Path | None, typer.Option("--plot", help="write the figure here")] = None,
 ) -> None:
     """Hit rates of checkpoint and eviction policies on request traces."""
     for name in shape:
         states = share or state_share(layout_of(name), SHAPES[name].max_position)
         print(f"{name}: {100 * states:.1f} % of the bytes for states")
+    packed = [(f"{DEFAULT_CHECKPOINT_POLICY} {dtype}", DEFAULT_EVICTION_POLICY) for dtype in checkpoint_dtype]
+    policies = [*POLICIES, *packed]
     panels = []
     with ProcessPoolExecutor(os.cpu_count()) as workers:
         for path, name in product(trace, shape):
             settings = [
                 Setting(name, gb, *policy, share, chunk_tokens, grid_tokens)
-                for policy, gb in product(POLICIES, budget_gb)
+                for policy, gb in product(policies, budget_gb)
             ]
             percentages = (100 * each for each in workers.map(partial(_work, path), settings))
-            found = {policy: [next(percentages) for _ in budget_gb] for policy in POLICIES}
+            found = {policy: [next(percentages) for _ in budget_gb] for policy in policies}
             panels.append(Panel(path.stem, name, budget_gb, found, 100 * infinite_share(read_trace(path))))
             panels[-1].print()
     if plot_to:

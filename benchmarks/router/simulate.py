@@ -31,7 +31,7 @@ from benchmarks.router.workload import Chats, ChatShape, MooncakeTrace, Workload
 from benchmarks.timing import table_header, table_row
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.eviction import Lru
-from headrace.engine.config import TOKENS_PER_STATE
+from headrace.engine.pool_sizes import TOKENS_PER_STATE
 from headrace.step_costs import StepCosts
 from router.routing.plan import NO_OBJECTIVES, Objectives
 from router.routing.policies.by_name import POLICIES

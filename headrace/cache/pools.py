@@ -36,8 +36,9 @@ class _Pool(Generic[Id]):
         self._ids = ids
         self._total = len(ids)
         self._free = ids[::-1]
-        self._references = [0] * self._total
-        self._indexed = bytearray(self._total)
+        self._end = max(ids, default=-1) + 1
+        self._references = [0] * self._end
+        self._indexed = bytearray(self._end)
         self._unused = order
 
     @property
@@ -133,7 +134,7 @@ class _Pool(Generic[Id]):
 
         The pool must not change between them; abandon the iterator if it has to.
         """
-        name, is_free, num_cached = type(self).__name__, bytearray(self._total), 0
+        name, is_free, num_cached = type(self).__name__, bytearray(self._end), 0
         for part in _slices(len(self._free)):
             for id_ in self._free[part]:
                 if is_free[id_]:
@@ -171,7 +172,7 @@ class BlockPool(_Pool[BlockId]):
 
 
 class StatePool(_Pool[SlotId]):
-    """State slots 0 .. num_slots - 1."""
+    """State slots with these numbers."""
 
-    def __init__(self, num_slots: int, order: EvictionOrder[SlotId]) -> None:
-        super().__init__([SlotId(slot) for slot in range(num_slots)], order)
+    def __init__(self, slots: range, order: EvictionOrder[SlotId]) -> None:
+        super().__init__([SlotId(slot) for slot in slots], order)

@@ -11,9 +11,10 @@ states that the kernels emitted, or `donate_running` for the running one.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from headrace.cache.checkpoint_slots import CheckpointSlots, DonatedSlots, PackedPool, PackedSlots
 from headrace.cache.claims import Claim, Hold
 from headrace.cache.draft_slots import DraftSlots
-from headrace.cache.errors import BadTokens, CorruptCache, MisplacedState
+from headrace.cache.errors import BadTokens, MisplacedState
 from headrace.cache.events import CacheContents, CacheEvent
 from headrace.cache.eviction import EvictionPolicy, eviction_policy
 from headrace.cache.hits import HitPolicy, PrefixHit
@@ -22,15 +23,13 @@ from headrace.cache.stats import CacheStats
 from headrace.cache.storage import Storage
 from headrace.cache.types import PRIMARY, BlockId, PrefixKey, SlotId, Tier
 
-PREFIX_SHARE = 2
-"""Once no slot is free, the checkpoints along one prefix fill at most 1/PREFIX_SHARE of them: neither a long prompt
-nor a chat of many turns can drive out all others'."""
-
 
 class PrefixCache:
     """Two independent pools under one index of prefixes.
 
+    num_slots         slots of running states, and of checkpoints unless these are packed
     num_draft_slots   slots beyond `num_slots` that hold states between drafts: no claim or checkpoint takes them
+    packed            checkpoints' own pool; None: a state becomes a checkpoint where it is, without a copy
     eviction          eviction order of checkpoints; None: the default policy
     on_event          called for everything that becomes findable or stops being so, as it happens
     """
@@ -42,6 +41,7 @@ class PrefixCache:
         num_slots: int,
         block_size: int,
         num_draft_slots: int = 0,
+        packed: PackedPool | None = None,
         eviction: EvictionPolicy | None = None,
         on_event: Callable[[CacheEvent], None] = lambda event: None,
     ) -> None:
@@ -51,13 +51,16 @@ class PrefixCache:
         self.block_size = block_size
         self._storage = Storage(
             num_blocks=num_blocks,
-            num_slots=num_slots + num_draft_slots,
+            num_slots=num_slots + num_draft_slots + (packed.num_emission_slots if packed is not None else 0),
+            num_packed_slots=packed.num_slots if packed is not None else 0,
             block_size=block_size,
             eviction=eviction or eviction_policy(),
             on_event=on_event,
         )
-        self.draft_slots = DraftSlots(self._storage.slots.reserve(num_draft_slots) or [])
-        self._max_checkpoints = max(1, num_slots // PREFIX_SHARE)
+        self.draft_slots = DraftSlots(self._storage.running.reserve(num_draft_slots) or [])
+        self._slots: CheckpointSlots = (
+            DonatedSlots(self._storage, num_slots) if packed is None else PackedSlots(self._storage, packed)
+        )
 
     # Matching and claiming
 
@@ -96,9 +99,8 @@ class PrefixCache:
         source = self._checkpoint_at(keys, hit_policy.resume_tokens(hit))
         shared = _blocks_through(tail)
         num_new = max(0, self._num_blocks(num_tokens) - len(shared))
-        kept_slots = () if source is None else (source.slot,)
         num_wanted = num_new + min_blocks_left
-        if storage.blocks.capacity(keeping=shared) < num_wanted or storage.slots.capacity(keeping=kept_slots) < 1:
+        if storage.blocks.capacity(keeping=shared) < num_wanted or not self._slots.has_room(source):
             return None
 
         storage.acquire_blocks(shared)
@@ -109,9 +111,7 @@ class PrefixCache:
             self._count_lookup(hit, reused_tokens, max_reuse_tokens)
             if not hit_policy.state_arrives:
                 self._count_state_lookup(hit, branch_point, max_reuse_tokens)
-        slot = storage.reserve_slot()
-        if slot is None:
-            raise CorruptCache("a slot was promised but is not there")
+        slot, source = self._slots.start(source)
         return Claim(
             block_ids=shared + storage.reserve_blocks(num_new),
             slot=slot,
@@ -156,7 +156,7 @@ class PrefixCache:
         claim.require_held()
         claim.released = True
         self._storage.drop_blocks(claim.block_ids, claim.tail)
-        self._storage.slots.drop(claim.slot)
+        self._storage.running.drop(claim.slot)
         if claim.source is not None:
             self._storage.slots.drop(claim.source.slot)
 
@@ -189,20 +189,15 @@ class PrefixCache:
         """A slot for a checkpoint that a kernel will emit; owned by the caller until published or given back.
 
         Evicts, if need be, an unreferenced checkpoint of this tier or below; one on the claim's own prefix when these
-        fill their share of the slots (`PREFIX_SHARE`). None if there is none to evict.
+        fill their share of the slots (`PREFIX_SHARE`). None if there is none to evict. Packed checkpoints evict when
+        they are published; what is reserved for them are slots set aside.
         """
         claim.require_held()
-        while not self._storage.slots.num_free and claim.num_checkpoints >= self._max_checkpoints:
-            if tier < PRIMARY or not self._give_up_deepest(claim):
-                return None
-        slot = self._storage.reserve_slot(tier)
-        claim.num_reserved += slot is not None
-        return slot
+        return self._slots.reserve(claim, tier)
 
     def release_slot(self, claim: Claim, slot: SlotId) -> None:
         """Give back a reserved slot that will not be published (its request was aborted). Raises NotHeld."""
-        self._storage.drop_slot(slot)
-        claim.num_reserved -= 1
+        self._slots.give_back(claim, slot)
 
     def publish_checkpoint(
         self, claim: Claim, key: PrefixKey, num_tokens: int, slot: SlotId, tier: Tier = PRIMARY
@@ -218,15 +213,13 @@ class PrefixCache:
         if entry is None:
             self.release_slot(claim, slot)
             return None
-        checkpoint = self._publish(claim, entry, slot, tier)
-        self._storage.slots.drop(slot)
-        return checkpoint
+        return self._slots.publish(claim, entry, slot, tier)
 
-    def donate_running(self, claim: Claim, key: PrefixKey, num_tokens: int, tier: Tier = PRIMARY) -> bool:
-        """Turns the running state of `claim` into a checkpoint; nothing is copied.
+    def donate_running(self, claim: Claim, key: PrefixKey, num_tokens: int, tier: Tier = PRIMARY) -> Checkpoint | None:
+        """Turns the running state of `claim` into a checkpoint; unless it is packed, nothing is copied.
 
-        The next step reads that checkpoint (`claim.source`, referenced) and writes a newly reserved slot.
-        False, and no change, if no slot is available, if there is a checkpoint already, or if the blocks are
+        The next step then reads that checkpoint (`claim.source`, referenced) and writes a newly reserved slot.
+        None, and no change, if no slot is available, if there is a checkpoint already, or if the blocks are
         not findable. Raises MisplacedState if `key` names another number of tokens, or if the claim's slot
         has not been written yet.
         """
@@ -234,11 +227,7 @@ class PrefixCache:
         if claim.source is not None:
             raise MisplacedState(f"slot {claim.slot} cannot be donated before state_written(): it is empty")
         entry = self._vacant_entry(key, num_tokens)
-        slot = self.reserve_slot(claim, tier) if entry is not None else None
-        if entry is None or slot is None:
-            return False
-        claim.source, claim.slot = self._publish(claim, entry, claim.slot, tier), slot
-        return True
+        return self._slots.publish_running(claim, entry, tier) if entry is not None else None
 
     def state_written(self, claim: Claim) -> None:
         """A step has written `claim.slot`: the next step reads it, and the source, if any, is released."""
@@ -286,10 +275,11 @@ class PrefixCache:
         return CacheContents(index.keys(), [checkpoint.key for checkpoint in index.checkpoints()])
 
     def stats(self) -> CacheStats:
-        storage, slots = self._storage, self._storage.slots.counts()
+        storage, slots = self._storage, self._storage.running.counts()
         return CacheStats(
             blocks=storage.blocks.counts(),
-            slots=replace(slots, in_use=slots.in_use - self.draft_slots.num_free),
+            slots=replace(slots, in_use=slots.in_use - self.draft_slots.num_free - self._slots.num_idle),
+            packed=None if storage.running is storage.slots else storage.slots.counts(),
             num_indexed_blocks=storage.index.num_blocks,
             num_checkpoints=storage.index.num_checkpoints,
             totals=replace(storage.totals),
@@ -297,8 +287,8 @@ class PrefixCache:
 
     def pool_checks(self) -> Iterator[None]:
         """Raises CorruptCache unless free + cached + in use = total, for blocks and slots; see `_Pool.checks`."""
-        yield from self._storage.blocks.checks()
-        yield from self._storage.slots.checks()
+        for pool in self._storage.pools:
+            yield from pool.checks()
 
     def check(self) -> None:
         """Raise CorruptCache unless every invariant holds, the index's too; O(number of blocks)."""
@@ -329,27 +319,6 @@ class PrefixCache:
             raise MisplacedState(f"a state of {num_tokens} tokens came with a key of {entry.num_tokens}")
         return entry if entry.checkpoint is None else None
 
-    def _give_up_deepest(self, claim: Claim) -> bool:
-        """Gives up a prefix's deepest grid checkpoint, or else its deepest: others are likelier to share shallow ones.
-
-        One that is gone already is taken off the claim's list instead. False if there is none, all of them are
-        referenced, or the deepest are still being written.
-        """
-        storage, own = self._storage, claim.checkpoints
-        for i in _grid_first(own, with_primary=not claim.num_reserved):
-            if storage.forget_checkpoint(own[i]) or storage.index.find(own[i]) is None:
-                del own[i]
-                return True
-        return False
-
-    def _publish(self, claim: Claim, entry: Entry, slot: SlotId, tier: Tier) -> Checkpoint:
-        checkpoint = self._storage.index_state(entry, slot, tier, min(claim.primary_tokens, entry.num_tokens - 1))
-        claim.num_reserved -= 1
-        claim.checkpoints.append(checkpoint)
-        if tier == PRIMARY:
-            claim.primary_tokens = entry.num_tokens
-        return checkpoint
-
     def _resume_from(self, source: Checkpoint) -> None:
         self._storage.slots.acquire(source.slot)
         source.tier = PRIMARY  # where one prompt branched off, others will
@@ -378,13 +347,6 @@ def _checkpoints_through(tail: Entry | None) -> list[Checkpoint]:
     found = [] if tail is None else [entry.checkpoint for entry in tail.upward() if entry.checkpoint is not None]
     found.reverse()
     return found
-
-
-def _grid_first(own: Sequence[Checkpoint], *, with_primary: bool) -> Iterator[int]:
-    """Indexes into `own`, deepest first: the grid checkpoints that no request resumed from, then the primary ones."""
-    yield from (i for i in reversed(range(len(own))) if own[i].tier < PRIMARY)
-    if with_primary:
-        yield from (i for i in reversed(range(len(own))) if own[i].tier == PRIMARY)
 
 
 def _blocks_through(tail: Entry | None) -> list[BlockId]:

@@ -112,10 +112,15 @@ class Publisher:
             _record(sequence, self._cache.publish_checkpoint(claim, key, boundary.num_tokens, slot, boundary.tier))
         if chunk.at_end is not None:
             num_tokens = chunk.at_end.num_tokens
-            if self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens, chunk.at_end.tier):
-                _record(sequence, claim.source)
+            key = self._key(sequence, num_tokens)
+            _record(sequence, self._cache.donate_running(claim, key, num_tokens, chunk.at_end.tier))
         if sequence.num_computed > sequence.prompt_length:
             self.keep_decoded(sequence)
+
+    def given_up(self, chunk: ScheduledChunk[S]) -> None:
+        """The chunk's sequence ends without what the step has written: frees the slots that `prepare` reserved."""
+        for _, slot in chunk.emit:
+            self._cache.release_slot(chunk.sequence.held, slot)
 
     def would_keep(self, sequence: CachedSequence, num_tokens: int) -> bool:
         """True if the rest of its prefill leaves a checkpoint at `num_tokens`, once that is among its `boundaries`, and
@@ -132,8 +137,7 @@ class Publisher:
         """Makes the state of a part of the prompt, just received, a checkpoint if the policy keeps any."""
         if self._stands_at_kept_boundary(sequence):
             claim, num_tokens = sequence.held, sequence.num_computed
-            if self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens):
-                _record(sequence, claim.source)
+            _record(sequence, self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens))
 
     def keep_decoded(self, sequence: CachedSequence) -> None:
         """Makes the running state a checkpoint at the boundaries of the answer that the policy keeps.
@@ -141,14 +145,14 @@ class Publisher:
         A newer checkpoint may supersede the request's older ones.
         """
         claim, num_tokens = sequence.held, sequence.num_computed
-        if claim.source is not None or not self._stands_at_kept_boundary(sequence):
-            return  # its state is a checkpoint already, or should not be one
+        if not self._stands_at_kept_boundary(sequence) or _is_kept(sequence):
+            return
         for old in list(self._policy.superseded(sequence.decoded)):  # first, so that the newer one gets their slot
             self._cache.unpublish(old)
             sequence.decoded.remove(old)
-        if self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens):
-            assert claim.source is not None, "a donated state is what the claim reads next"
-            sequence.decoded.append(claim.source)
+        checkpoint = self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens)
+        if checkpoint is not None:
+            sequence.decoded.append(checkpoint)
 
     def _boundaries(self, chunk: ScheduledChunk[S]) -> tuple[Boundary, ...]:
         """The boundaries that the policy keeps of a prefill chunk; none of a decode."""
@@ -168,6 +172,12 @@ class Publisher:
 
     def _key(self, sequence: CachedSequence, num_tokens: int) -> PrefixKey:
         return sequence.keys[num_tokens // self._cache.block_size - 1]
+
+
+def _is_kept(sequence: CachedSequence) -> bool:
+    """True if its state is a checkpoint already."""
+    newest = sequence.decoded[-1].num_tokens if sequence.decoded else None
+    return sequence.held.source is not None or newest == sequence.num_computed
 
 
 def _record(sequence: CachedSequence, checkpoint: Checkpoint | None) -> None:

@@ -53,10 +53,15 @@ class CacheCounters:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """A snapshot: blocks and slots by place, how many of each are findable, and the totals."""
+    """A snapshot: blocks and slots by place, how many of each are findable, and the totals.
+
+    slots    of running states, and of checkpoints unless these are packed
+    packed   slots of packed checkpoints; None: there are none
+    """
 
     blocks: PoolCounts
     slots: PoolCounts
+    packed: PoolCounts | None
     num_indexed_blocks: int
     num_checkpoints: int
     totals: CacheCounters

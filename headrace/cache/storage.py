@@ -19,13 +19,18 @@ from headrace.cache.types import PRIMARY, BlockId, PrefixKey, SlotId, Tier
 
 
 class Storage:
-    """Blocks, slots and the index over them; callers read the parts and change them through these methods."""
+    """Blocks, slots and the index over them; callers read the parts and change them through these methods.
+
+    running   slots of running states
+    slots     those of checkpoints: the same pool unless checkpoints are packed (`num_packed_slots`)
+    """
 
     def __init__(
         self,
         *,
         num_blocks: int,
         num_slots: int,
+        num_packed_slots: int = 0,
         block_size: int,
         eviction: EvictionPolicy,
         on_event: Callable[[CacheEvent], None],
@@ -34,9 +39,16 @@ class Storage:
         self._on_event = on_event
         self._eviction = eviction
         self.blocks = BlockPool(num_blocks, eviction.block_order())
-        self.slots = StatePool(num_slots, Ranked(self._rank))
+        self.running = StatePool(range(num_slots), Ranked(self._rank))
+        self.slots = self.running
+        if num_packed_slots:
+            self.slots = StatePool(range(num_slots, num_slots + num_packed_slots), Ranked(self._rank))
         self.index = PrefixIndex(block_size)
         self.totals = CacheCounters()
+
+    @property
+    def pools(self) -> tuple[BlockPool | StatePool, ...]:
+        return (self.blocks, self.slots) if self.running is self.slots else (self.blocks, self.running, self.slots)
 
     def depth(self, entry: Entry | None) -> int:
         """How many blocks lead from the start of the prompt through `entry`."""
@@ -143,8 +155,8 @@ class Storage:
 
     def check(self) -> None:
         """Raise CorruptCache unless pools and index are sound and agree; O(number of blocks)."""
-        self.blocks.check()
-        self.slots.check()
+        for pool in self.pools:
+            pool.check()
         self.index.check()
         if {entry.block for entry in self.index.entries()} != self.blocks.indexed():
             raise CorruptCache("the index and the block pool disagree on what is cached")

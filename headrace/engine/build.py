@@ -9,17 +9,19 @@ from pathlib import Path
 
 import torch
 
+from headrace.cache.checkpoint_slots import PackedPool
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.eviction import eviction_policy
 from headrace.cache.journal import Journal
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.config import ConfigError
-from headrace.engine.config import EngineConfig, PoolSizes
+from headrace.engine.config import EngineConfig
 from headrace.engine.cost_fit import prior_costs
 from headrace.engine.drafting import Drafting
 from headrace.engine.engine import Engine
 from headrace.engine.mtp_drafts import MtpDrafts
+from headrace.engine.pool_sizes import PoolSizes
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import LatestArrival, Scheduler
 from headrace.engine.step_budget import TokenCost
@@ -85,7 +87,14 @@ def engine_around(
         max_model_tokens=longest,
         max_drafts=max_drafts,
     )
-    memory = CacheMemory(layout, sizes.num_blocks, sizes.num_slots + sizes.num_draft_slots, config.device)
+    memory = CacheMemory(
+        layout,
+        sizes.num_blocks,
+        sizes.num_states,
+        config.device,
+        checkpoint_dtype=config.checkpoint_dtype,
+        num_packed_slots=sizes.num_packed_slots,
+    )
     max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
     parity_depth = attention_parity_position(model.config)
     journal = Journal()
@@ -104,6 +113,7 @@ def engine_around(
         num_slots=sizes.num_slots,
         block_size=config.block_size,
         num_draft_slots=sizes.num_draft_slots,
+        packed=_packed_pool(memory, sizes),
         eviction=eviction_policy(config.eviction_policy, parity_depth),
         on_event=journal.record,
     )
@@ -134,6 +144,12 @@ def engine_around(
         drafting=drafting,
     )
     return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)
+
+
+def _packed_pool(memory: CacheMemory, sizes: PoolSizes) -> PackedPool | None:
+    if not sizes.num_packed_slots:
+        return None
+    return PackedPool(sizes.num_packed_slots, sizes.num_emission_slots, memory.pack, memory.unpack)
 
 
 def _model(path: str, config: EngineConfig) -> HybridModel:

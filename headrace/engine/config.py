@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 from headrace.cache.checkpoints import CHECKPOINT_GRID_TOKENS, CHECKPOINT_POLICIES, DEFAULT_CHECKPOINT_POLICY
 from headrace.cache.eviction import DEFAULT_EVICTION_POLICY, EVICTION_POLICIES
-from headrace.cache.layout import DTYPE_BYTES, CacheLayout
-from headrace.config import ConfigError, at_least, one_of, refuse
+from headrace.cache.layout import DTYPE_BYTES, SCALED_STATES, STATE_FORMATS
+from headrace.config import at_least, one_of, refuse
 from headrace.speculation.config import SpeculationConfig
 
 STATE_DTYPES = ("float32", "bfloat16")
+CHECKPOINT_DTYPES = tuple(name for name in STATE_FORMATS if name != "float32")
 LOAD_FORMATS = ("safetensors", "dummy")
 QUANTIZATIONS = ("fp8",)
 
@@ -24,6 +25,9 @@ class EngineConfig:
     device             torch device: cpu, cuda, cuda:1
     dtype              of weights and attention blocks; if left out, bfloat16, on a CPU float32 (bf16 is slower there)
     state_dtype        of recurrent states; half the bytes in bfloat16. On a CPU float32 is the only one
+    checkpoint_dtype   of recurrent states in checkpoints: bfloat16 or float16, int8 or fp8 (a quarter of float32, and a
+                       scale for each row). They get a pool of their own, into which states are copied; if left out,
+                       states become checkpoints as they are, without a copy (docs/cache-policy.md)
     load_format        safetensors, or dummy: random weights for the shape in config.json, for benchmarks
     quantization       fp8: matrices of layers are quantised as they are loaded, with a scale for each row. If left out
                        they stay as the checkpoint has them, which may be FP8 already
@@ -50,6 +54,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str | None = None
     state_dtype: str = "float32"
+    checkpoint_dtype: str | None = None
     load_format: str = "safetensors"
     quantization: str | None = None
     overlap: bool | None = None
@@ -71,6 +76,7 @@ class EngineConfig:
         refuse(
             one_of(self, DTYPE_BYTES, "dtype"),
             one_of(self, STATE_DTYPES, "state_dtype"),
+            one_of(self, CHECKPOINT_DTYPES, "checkpoint_dtype"),
             one_of(self, LOAD_FORMATS, "load_format"),
             one_of(self, QUANTIZATIONS, "quantization"),
             one_of(self, CHECKPOINT_POLICIES, "checkpoint_policy"),
@@ -86,6 +92,11 @@ class EngineConfig:
             yield f"device {self.device!r}: use cpu, cuda or cuda:1"
         if self.is_on_cpu and self.state_dtype == "bfloat16":
             yield f"state_dtype {self.state_dtype} on {self.device}: use float32, or a GPU"
+        if self.state_dtype == "bfloat16" and self.checkpoint_dtype in DTYPE_BYTES:
+            yield (
+                f"checkpoint_dtype {self.checkpoint_dtype} with state_dtype {self.state_dtype}: as many bytes; leave "
+                f"it out, or use {' or '.join(SCALED_STATES)}"
+            )
         if self.state_share is not None and not 0 < self.state_share < 1:
             yield f"state_share {self.state_share}: must lie between 0 and 1, both pools need some"
         if 1 <= self.max_step_tokens < self.max_running:
@@ -117,60 +128,3 @@ class EngineConfig:
     @property
     def overlaps(self) -> bool:
         return self.overlap if self.overlap is not None else not self.is_on_cpu
-
-
-@dataclass(frozen=True)
-class PoolSizes:
-    """How many blocks and slots fit the budget; measured once, after the weights are loaded.
-
-    num_draft_slots   slots beside the others, for the states between drafts
-    """
-
-    num_blocks: int
-    num_slots: int
-    num_draft_slots: int = 0
-
-    @classmethod
-    def fit(
-        cls,
-        layout: CacheLayout,
-        config: EngineConfig,
-        *,
-        free_bytes: int,
-        max_model_tokens: int,
-        max_drafts: int = 0,
-    ) -> PoolSizes:
-        """Raises ConfigError when the budget cannot hold a single request. `max_drafts`: of a request in a step."""
-        budget = config.cache_bytes or free_bytes
-        share = config.state_share or state_share(layout, max_model_tokens)
-        num_slots = int(budget * share) // layout.state_bytes
-        num_blocks = int(budget * (1 - share)) // layout.block_bytes
-        # One running state, one checkpoint, one to write next; blocks for a warm-up's shortest prompt and its answer.
-        if num_slots < 3 or num_blocks < max(2, -(-3 // config.block_size)):
-            raise ConfigError(
-                f"cache_bytes {budget} holds {num_blocks} blocks of {layout.block_bytes} bytes and {num_slots} "
-                f"states of {layout.state_bytes}: raise cache_bytes or move state_share {share:.2f}"
-            )
-        num_draft_slots = min(config.max_running * max_drafts, int(num_slots * DRAFT_SHARE))
-        if max_drafts and not num_draft_slots:
-            raise ConfigError(
-                f"cache_bytes {budget} holds {num_slots} states, and drafts get {DRAFT_SHARE:.0%} of them, "
-                "which is none: raise cache_bytes or state_share, or set speculation.drafter: none"
-            )
-        return cls(num_blocks, num_slots - num_draft_slots, num_draft_slots)
-
-
-DRAFT_SHARE = 1 / 4
-"""Share of a node's slots that drafts get at most: where it holds few states, it drafts less."""
-
-TOKENS_PER_STATE = 8192
-
-
-def state_share(layout: CacheLayout, max_model_tokens: int) -> float:
-    """The states' share of a budget in which each comes with blocks for what a request computes anew.
-
-    TOKENS_PER_STATE comes from real traces (docs/cache-policy.md); a model of short prompts computes less.
-    """
-    num_tokens = min(TOKENS_PER_STATE, max(max_model_tokens // 8, layout.block_size))
-    block_bytes = num_tokens / layout.block_size * layout.block_bytes
-    return layout.state_bytes / (layout.state_bytes + block_bytes)

@@ -221,7 +221,8 @@ class Engine(EngineRequests):
         for chunk in step.chunks:
             sequence = chunk.sequence
             if sequence not in running:
-                continue  # its last token has come in meanwhile: this one was too many
+                self._publisher.given_up(chunk)
+                continue  # its last token has come in meanwhile, this one was too many; or its grammar has no mask
             if chunk.draft_slots:
                 continue  # how many of its tokens count is known when they are taken
             sequence.num_computed = chunk.span.end
@@ -256,8 +257,7 @@ class Engine(EngineRequests):
         self._runner.keep_rows(())  # it may have counted tokens that nobody gets
         running = set(self._running)
         for chunk in chunks:
-            for _, slot in chunk.emit:
-                self.cache.release_slot(chunk.sequence.held, slot)
+            self._publisher.given_up(chunk)
             self.cache.draft_slots.give_back(chunk.draft_slots)
         sequences = [chunk.sequence for chunk in chunks if chunk.sequence in running]
         self.shortages += 1

@@ -58,6 +58,9 @@ def warm_up(
             newest = steps[1][-1]
             start = DraftStart(1, newest.start, newest.block_ids, newest.dst_slot, num_drafts=1)
             runner.draft_tokens([start])
+        if runner.memory.num_packed_slots:
+            runner.memory.pack(0, runner.memory.num_slots)
+            runner.memory.unpack(runner.memory.num_slots, 0)
         _score_longest(runner, steps[0][0])
         runner.keep_rows(())
         if graphs:

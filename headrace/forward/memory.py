@@ -42,12 +42,26 @@ class CacheMemory:
     other. Memory starts uninitialised: a block or slot is written before it is read. One block beyond the pool's,
     `scratch_block`, receives the keys and values of rows that only pad a captured graph's batch; their states go to
     slot -1, which is written nowhere.
+
+    Packed checkpoints are states in the layout `packed_layout`, as they travel: slots `num_slots` and up, which no step
+    reads or writes.
     """
 
-    def __init__(self, layout: CacheLayout, num_blocks: int, num_slots: int, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        num_slots: int,
+        device: torch.device | str = "cpu",
+        *,
+        checkpoint_dtype: str | None = None,
+        num_packed_slots: int = 0,
+    ):
         self.layout = layout
+        self.packed_layout = layout.on_wire(checkpoint_dtype)
         self.num_blocks = num_blocks
         self.num_slots = num_slots
+        self.num_packed_slots = num_packed_slots
         self.device = torch.device(device)
         dtype, state_dtype = getattr(torch, layout.dtype), getattr(torch, layout.state_dtype)
         self.scratch_block = num_blocks
@@ -65,6 +79,8 @@ class CacheMemory:
             )
             for group in layout.state_groups
         ]
+        packed_bytes = self.packed_layout.state_bytes if num_packed_slots else 0
+        self._packed = torch.empty((num_packed_slots, packed_bytes), dtype=torch.uint8, device=device)
         self.kv_pools = [(layer[:, 0], layer[:, -1]) for pool in with_scratch for layer in pool.unbind(1)]
         self.state_pools = [
             StatePools(*layer) for conv, rec in self.states for layer in zip(conv.unbind(1), rec.unbind(1), strict=True)
@@ -79,7 +95,7 @@ class CacheMemory:
 
     @property
     def pools(self) -> list[Tensor]:
-        """All of its memory but the scratch block: `attention`, then each of `states`."""
+        """All of its memory but the scratch block and packed checkpoints: `attention`, then each of `states`."""
         return [*self.attention, *(pool for pools in self.states for pool in pools)]
 
     def gather_prompt(
@@ -140,17 +156,39 @@ class CacheMemory:
         scatter_rows(self._block_bytes, self._blocks(block_ids, pinned_ids), src)
 
     def gather_state(self, slot: int, out: Tensor, state_dtype: str | None = None) -> None:
-        """Copies one state, group by group, to out: uint8 [state_bytes]; its recurrent parts as `state_dtype`, one of
-        STATE_FORMATS."""
-        self._require_slot(slot)
-        for part, piece, dtype in self._state(out, self.layout.on_wire(state_dtype)):
-            write_part(part.pool[slot], piece, dtype)
+        """Copies one state or packed checkpoint, group by group, to out: uint8 [state_bytes]; its recurrent parts as
+        `state_dtype`, one of STATE_FORMATS."""
+        self._require_slot(slot, self.num_slots + self.num_packed_slots)
+        wire = self.layout.on_wire(state_dtype)
+        if slot < self.num_slots:
+            for part, piece, dtype in self._state(out, wire):
+                write_part(part.pool[slot], piece, dtype)
+        else:
+            self._gather_packed(self._packed[slot - self.num_slots], out, wire)
+
+    def _gather_packed(self, packed: Tensor, out: Tensor, wire: CacheLayout) -> None:
+        kept = self._state(packed, self.packed_layout)
+        for (part, piece, dtype), (_, kept_piece, kept_dtype) in zip(self._state(out, wire), kept, strict=True):
+            if dtype is kept_dtype:
+                piece.copy_(kept_piece, non_blocking=True)
+            else:
+                values = torch.empty_like(part.pool[0])
+                read_part(kept_piece, values, kept_dtype)
+                write_part(values, piece, dtype)
 
     def scatter_state(self, slot: int, src: Tensor, state_dtype: str | None = None) -> None:
         """Copies src, uint8 [state_bytes] with recurrent parts of `state_dtype`, to one slot."""
-        self._require_slot(slot)
+        self._require_slot(slot, self.num_slots)
         for part, piece, dtype in self._state(src, self.layout.on_wire(state_dtype)):
             read_part(piece, part.pool[slot], dtype)
+
+    def pack(self, slot: int, packed_slot: int) -> None:
+        """Copies a state to a packed checkpoint, behind all that was launched."""
+        self.gather_state(slot, self._packed[packed_slot - self.num_slots], self.packed_layout.state_dtype)
+
+    def unpack(self, packed_slot: int, slot: int) -> None:
+        """Copies a packed checkpoint to a state, behind all that was launched."""
+        self.scatter_state(slot, self._packed[packed_slot - self.num_slots], self.packed_layout.state_dtype)
 
     def record_event(self) -> torch.cuda.Event | None:
         """An event behind everything launched on this memory so far; None on a CPU, where it has already happened.
@@ -166,9 +204,9 @@ class CacheMemory:
     def _blocks(self, block_ids: Sequence[int], pinned_ids: PinnedIds | None) -> Tensor:
         return upload_ids(block_ids, self.num_blocks, "block", self.device, pinned_ids)
 
-    def _require_slot(self, slot: int) -> None:
-        if not 0 <= slot < self.num_slots:
-            raise IndexError(f"slot {slot} is not in 0..{self.num_slots - 1}")
+    def _require_slot(self, slot: int, end: int) -> None:
+        if not 0 <= slot < end:
+            raise IndexError(f"slot {slot} is not in 0..{end - 1}")
 
     def _state(self, state: Tensor, wire: CacheLayout) -> Iterator[tuple["_StatePart", Tensor, torch.dtype]]:
         """The parts of one state in the layout `wire`, with the piece of its bytes `state` and the dtype of each.

@@ -155,6 +155,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "device": (["cuda", "cuda:1"], ["", "gpu", "cuda0", "cuda:x"]),
         "dtype": (["float32", "bfloat16"], ["int8"]),
         "state_dtype": (["float32", "bfloat16"], ["float16"]),
+        "checkpoint_dtype": (["bfloat16", "float16", "int8", "fp8"], ["float32", "int4"]),
         "load_format": (["safetensors", "dummy"], ["pickle"]),
         "quantization": (["fp8"], ["int4", ""]),
         "threads": COUNT,

@@ -8,6 +8,7 @@ blocks, or a state that was overwritten, is caught at the read.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headrace.cache.checkpoint_slots import PackedPool
 from headrace.cache.checkpoints import (
     CHECKPOINT_GRID_TOKENS,
     ChunkSpan,
@@ -58,8 +59,15 @@ class Request:
         return [] if self.chunk is None else [slot for _, slot in self.chunk.emit]
 
 
+NUM_EMISSION_SLOTS = 2
+"""Of a node with packed checkpoints."""
+
+
 class FakeNode:
-    """A node with one cache, which is checked after every call."""
+    """A node with one cache, which is checked after every call.
+
+    num_packed_slots   of packed checkpoints; 0: states become checkpoints where they are
+    """
 
     def __init__(
         self,
@@ -67,6 +75,7 @@ class FakeNode:
         policy: str = "branch",
         num_blocks: int = 64,
         num_slots: int = 16,
+        num_packed_slots: int = 0,
         block_size: int = 16,
         eviction: str = DEFAULT_EVICTION_POLICY,
         checkpoint_grid_tokens: int = CHECKPOINT_GRID_TOKENS,
@@ -75,6 +84,9 @@ class FakeNode:
         self.cache = PrefixCache(
             num_blocks=num_blocks,
             num_slots=num_slots,
+            packed=PackedPool(num_packed_slots, NUM_EMISSION_SLOTS, self._copy, self._copy)
+            if num_packed_slots
+            else None,
             block_size=block_size,
             eviction=eviction_policy(eviction),
             on_event=on_event,
@@ -193,6 +205,9 @@ class FakeNode:
         for claim in [self._claim_a_slot() for _ in range(wanted)]:
             self.cache.release(claim)
         self.cache.check()
+
+    def _copy(self, source: SlotId, target: SlotId) -> None:
+        self.slot_bytes[target] = self.slot_bytes[source]
 
     def _claim_a_slot(self) -> Claim:
         claim = self.cache.claim([], num_tokens=0, hit_policy=ResumeLocally(), max_reuse_tokens=0)

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.cache.replay import BLOCK_TOKENS, Setting, Trace, hit_share, infinite_share, replay
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.prefix_cache import PrefixCache
+from headrace.config import ConfigError
 
 B = BLOCK_TOKENS
 # A prompt, its next turn, one that leaves the first after two blocks, and that one's next turn.
@@ -55,5 +56,9 @@ def test_a_budget_of_gigabytes_becomes_blocks_and_slots(trace: Trace) -> None:
     assert ample == infinite_share(trace)
     bound = hit_share(trace, Setting("qwen35-4b", 10, "attention only", "lru"))
     assert bound == infinite_share(trace)
-    with pytest.raises(ValueError, match="raise the budget"):
+    packed = hit_share(trace, Setting("qwen35-4b", 10, "every int8", "lru"))
+    assert packed == infinite_share(trace)
+    with pytest.raises(ConfigError, match="raise cache_bytes"):
         hit_share(trace, Setting("qwen35-4b", 0.05, "branch", "lru", grid_tokens=512))
+    with pytest.raises(ValueError, match="raise the budget"):
+        replay(trace, PrefixCache(num_blocks=2, num_slots=3, block_size=B), checkpoint_policy("none"), 8192)

@@ -55,15 +55,17 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(
         num_blocks=st.integers(4, 24),
         num_slots=st.integers(1, 10),
+        num_packed_slots=st.just(0) | st.integers(1, 10),
         policy=st.sampled_from(CHECKPOINT_POLICIES),
         eviction=st.sampled_from(EVICTION_POLICIES),
     )
-    def start(self, num_blocks: int, num_slots: int, policy: str, eviction: str) -> None:
-        self.num_blocks, self.num_slots = num_blocks, num_slots
+    def start(self, num_blocks: int, num_slots: int, num_packed_slots: int, policy: str, eviction: str) -> None:
+        self.num_blocks, self.num_slots, self.is_packed = num_blocks, num_slots, num_packed_slots > 0
         self.node = FakeNode(
             policy=policy,
             num_blocks=num_blocks,
             num_slots=num_slots,
+            num_packed_slots=num_packed_slots,
             block_size=SIZE,
             eviction=eviction,
             checkpoint_grid_tokens=SIZE,
@@ -87,7 +89,8 @@ class CacheMachine(RuleBasedStateMachine):
         shared, source = self.reused(tokens, policy.reusable_tokens(hit), policy.resume_tokens(hit))
         num_new = -(-len(tokens) // SIZE) - len(shared)
         block_room = self.num_blocks - len(self.held_blocks() | set(shared))
-        slot_room = self.num_slots - len(self.held_slots() | source)
+        emitting = {slot for each in self.phases for slot in each.emitting}
+        slot_room = self.num_slots - len(self.held_slots() - emitting if self.is_packed else self.held_slots() | source)
         before = self.node.cache.stats()
 
         request = self.node.admit(tokens, hit_policy=policy, hints=tuple(hints))
@@ -99,7 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
         claim = request.claim
         assert (claim.hit, claim.reused_tokens) == (hit, policy.reusable_tokens(hit))
         assert claim.block_ids[: len(shared)] == shared
-        assert ({claim.source_slot} - {None}) == source
+        assert ({claim.source_slot} - {None}) == (set() if self.is_packed else source)
         new = claim.block_ids[len(shared) :]
         assert len(set(new)) == num_new and not set(new) & (self.held_blocks() | set(shared))
         assert claim.slot not in self.held_slots() | source
@@ -215,7 +218,10 @@ class CacheMachine(RuleBasedStateMachine):
         held = {request.claim.slot for request in self.phases}
         held |= {request.claim.source.slot for request in self.phases if request.claim.source is not None}
         held |= {slot for request in self.phases for slot in request.emitting}
-        return held | {hold.checkpoint.slot for hold in self.leased.values()}
+        return held if self.is_packed else held | self.leased_slots()
+
+    def leased_slots(self) -> set[SlotId]:
+        return {hold.checkpoint.slot for hold in self.leased.values()}
 
     def published(self, request: Request) -> None:
         self.findable.update(request.keys[: request.num_computed // SIZE])
@@ -234,6 +240,9 @@ class CacheMachine(RuleBasedStateMachine):
         stats = self.node.cache.stats()
         assert stats.blocks.in_use == len(self.held_blocks())
         assert stats.slots.in_use == len(self.held_slots())
+        assert (stats.packed is not None) == self.is_packed
+        if stats.packed is not None:
+            assert stats.packed.in_use == len(self.leased_slots())
 
     @invariant()
     def whatever_can_be_found_has_the_right_bytes(self) -> None:

@@ -30,7 +30,7 @@ def test_reserve_takes_distinct_free_ids_or_nothing() -> None:
 
 
 def test_an_id_is_free_again_with_its_last_reference() -> None:
-    pool = StatePool(2, Recency())
+    pool = StatePool(range(2), Recency())
     (slot,) = pool.reserve(1) or []
     pool.acquire(slot)
     pool.drop(slot)

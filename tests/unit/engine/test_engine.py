@@ -8,8 +8,9 @@ import torch
 
 from headrace.cache.hits import ReceiveState
 from headrace.config import ConfigError
-from headrace.engine.config import EngineConfig, PoolSizes
+from headrace.engine.config import EngineConfig
 from headrace.engine.intake import BadRequest, RequestTooLarge
+from headrace.engine.pool_sizes import PoolSizes
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Sampled, Scored, Started
 from headrace.request import FinishReason
 from tests.support.engine.driving import GREEDY, generate, request, run_all, small_engine, submit

@@ -9,7 +9,17 @@ from headrace.engine.intake import BadRequest
 from headrace.engine.sequence import Failed, Finished, Sampled
 from headrace.grammar import AnswerGrammar, json_grammar, lark_grammar, regex_grammar
 from headrace.request import FinishReason, Sampling
-from tests.support.engine.driving import Run, engine_of, generate, request, run_all, serve, small_engine, submit
+from tests.support.engine.driving import (
+    Run,
+    assert_nothing_in_use,
+    engine_of,
+    generate,
+    request,
+    run_all,
+    serve,
+    small_engine,
+    submit,
+)
 from tests.support.engine.oracle import random_prompt
 from tests.support.engine.tiny_checkpoints import END_OF_TEXT_ID, TURN_END_ID, build_tokenizer
 
@@ -169,6 +179,16 @@ def test_a_grammar_that_grows_beyond_its_limits_ends_its_answer_and_no_other(
     )
     assert_obeys(other)
     assert len(confused.tokens) < len(other.tokens)
+
+
+def test_a_grammar_without_a_first_mask_keeps_no_slot_for_a_checkpoint(tiny_checkpoint, monkeypatch) -> None:
+    built = small_engine(tiny_checkpoint("granite"), checkpoint_policy="every")
+    run = submit(built, request(random_prompt(60), JSON))
+    monkeypatch.setattr(AnswerGrammar, "error", property(lambda self: "too big"))
+    built.engine.admit()
+    built.engine.step()
+    built.engine.release(run.sequence)
+    assert_nothing_in_use(built)
 
 
 def test_a_folder_without_a_tokenizer_refuses_grammars(tiny_checkpoint, tmp_path) -> None:

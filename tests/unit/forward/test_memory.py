@@ -160,6 +160,32 @@ def test_states_travel_with_a_byte_an_element_and_a_scale_a_row(
         assert not torch.equal(back, values)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kept", ["float16", "int8"])
+@pytest.mark.parametrize("wire", ["float32", "float16", "int8"])
+@LAYOUTS
+def test_a_packed_checkpoint_travels_as_the_state_that_is_unpacked_from_it(
+    layout: CacheLayout, kept: str, wire: str, device: str
+):
+    memory = CacheMemory(layout, 1, 2, device, checkpoint_dtype=kept, num_packed_slots=2)
+    for pool in memory.pools:
+        pool.copy_(torch.randn(pool.shape))
+    memory.pack(0, 3)
+    memory.unpack(3, 1)
+    sent, unpacked = (torch.empty(layout.on_wire(wire).state_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    memory.gather_state(3, sent, wire)
+    if kept == wire:
+        memory.pack(0, 2)
+        memory.gather_state(2, unpacked, wire)
+    else:
+        memory.gather_state(1, unpacked, wire)
+    assert torch.equal(sent, unpacked)
+    with pytest.raises(IndexError, match="slot 4"):
+        memory.gather_state(4, sent, wire)
+    with pytest.raises(IndexError, match="slot 3"):
+        memory.scatter_state(3, sent, wire)
+
+
 def test_a_state_that_is_a_window_alone_has_the_same_bytes_in_every_state_dtype():
     layout = replace(LAYOUT, state_groups=(StateGroup(2, (7, 2)),))
     assert {layout.on_wire(dtype).state_bytes for dtype in ("float32", "bfloat16", "int8")} == {2 * 7 * 2 * 2}
