@@ -67,6 +67,7 @@ class Work:
     )  # fmt: skip
     request = NO_CLIENT
     client_work = 0.0
+    exceeds = False
     may_be_admitted = True
     drafts = ()
     then: Callable[[Work], None]

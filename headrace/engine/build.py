@@ -131,7 +131,13 @@ def engine_around(
         runner,
         cache,
         checkpoint_policy(config.checkpoint_policy, config.checkpoint_grid_tokens),
-        Scheduler(config.max_step_tokens, config.max_running, config.block_size, TokenCost.in_tokens(parity_depth)),
+        Scheduler(
+            config.max_step_tokens,
+            config.max_running,
+            config.block_size,
+            TokenCost.in_tokens(parity_depth),
+            CPU_ROW if config.is_on_cpu else 0.0,
+        ),
         LatestArrival(),
         eos_token_ids=model.config.eos_token_ids,
         vocab_size=model.config.vocab_size,
@@ -163,6 +169,9 @@ def _model(path: str, config: EngineConfig) -> HybridModel:
         raise ConfigError(f"speculation.drafter {MTP}: {error}; set drafter: ngram, suffix or none") from error
 
 
+CPU_ROW = 1 / 6
+"""An answer's part of a step, as a share of the step's own time: the shipped models on one core. A GPU reads weights
+once for all of them."""
 CPU_SHARE = 0.1  # of the available memory: nodes of a test cluster share one machine
 CUDA_SHARE = 0.85  # of the memory that the weights left; the rest is for activations
 

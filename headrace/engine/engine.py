@@ -149,8 +149,13 @@ class Engine(EngineRequests):
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
         now_s = self._clock()
-        for sequence in self._running:
-            sequence.client_work = self._client_work.of(sequence.request.client, now_s)
+        clients = [sequence.request.client for sequence in self._running]
+        self._client_work.pass_time(now_s, clients)
+        standing = {
+            client: (self._client_work.of(client), self._client_work.exceeds(client)) for client in set(clients)
+        }
+        for sequence, client in zip(self._running, clients, strict=True):
+            sequence.client_work, sequence.exceeds = standing[client]
         while True:
             ready = (s for s in self._running if self._takes_part(s))
             chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self.cost_fit.late_s)
@@ -160,9 +165,8 @@ class Engine(EngineRequests):
                 continue  # drafts are not worth another request's blocks
             if not self._settle():
                 self._preempt(self._settled_paused() or self._victims.victim(self._running))
-        for chunk in chunks:
-            cost = self._scheduler.token_cost.of(chunk.span)
-            self._client_work.add(chunk.sequence.request.client, cost, now_s)
+        for chunk, cost in zip(chunks, self._scheduler.work(chunks, self.cost_fit.costs), strict=True):
+            self._client_work.add(chunk.sequence.request.client, cost)
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
         if self.drafting is not None:

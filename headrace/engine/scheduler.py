@@ -9,6 +9,11 @@ Before shorter prompts come those of lighter clients, whose requests took less o
 doublings of a step): with one, the others get up to LIGHT_SHARE. So a client that asks now and then does not wait for
 one that always does, in however many short requests. If all are of one client, only lengths count.
 
+Clients beyond their share (`ClientWork.exceeds`) yield to the others. Beside answers of others theirs take turns: they
+lengthen the step by at most 1/3 (LIGHT_SHARE of it is left to the others), by the node's measured costs, or by one
+answer. Beside prompts of others theirs get at most 1/3 of what those cost, or a block; and where all prompts are of
+such clients, B is a quarter, so that a prompt of another that comes soon waits for a short step.
+
 B is `max_step_tokens`, in tokens and in their cost (`TokenCost`). A step that is shared, with decodes or with shorter
 prompts or those of lighter clients, costs as much as B tokens at depth 0: a long prompt's chunks shrink as it gets
 deeper, and it delays no other request's next token by more. Where nobody waits for the step to end but the prompt that
@@ -24,8 +29,9 @@ None starves. The prompt that arrived first computes at least a block in each st
 decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
 4 C/B steps, 8 C/B beside lighter clients, where C is the cost of its tokens and of those of the prompts that arrived
 before it, and a step for each of these: up to a half or three quarters of the budget may go to others, and half of the
-rest may be less than a block; under a gap, so may all of it. When there are more sequences than a step takes, they take
-turns: all decoding ones, and the prefill that arrived first.
+rest may be less than a block. Under a gap all of it may be, and so may be what a client beyond its share gets beside
+others. When there are more sequences than a step takes, they take turns: all decoding ones, and the prefill that
+arrived first.
 """
 
 from __future__ import annotations
@@ -40,10 +46,10 @@ from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.load import shape_of
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
+from headrace.engine.yielding import LIGHT_SHARE, yielding_answers
 from headrace.step_costs import StepCosts, StepShape
 
 SHORT_SHARE = 1 / 2
-LIGHT_SHARE = 3 / 4
 LEAST_SHARE = 1 / 4
 """Share of a step's cost that prompts have, whatever its decodes cost."""
 
@@ -61,12 +67,15 @@ class Scheduler:
     max_step_tokens   budget of a step: tokens, and in shared steps their cost, too
     max_running       the most sequences in a step
     token_cost        of this node's model
+    least_row         what an answer adds to a step at the least, as a share of the step's own time: steps of one size
+                      do not tell
     """
 
     max_step_tokens: int
     max_running: int
     block_size: int
     token_cost: TokenCost
+    least_row: float = 0.0
 
     def schedule(
         self, running: Iterable[Sequence], costs: StepCosts | None = None, late_s: float = 0.0
@@ -79,7 +88,11 @@ class Scheduler:
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
-        turns = [s for s in ready if s is head or not s.is_prefilling][: self.max_running]
+        turns = [s for s in ready if s is head or not s.is_prefilling]
+        if costs is not None and any(s.exceeds for s in turns):
+            yielding = yielding_answers((s for s in turns if s is not head), costs, self.least_row)
+            turns = [s for s in turns if s not in yielding]
+        turns = turns[: self.max_running]
         decodes = [ScheduledChunk(s, _newest(s)) for s in turns if s is not head]
         return decodes + self._prefills(prefilling, decodes, costs, late_s) if head in turns else decodes
 
@@ -97,14 +110,17 @@ class Scheduler:
         lighter = [s for s in prefilling if self._level(s) < level]
         shorter = [s for s in prefilling if self._level(s) == level and 2 * _left(s) < _left(first)]
         preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
+        ordinary = [s for s in prefilling if not s.exceeds]
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
             budget, least = self.within(longest_s(gap_s, late_s), shape_of(decodes), first.num_computed, costs), 1
         else:
-            full = ChunkSpan(0, self.max_step_tokens)
-            if not decodes and not preferred:
-                full = ChunkSpan(first.num_computed, first.num_computed + self.max_step_tokens)
+            start = first.num_computed if ordinary and not decodes and not preferred else 0
+            full = ChunkSpan(start, start + math.ceil(self.max_step_tokens * (1.0 if ordinary else 1 - LIGHT_SHARE)))
             budget, least = self._beside(decodes, self.token_cost.of(full)), self.block_size
+        if 0 < len(ordinary) < len(prefilling):
+            wanted = sum(budget.token_cost.of(ChunkSpan(s.num_computed, s.prefill_length)) for s in ordinary)
+            budget = budget.at_most(wanted / LIGHT_SHARE)
         share = LIGHT_SHARE if lighter else SHORT_SHARE
         chunks = self._chunks(preferred[: places - 1], budget.part(share))
         for chunk in chunks:
@@ -116,9 +132,22 @@ class Scheduler:
         others = [sequence for sequence in prefilling if sequence not in taken]
         return chunks + self._chunks(others[: places - len(chunks)], budget.without(span))
 
+    def work(self, chunks: list[ScheduledChunk[Sequence]], costs: StepCosts) -> list[float]:
+        """Work that each chunk is for its client, in tokens at depth 0: answers share what a step costs without any."""
+        is_decode = [not chunk.sequence.is_prefilling for chunk in chunks]
+        row, position = 1.0, 0.0
+        if any(is_decode) and costs.token_s:
+            row = min((costs.step_s / sum(is_decode) + costs.decode_s) / costs.token_s, self.max_step_tokens)
+            position = costs.context_s / costs.token_s
+        return [
+            row + position * chunk.span.start if decodes else self.token_cost.of(chunk.span)
+            for chunk, decodes in zip(chunks, is_decode, strict=True)
+        ]
+
     def _level(self, sequence: Sequence) -> int:
-        """How much its client has had lately, in doublings: 0 is less than a step, 3 is 7 to 15 steps."""
-        return int(math.log2(1 + sequence.client_work / self.max_step_tokens))
+        """How much its client has had lately, in doublings: 0 is less than a step, 3 is 7 to 15 steps. A client beyond
+        its share has had more than any other."""
+        return int(math.log2(1 + sequence.client_work / self.max_step_tokens)) + sequence.exceeds
 
     def _beside(self, decodes: list[ScheduledChunk[Sequence]], cost: float) -> StepBudget:
         """Budget that the decodes leave to prompts of a step that may cost so much."""

@@ -78,6 +78,10 @@ class StepBudget:
         left = max(0.0, self.cost - self.token_cost.of(span))
         return replace(self, num_tokens=self.num_tokens - (span.end - span.start), cost=left)
 
+    def at_most(self, cost: float) -> StepBudget:
+        """Budget of no more than this cost."""
+        return replace(self, cost=min(self.cost, cost))
+
     def part(self, share: float) -> StepBudget:
         """Budget of such a share of it, in whole tokens."""
         return replace(self, num_tokens=int(self.num_tokens * share), cost=self.cost * share)
