@@ -52,7 +52,12 @@ class AnswerGrammar:
     def allowed(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The leading ones of these tokens after which the grammar allows another one."""
         allowed = token_ids[: self.matcher.validate_tokens(list(token_ids))]
-        return allowed[:-1] if allowed and self.after(allowed).matcher.is_stopped() else allowed
+        further = AnswerGrammar(self.matcher.deep_copy())
+        for number, token_id in enumerate(allowed):
+            further.append([token_id])  # `validate_tokens` counts no token towards a rule's max_tokens
+            if further.matcher.is_stopped():
+                return allowed[:number]
+        return allowed
 
     def forced(self) -> list[int]:
         """Tokens of the only text that the grammar leaves next; none where it leaves a choice."""

@@ -96,6 +96,14 @@ def test_answers_of_one_grammar_go_their_own_ways(grammars: Grammars):
     assert (first.error, grammars.answer(text, ids("no")).error) == (None, None)
 
 
+def test_drafts_end_where_a_rule_has_its_most_tokens(grammars: Grammars):
+    answer = grammars.answer(lark_grammar('start: word "!"\nword[max_tokens=3]: /[a-z]*/'))
+    tokens = [token for letter in "abcde" for token in ids(letter)]
+    assert answer.allowed(tokens) == tokens[:3]
+    answer.append(tokens[:2])
+    assert answer.allowed(tokens[2:]) == tokens[2:3]
+
+
 def test_no_more_grammars_are_kept_than_there_is_room_for(grammars: Grammars, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grammar, "KEPT_GRAMMARS", 3)
     texts = [regex_grammar(f"a{number}") for number in range(5)]
