@@ -1,5 +1,6 @@
 """The same engine on a CUDA device: greedy tokens in float32 are those of the CPU. Runs where there is one."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_config, random_model
 from headrace.request import Sampling
+from headrace.speculation.config import SpeculationConfig
 from tests.support.engine.driving import (
     GREEDY,
     assert_nothing_in_use,
@@ -23,6 +25,7 @@ from tests.support.engine.driving import (
     small_engine,
     submit,
 )
+from tests.support.engine.mtp_checkpoints import add_mtp
 from tests.support.engine.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -45,6 +48,21 @@ def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(family: str, tiny_checkpoi
     expected = answers(device="cpu")
     assert answers(device="cuda") == expected
     assert answers(device="cuda", cuda_graphs=False, overlap=False) == expected
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "ngram"])
+def test_greedy_tokens_with_drafts_on_cuda_equal_those_without(drafter: str, tiny_checkpoint, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(tiny_checkpoint("qwen35"), tmp_path / "mtp"))
+    add_mtp(path)
+    speculation, found = SpeculationConfig(drafter, "fixed", 3), []
+    for settings in ({}, {"speculation": speculation}, {"speculation": speculation, "cuda_graphs": False}):
+        built = small_engine(path, dtype="float32", device="cuda", **settings)
+        runs = [submit(built, request(random_prompt(n), replace(GREEDY, max_tokens=32))) for n in LENGTHS]
+        run_all(built)
+        drafting = built.engine.drafting
+        found.append(([run.tokens for run in runs], drafting and (drafting.drafted_tokens, drafting.accepted_tokens)))
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert found[1] == found[2] and found[1][1][0] > 0
 
 
 @pytest.mark.parametrize("family", ["granite", "qwen35"])
