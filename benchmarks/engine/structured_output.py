@@ -1,15 +1,15 @@
 """Structured output: which schemas are held, what a mask costs, and what grammars cost decoding.
 
     python -m benchmarks structured-output [--suite JSON-Schema-Test-Suite/tests/draft2020-12] [--tokenizer FILE]
-    python -m benchmarks structured-decode [--device cuda] [--batch 64] [--vocabulary 151936]
+    python -m benchmarks structured-decode [--device cuda --shape qwen35-4b --cache-gib 16] [--batch 64]
 
 `structured-output`: each schema of the suite is compiled as the router compiles it, and each of its documents, written
 in two ways, is followed token by token. Then random answers to four schemas, with the processor time of each mask.
 Without `--tokenizer` the vocabulary is made of the words of this machine's Python packages: its size and its trie are
 like a real one's, its merges are not.
 
-`structured-decode`: a random tiny model with that vocabulary, a batch of answers whose grammar never ends beside the
-same batch without, in turn.
+`structured-decode`: a model of random weights with that vocabulary, a batch of answers whose grammar never ends beside
+the same batch without, in turn.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.engine.steps import Batch, greedy
-from benchmarks.shapes import TINY_MODELS, random_prompts
+from benchmarks.shapes import SHAPES, TINY_MODELS, random_prompts
 from benchmarks.timing import compare, table_header, table_row
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
+from headrace.forward.memory import use_device
 from headrace.grammar import GrammarError, Grammars, check_grammar, json_grammar
 from headrace.models.weights import load_config, random_model
 
@@ -213,22 +214,25 @@ def decode(
     steps: int = 64,
     rounds: int = 5,
     vocabulary: int = VOCABULARY,
-    model: str = "headrace-tiny-qwen3.5",
+    shape: Annotated[str | None, typer.Option(help=f"of {', '.join(SHAPES)}, instead of the tiny Qwen3.5")] = None,
+    cache_gib: float = 1.0,
     overlap: bool = True,
 ) -> None:
     """Decoding with grammars beside decoding without."""
-    shape = replace(load_config(TINY_MODELS / model), vocab_size=vocabulary, eos_token_ids=(0,))
+    use_device(device)
+    layers = load_config(TINY_MODELS / "headrace-tiny-qwen3.5") if shape is None else SHAPES[shape]
+    model = replace(layers, vocab_size=vocabulary, eos_token_ids=(0,))
     config = EngineConfig(
         device=device,
         overlap=overlap,
-        cache_bytes=1 << 30,
+        cache_bytes=int(cache_gib * 2**30),
         max_running=batch,
         max_step_tokens=max(1024, batch),
         max_model_tokens=32 + 4 * steps,
     )
     with TemporaryDirectory() as folder:
         file = made_tokenizer(Path(folder), vocabulary)
-        weights = random_model(shape, getattr(torch, config.model_dtype), device)
+        weights = random_model(model, getattr(torch, config.model_dtype), device)
         built = engine_around(weights, config, time.monotonic, file)
         grammar = json_grammar(ENDLESS)
         decode_s(built, batch, steps, grammar)
