@@ -15,15 +15,7 @@ from headrace.tracing import Tracing
 from headrace.wire import codecs
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import (
-    DecodeCommand,
-    LocalPrefill,
-    Reservation,
-    Start,
-    Tokens,
-    TokensRead,
-    TransferReport,
-)
+from headrace.wire.messages import DecodeCommand, LocalPrefill, Reservation, Start, Tokens, TokensRead, TransferReport
 from node_runtime.fetch import Fetches
 from node_runtime.router_calls import RouterCalls
 from node_runtime.runtime import NodeRuntime

@@ -11,7 +11,7 @@ import ray
 import ray.util
 
 from headrace.actor import ServerActor
-from headrace.wire.messages import NodeInfo
+from headrace.wire.node_messages import NodeInfo
 from node.config import NodeConfig
 from node.server import node_server
 from node_runtime.process import START_ERRORS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from decode_node.service import serve_decode
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from node.config import NodeConfig
 from node_runtime.server import NodeServer
 from prefill_node.service import serve_prefill

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from headrace.wire.messages import LinkStatus, Peer, transfer_refusal
+from headrace.wire.node_messages import LinkStatus, Peer, transfer_refusal
 from node_runtime.measured_rate import MeasuredRate
 from transfer.backend import Transport
 from transfer.buffers import StagingMemory

@@ -10,7 +10,7 @@ from contextlib import suppress
 from headrace.wire.client import RegistryClient
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.errors import NodeError, RequestRefused
-from headrace.wire.messages import NodeInfo, NodeStatus, Peer
+from headrace.wire.node_messages import NodeInfo, NodeStatus, Peer
 from headrace.wire.tls import Identity
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from headrace.host_process import machine_id
 from headrace.tracing import open_tracing
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.client import GrpcFetchClient
-from headrace.wire.messages import FetchReply, FetchRequest, FetchSource, NodeInfo, NodeStatus, Role
+from headrace.wire.messages import FetchReply, FetchRequest, FetchSource
+from headrace.wire.node_messages import NodeInfo, NodeStatus, Role
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import load_identity
 from node_runtime.cache_feed import CacheFeed

@@ -23,15 +23,8 @@ from headrace.wire.decode_call import FEED_METADATA
 from headrace.wire.errors import CRASH_DETAILS, STOP_DETAILS
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import (
-    FetchReply,
-    FetchRequest,
-    NodeInfo,
-    NodeStatus,
-    Role,
-    SwitchRoleReply,
-    SwitchRoleRequest,
-)
+from headrace.wire.messages import FetchReply, FetchRequest
+from headrace.wire.node_messages import NodeInfo, NodeStatus, Role, SwitchRoleReply, SwitchRoleRequest
 from node_runtime.sessions import CheckpointMissing, NoCapacity
 from transfer.protocol.errors import LayoutMismatch, TransferError, TransferFailed
 

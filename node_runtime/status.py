@@ -10,7 +10,7 @@ from headrace.engine.build import BuiltEngine
 from headrace.engine.drafting import PLACES, Drafting
 from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CACHE_CHANGES
-from headrace.wire.messages import NodeStatus, PoolStatus
+from headrace.wire.node_messages import NodeStatus, PoolStatus
 from transfer.protocol.authentication import RefusalCause
 from transfer.protocol.events import Cause
 from transfer.protocol.stats import TransferTotals, TransportStats, WaitStats

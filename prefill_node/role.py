@@ -11,12 +11,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from headrace.engine.sequence import Admitted, Computed, Event, Job, Started
-from headrace.wire.messages import (
-    PrefillDone,
-    PrefillEvent,
-    PrefillReport,
-    PrefillRequest,
-)
+from headrace.wire.messages import PrefillDone, PrefillEvent, PrefillReport, PrefillRequest
 from node_runtime.fetch import Fetches
 from node_runtime.fetch_policy import FetchPolicy
 from node_runtime.lifecycle import (

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from headrace.wire.messages import PoolStatus
+from headrace.wire.node_messages import PoolStatus
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry
 from router.node_counters import text_of

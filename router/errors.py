@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, RequestRefused
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 
 if TYPE_CHECKING:
     from router.cluster.lost_nodes import LostNode

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry
 from router.cluster_metrics import ClusterCollector

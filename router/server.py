@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from headrace.tracing import Tracing, open_tracing
 from headrace.wire.client import GrpcNodeClient, NodeClient
-from headrace.wire.messages import NodeInfo
+from headrace.wire.node_messages import NodeInfo
 from headrace.wire.server import ListenError
 from headrace.wire.tls import TlsError, load_identity
 from router.api.app import build_app

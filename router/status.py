@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from headrace.wire.cache_updates import CACHE_CHANGES
-from headrace.wire.messages import LinkStatus, Role
+from headrace.wire.node_messages import LinkStatus, Role
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeEntry, NodeTable
 from router.errors import ApiError, no_node

@@ -17,7 +17,7 @@ from benchmarks.router.work import RECEIVE, AttentionAlone, NodeShape, Work
 from benchmarks.router.workload import Arrival, Workload
 from headrace.cache.events import CacheEvent
 from headrace.cache.hits import ResumeLocally
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from node_runtime.config import RuntimeConfig
 from router.routing.candidates import LinkCosts
 from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, Policy, RoutedRequest

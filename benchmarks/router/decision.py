@@ -22,7 +22,7 @@ from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.types import PrefixKey
 from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CacheSnapshotPart
-from headrace.wire.messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
+from headrace.wire.node_messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex
 from router.routing.ledger import Ledger
 from router.routing.plan import Plan, RoutedRequest

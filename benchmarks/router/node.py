@@ -25,7 +25,7 @@ from headrace.engine.scheduler import Scheduler
 from headrace.engine.step_budget import TokenCost
 from headrace.engine.waiting import WaitingLine
 from headrace.step_costs import StepShape
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Load
 
 ENGINE_BLOCK_TOKENS = 16

@@ -13,7 +13,7 @@ from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.pools import PoolCounts
 from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
-from headrace.wire.messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
+from headrace.wire.node_messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex, NodeIndex
 from router.routing.candidates import Candidate, LinkCosts
 from router.routing.ledger import Ledger

@@ -25,6 +25,7 @@ from headrace.wire.decode_call import GrpcDecodeCall, RouterFeed
 from headrace.wire.errors import RequestRefused
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.node_messages import NodeInfo, NodeStatus, RegisterReply, Role, SwitchRoleReply, SwitchRoleRequest
 from headrace.wire.tls import Identity
 
 Reply = TypeVar("Reply", bound=Message)
@@ -68,8 +69,8 @@ class NodeClient(Protocol):
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]: ...
     def decode(self, start: m.Start, *, timeout_s: float) -> DecodeCall: ...
     def cache_updates(self) -> StreamCall[CacheUpdate]: ...
-    async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]: ...
-    async def switch_role(self, role: m.Role, *, timeout_s: float) -> int: ...
+    async def describe(self, *, timeout_s: float) -> tuple[NodeInfo, NodeStatus]: ...
+    async def switch_role(self, role: Role, *, timeout_s: float) -> int: ...
     async def stop(self, *, timeout_s: float) -> None: ...
     async def close(self) -> None: ...
 
@@ -128,22 +129,22 @@ class GrpcNodeClient:
         """Subscribes to the node's cache: a snapshot, then its changes, without end."""
         return _GrpcStream(self._name, self._node.CacheUpdates(pb.CacheUpdatesRequest()), decode_cache_update)
 
-    async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]:
+    async def describe(self, *, timeout_s: float) -> tuple[NodeInfo, NodeStatus]:
         """Asks the node for its registration and status. Raises NodeError."""
         try:
             reply = await self._node.Describe(pb.DescribeRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._name, error.code(), error.details()) from error
-        return codecs.decode(reply.info, m.NodeInfo), codecs.decode(reply.status, m.NodeStatus)
+        return codecs.decode(reply.info, NodeInfo), codecs.decode(reply.status, NodeStatus)
 
-    async def switch_role(self, role: m.Role, *, timeout_s: float) -> int:
+    async def switch_role(self, role: Role, *, timeout_s: float) -> int:
         """Switches the node's role; returns how often that was done since the node's start. Raises NodeError."""
-        request = codecs.encode(m.SwitchRoleRequest(role), pb.SwitchRoleRequest())
+        request = codecs.encode(SwitchRoleRequest(role), pb.SwitchRoleRequest())
         try:
             reply = await self._node.SwitchRole(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(self._name, error.code(), error.details()) from error
-        return codecs.decode(reply, m.SwitchRoleReply).role_switches
+        return codecs.decode(reply, SwitchRoleReply).role_switches
 
     async def stop(self, *, timeout_s: float) -> None:
         """Has the node end as by SIGTERM; returns when it has taken the order. Raises NodeError."""
@@ -213,7 +214,7 @@ class RegistryClient:
         self._channel = open_channel(address, identity, silence_s)
         self._registry = rpc.RegistryStub(self._channel)
 
-    async def register(self, info: m.NodeInfo, status: m.NodeStatus, *, timeout_s: float) -> m.RegisterReply:
+    async def register(self, info: NodeInfo, status: NodeStatus, *, timeout_s: float) -> RegisterReply:
         """Registers the node, or renews its registration with a new status. Raises NodeError."""
         message = pb.RegisterRequest()
         codecs.encode(info, message.info)
@@ -222,7 +223,7 @@ class RegistryClient:
             reply = await self._registry.Register(message, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise node_error(f"router {self._address}", error.code(), error.details()) from error
-        return codecs.decode(reply, m.RegisterReply)
+        return codecs.decode(reply, RegisterReply)
 
     async def leave(self, name: str, incarnation: int, *, timeout_s: float) -> None:
         """Reports that the node stops now. Raises NodeError."""

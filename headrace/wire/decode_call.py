@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Self
 
 import grpc
@@ -74,8 +75,8 @@ class RouterFeed:
             self._feed = secrets.randbits(63)
             self._reading = asyncio.create_task(self._read(self._feed))
         number = next(self._call_numbers)
-        leave = lambda: self._inboxes.pop(number, None)  # noqa: E731
-        self._inboxes[number] = Inbox(((FEED_METADATA, f"{self._feed}-{number}"),), leave)
+        name = ((FEED_METADATA, f"{self._feed}-{number}"),)
+        self._inboxes[number] = Inbox(name, partial(self._inboxes.pop, number, None))
         return self._inboxes[number]
 
     async def close(self) -> None:
@@ -91,6 +92,9 @@ class RouterFeed:
             self._is_served = error.code() is not grpc.StatusCode.UNIMPLEMENTED
             if self._is_served:
                 self._break_off()
+        except Exception:  # such as lists of unequal length: a bug, for which no call may wait
+            self._break_off()
+            raise
 
     def _take(self, message: pb.FedTokens) -> None:
         ids, start = message.token_ids[:], 0

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from headrace.step_costs import StepCosts
-from headrace.wire.messages import PoolStatus
+from headrace.wire.node_messages import PoolStatus
 from router.api.response_schemas import Response, RoutingSummary
 
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
 
 from headrace.request import FinishReason
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.api.answer_writer import ANSWER_END, AnswerWriter, ChoiceEnd, RenderedDelta, WriterOf
 from router.api.choices import Choices
 from router.api.generation import GenerationRequest

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.api.bodies import Bodies
 from router.api.body_schemas import parse_body
 from router.api.clients import client_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.wire.messages import NodeInfo, Role
+from headrace.wire.node_messages import NodeInfo, Role
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from headrace.cache.conversion import conversion_refusal
 from headrace.wire.client import NodeClient
-from headrace.wire.messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
+from headrace.wire.node_messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
 from router.cluster.lost_nodes import LostNode, LostNodes
 from router.cluster.node_id import NodeId
 from router.errors import LayoutRefused, NameTaken

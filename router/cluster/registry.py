@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 
 from headrace.wire import codecs
-from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.node_messages import NodeInfo, NodeStatus, RegisterReply
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import Identity
 from router.cluster.nodes import NodeTable
@@ -31,15 +31,15 @@ class RegistryService(rpc.RegistryServicer):
         request: pb.RegisterRequest,
         context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterReply],
     ) -> pb.RegisterReply:
-        info = codecs.decode(request.info, m.NodeInfo)
+        info = codecs.decode(request.info, NodeInfo)
         try:
-            if self._nodes.register(info, codecs.decode(request.status, m.NodeStatus)):
+            if self._nodes.register(info, codecs.decode(request.status, NodeStatus)):
                 log.info("%s node %s at %s is registered", info.role.value, info.name, info.address)
         except RegistrationRefused as error:
             log.warning("refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         reply = pb.RegisterReply()
-        codecs.encode(m.RegisterReply(self._heartbeat_s, tuple(self._nodes.receivers_of(info.name))), reply)
+        codecs.encode(RegisterReply(self._heartbeat_s, tuple(self._nodes.receivers_of(info.name))), reply)
         return reply
 
     async def Leave(

@@ -6,7 +6,7 @@ import asyncio
 from http import HTTPStatus
 
 from headrace.wire.errors import NodeError
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.cluster.nodes import NodeEntry, NodeTable
 from router.errors import ApiError
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from headrace.wire.errors import NodeError
-from headrace.wire.messages import NodeStatus, Role, transfer_refusal
+from headrace.wire.node_messages import NodeStatus, Role, transfer_refusal
 from router.cluster.nodes import NodeEntry, NodeTable
 from router.errors import ApiError
 from router.metrics import RouterMetrics

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, NodeStopped
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.errors import ApiError, from_node, node_crashed
 
 SUSPICIOUS_LOSSES = 2

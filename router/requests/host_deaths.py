@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.wire.messages import NodeInfo
+from headrace.wire.node_messages import NodeInfo
 
 HOST_DEATH_S = 2.0
 """Within so much of one another the nodes of a host that dies end: those of killed raylets within 0.67 s, on two cores

@@ -13,6 +13,7 @@ from typing import TypeAlias, assert_never
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeError, NodeLost, RequestRefused
+from headrace.wire.node_messages import Role
 from router.errors import ApiError, IllegalEvent, from_node
 from router.requests import relocation
 from router.requests.events import (
@@ -327,7 +328,7 @@ class RequestLifecycle:
             return self._complete(self.state.finish)  # the answer is complete, only the report is lost
         if cause is not None and not relocation.is_moving(self.state):
             was_computing = self._is_prefilling and isinstance(self.state, Prefilling | PrefillingAlone)
-            self.failures = self.failures.after_failure(m.Role.PREFILL, cause, was_computing=was_computing)
+            self.failures = self.failures.after_failure(Role.PREFILL, cause, was_computing=was_computing)
             if (end := self.failures.verdict(cause, self._max_attempts)) is not None:
                 return self._fail(end)
         if isinstance(cause, NodeBusy):  # it may wait for room that waits for what is reserved: that is given back
@@ -351,7 +352,7 @@ class RequestLifecycle:
             return self._complete(finish)  # every token is shown, only the report is lost
         has_landed = isinstance(self.state, PrefillingLocally | AwaitingFirstToken | Decoding)
         was_computing = has_landed and not self._has_decoded
-        self.failures = self.failures.after_failure(m.Role.DECODE, cause, was_computing=was_computing)
+        self.failures = self.failures.after_failure(Role.DECODE, cause, was_computing=was_computing)
         if (end := self.failures.verdict(cause, self._max_attempts)) is not None:
             return self._fail(end)
         if not isinstance(cause, NodeBusy) and not isinstance(self.state, Queued | Migrating):

@@ -11,7 +11,8 @@ from itertools import product
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
 from headrace.wire.errors import NodeError, NodeLost, NodeStalled, NodeStopped
-from headrace.wire.messages import FetchSource, Role
+from headrace.wire.messages import FetchSource
+from headrace.wire.node_messages import Role
 from router.cluster.node_id import NodeId
 from router.cluster.nodes import NodeEntry
 from router.errors import no_node, objectives_missed

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 
 NO_HIT = PrefixHit(0, 0, 0)
 SHORT_ANSWER_TOKENS = 40

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.cache.types import PrefixKey
-from headrace.wire.messages import NodeInfo, NodeStatus
+from headrace.wire.node_messages import NodeInfo, NodeStatus
 from router.routing.candidates import Candidate, Load
 from router.routing.coming_hits import ComingHits
 from router.routing.node_book import Answer, NodeBook, Prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from headrace.wire.messages import LinkStatus
+from headrace.wire.node_messages import LinkStatus
 from router.routing.candidates import LinkCosts
 
 UNMEASURED = LinkCosts()

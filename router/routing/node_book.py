@@ -15,7 +15,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from headrace.step_costs import StepCosts, StepShape
-from headrace.wire.messages import NodeStatus
+from headrace.wire.node_messages import NodeStatus
 from router.routing.candidates import SHORT_ANSWER_TOKENS, Load
 
 LEAST_LEFT = 0.1

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.wire.messages import NodeStatus, PoolStatus, Role
+from headrace.wire.node_messages import NodeStatus, PoolStatus, Role
 
 HIGH_USE = 0.9
 LOW_USE = 0.7

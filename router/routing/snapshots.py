@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.cache.types import PrefixKey
 from headrace.step_costs import TIMED_STEPS, StepCosts
-from headrace.wire.messages import NodeInfo, NodeStatus, Role, transfer_refusal
+from headrace.wire.node_messages import NodeInfo, NodeStatus, Role, transfer_refusal
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
 from router.routing.candidates import NO_HIT, NO_LINKS, Candidate, LinkCosts

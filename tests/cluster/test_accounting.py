@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decode_node.config import LocalPrefillConfig
-from headrace.wire.messages import NodeStatus
+from headrace.wire.node_messages import NodeStatus
 from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ASK_TIMEOUT_S
 from tests.support.cluster.cluster import Cluster

@@ -12,7 +12,8 @@ import pytest
 
 from headrace.request import Request
 from headrace.wire.client import GrpcNodeClient
-from headrace.wire.messages import FetchSource, NodeStatus
+from headrace.wire.messages import FetchSource
+from headrace.wire.node_messages import NodeStatus
 from node.config import NodeConfig
 from node_runtime.config import FetchConfig
 from tests.support.cluster.cluster import SMALL, Process, with_engine

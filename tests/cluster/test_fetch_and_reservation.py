@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from headrace.models.weights import load_config
-from headrace.wire.messages import NodeStatus
+from headrace.wire.node_messages import NodeStatus
 from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import ASK_TIMEOUT_S, Answered, ask
 from tests.support.cluster.cluster import SMALL, Cluster, Process

@@ -3,7 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from headrace.wire.messages import DecodeDone, LocalPrefill, NodeStatus, Start, Tokens
+from headrace.wire.messages import DecodeDone, LocalPrefill, Start, Tokens
+from headrace.wire.node_messages import NodeStatus
 from node.config import NodeConfig
 from tests.support.cluster.cluster import with_engine
 from tests.support.cluster.nodes import decode_alone, node_client, status_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import SHORT_ANSWER_TOKENS, Candidate
 from router.routing.plan import RoutedRequest
 from router.routing.policies.times import (

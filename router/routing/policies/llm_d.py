@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.config import at_least, refuse
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate
 from router.routing.plan import Plan, RoutedRequest
 from router.routing.policies.stages import two_stages

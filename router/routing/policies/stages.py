@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate
 from router.routing.fetching import deepest_holder
 from router.routing.plan import Plan, Prediction, RoutedRequest

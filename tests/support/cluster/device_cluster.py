@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.wire.messages import NodeInfo
+from headrace.wire.node_messages import NodeInfo
 from node.config import NodeConfig
 from node.server import node_server
 from node_runtime.server import NodeServer

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.wire.messages import NodeInfo
+from headrace.wire.node_messages import NodeInfo
 from node.config import NodeConfig
 from node.server import node_server
 from node_runtime import server

@@ -16,7 +16,6 @@ from headrace.wire.messages import (
     DecodeDone,
     FetchSource,
     FirstToken,
-    NodeStatus,
     PrefillDone,
     PrefillReport,
     PrefillRequest,
@@ -24,6 +23,7 @@ from headrace.wire.messages import (
     Start,
     Tokens,
 )
+from headrace.wire.node_messages import NodeStatus
 from headrace.wire.tls import Identity
 from tests.support.cluster.cluster import Cluster
 from tests.support.patience import PATIENCE_S

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from headrace.engine.runner import ModelRunner
-from headrace.wire.messages import NodeInfo
+from headrace.wire.node_messages import NodeInfo
 from node.config import NodeConfig
 from node.server import node_server
 

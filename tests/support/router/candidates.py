@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, LinkCosts, Load
 from router.routing.plan import Plan, RoutedRequest
 from router.routing.policies.round_robin import RoundRobin

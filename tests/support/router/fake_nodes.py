@@ -16,19 +16,20 @@ from headrace.request import Alternative, FinishReason, Logprobs, PromptLogprobs
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.errors import NodeError, NodeLost, TransferBroken
+from headrace.wire.node_messages import NodeInfo, NodeStatus, PoolStatus, Role
 
 LAYOUT = CacheLayout("fake", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(2, (8, 3), (2, 8, 8)),))
 
 
-def pool_status(total: int = 64) -> m.PoolStatus:
-    return m.PoolStatus(total=total, free=total, cached=0, in_use=0, indexed=0)
+def pool_status(total: int = 64) -> PoolStatus:
+    return PoolStatus(total=total, free=total, cached=0, in_use=0, indexed=0)
 
 
-def node_status() -> m.NodeStatus:
-    return m.NodeStatus(0, 0, pool_status(), pool_status(8), {"steps": 3.0})
+def node_status() -> NodeStatus:
+    return NodeStatus(0, 0, pool_status(), pool_status(8), {"steps": 3.0})
 
 
-def node_info(name: str, role: m.Role, **changes: Any) -> m.NodeInfo:
+def node_info(name: str, role: Role, **changes: Any) -> NodeInfo:
     values: dict[str, Any] = {
         "incarnation": 1,
         "address": f"{name}:1",
@@ -42,7 +43,7 @@ def node_info(name: str, role: m.Role, **changes: Any) -> m.NodeInfo:
         "max_message_bytes": 1 << 20,
         "transfer_version": 2,
     }
-    return m.NodeInfo(name=name, role=role, **(values | changes))
+    return NodeInfo(name=name, role=role, **(values | changes))
 
 
 def reservation(nonce: int) -> m.Reservation:
@@ -51,7 +52,7 @@ def reservation(nonce: int) -> m.Reservation:
 
 def fetch_source(name: str, num_tokens: int) -> m.FetchSource:
     """The decode node of `node_info` as a fetch source."""
-    info = node_info(name, m.Role.DECODE)
+    info = node_info(name, Role.DECODE)
     return m.FetchSource(name, info.address, num_tokens, info.layout.block_size)
 
 
@@ -90,7 +91,7 @@ class FakeNode:
     gate                 each event of decoded tokens takes one permit
     """
 
-    role: m.Role
+    role: Role
     num_lost_transfers = 0
     hold_done: asyncio.Event | None = None
     tokens_per_event = 1
@@ -125,7 +126,7 @@ class FakeNode:
         self.num_questions = 0
         self.open_calls = 0
         self.closed = False
-        self.switched_to: list[m.Role] = []
+        self.switched_to: list[Role] = []
         self.loses_switches = False
         self.is_stopped = False
         self.can_halt = True
@@ -174,14 +175,14 @@ class FakeNode:
     def decode(self, start: m.Start, *, timeout_s: float) -> FakeDecodeCall:
         return FakeDecodeCall(self, start)
 
-    async def describe(self, *, timeout_s: float) -> tuple[m.NodeInfo, m.NodeStatus]:
+    async def describe(self, *, timeout_s: float) -> tuple[NodeInfo, NodeStatus]:
         self.num_questions += 1
         if self.answers is None:
             raise NodeLost(self.name, "nobody is there")
         await self.answers.wait()
         return node_info(self.name, self.role, incarnation=self.incarnation), node_status()
 
-    async def switch_role(self, role: m.Role, *, timeout_s: float) -> int:
+    async def switch_role(self, role: Role, *, timeout_s: float) -> int:
         if self.loses_switches:
             raise NodeLost(self.name, "nobody is there")
         self.switched_to.append(role)
@@ -197,11 +198,11 @@ class FakeNode:
 
 
 class FakePrefillNode(FakeNode):
-    role = m.Role.PREFILL
+    role = Role.PREFILL
 
 
 class FakeDecodeNode(FakeNode):
-    role = m.Role.DECODE
+    role = Role.DECODE
 
 
 class _Call:
@@ -399,10 +400,10 @@ class FakeCluster:
     def __init__(self, *nodes: FakePrefillNode | FakeDecodeNode) -> None:
         self.nodes = {node.name: node for node in nodes}
 
-    def connect(self, info: m.NodeInfo) -> FakePrefillNode | FakeDecodeNode:
+    def connect(self, info: NodeInfo) -> FakePrefillNode | FakeDecodeNode:
         return self.nodes[info.name]
 
-    def infos(self) -> list[m.NodeInfo]:
+    def infos(self) -> list[NodeInfo]:
         return [node_info(node.name, node.role) for node in self.nodes.values()]
 
 

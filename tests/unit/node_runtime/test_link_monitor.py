@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.wire.messages import LinkStatus, Peer
+from headrace.wire.node_messages import LinkStatus, Peer
 from node_runtime import link_monitor
 from node_runtime.link_monitor import LinkMonitor
 from tests.support.patience import PATIENCE_S

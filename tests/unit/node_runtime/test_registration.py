@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from headrace.wire import codecs
-from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
+from headrace.wire.node_messages import NodeStatus, Peer, RegisterReply, Role
 from headrace.wire.server import ControlServer
 from node_runtime.registration import KnownPeers, Registrations
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import node_info, node_status
 
 D0, D0_AGAIN, D1 = (
-    m.Peer(name, incarnation, f"{name}:2", "cpu") for name, incarnation in (("d0", 1), ("d0", 2), ("d1", 1))
+    Peer(name, incarnation, f"{name}:2", "cpu") for name, incarnation in (("d0", 1), ("d0", 2), ("d1", 1))
 )
 
 
 class FakeRouter(rpc.RegistryServicer):
     """Counts the heartbeats of each node; `hangs`: takes them and never answers."""
 
-    def __init__(self, *peers: m.Peer, hangs: bool = False, heartbeat_s: float = 0.01) -> None:
+    def __init__(self, *peers: Peer, hangs: bool = False, heartbeat_s: float = 0.01) -> None:
         self._heartbeat_s = heartbeat_s
         self.beats: list[str] = []
         self.left: list[str] = []
@@ -35,7 +35,7 @@ class FakeRouter(rpc.RegistryServicer):
         self.beats.append(request.info.name)
         if self._hangs:
             await asyncio.Event().wait()
-        return codecs.encode(m.RegisterReply(self._heartbeat_s, self._peers), pb.RegisterReply())
+        return codecs.encode(RegisterReply(self._heartbeat_s, self._peers), pb.RegisterReply())
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self.left.append(request.name)
@@ -52,7 +52,7 @@ async def served(router: FakeRouter) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-async def status() -> m.NodeStatus:
+async def status() -> NodeStatus:
     return node_status()
 
 
@@ -60,9 +60,9 @@ async def status() -> m.NodeStatus:
 async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(other: str) -> None:
     lost, router = FakeRouter(hangs=True), FakeRouter(D0)
     async with served(lost) as hanging, served(router) as address:
-        met: list[list[m.Peer]] = []
+        met: list[list[Peer]] = []
         lost_address = hanging if other == "hangs" else "127.0.0.1:1"
-        node = Registrations((lost_address, address), node_info("p0", m.Role.PREFILL), status, met.append, None)
+        node = Registrations((lost_address, address), node_info("p0", Role.PREFILL), status, met.append, None)
         node.start()
         async with asyncio.timeout(PATIENCE_S):
             while len(router.beats) < 10:
@@ -76,7 +76,7 @@ async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(
 async def test_a_node_that_crashed_does_not_leave_for_its_return_is_worth_waiting_for() -> None:
     router = FakeRouter()
     async with served(router) as address:
-        node = Registrations((address,), node_info("p0", m.Role.PREFILL), status, lambda peers: None, None)
+        node = Registrations((address,), node_info("p0", Role.PREFILL), status, lambda peers: None, None)
         node.start()
         async with asyncio.timeout(PATIENCE_S):
             while not router.beats:
@@ -88,7 +88,7 @@ async def test_a_node_that_crashed_does_not_leave_for_its_return_is_worth_waitin
 async def test_news_do_not_wait_for_the_next_heartbeat() -> None:
     router = FakeRouter(heartbeat_s=PATIENCE_S)
     async with served(router) as address:
-        node = Registrations((address,), node_info("d0", m.Role.DECODE), status, lambda peers: None, None)
+        node = Registrations((address,), node_info("d0", Role.DECODE), status, lambda peers: None, None)
         node.start()
         async with asyncio.timeout(PATIENCE_S / 2):
             for count in (1, 2, 3):

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from headrace.step_costs import StepCosts
-from headrace.wire.messages import LinkStatus, NodeStatus, Role
+from headrace.wire.node_messages import LinkStatus, NodeStatus, Role
 from tests.support.router.fake_nodes import fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
 

@@ -13,7 +13,8 @@ from headrace.request import Request, Sampling
 from headrace.wire.client import GrpcFetchClient, GrpcNodeClient, RegistryClient
 from headrace.wire.errors import NodeLost, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
-from headrace.wire.messages import FetchRequest, FetchSource, Reservation, Role, Start
+from headrace.wire.messages import FetchRequest, FetchSource, Reservation, Start
+from headrace.wire.node_messages import Role
 from headrace.wire.server import ControlServer
 from headrace.wire.tls import Identity, load_identity
 from headrace.wire.tls_config import TlsConfig

@@ -15,6 +15,7 @@ from headrace.request import Request, Sampling
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.node_messages import NodeInfo, NodeStatus
 
 LAYOUT = CacheLayout("f", "bfloat16", "float32", 16, (AttentionGroup(2, 2, 32),), (StateGroup(6, (8, 3), (4, 8, 8)),))
 
@@ -59,7 +60,7 @@ DECODE_EVENTS = (
     m.HaltReply, m.HandedOver,
 )  # fmt: skip
 PLAIN = (
-    m.NodeInfo, m.NodeStatus, Request, Sampling, m.PrefillReport, m.DecodeReport, m.FetchRequest, m.FetchReply,
+    NodeInfo, NodeStatus, Request, Sampling, m.PrefillReport, m.DecodeReport, m.FetchRequest, m.FetchReply,
     m.PrefillRequest,
 )  # fmt: skip
 

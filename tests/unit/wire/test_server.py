@@ -36,7 +36,7 @@ import asyncio
 import sys
 from headrace.wire.client import GrpcNodeClient
 from headrace.request import Request, Sampling
-from headrace.wire.messages import PrefillRequest
+from headrace.wire.messages import (PrefillRequest)
 
 async def main():
     request = PrefillRequest(Request("r", (1,), 1, Sampling(1, 0)))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.text.tokens import ModelTokens
 from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import Running, StartRouter

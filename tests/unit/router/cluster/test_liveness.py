@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import StartRouter

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.cache.layout import AttentionGroup
 from headrace.wire.errors import NodeLost
-from headrace.wire.messages import LinkStatus, Peer, Role
+from headrace.wire.node_messages import LinkStatus, Peer, Role
 from router.cluster.nodes import NodeTable
 from router.errors import LayoutRefused, NameTaken
 from tests.support.router.fake_nodes import (

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.wire.client import RegistryClient
 from headrace.wire.errors import RequestRefused
-from headrace.wire.messages import Peer, RegisterReply, Role
+from headrace.wire.node_messages import Peer, RegisterReply, Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import LAYOUT, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import StartRouter

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.config import RouterConfig
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import fake_cluster, node_status

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.cluster.nodes import NodeTable
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError

@@ -8,7 +8,7 @@ import pytest
 from headrace.cache.hashing import prefix_keys
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
 from headrace.wire.errors import NodeLost
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster, fetch_source, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter

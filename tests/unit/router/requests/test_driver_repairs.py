@@ -7,6 +7,7 @@ import pytest
 
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
+from headrace.wire.node_messages import Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
 from tests.support.router.fake_nodes import FakeDecodeNode, Fault, fake_cluster, node_info, node_status
@@ -117,14 +118,14 @@ async def test_the_only_decode_node_may_come_back(start_router: StartRouter, ans
     asking = asyncio.create_task(ask(running))
     nodes = running.server.nodes
     async with asyncio.timeout(PATIENCE_S):
-        while nodes.live(m.Role.DECODE):
+        while nodes.live(Role.DECODE):
             await asyncio.sleep(0.01)
         assert (await running.http.get("/cluster")).json()["phases"]["migrating"] == 1
         second = asyncio.create_task(ask(running))  # is not refused: the node may be back soon
         await asyncio.sleep(0)
         lost = cluster.nodes["d0"]
         cluster.nodes["d0"] = FakeDecodeNode("d0", answer, lost.transfers, eos_id=0)
-        nodes.register(node_info("d0", m.Role.DECODE, incarnation=2), node_status())
+        nodes.register(node_info("d0", Role.DECODE, incarnation=2), node_status())
         result = await asking
         assert text_of(await second) == TEXT
     assert (text_of(result), result["usage"]["headrace"]["migrations"]) == (TEXT, 1)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.wire import messages as m
 from headrace.wire.errors import NodeCrashed, NodeLost, NodeStopped
+from headrace.wire.node_messages import Role
 from router.requests import host_deaths
 from router.requests.host_deaths import HOST_DEATH_S, HostDeaths
 from tests.support.router.candidates import AlwaysTheFirst
@@ -14,8 +14,8 @@ from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, no
 from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, text_of
 
-HERE, THERE = (node_info(f"on {host}", m.Role.PREFILL, host_id=host) for host in ("here", "there"))
-ANYWHERE = node_info("anywhere", m.Role.PREFILL)
+HERE, THERE = (node_info(f"on {host}", Role.PREFILL, host_id=host) for host in ("here", "there"))
+ANYWHERE = node_info("anywhere", Role.PREFILL)
 SHORT_S, FOR_EVER_S = 0.2, 1e9
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeLost, TransferBroken
+from headrace.wire.node_messages import LinkStatus, NodeStatus, Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
 from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
@@ -91,7 +91,7 @@ async def test_prefill_nodes_that_are_lost_while_all_are_busy_leave_the_prompt_t
 # ------------------------------------------------------------ nodes that stand still, or are expected back
 
 
-def stalled(seconds: float) -> m.NodeStatus:
+def stalled(seconds: float) -> NodeStatus:
     return replace(node_status(), stalled_s=seconds)
 
 
@@ -136,7 +136,7 @@ async def test_a_token_that_comes_as_its_node_stalls_does_not_keep_the_request_t
             await asyncio.sleep(0.01)
         d0.gate.release()
         await asyncio.sleep(0)  # the next token is on its way
-        running.server.nodes.register(node_info("d0", m.Role.DECODE), stalled(16.0))
+        running.server.nodes.register(node_info("d0", Role.DECODE), stalled(16.0))
         assert text_of(await asking) == TEXT
 
 
@@ -152,7 +152,7 @@ async def test_requests_wait_for_a_lost_node_that_should_be_back_in_time(start_r
     cluster = fake_cluster(answer, eos_id=0)
     running = await start_router(cluster, register=False, request_timeout_s=100.0)
     nodes = running.server.nodes
-    lost = node_info("d0", m.Role.DECODE, start_s=60.0)
+    lost = node_info("d0", Role.DECODE, start_s=60.0)
     nodes.register(lost, node_status())
     nodes._lose(nodes.all()[0])
     asking = asyncio.create_task(ask(running))
@@ -171,7 +171,7 @@ async def test_a_request_that_a_node_s_return_would_come_too_late_for_is_refused
 ):
     running = await start_router(fake_cluster(answer), register=False, request_timeout_s=30.0)
     nodes = running.server.nodes
-    nodes.register(node_info("d0", m.Role.DECODE, start_s=60.0), node_status())
+    nodes.register(node_info("d0", Role.DECODE, start_s=60.0), node_status())
     nodes._lose(nodes.all()[0])
     refused = await running.http.post("/v1/completions", json={"prompt": "a"})
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "60")
@@ -191,7 +191,7 @@ async def test_nobody_waits_for_a_node_that_left_or_was_lost_long_ago(start_rout
     running = await start_router(fake_cluster(answer), register=False, node_return_timeout_s=0.2)
     nodes = running.server.nodes
     for how in ("leaves", "is lost"):
-        nodes.register(node_info("d0", m.Role.DECODE), node_status())
+        nodes.register(node_info("d0", Role.DECODE), node_status())
         nodes.leave("d0", 1) if how == "leaves" else nodes._lose(nodes.all()[0])
         async with asyncio.timeout(PATIENCE_S):
             refused = await running.http.post("/v1/completions", json={"prompt": "a"})
@@ -248,7 +248,7 @@ async def test_a_request_whose_only_fitting_prefill_node_is_lost_goes_on_without
 async def test_a_prefill_node_whose_link_check_failed_is_asked_after_the_others(start_router: StartRouter):
     cluster = fake_cluster(ANSWER, prefill=2)
     running = await start(start_router, cluster, {"p0": "cpu", "p1": "cpu", "d0": "cpu"})
-    broken = replace(node_status(), links=(m.LinkStatus("d0", error="nobody is there"),))
+    broken = replace(node_status(), links=(LinkStatus("d0", error="nobody is there"),))
     p0 = next(info for info in cluster.infos() if info.name == "p0")
     running.server.nodes.register(p0, broken)
     assert {await path_of_answer(running) for _ in range(ASKS)} == {("remote", "p1", "d0")}

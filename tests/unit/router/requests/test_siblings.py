@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.request import Request, Sampling
-from headrace.wire import messages as m
 from headrace.wire.errors import NodeLost
+from headrace.wire.node_messages import Role
 from router.requests.admission import Admission
 from router.requests.siblings import Siblings
 from tests.support.patience import PATIENCE_S
@@ -43,7 +43,7 @@ async def test_the_other_choices_wait_until_the_first_has_computed_the_prompt(
     await started(running, 2)
     assert (await running.http.get("/cluster")).json()["waiting"] == 3
     assert num_started(cluster) == {"p0": 1, "p1": 0, "d0": 1, "d1": 0}
-    running.server.nodes.register(node_info("p0", m.Role.PREFILL), replace(node_status(), stalled_s=99.0))
+    running.server.nodes.register(node_info("p0", Role.PREFILL), replace(node_status(), stalled_s=99.0))
     await started(running, 9)  # p1 computes for the first, and all others follow
     assert num_started(cluster) == {"p0": 1, "p1": 4, "d0": 4, "d1": 0}
     for _ in range(4 * len(answer)):

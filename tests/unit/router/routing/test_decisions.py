@@ -1,7 +1,7 @@
 """Decisions are kept for a while, with what explains them."""
 
 from headrace.cache.hits import PrefixHit
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Load
 from router.routing.decisions import KEPT_CANDIDATES, Decision, DecisionLog
 from router.routing.plan import Plan, Prediction, RoutedRequest

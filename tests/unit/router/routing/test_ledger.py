@@ -8,7 +8,7 @@ import pytest
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts, StepShape
-from headrace.wire.messages import NodeStatus, Role
+from headrace.wire.node_messages import NodeStatus, Role
 from router.routing.candidates import Load
 from router.routing.ledger import Ledger
 from router.routing.plan import Plan, RoutedRequest

@@ -1,6 +1,6 @@
 """The choice of a node for a running request that moves."""
 
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, Load
 from router.routing.receivers import choose_receiver
 from tests.support.router.candidates import candidate

@@ -12,7 +12,7 @@ from benchmarks.router.workload import Arrival, MooncakeTrace
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.types import PrefixKey
 from headrace.step_costs import StepCosts
-from headrace.wire.messages import NodeStatus, PoolStatus, Role
+from headrace.wire.node_messages import NodeStatus, PoolStatus, Role
 from router.routing.policies.predicted import Predicted
 from router.routing.role_planner import LEAST_SAMPLES, RolePlanner, RoleUse, plan_roles, use_now
 

@@ -13,7 +13,7 @@ from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
 from headrace.step_costs import TIMED_STEPS, StepCosts
 from headrace.wire.cache_updates import CacheSnapshotPart
-from headrace.wire.messages import LinkStatus, NodeStatus, PoolStatus, Role
+from headrace.wire.node_messages import LinkStatus, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex
 from router.routing.candidates import Candidate, LinkCosts
 from router.routing.ledger import Ledger

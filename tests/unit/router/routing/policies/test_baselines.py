@@ -4,7 +4,7 @@ import pytest
 
 from headrace.cache.hits import PrefixHit
 from headrace.config import ConfigError
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, Load
 from router.routing.plan import Policy, RoutedRequest
 from router.routing.policies.dynamo import TUNED_PREFILL_LOAD_SCALE, Dynamo

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, LinkCosts, Load
 from router.routing.plan import Objectives, Plan, RoutedRequest
 from router.routing.policies.predicted import Predicted

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.cache.hits import PrefixHit
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import LinkCosts
 from router.routing.plan import Plan, Policy, RoutedRequest
 from router.routing.policies.dynamo import Dynamo

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.step_costs import StepCosts
-from headrace.wire.messages import Role
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, Load
 from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_wait_s, room_within_gap
 

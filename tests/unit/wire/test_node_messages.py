@@ -1,4 +1,4 @@
-from headrace.wire.messages import transfer_refusal
+from headrace.wire.node_messages import transfer_refusal
 
 
 def test_a_pair_of_a_gpu_and_a_host_is_refused_with_what_to_do():
