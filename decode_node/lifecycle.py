@@ -1,4 +1,4 @@
-"""One request on a decode node: events in, instructions out. `decode_node/role.py` obeys.
+"""One request on a decode node: events in, instructions out. `decode_node/driver.py` obeys.
 
     Admitting -> Receiving -> Running -> Done    a prefill node computes the prompt and sends blocks and state
     Admitting -> Running -> Done                 this node computes the prompt
