@@ -148,6 +148,7 @@ def test_states_travel_with_a_byte_an_element_and_a_scale_a_row(
     state = torch.empty(on_wire.state_bytes, dtype=torch.uint8, device=device)
     source.gather_state(2, state, wire)
     target.scatter_state(1, state, wire)
+    was_rounded = not any(sent.rec.numel() for sent in source.states)
     for sent, arrived, group in zip(source.states, target.states, layout.state_groups, strict=True):
         assert torch.equal(arrived.conv[1], sent.conv[2])
         if not sent.rec.numel():
@@ -157,7 +158,8 @@ def test_states_travel_with_a_byte_an_element_and_a_scale_a_row(
         largest = values.abs().amax(-1, keepdim=True)
         assert on_wire.rec_bytes(group) == values.numel() + 4 * largest.numel()
         assert ((back - values).abs() <= (most_off + 2**-8 * (own == "bfloat16")) * largest).all()
-        assert not torch.equal(back, values)
+        was_rounded |= not torch.equal(back, values)  # a small group's values may all be among those that a byte holds
+    assert was_rounded
 
 
 @pytest.mark.parametrize("device", DEVICES)
